@@ -1,0 +1,117 @@
+/* The engine's face: worker threads that move framed bytes over lanes and reduce them on the way. */
+#ifndef WC_ENGINE_H
+#define WC_ENGINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define WC_FRAME_MAGIC 0x4c434e57u /* "WNCL" */
+#define WC_FRAME_VERSION 1
+#define WC_DIGEST_BLOCK 65536u /* bytes; digest = XXH3_64(le64(XXH3_64(block 0)), le64(XXH3_64(block 1)), ...), blocks at absolute tensor offsets */
+
+/* Every frame on a lane: this header, little endian, then `length` payload bytes. */
+typedef struct {
+    uint32_t magic;
+    uint8_t version;
+    uint8_t flags; /* bit 0: checksum present */
+    uint16_t step; /* of the schedule */
+    uint64_t epoch;
+    uint64_t seq;
+    uint64_t fingerprint; /* of the op's descriptor */
+    uint64_t offset; /* in the tensor, bytes */
+    uint32_t length; /* payload bytes, at most the receiver's segment limit */
+    uint32_t checksum; /* crc32c of the 44 bytes before it and the payload; 0 without checksum */
+} wc_frame;
+
+typedef struct wc_engine wc_engine;
+
+typedef struct {
+    uint32_t workers; /* threads; lane i of every link belongs to worker i % workers */
+    uint32_t segment; /* largest frame payload, bytes, a multiple of WC_DIGEST_BLOCK */
+    uint32_t stripe; /* a transfer is not cut into parts smaller than this, bytes */
+    uint32_t checksum; /* 0 or 1: checksum outgoing frames (incoming ones are verified where the flag is set) */
+} wc_config;
+
+enum { WC_SEND, WC_RECV };
+enum { WC_COPY, WC_REDUCE, WC_FINAL, WC_FRONT, WC_BACK }; /* as wancoll.schedule.plan.Action */
+
+typedef struct {
+    uint64_t link;
+    uint64_t offset; /* of the chunk in the tensor, bytes */
+    uint64_t length; /* may be 0: one empty frame still travels */
+    int32_t after; /* index of the recv that bounds this send, or -1 */
+    uint16_t step;
+    uint8_t direction;
+    uint8_t action;
+} wc_transfer;
+
+typedef struct {
+    uint64_t id; /* the caller's, unique among live ops */
+    uint64_t epoch, seq, fingerprint;
+    const void *front; /* never written */
+    void *back;
+    uint64_t bytes; /* of the tensor */
+    uint32_t dtype, op;
+    uint32_t divisor; /* for WC_FINAL of avg: the world size */
+    uint32_t lanes; /* of the epoch's links; parts go to lanes (seq + part) % lanes */
+    uint32_t transfers_count;
+    uint32_t digest; /* 0: no digest wanted (no data) */
+    const wc_transfer *transfers; /* copied by wc_post */
+} wc_op;
+
+enum {
+    WC_EV_DONE = 1, /* op finished here: value = digest, extra = bytes sent */
+    WC_EV_CANCELLED, /* the engine no longer touches the op's memory */
+    WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end); text says more */
+    WC_EV_MISMATCH, /* link; op's seq met another fingerprint: value = seq, extra = the other's fingerprint */
+};
+
+typedef struct {
+    uint32_t type;
+    uint32_t lane;
+    uint64_t link;
+    uint64_t op;
+    uint64_t value;
+    uint64_t extra;
+    int32_t error;
+    char text[100];
+} wc_event;
+
+/* NULL with errno on failure. Starts the workers. */
+wc_engine *wc_engine_new(const wc_config *config);
+/* Stops the workers, closes every lane, frees all. */
+void wc_engine_free(wc_engine *engine);
+/* Readable while events wait (eventfd, non-blocking). */
+int wc_engine_fd(const wc_engine *engine);
+/* Takes up to cap events; resets the eventfd. Returns how many. */
+int wc_engine_events(wc_engine *engine, wc_event *out, int cap);
+
+/* All calls below only queue a command for the workers: they return at once and take effect in the order of the calls.
+   0, or -1 with errno (EINVAL: arguments; ENOMEM). */
+
+/* A link with `lanes` lanes, none attached yet, at `epoch`. */
+int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint64_t epoch);
+/* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. A lane that was attached before is replaced. */
+int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd);
+/* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and queued transfers of older epochs leave its FIFOs
+   (a frame that is half sent is completed from a private copy). Call it for every link of the group before posting the first op of the epoch. */
+int wc_link_epoch(wc_engine *engine, uint64_t link, uint64_t epoch);
+/* Closes the link's lanes; no LANE_DOWN events follow for it. */
+int wc_link_close(wc_engine *engine, uint64_t link);
+/* Starts an op. Parts wait in their lanes' FIFOs in the order of the posts. */
+int wc_post(wc_engine *engine, const wc_op *op);
+/* Takes an op out of everything; answered by one WC_EV_CANCELLED, or by WC_EV_DONE and then WC_EV_CANCELLED if it had just finished.
+   An unknown op is answered with WC_EV_CANCELLED too. */
+int wc_cancel(wc_engine *engine, uint64_t op);
+
+typedef struct {
+    uint64_t bytes_sent, bytes_received; /* on the wire, headers included */
+    uint64_t frames_sent, frames_received, frames_dropped; /* dropped: of older epochs */
+    uint64_t checksum_failures;
+    uint32_t parked; /* the next frame waits for a post or a newer epoch */
+    uint32_t attached;
+} wc_lane_stats;
+/* A snapshot. 0, or -1 with errno ENOENT. */
+int wc_lane_statistics(wc_engine *engine, uint64_t link, uint32_t lane, wc_lane_stats *out);
+
+#endif

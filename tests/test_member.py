@@ -1,0 +1,262 @@
+"""The member's state machine: what it says to the master, the engine and the client, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.peer import member as core
+from wancoll.wire import messages as m
+
+KEY = b"k" * 16
+
+
+def infos(*mids: int) -> list[m.MemberInfo]:
+    return [m.MemberInfo(mid, f"m{mid}", f"d{mid}", ["h:1"]) for mid in mids]
+
+
+def epoch(number: int, *mids: int, upto: int = 0, voids: list[m.Void] | None = None, term: int = 1, floor: int = 1) -> m.Epoch:
+    return m.Epoch("g", 1, term, number, infos(*mids), 8, KEY, floor, upto, voids or [], "because")
+
+
+def data(count: int = 4, on_failure: str = "retry") -> Descriptor:
+    return Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, count, on_failure=on_failure)
+
+
+def kinds(commands: list[core.Command]) -> list[str]:
+    """Names of commands, with the message's name where there is one."""
+    names = []
+    for command in commands:
+        inner = getattr(command, "message", None)
+        names.append(type(command).__name__ + (f":{type(inner).__name__}" if inner is not None else ""))
+    return names
+
+
+def told(commands: list[core.Command], kind: type) -> list[Any]:
+    return [c.message for c in commands if isinstance(c, core.ToClient) and isinstance(c.message, kind)]
+
+
+class Driver:
+    """A member in an epoch of mids, with calls numbered."""
+
+    def __init__(self, *mids: int, floor: int = 1) -> None:
+        self.member = core.Member("g", "m1", 2, floor, first_engine_id=100)
+        self.calls = 0
+        self.member.join()
+        self.member.joined(1, 1)
+        self.entered = self.member.enter_epoch(epoch(1, *mids, floor=floor), 0.0)
+        self.member.links_ready(1)
+
+    def post(self, descriptor: Descriptor | None = None) -> list[core.Command]:
+        self.calls += 1
+        d = descriptor or data()
+        message = m.Post(self.calls, d.kind, d.dtype, d.op, d.count, d.codec, d.algorithm, d.on_failure, 0, 4096)
+        return self.member.post(message, d, 1.0)
+
+    def update(self) -> list[core.Command]:
+        return self.post(Descriptor(Kind.update_membership))
+
+    @property
+    def engine_id(self) -> int:
+        """Of the youngest attempt."""
+        return self.member._next_engine_id - 1
+
+
+def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:
+    d = Driver(1, 2)
+    assert kinds(d.entered) == ["ToClient:EpochInfo", "EnterEpoch"]
+    assert kinds(d.post()) == ["StartOp"]
+    [done] = d.member.op_finished(d.engine_id, digest=77, bytes_sent=9)
+    assert done == core.ToMaster(m.Done("g", 1, 1, 1, 77, data().fingerprint()))
+    [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+    assert (result.id, result.seq, result.epoch, result.contributors) == (1, 1, 1, ["m1", "m2"])
+    assert (result.digest, result.attempts, result.bytes_sent, result.seconds) == (77, 1, 9, 2.0)
+    assert d.member.ops == {}
+
+
+def test_nothing_starts_before_the_links_are_up_and_then_in_order() -> None:
+    d = Driver(1, 2)
+    d.member.link_lost(2, "reset")
+    assert d.post() == [] and d.post() == []
+    d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    started = d.member.links_ready(2)
+    assert [c.op.seq for c in started if isinstance(c, core.StartOp)] == [1, 2]
+
+
+def test_a_commit_before_done_or_of_another_epoch_is_ignored() -> None:
+    d = Driver(1, 2)
+    d.post()
+    assert d.member.commit(m.Commit("g", 1, 1, 1), 2.0) == []
+    d.member.op_finished(d.engine_id, 7, 0)
+    assert d.member.commit(m.Commit("g", 2, 1, 1), 2.0) == []
+
+
+def test_a_late_abort_voids_a_finished_op_and_runs_it_again_from_front() -> None:
+    d = Driver(1, 2, 3)
+    d.post()
+    d.member.op_finished(d.engine_id, 7, 0)
+    entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    assert told(entered, m.Result) == [] and told(entered, m.Failure) == []
+    [start] = d.member.links_ready(2)
+    assert isinstance(start, core.StartOp) and start.op.front == 0
+    d.member.op_finished(d.engine_id, 8, 0)
+    [result] = told(d.member.commit(m.Commit("g", 2, 1, 1), 3.0), m.Result)
+    assert (result.attempts, result.contributors, result.digest) == (2, ["m1", "m2"], 8)
+
+
+def test_an_epoch_that_says_committed_delivers_with_the_old_contributors() -> None:
+    d = Driver(1, 2, 3)
+    d.post()
+    d.member.op_finished(d.engine_id, 7, 0)
+    entered = d.member.enter_epoch(epoch(2, 1, 2, upto=1), 2.0)
+    [result] = told(entered, m.Result)
+    assert (result.epoch, result.contributors) == (1, ["m1", "m2", "m3"])
+    assert kinds(entered) == ["ToClient:Result", "ToClient:EpochInfo", "EnterEpoch"]
+
+
+def test_done_waits_until_the_engine_has_let_go_of_older_attempts() -> None:
+    d = Driver(1, 2, 3)
+    d.post()
+    first = d.engine_id
+    entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    assert core.CancelOp(first) in entered
+    d.member.links_ready(2)
+    assert d.member.op_finished(d.engine_id, 8, 0) == []
+    assert kinds(d.member.op_cancelled(first)) == ["ToMaster:Done"]
+
+
+def test_a_stale_finish_does_not_count_for_the_new_attempt() -> None:
+    d = Driver(1, 2, 3)
+    d.post()
+    first = d.engine_id
+    d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    d.member.links_ready(2)
+    assert d.member.op_finished(first, 7, 0) == []
+    assert kinds(d.member.op_finished(d.engine_id, 8, 0)) == ["ToMaster:Done"]
+
+
+@pytest.mark.parametrize("attempt_is_live", [True, False])
+def test_a_failure_is_told_only_when_the_memory_is_free(attempt_is_live: bool) -> None:
+    d = Driver(1, 2)
+    d.post()
+    if not attempt_is_live:
+        d.member.op_finished(d.engine_id, 7, 0)
+    commands = d.member.evicted("silent", 0, 2.0)
+    failures = [f for f in told(commands, m.Failure) if f.id == 1]
+    if attempt_is_live:
+        assert failures == []
+        failures = told(d.member.op_cancelled(d.engine_id), m.Failure)
+    assert [(f.id, f.error) for f in failures] == [(1, "Evicted")]
+    assert [f.error for f in told(commands, m.Failure) if f.id == 0] == ["Evicted"]
+    assert isinstance(commands[-1], core.Over)
+
+
+def test_eviction_carries_the_fate_of_what_was_finished() -> None:
+    d = Driver(1, 2)
+    d.post(), d.post()
+    d.member.op_finished(d.engine_id - 1, 7, 0)
+    d.member.op_finished(d.engine_id, 8, 0)
+    commands = d.member.evicted("silent", 1, 2.0)
+    assert [r.id for r in told(commands, m.Result)] == [1]
+    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [(2, "Evicted"), (0, "Evicted")]
+
+
+def test_too_small_a_world_fails_pending_and_later_ops_but_not_update_membership() -> None:
+    d = Driver(1, 2, floor=2)
+    d.post()
+    running = d.engine_id
+    d.member.enter_epoch(epoch(2, 1, floor=2), 2.0)
+    [pending] = told(d.member.op_cancelled(running), m.Failure)
+    assert (pending.id, pending.error) == (1, "WorldTooSmall") and "min_world=2" in pending.expected
+    d.member.links_ready(2)
+    [later] = told(d.post(), m.Failure)
+    assert (later.id, later.error) == (2, "WorldTooSmall")
+    assert kinds(d.update()) == ["ToMaster:UpdateMembership"]
+    admitted = d.member.enter_epoch(epoch(3, 1, 9, upto=3, floor=2), 3.0)
+    [result] = told(admitted, m.Result)
+    assert (result.id, result.seq, result.epoch) == (3, 3, 3)
+
+
+def test_update_membership_sends_a_token_and_ends_with_the_commit() -> None:
+    d = Driver(1, 2)
+    assert kinds(d.update()) == ["ToMaster:UpdateMembership", "StartOp"]
+    token = d.engine_id
+    [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 2.0), m.Result)
+    assert result.id == 1
+    assert core.CancelOp(token) in d.member.enter_epoch(epoch(2, 1, 2, upto=1), 3.0)
+
+
+def test_a_joiner_starts_its_count_behind_what_was_committed() -> None:
+    member = core.Member("g", "m1", 2, 1, 1)
+    member.joined(1, 1)
+    member.enter_epoch(epoch(5, 2, 1, upto=41), 0.0)
+    member.links_ready(5)
+    [start] = member.post(m.Post(1, 0, 0, 0, 4, "none", "auto", "retry", 0, 64), data(), 0.0)
+    assert isinstance(start, core.StartOp) and start.op.seq == 42
+
+
+def test_voids_end_called_and_not_yet_called_ops_alike() -> None:
+    d = Driver(1, 2)
+    d.post()
+    running = d.engine_id
+    voids = [m.Void(seq, "CollectiveMismatch", "calls differ", {"m1": "a", "m2": "b"}) for seq in (1, 2)]
+    d.member.enter_epoch(epoch(2, 1, 2, voids=voids), 2.0)
+    [first] = told(d.member.op_cancelled(running), m.Failure)
+    d.member.links_ready(2)
+    [second] = told(d.post(), m.Failure)
+    assert [(f.id, f.error, f.calls) for f in (first, second)] == [
+        (1, "CollectiveMismatch", {"m1": "a", "m2": "b"}),
+        (2, "CollectiveMismatch", {"m1": "a", "m2": "b"}),
+    ]
+    assert kinds(d.post()) == ["StartOp"]
+
+
+def test_the_master_asks_for_a_call_that_comes_later() -> None:
+    d = Driver(1, 2)
+    assert d.member.abort(m.Abort("g", 1, 1, "mismatch")) == []
+    [answer] = d.post()
+    assert answer == core.ToMaster(m.Mismatch("g", 1, 1, 1, str(data())))
+
+
+def test_on_failure_raise_asks_the_master_to_give_the_op_up() -> None:
+    d = Driver(1, 2, 3)
+    d.post(data(on_failure="raise"))
+    running = d.engine_id
+    entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    assert core.ToMaster(m.GiveUp("g", 1, 2, [1])) in entered
+    assert d.member.links_ready(2) == []
+    d.member.op_cancelled(running)
+    void = m.Void(1, "OperationAborted", "m3 left", {})
+    [failed] = told(d.member.enter_epoch(epoch(3, 1, 2, voids=[void]), 3.0), m.Failure)
+    assert (failed.id, failed.error) == (1, "OperationAborted")
+
+
+def test_older_epochs_and_terms_are_ignored() -> None:
+    d = Driver(1, 2)
+    d.member.enter_epoch(epoch(5, 1, 2, term=3), 1.0)
+    assert d.member.enter_epoch(epoch(4, 1, 2, term=3), 1.0) == []
+    assert d.member.enter_epoch(epoch(6, 1, 2, term=2), 1.0) == []
+
+
+def test_without_a_master_finished_ops_are_unknown_and_others_unreachable() -> None:
+    d = Driver(1, 2)
+    d.post(), d.post()
+    running = d.engine_id
+    d.member.op_finished(running - 1, 7, 0)
+    commands = d.member.master_unreachable("h:1", 10.0, "refused")
+    commands += d.member.op_cancelled(running)
+    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
+        (1, "OutcomeUnknown"),
+        (0, "MasterUnreachable"),
+        (2, "MasterUnreachable"),
+    ]
+
+
+def test_a_link_is_reported_unreachable_once_in_an_epoch() -> None:
+    d = Driver(1, 2)
+    assert kinds(d.member.link_unreachable(2, "refused")) == ["ToMaster:LinkDown"]
+    assert d.member.link_unreachable(2, "refused") == []
+    d.member.enter_epoch(epoch(2, 1, 2), 1.0)
+    assert kinds(d.member.link_unreachable(2, "refused")) == ["ToMaster:LinkDown"]

@@ -1,0 +1,98 @@
+"""The exception tree. Every error says who, what, expected, got, and what to do next."""
+
+from __future__ import annotations
+
+
+class WancollError(Exception):
+    """Base of all expected failures.
+
+    Args:
+        what: what went wrong, one sentence.
+        who: the member, peer or argument it concerns.
+        expected: what would have been right.
+        got: what was found instead.
+        hint: what the reader can do next.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        who: str = "",
+        expected: str = "",
+        got: str = "",
+        hint: str = "",
+    ) -> None:
+        self.what, self.who, self.expected, self.got, self.hint = what, who, expected, got, hint
+        super().__init__(what, who, expected, got, hint)
+
+    def __str__(self) -> str:
+        parts = [f"{self.who}: {self.what}" if self.who else self.what]
+        if self.expected:
+            parts.append(f"expected {self.expected}")
+        if self.got:
+            parts.append(f"got {self.got}")
+        if self.hint:
+            parts.append(self.hint)
+        return "; ".join(parts)
+
+
+class OperationAborted(WancollError):
+    """An operation was given up because the membership changed (on_failure="raise"); the tensor is untouched."""
+
+
+class WorldTooSmall(WancollError):
+    """Fewer than min_world members are left; tensors are untouched. update_membership() waits for joiners."""
+
+
+class Evicted(WancollError):
+    """This member is no longer in the group; connect again to rejoin as a new one."""
+
+
+class CollectiveMismatch(WancollError):
+    """Members called different collectives at the same place in program order; nothing was changed.
+
+    Attributes:
+        calls: member name -> what it called.
+    """
+
+    def __init__(self, what: str, *, calls: dict[str, str] | None = None, **fields: str) -> None:
+        super().__init__(what, **fields)
+        self.calls = calls or {}
+
+
+class MasterUnreachable(WancollError):
+    """No master answered within its deadline; tensors are untouched."""
+
+
+class OutcomeUnknown(MasterUnreachable):
+    """This member finished its part, and no master could say whether the group committed it; both buffers are kept."""
+
+
+class PeerDaemonLost(WancollError):
+    """The local peer daemon went away or cannot be reached."""
+
+
+class ProtocolError(WancollError):
+    """Bytes or messages that break the protocol, or members whose results differ."""
+
+
+class ConfigError(WancollError):
+    """An argument, option or tensor that cannot be used as it is."""
+
+
+BY_NAME: dict[str, type[WancollError]] = {
+    cls.__name__: cls
+    for cls in (
+        WancollError,
+        OperationAborted,
+        WorldTooSmall,
+        Evicted,
+        CollectiveMismatch,
+        MasterUnreachable,
+        OutcomeUnknown,
+        PeerDaemonLost,
+        ProtocolError,
+        ConfigError,
+    )
+}

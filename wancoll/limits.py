@@ -1,0 +1,44 @@
+"""Every bound and timeout, in one frozen dataclass. Sizes are bytes, times are seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROTOCOL_VERSION = 1
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds shared by master, peer and client; the commands expose those that users tune."""
+
+    # Control plane.
+    message_bytes: int = 1 * MIB  # largest control message accepted from anyone
+    handshake_timeout: float = 5.0  # a connection that has not said a valid hello by then is closed
+    pending_connections: int = 256  # connections that may be in their handshake at once
+    send_queue_messages: int = 4096  # unsent messages per connection before it is closed
+    heartbeat_interval: float = 0.5  # peer to master
+    heartbeat_timeout: float = 3.0  # a peer that was silent for this long is evicted
+    master_grace: float = 10.0  # how long a peer looks for its master before ops fail
+    connect_timeout: float = 5.0  # one dial of the master or of a lane
+    probe_timeout: float = 2.0  # a joiner whose addresses do not answer by then is refused
+    group_members: int = 1024
+    name_chars: int = 128
+
+    # Links.
+    lane_timeout: float = 10.0  # unacknowledged data on a lane (TCP_USER_TIMEOUT)
+    link_timeout: float = 5.0  # a link that cannot be (re)dialled by then is reported unreachable
+    link_settle: float = 0.1  # master waits this long for a lost link to turn out to be a lost peer
+    redial_interval: float = 0.05  # first pause between dials of a lane; doubles up to 1 s
+    mismatch_wait: float = 1.0  # master collects the members' descriptors for this long
+    max_lanes: int = 256
+
+    # Operations.
+    ops_in_flight: int = 1024  # per member
+    drain_timeout: float = 10.0  # SIGTERM: running operations may finish for this long
+    local_handshake_timeout: float = 5.0  # a client must say what it wants by then
+    digest_retries: int = 1  # runs again this often when digests differ, then ProtocolError
+
+
+DEFAULT = Limits()

@@ -1,0 +1,42 @@
+"""Where things are on this machine, and how addresses are written."""
+
+from __future__ import annotations
+
+import os
+
+from wancoll.errors import ConfigError
+
+
+def default_socket() -> str:
+    """Path of the daemon's client socket: $WANCOLL_SOCKET, else under the user's runtime directory."""
+    named = os.environ.get("WANCOLL_SOCKET")
+    if named:
+        return named
+    base = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/wancoll-{os.getuid()}"
+    return os.path.join(base, "wancoll", "peer.sock") if "XDG_RUNTIME_DIR" in os.environ else os.path.join(base, "peer.sock")
+
+
+def split_address(text: str, *, what: str = "address", default_port: int | None = None) -> tuple[str, int]:
+    """ "host:port" to (host, port); IPv6 hosts stand in brackets.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    host, separator, port = text.rpartition(":")
+    if text.endswith("]") or not separator:
+        host, port = text, ""
+    bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if not port and default_port is not None and not bare_ipv6:
+        port = str(default_port)
+    if bare_ipv6 or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(
+            f"{what} cannot be read",
+            expected="host:port with a port from 0 to 65535, IPv6 in brackets: [::1]:7400",
+            got=repr(text),
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """(host, port) to "host:port", IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,1 @@
+"""The peer daemon: trio shells around the pure member and the C engine."""

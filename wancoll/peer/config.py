@@ -1,0 +1,42 @@
+"""Settings of a peer daemon, as `wancoll peer` collects them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wancoll.limits import DEFAULT, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfig:
+    """See `wancoll peer --help`.
+
+    Args:
+        master: "host:port" of the master.
+        socket: path of the unix socket for clients ("" picks wancoll.local.default_socket()).
+        listen: "host:port" for lanes; port 0 lets the kernel choose; host "" or "*" means all interfaces, IPv4 and IPv6.
+        advertise: addresses that others shall dial, "host:port" ("host" alone: the bound port); empty: the address
+            of the interface that reaches the master, with the bound port.
+        name: the daemon's id, unique under its master ("" makes one from the host name and a random part).
+        lanes: TCP connections per link; a group uses the smallest number any member states.
+        workers: engine threads (0: one per two cores, at most 4).
+        congestion_control: of the lanes, "" for the system's.
+        checksum: checksum outgoing frames.
+        arena_bytes: address space of one client's arena (sparse: only touched pages take memory); 0 picks twice the machine's memory.
+        failpoint_token: from WANCOLL_FAILPOINTS; empty: fault injection is off.
+        watch_stdin: stop when standard input closes (a private daemon ends with its parent).
+    """
+
+    master: str
+    socket: str = ""
+    listen: str = "*:0"
+    advertise: tuple[str, ...] = ()
+    name: str = ""
+    lanes: int = 8
+    workers: int = 0
+    congestion_control: str = ""
+    checksum: bool = True
+    arena_bytes: int = 0
+    failpoint_token: str = ""
+    watch_stdin: bool = False
+    limits: Limits = field(default=DEFAULT)

@@ -1,0 +1,184 @@
+"""The control connection to the master: kept up, watched by heartbeats, given up after master_grace."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+import trio
+
+import wancoll
+from wancoll.errors import ProtocolError
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.local import split_address
+from wancoll.peer.config import PeerConfig
+from wancoll.peer.lanes import LaneFailed, advertised, dial
+from wancoll.peer.stream import NowaitStream
+from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
+
+log = structlog.get_logger("wancoll.control")
+
+
+class OnLost(Protocol):
+    """See Control's on_lost."""
+
+    def __call__(self, reason: str, *, live: bool) -> None: ...
+
+
+class Control:
+    """The daemon's side of the master's protocol.
+
+    Args:
+        config: master's address, limits, lanes.
+        daemon: this daemon's id.
+        incarnation: random, fresh at each start.
+        data_socket: the lanes' listener, for the advertised addresses.
+        on_message: called with every message of a live connection but Welcome and Pong.
+        on_connected: called after each Welcome.
+        on_lost: called with the reason when a try failed (live=False) or a live connection is gone (live=True).
+        on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
+    """
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        daemon: str,
+        incarnation: int,
+        data_socket: socket.socket,
+        on_message: Callable[[m.FromMaster], None],
+        on_connected: Callable[[], None],
+        on_lost: OnLost,
+        on_synced: Callable[[], None],
+    ) -> None:
+        self._config, self._daemon, self._incarnation = config, daemon, incarnation
+        self._data_socket = data_socket
+        self._on_message, self._on_connected = on_message, on_connected
+        self._on_lost, self._on_synced = on_lost, on_synced
+        self._stream: NowaitStream | None = None
+        self.connected = False
+        self.number = 0  # of the connection, counted from 1
+        self.lost = trio.Event()  # set while there is no master
+        self.lost.set()
+        self.addresses: list[str] = []
+        self._heard_at = 0.0
+        self._heartbeat_interval = config.limits.heartbeat_interval
+        self._heartbeat_timeout = config.limits.heartbeat_timeout
+
+    def send(self, message: m.FromPeer) -> None:
+        """Send if there is a master; without one it is dropped, since a reconnect starts from scratch."""
+        if self.connected and self._stream is not None:
+            try:
+                self._stream.send_nowait(encode(message))
+            except ProtocolError as bad:
+                log.warning("master does not read", reason=str(bad))
+                self._stream.close()
+
+    async def flush(self) -> None:
+        """Return once what was sent has left, or the connection is gone."""
+        if self._stream is not None:
+            await self._stream.flush()
+
+    async def run(self) -> None:
+        """Task: connect, serve, reconnect, until cancelled."""
+        pause = 0.05
+        while True:
+            reason = await self._serve_once()
+            was_connected, self.connected = self.connected, False
+            self.lost.set()
+            if was_connected:
+                log.warning("lost the master", reason=reason)
+                pause = 0.05
+            self._on_lost(reason, live=was_connected)
+            await trio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    async def _serve_once(self) -> str:
+        limits = self._config.limits
+        stream = None
+        try:
+            with trio.fail_after(limits.connect_timeout):
+                raw = (await dial([self._config.master], limits.connect_timeout)).socket
+            local_host = raw.getsockname()[0]
+            stream = NowaitStream(
+                socket.socket(fileno=raw.detach()), limits.message_bytes * 16, f"master at {self._config.master}"
+            )
+            self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
+            stream.send_nowait(
+                encode(
+                    m.Hello(
+                        PROTOCOL_VERSION,
+                        self._daemon,
+                        self._incarnation,
+                        self.addresses,
+                        self._config.lanes,
+                        wancoll.__version__,
+                    )
+                )
+            )
+            self._stream = stream
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.flush_forever)
+                nursery.start_soon(self._heartbeat, stream)
+                reason = await self._read(stream)
+                nursery.cancel_scope.cancel()
+            return reason
+        except LaneFailed as bad:
+            return str(bad)
+        except trio.TooSlowError:
+            return f"no answer within {limits.connect_timeout:.1f} s"
+        finally:
+            self._stream = None
+            if stream is not None:
+                stream.close()
+
+    async def _read(self, stream: NowaitStream) -> str:
+        decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster, self._config.limits.message_bytes, stream.who)
+        try:
+            with trio.move_on_after(self._config.limits.handshake_timeout) as scope:
+                while True:
+                    data = await stream.receive()
+                    if not data:
+                        return "the master closed the connection"
+                    for message in decoder.feed(data):
+                        if isinstance(message, m.Bye):
+                            return f"the master said: {message.reason}"
+                        self._heard_at = trio.current_time()
+                        if isinstance(message, m.Welcome):
+                            scope.deadline = float("inf")
+                            self._heartbeat_interval = message.heartbeat_interval
+                            self._heartbeat_timeout = message.heartbeat_timeout
+                            self.connected, self.lost = True, trio.Event()
+                            self.number += 1
+                            self.send(m.Heartbeat(0))
+                            self._on_connected()
+                        elif isinstance(message, m.Pong):
+                            if message.number == 0:  # whatever the master had to say at the start came before this
+                                self._on_synced()
+                        elif self.connected:
+                            self._on_message(message)
+            return f"no welcome within {self._config.limits.handshake_timeout:.1f} s"
+        except ProtocolError as bad:
+            return str(bad)
+
+    async def _heartbeat(self, stream: NowaitStream) -> None:
+        number = 0
+        self._heard_at = trio.current_time()
+        while True:
+            await trio.sleep(self._heartbeat_interval)
+            if not self.connected:
+                continue
+            silent = trio.current_time() - self._heard_at
+            if silent > max(self._heartbeat_timeout, 2 * self._heartbeat_interval):
+                log.warning("master is silent", seconds=round(silent, 1))
+                stream.close()
+                return
+            number += 1
+            self.send(m.Heartbeat(number))
+
+
+def check_master_address(address: str) -> None:
+    """Raise ConfigError early, before anything is started."""
+    split_address(address, what="--master", default_port=7400)

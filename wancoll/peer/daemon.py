@@ -1,0 +1,416 @@
+"""The peer daemon: one engine, one data port, one control connection, many clients. A trio shell."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch
+from wancoll.errors import ConfigError, ProtocolError
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.local import default_socket, join_address
+from wancoll.peer import member as core
+from wancoll.peer.arena import default_arena_bytes
+from wancoll.peer.config import PeerConfig
+from wancoll.peer.control import Control, check_master_address
+from wancoll.peer.failpoints import NAMES, Failpoints
+from wancoll.peer.lanes import check_congestion_control, open_listener, probe
+from wancoll.peer.links import LinkHub
+from wancoll.peer.session import Session
+from wancoll.peer.stream import NowaitStream
+from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
+
+log = structlog.get_logger("wancoll.peer")
+
+_MASTER_POLL = 0.1  # seconds between looks at master_grace, only while there is no master
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the daemon is bound to."""
+
+    name: str
+    socket: str
+    data: list[str]
+
+
+class Daemon:
+    """See the module. Made by serve().
+
+    Args:
+        config: settings.
+        name: this daemon's id.
+        engine: moves the bytes.
+        data_socket: listener for lanes.
+        nursery: owns every task of the daemon.
+    """
+
+    def __init__(
+        self, config: PeerConfig, name: str, engine: Engine, data_socket: socket.socket, nursery: trio.Nursery
+    ) -> None:
+        self.config, self.name, self.engine = config, name, engine
+        self.arena_bytes = config.arena_bytes or default_arena_bytes()
+        self.failpoints = Failpoints(config.failpoint_token)
+        self.links = LinkHub(engine, config, name, nursery)
+        self.control = Control(
+            config,
+            name,
+            secrets.randbits(63),
+            data_socket,
+            self._master_says,
+            self._master_connected,
+            self._master_lost,
+            self._master_synced,
+        )
+        self._nursery = nursery
+        self._sessions: list[Session] = []
+        self._by_engine_id: dict[int, Session] = {}
+        self._next_range = 1
+        self._no_master_since = trio.current_time()
+        self._no_master_reason = "no connection yet"
+        self._pending = 0
+        self.stopping = False
+
+    # ---- sessions ------------------------------------------------------------------------------------
+
+    def add(self, session: Session) -> None:
+        """A client has attached."""
+        self._sessions.append(session)
+        if self.control.connected:
+            session.run(session.member.join())
+
+    def remove(self, session: Session) -> None:
+        """A client is gone and the engine has let go of its ops."""
+        if session in self._sessions:
+            self._sessions.remove(session)
+
+    def started(self, engine_id: int, session: Session) -> None:
+        """An op of *session* is in the engine."""
+        self._by_engine_id[engine_id] = session
+
+    def watch_first_bytes(self, engine_links: Iterable[int]) -> None:
+        """Fault injection: hit "mid_op" as soon as one of these links has received more than now."""
+        self._nursery.start_soon(self._mid_op, list(engine_links))
+
+    async def _mid_op(self, engine_links: list[int]) -> None:
+        lanes = [(link, lane) for link in engine_links for lane in range(self.config.lanes)]
+
+        def received() -> int:
+            found = (self.engine.statistics(link, lane) for link, lane in lanes)
+            return sum(one.bytes_received for one in found if one is not None)
+
+        before = received()
+        with trio.move_on_after(5):
+            while received() == before:
+                await trio.sleep(0.0002)
+            self.failpoints.hit("mid_op")
+
+    def _of_group(self, group: str) -> list[Session]:
+        return [session for session in self._sessions if session.member.group == group]
+
+    async def accept(self, stream: trio.SocketStream) -> None:
+        """Handler of the unix socket: one client, or one question."""
+        limits = self.config.limits
+        client = NowaitStream(socket.socket(fileno=stream.socket.detach()), limits.message_bytes * 4, "client")
+        decoder: Decoder[m.FromClient] = Decoder(m.FromClient, limits.message_bytes, "client")
+        try:
+            if self._pending >= limits.pending_connections:
+                return
+            self._pending += 1
+            try:
+                messages: list[m.FromClient] = []
+                with trio.move_on_after(limits.local_handshake_timeout):
+                    while not messages and (data := await client.receive()):
+                        messages = decoder.feed(data)
+            finally:
+                self._pending -= 1
+            if messages:
+                await self._first_message(client, decoder, messages)
+        except ProtocolError as bad:
+            log.warning("client sent nonsense", reason=str(bad))
+            with contextlib.suppress(ProtocolError):
+                client.send_nowait(
+                    encode(core.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+                )
+        finally:
+            client.close()
+
+    async def _first_message(
+        self, client: NowaitStream, decoder: Decoder[m.FromClient], messages: list[m.FromClient]
+    ) -> None:
+        first = messages[0]
+        if isinstance(first, m.LocalStatusRequest):
+            client.send_nowait(encode(m.LocalStatus(json.dumps(self.status()))))
+        elif isinstance(first, m.Arm):
+            client.send_nowait(encode(self._arm(first)))
+        elif isinstance(first, m.Attach):
+            if first.protocol != PROTOCOL_VERSION:
+                raise ProtocolError(
+                    "speaks another protocol version", who="client", expected=str(PROTOCOL_VERSION), got=str(first.protocol)
+                )
+            if not first.member:
+                first = m.Attach(
+                    first.protocol,
+                    first.group,
+                    f"{self.name}-{self._next_range}",
+                    first.start_world,
+                    first.min_world,
+                    first.pid,
+                )
+            session = Session(self, client, first, self._next_range << 40)
+            self._next_range += 1
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.flush_forever)
+                await session.serve(decoder, messages[1:])
+                nursery.cancel_scope.cancel()
+        else:
+            raise ProtocolError("sent a message out of place", who="client", expected="Attach first", got=str(first)[:100])
+        with trio.move_on_after(1):
+            await client.flush()
+
+    def _arm(self, arm: m.Arm) -> m.Ok | m.Failure:
+        if not self.failpoints.allows(arm.token):
+            return core.failure(
+                0,
+                "ConfigError",
+                "fault injection is not allowed here",
+                who=self.name,
+                expected="the token that the daemon was started with",
+                hint="start the daemon with WANCOLL_FAILPOINTS=<token>",
+            )
+        if arm.action == "cut":
+            self.links.cut(arm.name)
+        elif arm.action == "heal":
+            self.links.heal(arm.name)
+        elif arm.name in NAMES and arm.action in ("kill", "pause", "clear"):
+            self.failpoints.arm(arm.name, arm.action)
+        else:
+            return core.failure(
+                0,
+                "ConfigError",
+                "unknown failpoint or action",
+                who=self.name,
+                expected=f"kill, pause or clear at {', '.join(NAMES)}; cut or heal",
+                got=f"{arm.action} at {arm.name}",
+            )
+        return m.Ok()
+
+    def status(self) -> dict[str, object]:
+        """The daemon's own view, for LocalStatusRequest."""
+        return {
+            "name": self.name,
+            "master": self.config.master,
+            "connected": self.control.connected,
+            "addresses": self.control.addresses,
+            "kernels": self.engine.kernel_name(),
+            "members": [
+                {
+                    "group": session.member.group,
+                    "name": session.member.name,
+                    "pid": session.pid,
+                    "rank": session.member.rank,
+                    "epoch": session.member.epoch_number,
+                    "members": session.member.member_names,
+                    "ops": len(session.member.ops),
+                    "waiting_for": session.member.waiting_for(),
+                }
+                for session in self._sessions
+            ],
+        }
+
+    # ---- the master ----------------------------------------------------------------------------------
+
+    def _master_says(self, message: m.FromMaster) -> None:
+        now = trio.current_time()
+        match message:
+            case m.Commit():
+                for session in self._of_group(message.group):
+                    session.run(session.member.commit(message, now))
+            case m.Epoch():
+                for session in self._of_group(message.group):
+                    if session.member.mid == message.to:
+                        log.info("epoch", group=message.group, epoch=message.epoch, reason=message.reason)
+                        session.run(session.member.enter_epoch(message, now))
+            case m.Abort():
+                for session in self._of_group(message.group):
+                    session.run(session.member.abort(message))
+            case m.Joined():
+                for session in self._of_group(message.group):
+                    if session.member.name == message.member and not session.member.mid:
+                        session.run(session.member.joined(message.mid, self.control.number))
+            case m.Refused():
+                for session in self._of_group(message.group):
+                    if session.member.name == message.member and session.member.epoch is None:
+                        session.run(session.member.refused(message.reason))
+                        break
+            case m.Evicted():
+                for session in self._of_group(message.group):
+                    if session.member.mid == message.mid:
+                        log.warning("evicted", member=session.member.name, reason=message.reason)
+                        session.run(session.member.evicted(message.reason, message.committed_upto, now))
+            case m.Probe():
+                self._nursery.start_soon(self._probe, message)
+            case _:
+                log.warning("unexpected message from the master", message=str(message)[:200])
+
+    async def _probe(self, ask: m.Probe) -> None:
+        ok, reason = await probe(ask.addresses, ask.daemon, self.config.limits)
+        self.control.send(m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, ok, reason[:4000]))
+
+    def _master_connected(self) -> None:
+        log.info("connected to the master", master=self.config.master)
+        for session in list(self._sessions):
+            if session.member.epoch is None and not session.member.over:
+                session.run(session.member.join())
+
+    def _master_lost(self, reason: str, *, live: bool) -> None:
+        """No connection, or no longer (*live*); ops go on until master_grace is over."""
+        self._no_master_reason = reason
+        if live:
+            self._no_master_since = trio.current_time()
+
+    def _master_synced(self) -> None:
+        """The master has told all it knows: members of the connection before are unknown to it."""
+        for session in list(self._sessions):
+            if session.member.epoch is not None and session.member.joined_connection != self.control.number:
+                session.run(session.member.forgotten(self._no_master_reason))
+
+    async def watch_master(self) -> None:
+        """Task: members whose master stays away for master_grace are told."""
+        while True:
+            await self.control.lost.wait()
+            while not self.control.connected:
+                now, grace = trio.current_time(), self.config.limits.master_grace
+                for session in list(self._sessions):
+                    waited = now - max(self._no_master_since, session.attached_at)
+                    if waited >= grace:
+                        session.run(
+                            session.member.master_unreachable(self.config.master, waited, self._no_master_reason)
+                        )
+                await trio.sleep(_MASTER_POLL)
+
+    # ---- the engine ----------------------------------------------------------------------------------
+
+    async def watch_engine(self) -> None:
+        """Task: hand the engine's events to the members."""
+        while True:
+            await trio.lowlevel.wait_readable(self.engine.fd)
+            for event in self.engine.events():
+                match event:
+                    case Done(op, digest, bytes_sent):
+                        session = self._by_engine_id.pop(op, None)
+                        if session is not None:
+                            session.op_finished(op, digest, bytes_sent)
+                    case Cancelled(op):
+                        session = self._by_engine_id.pop(op, None)
+                        if session is not None:
+                            session.op_cancelled(op)
+                    case LaneDown(link, lane, reason):
+                        self.links.lane_down(link, lane, reason)
+                    case Mismatch(link, op, seq, _):
+                        session = self._by_engine_id.get(op)
+                        if session is not None:
+                            session.run(session.member.mismatch(seq))
+
+    # ---- stopping ------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Let running ops finish for at most drain_timeout, then leave the groups."""
+        self.stopping = True
+        with trio.move_on_after(self.config.limits.drain_timeout):
+            while any(session.member.ops for session in self._sessions):
+                await trio.sleep(0.01)
+        for session in list(self._sessions):
+            session.run(session.member.leave("the peer daemon is stopping"))
+            hint = "start the daemon again and reconnect"
+            session.tell(core.failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
+        with trio.move_on_after(1):
+            await self.control.flush()
+
+
+def _claim_socket(path: str) -> socket.socket:
+    """A listening unix socket at *path*; a leftover of a dead daemon is replaced.
+
+    Raises:
+        ConfigError: a daemon is alive there, or the path cannot be used.
+    """
+    hint = "choose another with --socket or WANCOLL_SOCKET"
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+        if os.path.exists(path):
+            if not stat.S_ISSOCK(os.stat(path).st_mode):
+                raise ConfigError("is not a socket", who=path, hint=hint)
+            with socket.socket(socket.AF_UNIX) as other:
+                other.settimeout(1)
+                try:
+                    other.connect(path)
+                except OSError:
+                    os.unlink(path)
+                else:
+                    raise ConfigError("another daemon serves this socket", who=path, hint=hint)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(128)
+        return listener
+    except OSError as bad:
+        raise ConfigError("cannot be used as client socket", who=path, got=str(bad), hint=hint) from bad
+
+
+async def _watch_stdin(stop: trio.Event) -> None:
+    """Stop when the parent goes: our standard input closes with it."""
+    while True:
+        await trio.lowlevel.wait_readable(0)
+        if not os.read(0, 4096):
+            stop.set()
+            return
+
+
+async def serve(
+    config: PeerConfig, *, stop: trio.Event, task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run a daemon until *stop* is set, then drain and leave. Started value: Ready.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    check_master_address(config.master)
+    if config.congestion_control:
+        check_congestion_control(config.congestion_control)
+    name = config.name or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
+    path = config.socket or default_socket()
+    workers = config.workers or max(1, min(4, (os.cpu_count() or 1) // 2))
+    data_socket = open_listener(config.listen)
+    local_socket = _claim_socket(path)
+    try:
+        with Engine(workers=workers, checksum=config.checksum) as engine:
+            async with trio.open_nursery() as nursery:
+                daemon = Daemon(config, name, engine, data_socket, nursery)
+                data_listener = trio.SocketListener(trio.socket.from_stdlib_socket(data_socket))
+                local_listener = trio.SocketListener(trio.socket.from_stdlib_socket(local_socket))
+                nursery.start_soon(daemon.watch_engine)
+                nursery.start_soon(daemon.control.run)
+                nursery.start_soon(daemon.watch_master)
+                nursery.start_soon(trio.serve_listeners, daemon.links.accept, [data_listener])
+                nursery.start_soon(trio.serve_listeners, daemon.accept, [local_listener])
+                if config.watch_stdin:
+                    nursery.start_soon(_watch_stdin, stop)
+                task_status.started(Ready(name, path, [join_address(*data_socket.getsockname()[:2])]))
+                await stop.wait()
+                await daemon.drain()
+                nursery.cancel_scope.cancel()
+    finally:
+        data_socket.close()
+        local_socket.close()
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,42 @@
+"""Named places where a fault test can kill or stop this daemon. Off unless WANCOLL_FAILPOINTS gave it a token."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+NAMES = ("on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit", "on_epoch")
+
+
+class Failpoints:
+    """Armed failpoints; each fires once.
+
+    Args:
+        token: a client must show it to arm anything; empty: nothing can be armed.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._armed: dict[str, str] = {}
+
+    def allows(self, token: str) -> bool:
+        """Whether *token* may arm."""
+        return bool(self._token) and token == self._token
+
+    def arm(self, name: str, action: str) -> None:
+        """At the next hit of *name*: "kill" (SIGKILL) or "pause" (SIGSTOP) this process; "clear" disarms."""
+        if action == "clear":
+            self._armed.pop(name, None)
+        else:
+            self._armed[name] = action
+
+    @property
+    def armed(self) -> bool:
+        """Whether anything is armed; lets hot paths skip hit()."""
+        return bool(self._armed)
+
+    def hit(self, name: str) -> None:
+        """The code is at *name*."""
+        action = self._armed.pop(name, None)
+        if action is not None:
+            os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)

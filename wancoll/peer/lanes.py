@@ -1,0 +1,167 @@
+"""Single lanes: listening, dialling, socket options and the handshake that precedes the engine's frames."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from wancoll.errors import ConfigError, ProtocolError
+from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.local import join_address, split_address
+from wancoll.wire import messages as m
+from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
+
+_HELLO_BYTES = 4096  # handshake frames are small
+_TCP_NOTSENT_LOWAT = 25
+
+
+class LaneFailed(Exception):
+    """A dial or handshake that did not come through, with the reason. An event, told to the link."""
+
+
+def open_listener(listen: str, backlog: int = 512) -> socket.socket:
+    """A listening TCP socket; host "" or "*" takes IPv6 and IPv4 on one port.
+
+    Raises:
+        ConfigError: the address cannot be read or bound.
+    """
+    host, port = split_address(listen, what="listen address")
+    try:
+        if host in ("", "*"):
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+            return socket.create_server(("", port), backlog=backlog)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=backlog)
+    except OSError as bad:
+        raise ConfigError(
+            "cannot listen there",
+            who=listen,
+            expected="an address of this machine and a free port",
+            got=str(bad),
+            hint="port 0 picks a free one; '*' takes all interfaces",
+        ) from bad
+
+
+def tune(sock: Any, congestion_control: str, limits: Limits) -> None:
+    """Options of a lane's socket.
+
+    Raises:
+        ConfigError: the kernel does not offer *congestion_control*.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0xFFFFFFFF)  # trio sets 16 KiB, which starves a lane
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.lane_timeout * 1000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = max(1, int(limits.lane_timeout))
+    for option, value in ((socket.TCP_KEEPIDLE, idle), (socket.TCP_KEEPINTVL, max(1, idle // 3)), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if congestion_control:
+        check_congestion_control(congestion_control)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+
+
+def check_congestion_control(name: str) -> None:
+    """Raise ConfigError where this kernel does not offer *name*."""
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError as bad:
+            try:
+                with open("/proc/sys/net/ipv4/tcp_available_congestion_control") as offered:
+                    choices = offered.read().strip()
+            except OSError:
+                choices = "what the kernel offers"
+            raise ConfigError(
+                "unknown congestion control", who="--congestion-control", expected=choices, got=repr(name)
+            ) from bad
+
+
+async def dial(addresses: Sequence[str], timeout: float) -> trio.SocketStream:
+    """Connect to the first address that answers; DNS names are tried with all their addresses.
+
+    Raises:
+        LaneFailed: none answered within *timeout* seconds.
+    """
+    reasons = []
+    with trio.move_on_after(timeout):
+        for address in addresses:
+            host, port = split_address(address)
+            try:
+                return await trio.open_tcp_stream(host, port)
+            except OSError as bad:
+                cause = bad.__cause__
+                inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause or bad
+                reasons.append(f"{address}: {inner}")
+    if not reasons:
+        reasons.append(f"{', '.join(addresses)}: no answer within {timeout:.1f} s")
+    raise LaneFailed("; ".join(reasons))
+
+
+async def read_frame(sock: Any, kind: Any, *, who: str) -> Any:
+    """One handshake frame, and not a byte more: what follows belongs to the engine.
+
+    Raises:
+        ProtocolError: malformed or oversized.
+        LaneFailed: the connection ended.
+    """
+    header = await _exactly(sock, HEADER_BYTES, who)
+    body = await _exactly(sock, body_length(header, _HELLO_BYTES, who=who), who)
+    return decode_body(body, kind, who=who)
+
+
+async def _exactly(sock: Any, count: int, who: str) -> bytes:
+    data = b""
+    while len(data) < count:
+        try:
+            more = await sock.recv(count - len(data))
+        except OSError as bad:
+            raise LaneFailed(f"{who}: {bad}") from bad
+        if not more:
+            raise LaneFailed(f"{who} closed the connection during the handshake")
+        data += more
+    return data
+
+
+async def greet(stream: trio.SocketStream, hello: m.LaneHello | m.ProbeHello, who: str) -> str:
+    """Dialler's half of the handshake; returns the id of the daemon that answered.
+
+    Raises:
+        LaneFailed: refused, closed or not understood.
+    """
+    try:
+        await stream.send_all(encode(hello))
+        answer = await read_frame(stream.socket, m.LaneAnswer, who=who)
+    except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
+        raise LaneFailed(f"{who}: {bad}") from bad
+    if isinstance(answer, m.LaneRefused):
+        raise LaneFailed(f"{who} refused: {answer.reason}")
+    return str(answer.daemon)
+
+
+async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> tuple[bool, str]:
+    """Whether *daemon* answers at *addresses*, and the reason if not."""
+    try:
+        with trio.fail_after(limits.probe_timeout):
+            stream = await dial(addresses, limits.probe_timeout)
+            async with stream:
+                found = await greet(stream, m.ProbeHello(PROTOCOL_VERSION, daemon), ", ".join(addresses))
+    except LaneFailed as bad:
+        return False, str(bad)
+    except trio.TooSlowError:
+        return False, f"{', '.join(addresses)}: no answer within {limits.probe_timeout:.1f} s"
+    if found != daemon:
+        return False, f"{', '.join(addresses)}: expected daemon {daemon}, got {found}"
+    return True, ""
+
+
+def advertised(advertise: Sequence[str], bound: socket.socket, local_host: str) -> list[str]:
+    """Addresses that others shall dial: what the user said, else what is bound, else the interface towards the master."""
+    host, port = bound.getsockname()[:2]
+    if advertise:
+        return [join_address(*split_address(text, what="--advertise", default_port=port)) for text in advertise]
+    wildcard = host in ("0.0.0.0", "::", "")
+    return [join_address(local_host.removeprefix("::ffff:") if wildcard else host, port)]

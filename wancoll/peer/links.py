@@ -1,0 +1,379 @@
+"""Links of this daemon's members: dialled or accepted, kept over epochs, redialled when they break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+
+from wancoll.engine import Engine
+from wancoll.errors import ProtocolError
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.peer.config import PeerConfig
+from wancoll.peer.lanes import LaneFailed, dial, greet, read_frame, tune
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
+
+log = structlog.get_logger("wancoll.links")
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One pair of members, seen from the member *owner* on this daemon.
+
+    Args:
+        owner: the links of the member here.
+        other: the member there.
+    """
+
+    owner: MemberLinks
+    other: m.MemberInfo
+    engine_id: int = 0  # 0: nothing open in the engine
+    generation: int = 0  # of the open or last connection set; the dialler counts
+    attached: set[int] = field(default_factory=set)
+    up: bool = False
+    closed: bool = False
+    scope: trio.CancelScope | None = None  # of the task that raises it
+    changed: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def dials(self) -> bool:
+        """The younger member dials, so both ends agree who does."""
+        return self.owner.mid > self.other.mid
+
+
+class MemberLinks:
+    """The links of one member of this daemon.
+
+    Args:
+        hub: the daemon's links.
+        on_ready: called with the epoch once all neighbours' links are up.
+        on_lost: called with (mid, reason) when a neighbour's link broke.
+        on_unreachable: called with (mid, reason) when one could not be raised within link_timeout.
+    """
+
+    def __init__(
+        self,
+        hub: LinkHub,
+        on_ready: Callable[[int], None],
+        on_lost: Callable[[int, str], None],
+        on_unreachable: Callable[[int, str], None],
+    ) -> None:
+        self._hub = hub
+        self.on_ready, self.on_lost, self.on_unreachable = on_ready, on_lost, on_unreachable
+        self.mid = 0
+        self.epoch: m.Epoch | None = None
+        self.links: dict[int, Link] = {}  # by the other's mid
+        self.neighbours: set[int] = set()
+
+    def enter(self, epoch: m.Epoch, neighbours: set[int]) -> None:
+        """Go to *epoch*: drop former members' links, tell the engine, raise what is missing towards *neighbours* (mids)."""
+        lanes_changed = self.epoch is not None and self.epoch.lanes != epoch.lanes
+        self.mid, self.epoch, self.neighbours = epoch.to, epoch, neighbours
+        present = {member.mid: member for member in epoch.members}
+        for mid, link in list(self.links.items()):
+            if mid not in present or lanes_changed:
+                self._hub.close(link)
+            elif link.engine_id:
+                self._hub.engine.set_epoch(link.engine_id, epoch.epoch)
+        for mid in sorted(neighbours):
+            if mid not in self.links:
+                self.links[mid] = Link(self, present[mid])
+            self._hub.raise_link(self.links[mid])
+        self._hub.note_change()
+        self.check_ready()
+
+    def check_ready(self) -> None:
+        """Tell the member if every neighbour's link is up."""
+        if self.epoch is not None and all(self.links[mid].up for mid in self.neighbours):
+            self.on_ready(self.epoch.epoch)
+
+    def engine_ids(self) -> dict[int, int]:
+        """rank -> engine link id, for the neighbours of this epoch."""
+        assert self.epoch is not None
+        return {
+            rank: self.links[member.mid].engine_id
+            for rank, member in enumerate(self.epoch.members)
+            if member.mid in self.neighbours
+        }
+
+    def close(self) -> None:
+        """Close all links; nothing is called back any more."""
+        self.epoch, self.neighbours = None, set()
+        for link in list(self.links.values()):
+            self._hub.close(link)
+        self._hub.forget(self)
+
+
+class LinkHub:
+    """All links of the daemon: one listener, one engine.
+
+    Args:
+        engine: moves the bytes.
+        config: lanes, congestion control, limits.
+        daemon: this daemon's id.
+        nursery: owns the tasks that raise links.
+    """
+
+    def __init__(self, engine: Engine, config: PeerConfig, daemon: str, nursery: trio.Nursery) -> None:
+        self.engine, self._config, self._limits, self._daemon = engine, config, config.limits, daemon
+        self._nursery = nursery
+        self._members: list[MemberLinks] = []
+        self._by_engine_id: dict[int, Link] = {}
+        self._next_engine_id = 1
+        self._handshakes: dict[trio.CancelScope, None] = {}  # oldest first
+        self._cut: set[str] = set()  # daemons cut off by fault injection
+        self._change = trio.Event()
+
+    def member(
+        self,
+        on_ready: Callable[[int], None],
+        on_lost: Callable[[int, str], None],
+        on_unreachable: Callable[[int, str], None],
+    ) -> MemberLinks:
+        """Links for a new member."""
+        links = MemberLinks(self, on_ready, on_lost, on_unreachable)
+        self._members.append(links)
+        return links
+
+    def forget(self, links: MemberLinks) -> None:
+        """The member is gone."""
+        if links in self._members:
+            self._members.remove(links)
+
+    def note_change(self) -> None:
+        """Wake handshakes that wait for an epoch."""
+        self._change.set()
+        self._change = trio.Event()
+
+    # ---- state of a link -----------------------------------------------------------------------------
+
+    def raise_link(self, link: Link) -> None:
+        """See that the link comes up; a task does it, if none does yet."""
+        if not link.up and not link.closed and link.scope is None:
+            link.scope = trio.CancelScope()
+            self._nursery.start_soon(self._raise, link, link.scope)
+
+    def close(self, link: Link) -> None:
+        """Take the link down for good."""
+        link.closed = True
+        if link.scope is not None:
+            link.scope.cancel()
+        self._drop_connections(link)
+        link.owner.links.pop(link.other.mid, None)
+
+    def _drop_connections(self, link: Link) -> None:
+        if link.engine_id:
+            self._by_engine_id.pop(link.engine_id, None)
+            self.engine.close_link(link.engine_id)
+        link.engine_id, link.up = 0, False
+        link.attached.clear()
+        link.changed.set()
+        link.changed = trio.Event()
+
+    def lane_down(self, engine_id: int, lane: int, reason: str) -> None:
+        """The engine lost a lane: the whole link starts anew, since what was on the lane is lost."""
+        link = self._by_engine_id.get(engine_id)
+        if link is not None:
+            self._lose(link, f"lane {lane} to {link.other.name}: {reason}")
+
+    def _lose(self, link: Link, reason: str) -> None:
+        was_up = link.up
+        self._drop_connections(link)
+        wanted = link.other.mid in link.owner.neighbours and not link.closed
+        log.info("link lost", other=link.other.name, reason=reason, wanted=wanted)
+        if was_up and wanted:
+            link.owner.on_lost(link.other.mid, reason)
+        if wanted and not link.closed:
+            self.raise_link(link)
+
+    def _open(self, link: Link, generation: int) -> None:
+        assert link.owner.epoch is not None
+        self._drop_connections(link)
+        link.engine_id, self._next_engine_id = self._next_engine_id, self._next_engine_id + 1
+        link.generation = generation
+        self._by_engine_id[link.engine_id] = link
+        self.engine.open_link(link.engine_id, link.owner.epoch.lanes, link.owner.epoch.epoch)
+
+    def _attach(self, link: Link, lane: int, stream: trio.SocketStream) -> None:
+        assert link.owner.epoch is not None
+        tune(stream.socket, self._config.congestion_control, self._limits)
+        self.engine.attach_lane(link.engine_id, lane, stream.socket.detach())
+        link.attached.add(lane)
+        if len(link.attached) == link.owner.epoch.lanes:
+            link.up = True
+            link.changed.set()
+            link.changed = trio.Event()
+            link.owner.check_ready()
+
+    # ---- dialling ------------------------------------------------------------------------------------
+
+    async def _raise(self, link: Link, scope: trio.CancelScope) -> None:
+        limits = self._limits
+        since = trio.current_time()
+        pause = limits.redial_interval
+        with scope:
+            while not link.up:
+                if link.dials:
+                    reason = await self._dial(link)
+                else:
+                    reason = f"{link.other.name} has not dialled {link.owner.mid} yet"
+                    with trio.move_on_after(limits.link_timeout / 4):
+                        await link.changed.wait()
+                if link.up:
+                    break
+                if trio.current_time() - since >= limits.link_timeout and link.other.mid in link.owner.neighbours:
+                    log.warning("link unreachable", other=link.other.name, reason=reason)
+                    link.owner.on_unreachable(link.other.mid, reason)
+                    since = trio.current_time()
+                if link.dials:
+                    await trio.sleep(pause)
+                    pause = min(2 * pause, 1.0)
+        if link.scope is scope:
+            link.scope = None
+        if not link.up and not link.closed and link.other.mid in link.owner.neighbours:
+            self.raise_link(link)  # lost again while this task was ending
+
+    async def _dial(self, link: Link) -> str:
+        """One try to bring up all lanes; returns why it failed."""
+        epoch = link.owner.epoch
+        assert epoch is not None
+        if link.other.daemon in self._cut:
+            return "cut by fault injection"
+        self._open(link, link.generation + 1)
+        engine_id = link.engine_id
+        reasons: list[str] = []
+        async with trio.open_nursery() as nursery:
+            for lane in range(epoch.lanes):
+                nursery.start_soon(self._dial_lane, link, engine_id, lane, reasons)
+        if link.up:
+            return ""
+        if link.engine_id == engine_id:
+            self._drop_connections(link)
+        return reasons[0] if reasons else "the link broke while it was being made"
+
+    async def _dial_lane(self, link: Link, engine_id: int, lane: int, reasons: list[str]) -> None:
+        assert link.owner.epoch is not None
+        epoch = link.owner.epoch
+        hello = m.LaneHello(
+            PROTOCOL_VERSION, epoch.group, epoch.key, link.owner.mid, link.other.mid, lane, link.generation
+        )
+        try:
+            with trio.fail_after(self._limits.connect_timeout):
+                stream = await dial(link.other.addresses, self._limits.connect_timeout)
+                found = await self._greet_or_close(stream, hello, f"{link.other.name} at {link.other.addresses[0]}")
+        except LaneFailed as bad:
+            reasons.append(str(bad))
+        except trio.TooSlowError:
+            reasons.append(f"{link.other.addresses[0]}: no answer within {self._limits.connect_timeout:.1f} s")
+        else:
+            if found != link.other.daemon:
+                stream.socket.close()
+                reasons.append(f"{link.other.addresses[0]}: expected daemon {link.other.daemon}, got {found}")
+            elif link.engine_id != engine_id or link.closed:
+                stream.socket.close()
+            else:
+                self._attach(link, lane, stream)
+
+    async def _greet_or_close(self, stream: trio.SocketStream, hello: m.LaneHello, who: str) -> str:
+        try:
+            return await greet(stream, hello, who)
+        except BaseException:
+            stream.socket.close()
+            raise
+
+    # ---- accepting -----------------------------------------------------------------------------------
+
+    async def accept(self, stream: trio.SocketStream) -> None:
+        """Handler of the data port: whatever arrives, the daemon stays up."""
+        try:
+            who = str(stream.socket.getpeername()[0])
+        except OSError:
+            who = "somebody"
+        if len(self._handshakes) >= self._limits.pending_connections:
+            next(iter(self._handshakes)).cancel()  # the oldest gives way, so that idle connections block nobody
+        scope = trio.move_on_after(self._limits.handshake_timeout)
+        self._handshakes[scope] = None
+        try:
+            with scope:
+                await self._handshake(stream, who)
+            if scope.cancelled_caught:
+                log.info("lane handshake timed out", who=who)
+        except (ProtocolError, LaneFailed, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as bad:
+            log.info("lane handshake failed", who=who, reason=str(bad))
+        finally:
+            del self._handshakes[scope]
+            stream.socket.close()  # a no-op where the engine took it
+
+    async def _handshake(self, stream: trio.SocketStream, who: str) -> None:
+        first = await read_frame(stream.socket, m.LaneFirst, who=who)
+        if first.protocol != PROTOCOL_VERSION:
+            reason = f"protocol {first.protocol} here is {PROTOCOL_VERSION}: run the same wancoll version everywhere"
+            await stream.send_all(encode(m.LaneRefused(False, reason)))
+            return
+        if isinstance(first, m.ProbeHello):
+            await stream.send_all(encode(m.LaneWelcome(self._daemon)))
+            return
+        refusal = "the member or epoch is not known here"
+        with trio.move_on_after(self._limits.handshake_timeout / 2):
+            while True:  # the dialler may have learnt of the epoch before this daemon
+                changed = self._change
+                owner = self._owner(first)
+                if owner is not None:
+                    refusal = ""
+                    break
+                await changed.wait()
+        if not refusal:
+            assert owner is not None
+            refusal = self._admit(owner, first)
+        if refusal:
+            await stream.send_all(encode(m.LaneRefused(True, refusal)))
+            return
+        link = owner.links[first.sender]
+        engine_id = link.engine_id
+        await stream.send_all(encode(m.LaneWelcome(self._daemon)))
+        if link.engine_id == engine_id and not link.closed:
+            self._attach(link, first.lane, stream)
+
+    def _owner(self, hello: m.LaneHello) -> MemberLinks | None:
+        for links in self._members:
+            epoch = links.epoch
+            if epoch is not None and links.mid == hello.receiver and epoch.group == hello.group:
+                if epoch.key == hello.key and any(member.mid == hello.sender for member in epoch.members):
+                    return links
+        return None
+
+    def _admit(self, owner: MemberLinks, hello: m.LaneHello) -> str:
+        """Make the link ready for this lane; returns why not."""
+        epoch = owner.epoch
+        assert epoch is not None
+        other = next(member for member in epoch.members if member.mid == hello.sender)
+        if other.daemon in self._cut:
+            return "cut by fault injection"
+        if hello.lane >= epoch.lanes:
+            return f"lane {hello.lane} of {epoch.lanes}"
+        link = owner.links.get(other.mid)
+        if link is None:
+            link = owner.links[other.mid] = Link(owner, other)
+        if hello.generation < link.generation or hello.lane in link.attached and hello.generation == link.generation:
+            return f"generation {hello.generation} is over, {link.generation} is the latest"
+        if hello.generation > link.generation or not link.engine_id:
+            if link.up:
+                self._lose(link, f"{other.name} dialled anew")
+            self._open(link, hello.generation)
+        return ""
+
+    # ---- fault injection -----------------------------------------------------------------------------
+
+    def cut(self, daemon: str) -> None:
+        """Break every link to *daemon* and keep them down until heal()."""
+        self._cut.add(daemon)
+        for link in list(self._by_engine_id.values()):
+            if link.other.daemon == daemon:
+                self._lose(link, "cut by fault injection")
+
+    def heal(self, daemon: str) -> None:
+        """Let the links to *daemon* come back."""
+        self._cut.discard(daemon)

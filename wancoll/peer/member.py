@@ -1,0 +1,527 @@
+"""One member's state, pure: what it was told, which ops are where, and what has to happen next.
+
+Every method takes what happened and returns the commands that the shell must carry out, in order. The
+rules are those of protocol.md's R1 to R8: a result goes to the client only after its commit, and every
+retry happens in a new epoch.
+
+    op state    entered when                                  left when
+    waiting     posted; an epoch ended                        links of the epoch are up -> running
+    running     handed to the engine                          engine finished it -> done
+    done        Done was sent to the master                   Commit -> result; a new epoch -> waiting
+    given_up    GiveUp was sent (on_failure="raise")          the master voids it -> failure
+    ended       its outcome is known                          the engine let go of its memory -> client is told
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from wancoll.collective import Descriptor, Kind
+from wancoll.limits import DEFAULT, Limits
+from wancoll.wire import messages as m
+
+
+_UNKNOWN = "the operation was finished here and its commit cannot be learnt; input and result are kept"
+
+
+class OpState(Enum):
+    """See the module's table."""
+
+    waiting = auto()
+    running = auto()
+    done = auto()
+    given_up = auto()
+    ended = auto()
+
+
+@dataclass(slots=True)
+class Op:
+    """One operation of this member.
+
+    Args:
+        seq: its number in program order.
+        client_id: the client's own number for it.
+        descriptor: what was called.
+        fingerprint: of the descriptor.
+        front: offset of the caller's bytes in the arena.
+        back: offset of the result in the arena.
+        posted_at: seconds on the shell's clock.
+    """
+
+    seq: int
+    client_id: int
+    descriptor: Descriptor
+    fingerprint: int
+    front: int
+    back: int
+    posted_at: float
+    state: OpState = OpState.waiting
+    attempts: int = 0
+    engine_id: int = 0  # of the current attempt
+    live: set[int] = field(default_factory=set)  # attempts whose memory the engine may still touch
+    finished: bool = False  # the current attempt came to its end in the engine
+    digest: int = 0
+    bytes_sent: int = 0
+    outcome: m.Result | m.Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToMaster:
+    """Send to the master."""
+
+    message: m.FromPeer
+
+
+@dataclass(frozen=True, slots=True)
+class ToClient:
+    """Send to the client."""
+
+    message: m.FromDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class EnterEpoch:
+    """Bring the links to this epoch: drop those to former members, dial what is missing, then say links_ready."""
+
+    epoch: m.Epoch
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartOp:
+    """Hand the op to the engine under op.engine_id."""
+
+    op: Op
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOp:
+    """Take an attempt out of the engine; answered by op_cancelled."""
+
+    engine_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The member has left the group; no command follows but those that end its ops."""
+
+
+Command = ToMaster | ToClient | EnterEpoch | StartOp | CancelOp | Over
+
+
+def failure(
+    client_id: int,
+    error: str,
+    what: str,
+    *,
+    who: str = "",
+    expected: str = "",
+    got: str = "",
+    hint: str = "",
+    calls: dict[str, str] | None = None,
+) -> m.Failure:
+    """A Failure message; *error* is a class name of wancoll.errors."""
+    return m.Failure(client_id, error, what, who, expected, got, hint, calls or {})
+
+
+class Member:
+    """See the module.
+
+    Args:
+        group: name of the group.
+        name: this member's name.
+        start_world: world size that starts the group.
+        min_world: smallest world size in which ops run.
+        first_engine_id: engine ids count up from here; the shell keeps the ranges of its members apart.
+        limits: bounds.
+    """
+
+    def __init__(
+        self, group: str, name: str, start_world: int, min_world: int, first_engine_id: int, limits: Limits = DEFAULT
+    ) -> None:
+        self.group, self.name = group, name
+        self.start_world, self.min_world = start_world, min_world
+        self.limits = limits
+        self.mid = 0
+        self.joined_connection = 0
+        self.rank = -1
+        self.epoch: m.Epoch | None = None
+        self.over = False
+        self.ops: dict[int, Op] = {}  # by seq, in program order
+        self._by_engine_id: dict[int, Op] = {}
+        self._orphans: set[int] = set()  # tokens of committed update_memberships that are still under way
+        self._next_engine_id = first_engine_id
+        self._next_seq = 1
+        self._voids: dict[int, m.Void] = {}
+        self._ready = False  # links are up and nothing stops ops from starting
+        self._asked: int = 0  # the master wants to know what this member calls at this seq
+        self._suspects: set[int] = set()  # members reported unreachable in this epoch
+
+    # ---- facts ---------------------------------------------------------------------------------------
+
+    @property
+    def epoch_number(self) -> int:
+        """The current epoch, 0 before the first."""
+        return self.epoch.epoch if self.epoch else 0
+
+    @property
+    def world_size(self) -> int:
+        """Members of the current epoch."""
+        return len(self.epoch.members) if self.epoch else 0
+
+    @property
+    def member_names(self) -> list[str]:
+        """Names in rank order."""
+        return [member.name for member in self.epoch.members] if self.epoch else []
+
+    @property
+    def too_small(self) -> bool:
+        """Whether the epoch has fewer than min_world members."""
+        return self.world_size < self.min_world
+
+    def waiting_for(self) -> str:
+        """One phrase for status: what the oldest op waits for."""
+        for op in self.ops.values():
+            if op.state is OpState.waiting:
+                return f"op {op.seq} waits for the links of epoch {self.epoch_number}"
+            if op.state is OpState.running:
+                return f"op {op.seq} is moving data"
+            if op.state is OpState.done:
+                return f"op {op.seq} is finished here and waits for the others' commit"
+            return f"op {op.seq} is being given up"
+        return ""
+
+    # ---- from the client -----------------------------------------------------------------------------
+
+    def join(self) -> list[Command]:
+        """Ask for membership; again after each reconnect until the first epoch."""
+        self.mid = 0
+        return [ToMaster(m.Join(self.group, self.name, self.start_world, self.min_world))]
+
+    def post(self, post: m.Post, descriptor: Descriptor, now: float) -> list[Command]:
+        """The client made a call. It takes the next seq, whatever becomes of it."""
+        op = Op(
+            self._next_seq, post.id, descriptor, descriptor.fingerprint(), post.front, post.back, posted_at=now
+        )
+        self._next_seq += 1
+        if self.over:
+            return [
+                ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))
+            ]
+        self.ops[op.seq] = op
+        commands: list[Command] = []
+        if self._asked == op.seq:
+            commands.append(self._answer(op))
+        void = self._voids.pop(op.seq, None)
+        if void is not None:
+            return commands + self._end(op, self._void_failure(op, void))
+        if self.too_small and descriptor.kind is not Kind.update_membership:
+            return commands + self._end(op, self._small_failure(op))
+        if self._ready:
+            commands += self._start(op)
+        return commands
+
+    def leave(self, reason: str) -> list[Command]:
+        """The client detached or died, or the daemon stops. Ends everything."""
+        if self.over:
+            return []
+        commands: list[Command] = [ToMaster(m.Leave(self.group, self.name))]
+        return commands + self._finish_all(lambda op: failure(op.client_id, "PeerDaemonLost", reason, who=self.name))
+
+    # ---- from the master -----------------------------------------------------------------------------
+
+    def joined(self, mid: int, connection: int) -> list[Command]:
+        """The master knows this member as *mid*, on the *connection*-th control connection."""
+        self.mid, self.joined_connection = mid, connection
+        return []
+
+    def refused(self, reason: str) -> list[Command]:
+        """The master does not let this member in."""
+        what = f"the master refused the join: {reason}"
+        return self._finish_all(
+            lambda op: failure(op.client_id, "ConfigError", what, who=self.name),
+            failure(0, "ConfigError", what, who=self.name),
+        )
+
+    def enter_epoch(self, epoch: m.Epoch, now: float) -> list[Command]:
+        """A new epoch: commit what it says is committed, drop what it voids, run the rest again (R2, R4)."""
+        if self.over or epoch.epoch <= self.epoch_number or (self.epoch and epoch.term < self.epoch.term):
+            return []
+        first = self.epoch is None
+        commands: list[Command] = []
+        if first:
+            self._next_seq = epoch.committed_upto + 1
+        self._stop_engine(commands)
+        for op in list(self.ops.values()):
+            committed = op.state is OpState.done and op.seq <= epoch.committed_upto
+            if committed and op.descriptor.kind is not Kind.update_membership:
+                commands += self._end(op, self._result(op, now))  # in the old epoch
+        self.epoch, self.min_world = epoch, epoch.min_world
+        self.rank = next(i for i, member in enumerate(epoch.members) if member.mid == self.mid)
+        self._suspects.clear()
+        self._asked = 0
+        names = self.member_names
+        commands.append(ToClient(m.EpochInfo(epoch.epoch, self.rank, self.name, names)))
+        voids = {void.seq: void for void in epoch.voids}
+        for op in list(self.ops.values()):
+            if op.state is OpState.ended:
+                continue
+            if op.seq in voids:
+                commands += self._end(op, self._void_failure(op, voids[op.seq]))
+            elif op.seq <= epoch.committed_upto:  # update_membership: admitted with this epoch
+                commands += self._end(op, self._result(op, now))
+            elif self.too_small and op.descriptor.kind is not Kind.update_membership:
+                commands += self._end(op, self._small_failure(op))
+            else:
+                op.state = OpState.waiting
+        self._voids.update({seq: void for seq, void in voids.items() if seq >= self._next_seq})
+        self._give_up(commands)
+        commands.append(EnterEpoch(epoch, self.rank))
+        return commands
+
+    def commit(self, commit: m.Commit, now: float) -> list[Command]:
+        """All ops of the epoch up to commit.upto are committed (R1, R3)."""
+        if self.over or commit.epoch != self.epoch_number:
+            return []
+        commands: list[Command] = []
+        for op in list(self.ops.values()):
+            if op.seq > commit.upto:
+                break
+            if op.state is OpState.done:
+                commands += self._end(op, self._result(op, now))
+        return commands
+
+    def abort(self, abort: m.Abort) -> list[Command]:
+        """Stop the epoch's ops; the master is about to send the next epoch."""
+        if self.over or abort.epoch != self.epoch_number:
+            return []
+        commands: list[Command] = []
+        self._stop_engine(commands)
+        for op in self.ops.values():
+            if op.state in (OpState.running, OpState.done):
+                op.state = OpState.waiting
+        if abort.ask:
+            self._asked = abort.ask
+            asked = self.ops.get(abort.ask)
+            if asked is not None:
+                commands.append(self._answer(asked))
+        return commands
+
+    def evicted(self, reason: str, committed_upto: int, now: float) -> list[Command]:
+        """The master put this member out; what had committed until then still counts (R8)."""
+        if self.over:
+            return []
+        commands: list[Command] = []
+        for op in list(self.ops.values()):
+            if op.state is OpState.done and op.seq <= committed_upto:
+                commands += self._end(op, self._result(op, now))
+        hint = "connect again to rejoin as a new member"
+        return commands + self._finish_all(
+            lambda op: failure(op.client_id, "Evicted", reason, who=self.name, hint=hint),
+            failure(0, "Evicted", reason, who=self.name, hint=hint),
+        )
+
+    def forgotten(self, cause: str) -> list[Command]:
+        """The control connection was lost, and the master that answers now does not know this member any more."""
+        if self.over:
+            return []
+        text = {
+            "who": self.name,
+            "got": f"the control connection was lost: {cause}",
+            "hint": "connect again to rejoin as a new member",
+        }
+
+        def end(op: Op) -> m.Failure:
+            if op.state is OpState.done and op.descriptor.kind is not Kind.update_membership:
+                return failure(op.client_id, "OutcomeUnknown", _UNKNOWN, **text)
+            return failure(op.client_id, "Evicted", "out of the group; tensors are untouched", **text)
+
+        return self._finish_all(end, failure(0, "Evicted", "out of the group", **text))
+
+    def master_unreachable(self, address: str, waited: float, cause: str) -> list[Command]:
+        """No master within master_grace. Ops that are finished here may or may not have committed (R8)."""
+        if self.over:
+            return []
+        text = {
+            "who": self.name,
+            "expected": f"the master at {address} to answer within {waited:.1f} s",
+            "got": cause,
+            "hint": "start the master, or check the address and the network, then connect again",
+        }
+
+        def end(op: Op) -> m.Failure:
+            if op.state is OpState.done and op.descriptor.kind is not Kind.update_membership:
+                return failure(op.client_id, "OutcomeUnknown", _UNKNOWN, **text)
+            return failure(op.client_id, "MasterUnreachable", "lost the master; tensors are untouched", **text)
+
+        return self._finish_all(end, failure(0, "MasterUnreachable", "lost the master", **text))
+
+    # ---- from the links and the engine ---------------------------------------------------------------
+
+    def links_ready(self, epoch: int) -> list[Command]:
+        """All links that this epoch needs are up: start what waits, in seq order."""
+        if self.over or epoch != self.epoch_number or self._ready:
+            return []
+        self._ready = True
+        commands: list[Command] = []
+        for op in list(self.ops.values()):
+            if op.state is OpState.waiting:
+                commands += self._start(op)
+        return commands
+
+    def link_lost(self, other: int, reason: str) -> list[Command]:
+        """The link to member *other* broke: what was on it is lost, so the epoch cannot finish its ops."""
+        if self.over or self.epoch is None:
+            return []
+        self._ready = False
+        return [ToMaster(m.LinkDown(self.group, self.mid, self.epoch_number, other, "lost", reason[:4000]))]
+
+    def link_unreachable(self, other: int, reason: str) -> list[Command]:
+        """The link could not be made within its deadline; said once in an epoch."""
+        if self.over or self.epoch is None or other in self._suspects:
+            return []
+        self._suspects.add(other)
+        return [ToMaster(m.LinkDown(self.group, self.mid, self.epoch_number, other, "unreachable", reason[:4000]))]
+
+    def op_finished(self, engine_id: int, digest: int, bytes_sent: int) -> list[Command]:
+        """The engine has moved the last byte of an attempt."""
+        self._orphans.discard(engine_id)
+        op = self._by_engine_id.pop(engine_id, None)
+        if op is None:
+            return []
+        op.live.discard(engine_id)
+        if engine_id == op.engine_id and op.state is OpState.running:
+            op.finished, op.digest, op.bytes_sent = True, digest, bytes_sent
+        return self._settle(op)
+
+    def op_cancelled(self, engine_id: int) -> list[Command]:
+        """The engine has let go of an attempt's memory."""
+        self._orphans.discard(engine_id)
+        op = self._by_engine_id.pop(engine_id, None)
+        if op is None:
+            return []
+        op.live.discard(engine_id)
+        return self._settle(op)
+
+    def mismatch(self, seq: int) -> list[Command]:
+        """A neighbour's frame says that it called something else at *seq*."""
+        op = self.ops.get(seq)
+        return [] if self.over or op is None else [self._answer(op)]
+
+    # ---- inside --------------------------------------------------------------------------------------
+
+    def _answer(self, op: Op) -> Command:
+        return ToMaster(m.Mismatch(self.group, self.mid, self.epoch_number, op.seq, str(op.descriptor)))
+
+    def _start(self, op: Op) -> list[Command]:
+        op.state, op.finished = OpState.running, False
+        op.attempts += 1
+        commands: list[Command] = []
+        if op.descriptor.kind is Kind.update_membership:
+            commands.append(ToMaster(m.UpdateMembership(self.group, self.mid, self.epoch_number, op.seq)))
+            op.state = OpState.done  # it has no result of its own to wait for
+            if self.world_size == 1:
+                return commands
+        op.engine_id = self._next_engine_id
+        self._next_engine_id += 1
+        op.live.add(op.engine_id)
+        self._by_engine_id[op.engine_id] = op
+        commands.append(StartOp(op))
+        return commands
+
+    def _settle(self, op: Op) -> list[Command]:
+        """After the engine let go of something: report Done, or tell the client an outcome that waited for that."""
+        if op.live:
+            return []
+        if op.outcome is not None:
+            return self._tell(op)
+        if op.state is OpState.running and op.finished:
+            op.state = OpState.done
+            return [ToMaster(m.Done(self.group, self.mid, self.epoch_number, op.seq, op.digest, op.fingerprint))]
+        return []
+
+    def _stop_engine(self, commands: list[Command]) -> None:
+        """Cancel every attempt that is under way and let none start."""
+        self._ready = False
+        for op in self.ops.values():
+            if op.state is OpState.ended:
+                continue
+            commands += [CancelOp(engine_id) for engine_id in sorted(op.live) if engine_id == op.engine_id]
+        commands += [CancelOp(engine_id) for engine_id in sorted(self._orphans)]
+        self._orphans.clear()
+
+    def _give_up(self, commands: list[Command]) -> None:
+        seqs = []
+        for op in self.ops.values():
+            if op.state is OpState.waiting and op.descriptor.on_failure == "raise" and not self.too_small:
+                op.state = OpState.given_up
+                seqs.append(op.seq)
+        if seqs:
+            commands.append(ToMaster(m.GiveUp(self.group, self.mid, self.epoch_number, seqs)))
+
+    def _end(self, op: Op, outcome: m.Result | m.Failure) -> list[Command]:
+        """Fix an op's outcome; the client hears of it once the engine has let go of the op's memory."""
+        if op.descriptor.kind is Kind.update_membership:  # its token has no memory: nothing to wait for
+            self._orphans |= op.live
+            for engine_id in op.live:
+                self._by_engine_id.pop(engine_id, None)
+            op.live.clear()
+        op.state, op.outcome = OpState.ended, outcome
+        return [] if op.live else self._tell(op)
+
+    def _tell(self, op: Op) -> list[Command]:
+        assert op.outcome is not None
+        del self.ops[op.seq]
+        return [ToClient(op.outcome)]
+
+    def _finish_all(self, end: Callable[[Op], m.Failure], last: m.Failure | None = None) -> list[Command]:
+        commands: list[Command] = []
+        self._stop_engine(commands)
+        self.over = True
+        for op in list(self.ops.values()):
+            if op.state is not OpState.ended:
+                commands += self._end(op, end(op))
+        if last is not None:
+            commands.append(ToClient(last))
+        commands.append(Over())
+        return commands
+
+    def _result(self, op: Op, now: float) -> m.Result:
+        assert self.epoch is not None
+        return m.Result(
+            id=op.client_id,
+            seq=op.seq,
+            epoch=self.epoch_number,
+            contributors=self.member_names,
+            digest=op.digest,
+            attempts=op.attempts,
+            algorithm="ring" if op.descriptor.kind is Kind.all_reduce else "none",
+            bytes_sent=op.bytes_sent,
+            seconds=now - op.posted_at,
+        )
+
+    def _void_failure(self, op: Op, void: m.Void) -> m.Failure:
+        hint = "make the same calls in the same order on every member" if void.calls else "the tensor is untouched"
+        return failure(
+            op.client_id,
+            void.error,
+            void.text,
+            who=f"op {op.seq} of group {self.group}",
+            got=f"here {op.descriptor}" if void.calls else "",
+            hint=hint,
+            calls=dict(void.calls),
+        )
+
+    def _small_failure(self, op: Op) -> m.Failure:
+        reason = self.epoch.reason if self.epoch else ""
+        return failure(
+            op.client_id,
+            "WorldTooSmall",
+            f"too few members are left in group {self.group} ({reason}); tensors are untouched",
+            who=self.name,
+            expected=f"at least min_world={self.min_world} members",
+            got=f"{self.world_size}: {', '.join(self.member_names)}",
+            hint="call update_membership() to wait for joiners",
+        )

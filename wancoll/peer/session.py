@@ -1,0 +1,248 @@
+"""One client of this daemon: its unix connection, arena and member, and how the member's commands are carried out."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.engine import Prepared
+from wancoll.errors import ProtocolError
+from wancoll.peer import member as core
+from wancoll.peer.arena import Arena
+from wancoll.peer.stream import NowaitStream
+from wancoll.schedule.plan import chunk_bounds
+from wancoll.schedule.ring import membership_token, ring_all_reduce
+from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
+
+if TYPE_CHECKING:
+    from wancoll.peer.daemon import Daemon
+
+log = structlog.get_logger("wancoll.session")
+
+_PREPARED_KEPT = 256  # schedules ready for the engine, per epoch
+
+
+class Session:
+    """See the module.
+
+    Args:
+        daemon: the daemon that serves it.
+        stream: the client's connection.
+        attach: what the client asked for.
+        first_engine_id: start of this member's range of engine op ids.
+    """
+
+    def __init__(self, daemon: Daemon, stream: NowaitStream, attach: m.Attach, first_engine_id: int) -> None:
+        self._daemon, self._stream = daemon, stream
+        self.attached_at = trio.current_time()
+        self.pid = attach.pid
+        self.arena = Arena(daemon.arena_bytes)
+        self.member = core.Member(
+            attach.group, attach.member, attach.start_world, attach.min_world, first_engine_id, daemon.config.limits
+        )
+        self.links = daemon.links.member(
+            lambda epoch: self.run(self.member.links_ready(epoch)),
+            lambda mid, reason: self.run(self.member.link_lost(mid, reason)),
+            lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
+        )
+        self._prepared: dict[tuple[object, ...], Prepared] = {}
+        self._in_engine: set[int] = set()
+        self._room = trio.Event()  # set when an op left; wakes a reader held back by ops_in_flight
+        self._idle = trio.Event()
+
+    # ---- the client's connection ---------------------------------------------------------------------
+
+    async def serve(self, decoder: Decoder[m.FromClient], first: list[m.FromClient]) -> None:
+        """Serve the client until it goes; *first* are messages that came with the attach."""
+        sent = socket.send_fds(
+            self._stream.socket,
+            [encode(m.Attached(self._daemon.name, self.arena.nbytes))],
+            [self.arena.fd],
+        )
+        assert sent > 0
+        self._daemon.add(self)
+        reason = "the client closed the connection"
+        try:
+            if await self._take(first):
+                while data := await self._stream.receive():
+                    if not await self._take(decoder.feed(data)):
+                        break
+        except ProtocolError as bad:
+            reason = str(bad)
+            log.warning("client sent nonsense", member=self.member.name, reason=reason)
+            self.tell(core.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+        finally:
+            self.run(self.member.leave(reason))
+            self.links.close()
+            with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
+                await self._engine_idle()
+                await self._stream.flush()
+            self._daemon.remove(self)
+            self._stream.close()
+            if not self._in_engine:
+                self.arena.close()
+            else:
+                log.error("the engine still holds an op; its arena is kept mapped", member=self.member.name)
+
+    async def _take(self, messages: list[m.FromClient]) -> bool:
+        for message in messages:
+            if self._daemon.stopping and not isinstance(message, m.Detach):
+                await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
+            while len(self.member.ops) >= self._daemon.config.limits.ops_in_flight and not self.member.over:
+                self._room = trio.Event()
+                await self._room.wait()
+            if isinstance(message, m.Detach):
+                return False
+            if not isinstance(message, m.Post):
+                raise ProtocolError(
+                    "sent a message out of place", who=self.member.name, expected="Post or Detach", got=str(message)
+                )
+            self._post(message)
+        return True
+
+    def _post(self, post: m.Post) -> None:
+        descriptor = Descriptor(
+            Kind(post.kind),
+            DType(post.dtype),
+            ReduceOp(post.op),
+            post.count,
+            post.codec,
+            post.algorithm,
+            post.on_failure,
+        )
+        for region in (post.front, post.back):
+            if not self.arena.holds(region, descriptor.nbytes):
+                raise ProtocolError(
+                    "an operation's region lies outside the arena",
+                    who=f"{self.member.name}, {descriptor}",
+                    expected=f"within {self.arena.nbytes} bytes",
+                    got=f"{descriptor.nbytes} bytes at {region}",
+                )
+        if post.front < post.back + descriptor.nbytes and post.back < post.front + descriptor.nbytes:
+            raise ProtocolError("front and back overlap", who=f"{self.member.name}, {descriptor}")
+        self._hit("on_post")
+        self.run(self.member.post(post, descriptor, trio.current_time()))
+
+    def tell(self, message: m.FromDaemon) -> None:
+        """Send to the client; one that does not read is cut off."""
+        try:
+            self._stream.send_nowait(encode(message))
+        except ProtocolError as bad:
+            log.warning("client does not read", member=self.member.name, reason=str(bad))
+            self._stream.close()
+
+    def close(self) -> None:
+        """End the connection; serve() does the rest."""
+        self._stream.close()
+
+    # ---- commands ------------------------------------------------------------------------------------
+
+    def run(self, commands: list[core.Command]) -> None:
+        """Carry out the member's commands, in order and without waiting."""
+        for command in commands:
+            match command:
+                case core.ToMaster(message):
+                    self._to_master(message)
+                case core.ToClient(message):
+                    self._to_client(message)
+                case core.StartOp(op):
+                    self._start(op)
+                case core.CancelOp(engine_id):
+                    self._daemon.engine.cancel(engine_id)
+                case core.EnterEpoch(epoch, rank):
+                    self._prepared.clear()
+                    self._hit("on_epoch")
+                    self.links.enter(epoch, self._neighbours(epoch, rank))
+                case core.Over():
+                    self.links.close()
+
+    def _to_master(self, message: m.FromPeer) -> None:
+        if isinstance(message, m.Done):
+            self._hit("before_done")
+            self._daemon.control.send(message)
+            self._hit("after_done")
+        else:
+            self._daemon.control.send(message)
+
+    def _to_client(self, message: m.FromDaemon) -> None:
+        if isinstance(message, m.Result):
+            self._hit("before_commit")
+            self.tell(message)
+            self._hit("after_commit")
+        else:
+            self.tell(message)
+        self._room.set()
+
+    def _neighbours(self, epoch: m.Epoch, rank: int) -> set[int]:
+        world = len(epoch.members)
+        return {epoch.members[line.peer].mid for line in ring_all_reduce(rank, world)}
+
+    def _start(self, op: core.Op) -> None:
+        self._in_engine.add(op.engine_id)
+        self._daemon.started(op.engine_id, self)
+        base = self.arena.address
+        self._daemon.engine.post(
+            self._prepare(op.descriptor),
+            op.engine_id,
+            self.member.epoch_number,
+            op.seq,
+            op.fingerprint,
+            base + op.front,
+            base + op.back,
+        )
+        if self._daemon.failpoints.armed:
+            self._daemon.watch_first_bytes(self.links.engine_ids().values())
+
+    def _prepare(self, descriptor: Descriptor) -> Prepared:
+        """The op's schedule in the engine's terms; kept, since training repeats its shapes."""
+        key = (descriptor.kind, descriptor.dtype, descriptor.op, descriptor.count)
+        ready = self._prepared.get(key)
+        if ready is None:
+            member = self.member
+            assert member.epoch is not None
+            data = descriptor.kind is Kind.all_reduce
+            make = ring_all_reduce if data else membership_token
+            if len(self._prepared) >= _PREPARED_KEPT:
+                self._prepared.pop(next(iter(self._prepared)))
+            ready = self._prepared[key] = self._daemon.engine.prepare(
+                make(member.rank, member.world_size),
+                self.links.engine_ids(),
+                chunk_bounds(descriptor.count, member.world_size),
+                descriptor.dtype,
+                descriptor.op,
+                member.world_size,
+                member.epoch.lanes,
+                digest=data,
+            )
+        return ready
+
+    # ---- events from the engine ----------------------------------------------------------------------
+
+    def op_finished(self, engine_id: int, digest: int, bytes_sent: int) -> None:
+        """The engine's Done."""
+        self._released(engine_id)
+        self.run(self.member.op_finished(engine_id, digest, bytes_sent))
+
+    def op_cancelled(self, engine_id: int) -> None:
+        """The engine's Cancelled."""
+        self._released(engine_id)
+        self.run(self.member.op_cancelled(engine_id))
+
+    def _released(self, engine_id: int) -> None:
+        self._in_engine.discard(engine_id)
+        if not self._in_engine:
+            self._idle.set()
+
+    async def _engine_idle(self) -> None:
+        while self._in_engine:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    def _hit(self, name: str) -> None:
+        if self._daemon.failpoints.armed:
+            self._daemon.failpoints.hit(name)

@@ -1,0 +1,1 @@
+"""wancoll.schedule: who sends which bytes to whom, as data."""

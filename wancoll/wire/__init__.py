@@ -1,0 +1,1 @@
+"""wancoll.wire: typed messages and size-capped frames, sans I/O."""

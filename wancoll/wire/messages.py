@@ -1,0 +1,448 @@
+"""Typed messages: peer <-> master, lane handshakes, client <-> daemon, status. Unknown or ill-typed fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+U64 = Annotated[int, Meta(ge=0, le=(1 << 64) - 1)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Text = Annotated[str, Meta(max_length=4096)]
+Address = Annotated[str, Meta(min_length=3, max_length=300)]  # "host:port", IPv6 in brackets
+Addresses = Annotated[list[Address], Meta(min_length=1, max_length=8)]
+World = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Base: a positional msgpack array whose first item is the type's name."""
+
+
+# ---- peer -> master ---------------------------------------------------------------------------------
+
+
+class Hello(_Message):
+    """First message on a control connection. incarnation is fresh at each daemon start."""
+
+    protocol: int
+    daemon: Name
+    incarnation: U64
+    addresses: Addresses  # where this daemon's lanes can be dialled
+    lanes: Annotated[int, Meta(ge=1, le=256)]
+    version: Name
+
+
+class Join(_Message):
+    """A client of this daemon asks to become *member* of *group*."""
+
+    group: Name
+    member: Name
+    start_world: World
+    min_world: World
+
+
+class Leave(_Message):
+    """The member leaves (its client detached or died)."""
+
+    group: Name
+    member: Name
+
+
+class Heartbeat(_Message):
+    """I am alive; *number* counts up and comes back in the Pong."""
+
+    number: U64
+
+
+class Done(_Message):
+    """Every op up to *seq* that is not void is finished on this member; *digest* is that of *seq*."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    seq: U64
+    digest: U64
+    fingerprint: U64
+
+
+class LinkDown(_Message):
+    """The link to member *other* broke ("lost") or could not be dialled within its deadline ("unreachable")."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    other: U64
+    kind: Name
+    reason: Text
+
+
+class Mismatch(_Message):
+    """A neighbour's frame for *seq* has another fingerprint, or the answer to an Abort that asks; *call* is my descriptor."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    seq: U64
+    call: Text
+
+
+class GiveUp(_Message):
+    """This member's caller wants *seqs* to end (on_failure="raise" after an abort); the master voids them for all."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    seqs: Annotated[list[U64], Meta(max_length=1024)]
+
+
+class UpdateMembership(_Message):
+    """The member has reached update_membership at *seq*."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    seq: U64
+
+
+class ProbeResult(_Message):
+    """Whether *target*'s addresses answered (see Probe)."""
+
+    group: Name
+    joiner: U64
+    prober: U64
+    target: U64
+    ok: bool
+    reason: Text
+
+
+class StatusRequest(_Message):
+    """From `wancoll status`: may be the first and only message of a connection."""
+
+    protocol: int
+
+
+FromPeer = (
+    Hello
+    | Join
+    | Leave
+    | Heartbeat
+    | Done
+    | LinkDown
+    | Mismatch
+    | GiveUp
+    | UpdateMembership
+    | ProbeResult
+    | StatusRequest
+)
+
+# ---- master -> peer ---------------------------------------------------------------------------------
+
+
+class Welcome(_Message):
+    """Answer to Hello. *term* grows with each master; times are seconds."""
+
+    protocol: int
+    term: U64
+    heartbeat_interval: float
+    heartbeat_timeout: float
+
+
+class Pong(_Message):
+    """Answer to Heartbeat."""
+
+    number: U64
+    term: U64
+
+
+class Joined(_Message):
+    """The Join is noted; *mid* names the member from now on. *reason* says what it waits for."""
+
+    group: Name
+    member: Name
+    mid: U64
+    reason: Text
+
+
+class Refused(_Message):
+    """The Join is refused, for good."""
+
+    group: Name
+    member: Name
+    reason: Text
+
+
+class MemberInfo(_Message):
+    """One member of an epoch."""
+
+    mid: U64
+    name: Name
+    daemon: Name
+    addresses: Addresses
+
+
+class Void(_Message):
+    """Op *seq* was given up for every member. *error* is a class name of wancoll.errors; *calls* is for CollectiveMismatch."""
+
+    seq: U64
+    error: Name
+    text: Text
+    calls: dict[str, str]
+
+
+class Epoch(_Message):
+    """A new epoch for member *to*. Whatever lies above *committed_upto* is void here and runs again, but for *voids*."""
+
+    group: Name
+    to: U64
+    term: U64
+    epoch: U64
+    members: list[MemberInfo]  # in rank order
+    lanes: Annotated[int, Meta(ge=1, le=256)]
+    key: Annotated[bytes, Meta(min_length=16, max_length=16)]  # proves that a lane's dialler is of this group
+    min_world: World
+    committed_upto: U64
+    voids: list[Void]
+    reason: Text
+
+
+class Commit(_Message):
+    """All ops of *epoch* up to *upto* are committed."""
+
+    group: Name
+    epoch: U64
+    upto: U64
+    term: U64
+
+
+class Abort(_Message):
+    """Stop the ops of *epoch*; the next Epoch follows. With *ask* > 0: answer with Mismatch for seq *ask*."""
+
+    group: Name
+    epoch: U64
+    ask: U64
+    reason: Text
+
+
+class Evicted(_Message):
+    """Member *mid* is out. Ops up to *committed_upto* had committed."""
+
+    group: Name
+    mid: U64
+    reason: Text
+    committed_upto: U64
+
+
+class Probe(_Message):
+    """Member *prober* of your daemon: say whether a data port answers at *addresses* (those of *target*)."""
+
+    group: Name
+    joiner: U64
+    prober: U64
+    target: U64
+    daemon: Name  # who should answer there
+    addresses: Addresses
+
+
+class MemberStatus(_Message):
+    """A member as `wancoll status` shows it. state: "joining" or "member"."""
+
+    name: str
+    mid: int
+    daemon: str
+    state: str
+    rank: int
+    addresses: list[str]
+    done_upto: int
+    silent_for: float
+
+
+class GroupStatus(_Message):
+    """A group as `wancoll status` shows it."""
+
+    name: str
+    phase: str
+    epoch: int
+    start_world: int
+    min_world: int
+    lanes: int
+    committed_upto: int
+    members: list[MemberStatus]
+    waiting_for: str
+
+
+class EventRecord(_Message):
+    """One line of the event log. time is seconds since 1970."""
+
+    time: float
+    group: str
+    epoch: int
+    kind: str
+    text: str
+
+
+class Status(_Message):
+    """Answer to StatusRequest."""
+
+    term: int
+    uptime: float
+    version: str
+    daemons: list[str]
+    groups: list[GroupStatus]
+    events: list[EventRecord]  # newest last
+
+
+class Bye(_Message):
+    """The master closes this connection, and why."""
+
+    reason: Text
+
+
+FromMaster = Welcome | Pong | Joined | Refused | Epoch | Commit | Abort | Evicted | Probe | Status | Bye
+
+# ---- lane handshake (daemon <-> daemon, on the data port) -------------------------------------------
+
+
+class LaneHello(_Message):
+    """First frame on a data connection. After LaneWelcome only engine frames follow."""
+
+    protocol: int
+    group: Name
+    key: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    sender: U64  # mid of the dialler
+    receiver: U64
+    lane: Annotated[int, Meta(ge=0, le=255)]
+    generation: U64  # grows with every dial of the link; the highest wins
+
+
+class ProbeHello(_Message):
+    """First frame of a connection that only asks who listens here."""
+
+    protocol: int
+    daemon: Name
+
+
+class LaneWelcome(_Message):
+    """The lane is open."""
+
+    daemon: Name
+
+
+class LaneRefused(_Message):
+    """Not now (*again*) or never."""
+
+    again: bool
+    reason: Text
+
+
+LaneFirst = LaneHello | ProbeHello
+LaneAnswer = LaneWelcome | LaneRefused
+
+# ---- client -> daemon (unix socket) -----------------------------------------------------------------
+
+
+class Attach(_Message):
+    """First message of a client. Empty *member*: the daemon makes a name."""
+
+    protocol: int
+    group: Name
+    member: Annotated[str, Meta(max_length=128)]
+    start_world: World
+    min_world: World
+    pid: Count
+
+
+class Post(_Message):
+    """One collective. *front* and *back* are byte offsets into the arena; enums as in wancoll.collective."""
+
+    id: U64  # counts the client's calls from 1
+    kind: Annotated[int, Meta(ge=0, le=1)]
+    dtype: Annotated[int, Meta(ge=0, le=8)]
+    op: Annotated[int, Meta(ge=0, le=4)]
+    count: Count
+    codec: Name
+    algorithm: Name
+    on_failure: Name
+    front: Count
+    back: Count
+
+
+class Detach(_Message):
+    """The client leaves; the connection closes after this."""
+
+
+class Arm(_Message):
+    """Fault injection, only where the daemon was started with the same *token* in WANCOLL_FAILPOINTS.
+
+    action: "kill" or "pause" (at failpoint *name*), "cut" or "heal" (*name* is the other member's daemon), "clear".
+    """
+
+    token: Name
+    name: Name
+    action: Name
+
+
+class LocalStatusRequest(_Message):
+    """May be the first message: ask the daemon about itself."""
+
+
+FromClient = Attach | Post | Detach | Arm | LocalStatusRequest
+
+# ---- daemon -> client -------------------------------------------------------------------------------
+
+
+class Attached(_Message):
+    """Answer to Attach; the arena's descriptor travels with it (SCM_RIGHTS)."""
+
+    daemon: Name
+    arena_bytes: Count
+
+
+class EpochInfo(_Message):
+    """The member's place, sent whenever it changes; the first one ends connect()."""
+
+    epoch: int
+    rank: int
+    member: str
+    members: list[str]
+
+
+class Result(_Message):
+    """Op *id* is committed."""
+
+    id: int
+    seq: int
+    epoch: int
+    contributors: list[str]
+    digest: int
+    attempts: int
+    algorithm: str
+    bytes_sent: int
+    seconds: float
+
+
+class Failure(_Message):
+    """Op *id* failed (0: the connection as a whole). *error* is a class name of wancoll.errors."""
+
+    id: int
+    error: str
+    what: str
+    who: str
+    expected: str
+    got: str
+    hint: str
+    calls: dict[str, str]
+
+
+class Ok(_Message):
+    """Answer to Arm."""
+
+
+class LocalStatus(_Message):
+    """Answer to LocalStatusRequest: *text* is a JSON object."""
+
+    text: str
+
+
+FromDaemon = Attached | EpochInfo | Result | Failure | Ok | LocalStatus
