@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 
 class WancollError(Exception):
     """Base of all expected failures.
@@ -25,6 +28,10 @@ class WancollError(Exception):
     ) -> None:
         self.what, self.who, self.expected, self.got, self.hint = what, who, expected, got, hint
         super().__init__(what, who, expected, got, hint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {name: value for name, value in vars(self).items() if name != "what" and not name.startswith("_")}
+        return partial(type(self), **fields), (self.what,)  # the fields are keyword-only, so the default way fails
 
     def __str__(self) -> str:
         parts = [f"{self.who}: {self.what}" if self.who else self.what]

@@ -1,0 +1,340 @@
+"""A wancoll cluster on loopback whose parts can be killed, stopped, cut off and started again."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Self
+
+from wancoll.chaos.clients import ClientProcess
+from wancoll.chaos.process import Service
+from wancoll.errors import BY_NAME, ConfigError
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.local import join_address, split_address
+from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
+
+if TYPE_CHECKING:
+    from wancoll.client.communicator import Communicator
+
+_ANSWER_TIMEOUT = 5.0  # seconds for a service to answer a question
+_END_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL at the end
+_KEPT_VARIABLES = frozenset({"WANCOLL_CPU"})  # of the caller's WANCOLL_*; the others would change the cluster's options
+
+
+class Cluster:
+    """A master and peer daemons on loopback, each a process of its own. A context manager.
+
+    Whatever happens, the processes end with this object (or with this process, if it is killed) and its
+    temporary folder is removed.
+
+    Args:
+        peers: how many daemons to start; their names are peer-0, peer-1, ...
+        lanes: TCP connections per link.
+        heartbeat_timeout: seconds of silence after which the master evicts.
+        listen: "host:port" that master and daemons listen on; port 0 for all.
+        master_args: more options of `wancoll master`, each as "--option=value".
+        peer_args: more options of `wancoll peer`, for every daemon, each as "--option=value".
+        env: environment variables for all processes.
+        peer_env: more environment variables for single daemons, by index.
+        startup_timeout: seconds for one process to become ready.
+    """
+
+    def __init__(
+        self,
+        peers: int = 4,
+        *,
+        lanes: int = 8,
+        heartbeat_timeout: float = DEFAULT.heartbeat_timeout,
+        listen: str = "127.0.0.1:0",
+        master_args: Sequence[str] = (),
+        peer_args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        peer_env: Mapping[int, Mapping[str, str]] | None = None,
+        startup_timeout: float = 30.0,
+    ) -> None:
+        self._lanes, self._listen, self._startup_timeout = lanes, listen, startup_timeout
+        self._master_args = [f"--heartbeat-timeout={heartbeat_timeout}", *master_args]
+        self._peer_args = list(peer_args)
+        self._peer_env = {i: dict(variables) for i, variables in (peer_env or {}).items()}
+        self._token = secrets.token_hex(8)
+        self._env = {
+            name: value
+            for name, value in os.environ.items()
+            if (not name.startswith("WANCOLL_") and name != "NOTIFY_SOCKET") or name in _KEPT_VARIABLES
+        }
+        self._env.update(env or {})
+        self._folder = tempfile.mkdtemp(prefix="wancoll-")
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wancoll-chaos")
+        self._lock = threading.Lock()
+        self._master: Service | None = None
+        self._master_address = ("", 0)
+        self._peers: list[Service] = []
+        self._names: list[str] = []
+        self._extra_args: list[list[str]] = []  # of each peer, for its restart
+        self._peer_addresses: list[tuple[str, int]] = []
+        self._clients: list[ClientProcess] = []
+        try:
+            self.start_master()
+            for _ in range(peers):
+                self._launch(len(self._peers), self.name(len(self._peers)), [])
+            for i in range(peers):
+                self._await_ready(i)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    # ---- what is where -------------------------------------------------------------------------------
+
+    @property
+    def master_address(self) -> tuple[str, int]:
+        """(host, port) of the master."""
+        return self._master_address
+
+    def peer_address(self, i: int) -> tuple[str, int]:
+        """(host, port) of peer i's data port."""
+        return self._peer_addresses[i]
+
+    def socket(self, i: int) -> str:
+        """Path of peer i's client socket."""
+        return os.path.join(self._folder, f"peer-{i}.sock")
+
+    def name(self, i: int) -> str:
+        """Name of peer i's daemon."""
+        return self._names[i] if i < len(self._names) else f"peer-{i}"
+
+    def pid(self, i: int) -> int:
+        """Process id of peer i's daemon."""
+        return self._peers[i].pid
+
+    @property
+    def master_pid(self) -> int:
+        """Process id of the master."""
+        return self._running_master().pid
+
+    def running(self, i: int) -> bool:
+        """Whether peer i's daemon is there; a paused one is."""
+        return self._peers[i].running
+
+    def logs(self, i: int, lines: int = 50) -> str:
+        """The last lines of peer i's log."""
+        return self._peers[i].log_tail(lines)
+
+    def master_logs(self, lines: int = 50) -> str:
+        """The last lines of the master's log."""
+        return self._master.log_tail(lines) if self._master is not None else ""
+
+    def status(self) -> m.Status:
+        """What the master knows, as `wancoll status` shows it."""
+        answer = _ask(
+            socket.create_connection(self._master_address, _ANSWER_TIMEOUT),
+            m.StatusRequest(PROTOCOL_VERSION),
+            m.FromMaster,
+            "the master",
+        )
+        if not isinstance(answer, m.Status):
+            raise ConfigError("gave no status", who="the master", got=str(answer)[:200])
+        return answer
+
+    # ---- clients -------------------------------------------------------------------------------------
+
+    def connect(self, i: int, **options: Any) -> Communicator:
+        """`wancoll.connect` to peer i's daemon; *options* are its other arguments."""
+        import wancoll
+
+        return wancoll.connect(socket=self.socket(i), **options)
+
+    def client(self, i: int, target: Callable[..., Any], *arguments: Any) -> ClientProcess:
+        """Run `target(socket of peer i, *arguments)` in a process of its own, which can be killed and paused.
+
+        To restart a client, kill it and call this again.
+        """
+        with self._lock:
+            label = f"client-{len(self._clients)} of {self.name(i)}"
+            client = ClientProcess(self._starter, label, target, self.socket(i), arguments)
+            self._clients.append(client)
+        return client
+
+    # ---- peers ---------------------------------------------------------------------------------------
+
+    def add_peer(self, *extra: str, name: str = "", env: Mapping[str, str] | None = None) -> int:
+        """Start one more daemon; returns its index.
+
+        Args:
+            extra: more options of `wancoll peer`, each as "--option=value"; they replace those of the cluster.
+            name: of the daemon, "" for peer-<index>.
+            env: more environment variables.
+        """
+        with self._lock:
+            i = len(self._peers)
+            self._peer_env.setdefault(i, {}).update(env or {})
+            self._launch(i, name or self.name(i), list(extra))
+        self._await_ready(i)
+        return i
+
+    def kill(self, i: int) -> None:
+        """SIGKILL peer i's daemon; returns when it is gone."""
+        self._peers[i].kill()
+
+    def terminate(self, i: int) -> None:
+        """SIGTERM peer i's daemon: it drains and leaves. Does not wait."""
+        self._peers[i].signal(signal.SIGTERM)
+
+    def wait(self, i: int, timeout: float = 10.0) -> int:
+        """Exit code of peer i's daemon, once it has ended by itself."""
+        return self._peers[i].wait(timeout)
+
+    def pause(self, i: int) -> None:
+        """SIGSTOP peer i's daemon; returns when all its threads stand still."""
+        self._peers[i].pause()
+
+    def resume(self, i: int) -> None:
+        """SIGCONT peer i's daemon."""
+        self._peers[i].signal(signal.SIGCONT)
+
+    def restart_peer(self, i: int) -> None:
+        """Start peer i's daemon again, under its name and socket; kills the running one first."""
+        self._peers[i].kill()
+        self._launch(i, self._names[i], self._extra_args[i])
+        self._await_ready(i)
+
+    # ---- the master ----------------------------------------------------------------------------------
+
+    def kill_master(self) -> None:
+        """SIGKILL the master; returns when it is gone."""
+        self._running_master().kill()
+
+    def pause_master(self) -> None:
+        """SIGSTOP the master; returns when all its threads stand still."""
+        self._running_master().pause()
+
+    def resume_master(self) -> None:
+        """SIGCONT the master."""
+        self._running_master().signal(signal.SIGCONT)
+
+    def start_master(self) -> None:
+        """Start the master: on a free port the first time, on the same port and journal again."""
+        if self._master is not None and self._master.running:
+            raise ConfigError("the master runs already", who=f"process {self._master.pid}", hint="kill_master() first")
+        listen = join_address(*self._master_address) if self._master_address[1] else self._listen
+        journal = os.path.join(self._folder, "journal.sqlite")
+        arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
+        self._master = Service(self._starter, "master", arguments, self._folder, self._env)
+        ready = self._master.ready(self._startup_timeout)
+        self._master_address = split_address(ready.split()[0], what="the master's readiness line")
+
+    # ---- faults inside -------------------------------------------------------------------------------
+
+    def cut(self, i: int, j: int) -> None:
+        """Break the lanes between peers i and j, and keep them down; all processes stay alive."""
+        self._arm(i, self.name(j), "cut")
+        self._arm(j, self.name(i), "cut")
+
+    def heal(self, i: int, j: int) -> None:
+        """Let the lanes between peers i and j come back."""
+        self._arm(i, self.name(j), "heal")
+        self._arm(j, self.name(i), "heal")
+
+    def failpoint(self, i: int, name: str, action: str) -> None:
+        """Arm a failpoint of peer i's daemon; it fires once.
+
+        Args:
+            i: which daemon.
+            name: on_post (a client's call was read), mid_op (an op was handed to the engine), before_done, after_done
+                (Done written to the master), before_commit (the commit is known, the client is not told), after_commit
+                or on_epoch.
+            action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm).
+        """
+        self._arm(i, name, action)
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every process that was started here, also stopped ones, and remove the temporary folder. Idempotent."""
+        for client in self._clients:
+            client.close()
+        services = [*self._peers, *([self._master] if self._master is not None else [])]
+        for service in services:
+            service.ask_to_end()
+        deadline = time.monotonic() + _END_TIMEOUT
+        for service in services:
+            service.end(deadline)
+        self._starter.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- inside --------------------------------------------------------------------------------------
+
+    def _running_master(self) -> Service:
+        if self._master is None or not self._master.running:
+            raise ConfigError("the master does not run", who="Cluster", hint="start_master() first")
+        return self._master
+
+    def _launch(self, i: int, name: str, extra: list[str]) -> None:
+        options = [
+            f"--master={join_address(*self._master_address)}",
+            f"--listen={self._listen}",
+            f"--socket={self.socket(i)}",
+            f"--name={name}",
+            f"--lanes={self._lanes}",
+            *self._peer_args,
+            *extra,
+        ]
+        last = {option.partition("=")[0]: option for option in options}
+        environment = {**self._env, "WANCOLL_FAILPOINTS": self._token, **self._peer_env.get(i, {})}
+        service = Service(self._starter, f"peer-{i}", ["peer", *last.values()], self._folder, environment)
+        if i < len(self._peers):
+            self._peers[i] = service
+        else:
+            self._peers.append(service)
+            self._names.append(name)
+            self._extra_args.append(extra)
+            self._peer_addresses.append(("", 0))
+
+    def _await_ready(self, i: int) -> None:
+        ready = dict(word.split("=", 1) for word in self._peers[i].ready(self._startup_timeout).split())
+        self._peer_addresses[i] = split_address(ready["data"].split(",")[0], what="the peer's readiness line")
+
+    def _arm(self, i: int, name: str, action: str) -> None:
+        who = f"{self.name(i)}, {action} {name}"
+        local = socket.socket(socket.AF_UNIX)
+        try:
+            local.settimeout(_ANSWER_TIMEOUT)
+            local.connect(self.socket(i))
+        except OSError as bad:
+            local.close()
+            raise ConfigError("does not take the fault", who=who, got=str(bad), hint="was it killed?") from bad
+        answer = _ask(local, m.Arm(self._token, name, action), m.FromDaemon, who)
+        if isinstance(answer, m.Failure):
+            kind = BY_NAME.get(answer.error, ConfigError)
+            raise kind(answer.what, who=answer.who, expected=answer.expected, got=answer.got, hint=answer.hint)
+
+
+def _ask(connection: socket.socket, question: m.Arm | m.StatusRequest, kind: Any, who: str) -> Any:
+    """Send one message, return the one that comes back, close."""
+    decoder: Decoder[Any] = Decoder(kind, DEFAULT.message_bytes, who)
+    try:
+        with connection:
+            connection.sendall(encode(question))
+            while data := connection.recv(65536):
+                for answer in decoder.feed(data):
+                    return answer
+    except OSError as bad:
+        raise ConfigError("does not answer", who=who, got=str(bad), hint="was it killed or paused?") from bad
+    raise ConfigError("closed the connection without an answer", who=who)
