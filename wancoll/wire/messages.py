@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-U64 = Annotated[int, Meta(ge=0, le=(1 << 64) - 1)]
+U64 = Annotated[int, Meta(ge=0)]  # msgpack carries no more than 64 bits; msgspec takes no bound above 2^63 - 1
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]
