@@ -1,0 +1,43 @@
+"""Builds wancoll._native with cffi (API mode). The headers are the one source of truth for its declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).resolve().parent
+FACES = [name for name in ("kernels.h", "engine.h", "pages.h") if (HERE / name).exists()]
+FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
+
+
+def declarations(header: Path) -> str:
+    """The header as cffi reads it: without preprocessor lines, but for plain integer constants."""
+    kept = []
+    for line in header.read_text().splitlines():
+        words = line.split("/*")[0].split()
+        if not line.startswith("#"):
+            kept.append(line)
+        elif words[0] == "#define" and len(words) == 3:
+            kept.append(f"#define {words[1]} {words[2].rstrip('uUlL')}")
+    return "\n".join(kept)
+
+
+def relative(path: Path) -> str:
+    """setuptools wants paths relative to setup.py."""
+    return path.relative_to(HERE.parent).as_posix()
+
+
+ffi_builder = FFI()
+for _face in FACES:
+    ffi_builder.cdef(declarations(HERE / _face))
+ffi_builder.set_source(
+    "wancoll._native",
+    "\n".join(f'#include "{face}"' for face in FACES),
+    sources=[relative(source) for source in sorted(HERE.glob("*.c"))],
+    depends=[relative(header) for header in sorted(HERE.rglob("*.h"))],
+    include_dirs=[relative(HERE)],
+    extra_compile_args=FLAGS,
+    extra_link_args=["-pthread"],
+    py_limited_api=True,
+)

@@ -1,0 +1,339 @@
+/* The engine's public calls: each checks its arguments, reserves what it needs, and queues commands for the workers. */
+#include "engine_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int fail(int error)
+{
+    errno = error;
+    return -1;
+}
+
+static bool config_valid(const wc_config *config)
+{
+    return config->workers >= 1 && config->workers <= WC_MAX_WORKERS && config->segment >= WC_DIGEST_BLOCK &&
+           config->segment <= WC_MAX_SEGMENT && config->segment % WC_DIGEST_BLOCK == 0 && config->stripe >= 1;
+}
+
+wc_engine *wc_engine_new(const wc_config *config)
+{
+    if (!config_valid(config)) {
+        errno = EINVAL;
+        return NULL;
+    }
+    const wc_kernels *kernels = wc_kernels_default();
+    if (!kernels) {
+        errno = ENOSYS;
+        return NULL;
+    }
+    wc_engine *engine = calloc(1, sizeof *engine);
+    if (!engine)
+        return NULL;
+    engine->config = *config;
+    engine->kernels = kernels;
+    engine->workers = calloc(config->workers, sizeof *engine->workers);
+    if (!engine->workers || wc_events_init(&engine->events) < 0) {
+        free(engine->workers);
+        free(engine);
+        return NULL;
+    }
+    pthread_mutex_init(&engine->mutex, NULL);
+    for (uint32_t i = 0; i < config->workers; i++) {
+        if (wc_worker_start(&engine->workers[i], engine, i) < 0) {
+            int error = errno;
+            wc_engine_free(engine);
+            errno = error;
+            return NULL;
+        }
+    }
+    return engine;
+}
+
+static void link_free(wc_link *link)
+{
+    for (uint32_t i = 0; i < link->lanes_count; i++)
+        wc_lane_destroy(&link->lanes[i]);
+    free(link);
+}
+
+void wc_link_unref(wc_link *link)
+{
+    if (atomic_fetch_sub(&link->refs, 1) == 1)
+        link_free(link);
+}
+
+void wc_command_drop(wc_command *command)
+{
+    if (command->type == WC_CMD_ATTACH && command->fd >= 0)
+        close(command->fd);
+    if (command->type == WC_CMD_CLOSE)
+        wc_link_unref(command->link);
+    if (command->work)
+        wc_work_unref(command->work);
+    free(command);
+}
+
+void wc_engine_free(wc_engine *engine)
+{
+    if (!engine)
+        return;
+    atomic_store(&engine->stopping, true);
+    for (uint32_t i = 0; i < engine->config.workers; i++) {
+        if (engine->workers[i].started) {
+            wc_worker_wake(&engine->workers[i]);
+            pthread_join(engine->workers[i].thread, NULL);
+        }
+    }
+    for (uint32_t i = 0; i < engine->config.workers; i++)
+        if (engine->workers[i].started)
+            wc_worker_destroy(&engine->workers[i]);
+    for (size_t b = 0; b < WC_BUCKETS; b++) {
+        for (wc_link *link = engine->links[b], *next; link; link = next) {
+            next = link->next;
+            link_free(link);
+        }
+        for (wc_work *work = engine->works[b], *next; work; work = next) {
+            next = work->next;
+            wc_work_unref(work);
+        }
+    }
+    wc_events_destroy(&engine->events);
+    pthread_mutex_destroy(&engine->mutex);
+    free(engine->workers);
+    free(engine);
+}
+
+int wc_engine_fd(const wc_engine *engine)
+{
+    return engine->events.fd;
+}
+
+int wc_engine_events(wc_engine *engine, wc_event *out, int cap)
+{
+    return wc_events_take(&engine->events, out, cap);
+}
+
+wc_link *wc_link_find(const wc_engine *engine, uint64_t id)
+{
+    wc_link *link = engine->links[wc_bucket(id)];
+    while (link && link->id != id)
+        link = link->next;
+    return link;
+}
+
+static wc_work *work_find(const wc_engine *engine, uint64_t id)
+{
+    wc_work *work = engine->works[wc_bucket(id)];
+    while (work && work->op.id != id)
+        work = work->next;
+    return work;
+}
+
+/* One command for each worker that `wanted` (NULL: every worker) has a count for. All or none are made. */
+static wc_command *make_commands(const wc_engine *engine, int type, const uint32_t *wanted)
+{
+    wc_command *list = NULL;
+    for (uint32_t i = 0; i < engine->config.workers; i++) {
+        if (wanted && !wanted[i])
+            continue;
+        wc_command *command = calloc(1, sizeof *command);
+        if (!command) {
+            for (; list; list = command) {
+                command = list->next;
+                free(list);
+            }
+            errno = ENOMEM;
+            return NULL;
+        }
+        command->type = type;
+        command->lane = i; /* here: the worker it is for */
+        command->fd = -1;
+        command->next = list;
+        list = command;
+    }
+    return list;
+}
+
+static void send_commands(wc_engine *engine, wc_command *list, uint64_t number, wc_link *link, wc_work *work)
+{
+    for (wc_command *command = list, *next; command; command = next) {
+        next = command->next;
+        command->number = number;
+        command->link = link;
+        command->work = work;
+        wc_worker_push(&engine->workers[command->lane], command);
+    }
+}
+
+int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint64_t epoch)
+{
+    if (lanes < 1 || lanes > WC_MAX_LANES)
+        return fail(EINVAL);
+    wc_link *link = calloc(1, sizeof *link + lanes * sizeof link->lanes[0]);
+    if (!link)
+        return fail(ENOMEM);
+    link->id = id;
+    link->epoch = epoch;
+    link->lanes_count = lanes;
+    atomic_init(&link->refs, engine->config.workers);
+    for (uint32_t i = 0; i < lanes; i++)
+        wc_lane_init(&link->lanes[i], link, &engine->workers[i % engine->config.workers], i, epoch);
+    pthread_mutex_lock(&engine->mutex);
+    int error = wc_link_find(engine, id) ? EINVAL : 0;
+    if (!error) {
+        link->next = engine->links[wc_bucket(id)];
+        engine->links[wc_bucket(id)] = link;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    if (!error)
+        return 0;
+    free(link);
+    return fail(error);
+}
+
+int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd)
+{
+    int error = 0;
+    wc_command *command = calloc(1, sizeof *command);
+    pthread_mutex_lock(&engine->mutex);
+    wc_link *link = wc_link_find(engine, id);
+    if (!command)
+        error = ENOMEM;
+    else if (!link || lane >= link->lanes_count || fd < 0)
+        error = EINVAL;
+    else if (wc_events_reserve(&engine->events, 1) < 0) /* for LANE_DOWN */
+        error = ENOMEM;
+    if (!error) {
+        *command = (wc_command){.type = WC_CMD_ATTACH, .fd = fd, .lane = lane, .link = link};
+        wc_worker_push(link->lanes[lane].worker, command);
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    if (!error)
+        return 0;
+    free(command);
+    if (fd >= 0)
+        close(fd);
+    return fail(error);
+}
+
+int wc_link_epoch(wc_engine *engine, uint64_t id, uint64_t epoch)
+{
+    int error = 0;
+    pthread_mutex_lock(&engine->mutex);
+    wc_link *link = wc_link_find(engine, id);
+    if (!link || epoch < link->epoch) {
+        error = EINVAL;
+    } else if (epoch > link->epoch) {
+        wc_command *commands = make_commands(engine, WC_CMD_EPOCH, NULL);
+        if (commands) {
+            link->epoch = epoch;
+            send_commands(engine, commands, epoch, link, NULL);
+        } else {
+            error = ENOMEM;
+        }
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return error ? fail(error) : 0;
+}
+
+int wc_link_close(wc_engine *engine, uint64_t id)
+{
+    int error = 0;
+    pthread_mutex_lock(&engine->mutex);
+    wc_link *link = wc_link_find(engine, id);
+    wc_command *commands = link ? make_commands(engine, WC_CMD_CLOSE, NULL) : NULL;
+    if (commands) {
+        wc_link **at = &engine->links[wc_bucket(id)];
+        while (*at != link)
+            at = &(*at)->next;
+        *at = link->next;
+        send_commands(engine, commands, 0, link, NULL);
+    } else {
+        error = link ? ENOMEM : EINVAL;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return error ? fail(error) : 0;
+}
+
+int wc_post(wc_engine *engine, const wc_op *op)
+{
+    int error = 0;
+    pthread_mutex_lock(&engine->mutex);
+    wc_work *work = NULL;
+    wc_command *commands = NULL;
+    if (work_find(engine, op->id))
+        error = EINVAL;
+    else if (!(work = wc_work_new(engine, op)))
+        error = errno;
+    else if (!(commands = make_commands(engine, WC_CMD_POST, work->remaining)))
+        error = ENOMEM;
+    else if (wc_events_reserve(&engine->events, 2) < 0) /* DONE, MISMATCH */
+        error = ENOMEM;
+    if (!error) {
+        work->next = engine->works[wc_bucket(op->id)];
+        engine->works[wc_bucket(op->id)] = work;
+        send_commands(engine, commands, engine->cancels, NULL, work);
+    } else {
+        for (wc_command *next; commands; commands = next) {
+            next = commands->next;
+            free(commands);
+        }
+        if (work)
+            wc_work_free(work);
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return error ? fail(error) : 0;
+}
+
+int wc_cancel(wc_engine *engine, uint64_t id)
+{
+    int error = 0;
+    pthread_mutex_lock(&engine->mutex);
+    wc_work *work = work_find(engine, id);
+    wc_command *commands = NULL;
+    if (wc_events_reserve(&engine->events, 1) < 0) {
+        error = ENOMEM;
+    } else if (!work) {
+        wc_event event = {.type = WC_EV_CANCELLED, .op = id};
+        wc_events_push(&engine->events, &event);
+    } else if ((commands = make_commands(engine, WC_CMD_CANCEL, NULL))) {
+        work->cancels++;
+        atomic_fetch_add(&work->refs, engine->config.workers);
+        send_commands(engine, commands, ++engine->cancels, NULL, work);
+    } else {
+        wc_events_release(&engine->events, 1);
+        error = ENOMEM;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return error ? fail(error) : 0;
+}
+
+static uint64_t counter(const atomic_ullong *value)
+{
+    return atomic_load_explicit(value, memory_order_relaxed);
+}
+
+int wc_lane_statistics(wc_engine *engine, uint64_t id, uint32_t lane, wc_lane_stats *out)
+{
+    pthread_mutex_lock(&engine->mutex);
+    wc_link *link = wc_link_find(engine, id);
+    bool found = link && lane < link->lanes_count;
+    if (found) {
+        const wc_lane_counters *c = &link->lanes[lane].counters;
+        *out = (wc_lane_stats){
+            .bytes_sent = counter(&c->bytes_sent),
+            .bytes_received = counter(&c->bytes_received),
+            .frames_sent = counter(&c->frames_sent),
+            .frames_received = counter(&c->frames_received),
+            .frames_dropped = counter(&c->frames_dropped),
+            .checksum_failures = counter(&c->checksum_failures),
+            .parked = atomic_load_explicit(&c->parked, memory_order_relaxed),
+            .attached = atomic_load_explicit(&c->attached, memory_order_relaxed),
+        };
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return found ? 0 : fail(ENOENT);
+}

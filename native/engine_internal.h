@@ -1,0 +1,245 @@
+/* What the engine's own files share: engine, worker, link, lane, op, part. Nothing here is for callers. */
+#ifndef WC_ENGINE_INTERNAL_H
+#define WC_ENGINE_INTERNAL_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine.h"
+#include "kernels.h"
+
+_Static_assert(sizeof(wc_frame) == 48, "the frame header is 48 bytes on the wire");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "headers and digests are written as the machine stores them");
+
+enum {
+    WC_CHECKED_BYTES = 44,        /* of the header, covered by the checksum */
+    WC_FLAG_CHECKSUM = 1,         /* wc_frame.flags */
+    WC_TX_FRAMES = 8,             /* frames that one sendmsg carries at most */
+    WC_TX_BATCH = 128 << 10,      /* no further frame joins a sendmsg that has this many bytes */
+    WC_READ_BYTES = 256 << 10,    /* one read; with the source and the result it stays within a core's L2 */
+    WC_WAKE_BYTES = 1 << 20,      /* what one lane may read, and send, before the other lanes have their turn */
+    WC_COPY_SLICE = 4 << 20,      /* world size 1: copied per turn */
+    WC_MAX_SEGMENT = 16 << 20,
+    WC_MAX_LANES = 256,
+    WC_MAX_WORKERS = 64,
+    WC_MAX_TRANSFERS = 1 << 16,
+    WC_BUCKETS = 256,
+};
+
+typedef struct wc_part wc_part;
+typedef struct wc_work wc_work;
+typedef struct wc_lane wc_lane;
+typedef struct wc_link wc_link;
+typedef struct wc_worker wc_worker;
+
+/* What one lane carries of one transfer. `lane` is set exactly while the part is in one of the lane's FIFOs or in its tx. */
+struct wc_part {
+    wc_part *prev, *next;         /* in the FIFO */
+    wc_part *after;               /* send: the recv that bounds it */
+    wc_part *dependents;          /* recv: sends that it bounds */
+    wc_part *next_dependent;
+    wc_work *work;
+    wc_lane *lane;
+    uint64_t begin, end, cursor;  /* bytes of the tensor; cursor: framed (send), reduced or copied (recv) */
+    uint32_t worker;
+    uint16_t step;
+    uint8_t direction, action;
+    bool queued;                  /* in a FIFO */
+    bool finished;
+};
+
+typedef struct {
+    wc_part *head, *tail;
+} wc_fifo;
+
+/* A posted op. Two counts: `unfinished` workers still touch its memory; `refs` keep this struct alive. */
+struct wc_work {
+    wc_op op;
+    wc_work *next;                /* in the engine's table; guarded by engine->mutex */
+    wc_work *next_copy;           /* world size 1: in worker 0's list */
+    uint32_t cancels;             /* guarded by engine->mutex */
+    atomic_uint unfinished, refs;
+    atomic_bool aborted;          /* a worker let go of parts that were not finished */
+    atomic_bool mismatched;       /* reported */
+    atomic_ullong bytes_sent;
+    size_t itemsize;
+    wc_reduce_fn reduce;
+    wc_average_fn average;        /* NULL: WC_FINAL is a plain reduction */
+    uint64_t copied;              /* world size 1: cursor */
+    uint64_t blocks;              /* 0: no digest */
+    uint64_t *hashes;
+    uint8_t *hashed;              /* per block; the rest straddle chunks and are hashed at the end */
+    uint32_t *remaining;          /* per worker: parts not finished; touched by that worker only */
+    size_t parts_count;
+    wc_part *parts;               /* by transfer, then by part */
+};
+
+typedef struct {
+    wc_frame header;
+    const uint8_t *payload;
+    wc_part *part;                /* NULL: voided, completed from the lane's private copy */
+    bool last;                    /* of its part */
+} wc_tx_frame;
+
+typedef struct {
+    atomic_ullong bytes_sent, bytes_received, frames_sent, frames_received, frames_dropped, checksum_failures;
+    atomic_bool parked, attached;
+} wc_lane_counters;
+
+struct wc_lane {
+    wc_link *link;
+    wc_worker *worker;
+    uint32_t index;
+    int fd;                       /* -1: not attached */
+    uint32_t armed;               /* epoll interest */
+    uint32_t attachments;         /* so far; LANE_DOWN says which one it means */
+    uint64_t epoch;
+    uint64_t next_seq;            /* 1 + the last seq queued here in this epoch; 0: none */
+    bool touched;                 /* bytes of this epoch have moved on the present or a former socket */
+    bool barred;                  /* such a socket was lost: nothing moves until the epoch changes */
+    bool blocked;                 /* the socket's send buffer is full */
+    wc_fifo sends, recvs;
+
+    wc_tx_frame tx[WC_TX_FRAMES];
+    uint32_t tx_first, tx_count;
+    size_t tx_sent;               /* bytes of frame tx_first, header included */
+    uint8_t *tx_private;          /* payload of a voided, half-sent frame */
+
+    uint8_t rx_buffer[sizeof(wc_frame)];
+    uint32_t rx_have;             /* header bytes */
+    bool rx_body;                 /* rx_frame is accepted (or drained), rx_left payload bytes follow */
+    bool rx_parked;
+    wc_frame rx_frame;
+    uint32_t rx_left, rx_crc;
+    wc_part *rx_part;             /* NULL: drained */
+    uint8_t rx_tail[8];           /* bytes of an element that has not arrived whole */
+    uint32_t rx_tail_bytes;
+
+    wc_lane_counters counters;
+};
+
+struct wc_link {
+    uint64_t id, epoch;           /* epoch: as the caller knows it; guarded by engine->mutex */
+    wc_link *next;
+    atomic_uint refs;             /* workers that have not processed the close */
+    uint32_t lanes_count;
+    wc_lane lanes[];
+};
+
+enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL };
+
+typedef struct wc_command wc_command;
+struct wc_command {
+    wc_command *next;
+    int type;
+    int fd;
+    uint32_t lane;
+    uint64_t number;              /* EPOCH: the epoch; CANCEL: its number; POST: cancels that must be through before */
+    wc_link *link;
+    wc_work *work;                /* holds a reference */
+};
+
+struct wc_worker {
+    wc_engine *engine;
+    uint32_t index;
+    pthread_t thread;
+    bool started;
+    int epoll, wake;
+    pthread_mutex_t mutex;        /* guards the incoming queue */
+    wc_command *in_head, *in_tail;
+    wc_command *todo;             /* taken from the queue; the first one may wait for other workers' cancels */
+    atomic_ullong cancelled;      /* number of the last cancel processed */
+    wc_work *copies;
+    uint8_t *scratch;             /* WC_READ_BYTES + 64 */
+};
+
+typedef struct {
+    pthread_mutex_t mutex;
+    int fd;
+    wc_event *ring;
+    size_t cap, head, count;
+    size_t reserved;              /* events that exist or may still come; cap is never below it */
+} wc_events;
+
+struct wc_engine {
+    wc_config config;
+    const wc_kernels *kernels;
+    wc_events events;
+    pthread_mutex_t mutex;        /* guards the tables and the order of commands. Taken before a worker's or the events' mutex */
+    wc_link *links[WC_BUCKETS];
+    wc_work *works[WC_BUCKETS];
+    uint64_t cancels;             /* numbers of cancel commands */
+    atomic_bool stopping;
+    wc_worker *workers;
+};
+
+static inline size_t wc_bucket(uint64_t id)
+{
+    return (size_t)((id * 0x9e3779b97f4a7c15u) >> 56);
+}
+
+/* Counters have one writer. */
+static inline void wc_count(atomic_ullong *counter, uint64_t n)
+{
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+/* engine_events.c: emission cannot fail, because room is reserved when its cause is accepted. */
+int wc_events_init(wc_events *events);
+void wc_events_destroy(wc_events *events);
+int wc_events_reserve(wc_events *events, size_t n); /* 0 or -1, ENOMEM */
+void wc_events_release(wc_events *events, size_t n);
+void wc_events_push(wc_events *events, const wc_event *event); /* uses one reservation */
+int wc_events_take(wc_events *events, wc_event *out, int cap);
+
+/* engine_op.c */
+wc_work *wc_work_new(wc_engine *engine, const wc_op *op); /* NULL with errno; engine->mutex held */
+void wc_work_free(wc_work *work);
+void wc_work_unref(wc_work *work);
+void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted); /* by each involved worker, once */
+void wc_part_finish(wc_engine *engine, wc_part *part);
+void wc_work_hash(wc_engine *engine, wc_work *work, const wc_part *part, uint64_t from, uint64_t to);
+bool wc_work_copy(wc_engine *engine, wc_work *work); /* world size 1: one slice; true when through */
+
+/* engine.c */
+wc_link *wc_link_find(const wc_engine *engine, uint64_t id); /* engine->mutex held */
+void wc_link_unref(wc_link *link);
+void wc_command_drop(wc_command *command); /* frees it and what it holds */
+
+/* worker.c */
+int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index);
+void wc_worker_push(wc_worker *worker, wc_command *command); /* engine->mutex held; takes the command */
+void wc_worker_wake(wc_worker *worker);
+void wc_worker_destroy(wc_worker *worker); /* after the thread has ended */
+
+/* lane.c */
+void wc_fifo_push(wc_fifo *fifo, wc_part *part);
+void wc_fifo_remove(wc_fifo *fifo, wc_part *part);
+void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index, uint64_t epoch);
+void wc_lane_destroy(wc_lane *lane);
+void wc_lane_set_fd(wc_lane *lane, int fd);
+void wc_lane_set_epoch(wc_lane *lane, uint64_t epoch);
+void wc_lane_close(wc_lane *lane); /* for good, silently */
+void wc_lane_queue(wc_lane *lane, wc_part *part);
+void wc_lane_forget(wc_lane *lane, const wc_work *work); /* all parts of work, or with NULL all parts */
+void wc_lane_interest(wc_lane *lane);
+void wc_lane_ready(wc_lane *lane, uint32_t events);
+void wc_lane_down(wc_lane *lane, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void wc_lane_go(wc_lane *lane); /* after commands changed its FIFOs: whatever can move, moves */
+
+/* lane_send.c */
+void wc_lane_send(wc_lane *lane);
+void wc_lane_forget_tx(wc_lane *lane, const wc_work *work);
+
+/* lane_receive.c */
+void wc_lane_receive(wc_lane *lane);
+void wc_lane_forget_rx(wc_lane *lane, const wc_work *work);
+
+#endif

@@ -1,0 +1,204 @@
+/* A lane: one socket, two FIFOs of parts, and what happens to them when sockets or epochs come and go. */
+#include "engine_internal.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+void wc_fifo_push(wc_fifo *fifo, wc_part *part)
+{
+    part->next = NULL;
+    part->prev = fifo->tail;
+    *(fifo->tail ? &fifo->tail->next : &fifo->head) = part;
+    fifo->tail = part;
+    part->queued = true;
+}
+
+void wc_fifo_remove(wc_fifo *fifo, wc_part *part)
+{
+    *(part->prev ? &part->prev->next : &fifo->head) = part->next;
+    *(part->next ? &part->next->prev : &fifo->tail) = part->prev;
+    part->prev = part->next = NULL;
+    part->queued = false;
+}
+
+void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index, uint64_t epoch)
+{
+    lane->link = link;
+    lane->worker = worker;
+    lane->index = index;
+    lane->fd = -1;
+    lane->epoch = epoch;
+}
+
+void wc_lane_destroy(wc_lane *lane)
+{
+    if (lane->fd >= 0)
+        close(lane->fd);
+    lane->fd = -1;
+    free(lane->tx_private);
+    lane->tx_private = NULL;
+}
+
+/* Tells epoll what this lane waits for: input unless parked, room to send if blocked, the other end's end always. */
+void wc_lane_interest(wc_lane *lane)
+{
+    if (lane->fd < 0)
+        return;
+    bool parked = lane->rx_parked || lane->barred;
+    uint32_t wanted = EPOLLRDHUP | (parked ? 0 : EPOLLIN) | (lane->blocked ? EPOLLOUT : 0);
+    atomic_store_explicit(&lane->counters.parked, parked, memory_order_relaxed);
+    if (wanted == lane->armed)
+        return;
+    struct epoll_event event = {.events = wanted, .data.ptr = lane};
+    if (epoll_ctl(lane->worker->epoll, EPOLL_CTL_MOD, lane->fd, &event) < 0)
+        wc_lane_down(lane, errno, "epoll: %s", strerror(errno));
+    else
+        lane->armed = wanted;
+}
+
+/* Drops the socket and all that depends on it. Parts in the FIFOs stay until their epoch or op ends. */
+static void drop_socket(wc_lane *lane)
+{
+    epoll_ctl(lane->worker->epoll, EPOLL_CTL_DEL, lane->fd, NULL); /* a forked child may hold a copy: close is not enough */
+    close(lane->fd);
+    lane->fd = -1;
+    lane->armed = 0;
+    lane->blocked = false;
+    if (lane->touched || lane->tx_count)
+        lane->barred = true;
+    for (uint32_t i = 0; i < lane->tx_count; i++) {
+        wc_part *part = lane->tx[lane->tx_first + i].part;
+        if (part && !part->queued)
+            part->lane = NULL;
+    }
+    lane->tx_first = lane->tx_count = 0;
+    lane->tx_sent = 0;
+    lane->rx_have = lane->rx_left = lane->rx_tail_bytes = 0;
+    lane->rx_body = lane->rx_parked = false;
+    lane->rx_part = NULL;
+    atomic_store_explicit(&lane->counters.attached, false, memory_order_relaxed);
+    atomic_store_explicit(&lane->counters.parked, false, memory_order_relaxed);
+}
+
+void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
+{
+    if (lane->fd < 0)
+        return;
+    wc_event event = {
+        .type = WC_EV_LANE_DOWN,
+        .link = lane->link->id,
+        .lane = lane->index,
+        .error = error,
+        .value = lane->attachments,
+    };
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(event.text, sizeof event.text, format, arguments);
+    va_end(arguments);
+    drop_socket(lane);
+    wc_events_push(&lane->worker->engine->events, &event);
+}
+
+void wc_lane_set_fd(wc_lane *lane, int fd)
+{
+    if (lane->fd >= 0) {
+        drop_socket(lane);
+        wc_events_release(&lane->worker->engine->events, 1);
+    }
+    int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
+    lane->fd = fd;
+    lane->attachments++;
+    lane->armed = EPOLLRDHUP;
+    struct epoll_event event = {.events = lane->armed, .data.ptr = lane};
+    if (epoll_ctl(lane->worker->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
+        wc_lane_down(lane, errno, "epoll: %s", strerror(errno));
+        return;
+    }
+    atomic_store_explicit(&lane->counters.attached, true, memory_order_relaxed);
+    wc_lane_go(lane);
+}
+
+void wc_lane_queue(wc_lane *lane, wc_part *part)
+{
+    wc_fifo_push(part->direction == WC_SEND ? &lane->sends : &lane->recvs, part);
+    if (part->work->op.seq >= lane->next_seq)
+        lane->next_seq = part->work->op.seq + 1;
+}
+
+static void forget_fifo(wc_fifo *fifo, const wc_work *work)
+{
+    for (wc_part *part = fifo->head, *next; part; part = next) {
+        next = part->next;
+        if (work && part->work != work)
+            continue;
+        wc_fifo_remove(fifo, part);
+        part->lane = NULL;
+    }
+}
+
+void wc_lane_forget(wc_lane *lane, const wc_work *work)
+{
+    wc_lane_forget_tx(lane, work);
+    wc_lane_forget_rx(lane, work);
+    forget_fifo(&lane->sends, work);
+    forget_fifo(&lane->recvs, work);
+}
+
+void wc_lane_set_epoch(wc_lane *lane, uint64_t epoch)
+{
+    if (epoch <= lane->epoch)
+        return;
+    wc_lane_forget(lane, NULL);
+    lane->epoch = epoch;
+    lane->next_seq = 0;
+    lane->touched = lane->barred = false;
+    wc_lane_go(lane);
+}
+
+void wc_lane_close(wc_lane *lane)
+{
+    wc_lane_forget(lane, NULL);
+    if (lane->fd >= 0) {
+        drop_socket(lane);
+        wc_events_release(&lane->worker->engine->events, 1);
+    }
+    wc_lane_destroy(lane);
+}
+
+void wc_lane_go(wc_lane *lane)
+{
+    wc_lane_send(lane);
+    if (lane->rx_parked) {
+        lane->rx_parked = false; /* receive looks at the waiting header again */
+        wc_lane_receive(lane);
+    }
+    wc_lane_interest(lane);
+}
+
+void wc_lane_ready(wc_lane *lane, uint32_t events)
+{
+    if (lane->fd < 0)
+        return;
+    if (events & EPOLLOUT) {
+        lane->blocked = false;
+        wc_lane_send(lane);
+    }
+    if (lane->fd >= 0 && !lane->rx_parked && !lane->barred && (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
+        wc_lane_receive(lane);
+    } else if (lane->fd >= 0 && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
+        int error = 0;
+        socklen_t size = sizeof error;
+        getsockopt(lane->fd, SOL_SOCKET, SO_ERROR, &error, &size);
+        wc_lane_down(lane, error, "%s", error ? strerror(error) : "closed by the other end");
+    }
+    wc_lane_interest(lane);
+}

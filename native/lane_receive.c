@@ -1,0 +1,271 @@
+/* The receiving half of a lane: headers are matched with the head of the FIFO, payload is reduced as it arrives. */
+#include "engine_internal.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+typedef enum { ACCEPT, DRAIN, PARK, DOWN } verdict;
+
+/* The frame belongs to part's op; is it the next one of this part? */
+static verdict match_part(wc_lane *lane, wc_part *part, const wc_frame *frame)
+{
+    if (frame->step != part->step) {
+        wc_lane_down(lane, EPROTO, "protocol: step %u of seq %llu, expected step %u", frame->step,
+                     (unsigned long long)frame->seq, part->step);
+        return DOWN;
+    }
+    if (frame->offset != part->cursor) {
+        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, expected %llu", (unsigned long long)frame->offset,
+                     (unsigned long long)frame->seq, (unsigned long long)part->cursor);
+        return DOWN;
+    }
+    if (frame->length > part->end - part->cursor || frame->length % part->work->itemsize ||
+        (frame->length == 0 && part->begin != part->end)) {
+        wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes in seq %llu, expected 1 to %llu", frame->length,
+                     (unsigned long long)frame->seq, (unsigned long long)(part->end - part->cursor));
+        return DOWN;
+    }
+    lane->rx_part = part;
+    return ACCEPT;
+}
+
+static void report_mismatch(wc_lane *lane, wc_work *work, const wc_frame *frame)
+{
+    if (atomic_exchange(&work->mismatched, true))
+        return;
+    wc_event event = {
+        .type = WC_EV_MISMATCH,
+        .link = lane->link->id,
+        .lane = lane->index,
+        .op = work->op.id,
+        .value = frame->seq,
+        .extra = frame->fingerprint,
+    };
+    wc_events_push(&lane->worker->engine->events, &event);
+}
+
+/* What to do with the frame whose header has arrived. */
+static verdict match(wc_lane *lane)
+{
+    const wc_frame *frame = &lane->rx_frame;
+    uint32_t limit = lane->worker->engine->config.segment;
+    if (frame->magic != WC_FRAME_MAGIC || frame->version != WC_FRAME_VERSION || (frame->flags & ~WC_FLAG_CHECKSUM)) {
+        wc_lane_down(lane, EPROTO, "protocol: magic %08x version %u flags %02x, expected %08x %u", frame->magic, frame->version,
+                     frame->flags, WC_FRAME_MAGIC, WC_FRAME_VERSION);
+        return DOWN;
+    }
+    if (frame->length > limit) {
+        wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes, expected at most %u", frame->length, limit);
+        return DOWN;
+    }
+    if (frame->epoch != lane->epoch)
+        return frame->epoch < lane->epoch ? DRAIN : PARK;
+    wc_part *head = lane->recvs.head;
+    if (!head)
+        return frame->seq < lane->next_seq ? DRAIN : PARK;
+    wc_work *work = head->work;
+    if (frame->seq != work->op.seq)
+        return frame->seq < work->op.seq ? DRAIN : PARK;
+    if (frame->fingerprint != work->op.fingerprint) {
+        report_mismatch(lane, work, frame);
+        return PARK;
+    }
+    return match_part(lane, head, frame);
+}
+
+static void send_dependents(const wc_part *part)
+{
+    for (wc_part *send = part->dependents; send; send = send->next_dependent)
+        if (send->lane && send->lane->sends.head == send)
+            wc_lane_send(send->lane);
+}
+
+/* n bytes of whole elements at src follow part's cursor: checksum, reduce, hash, slice by slice while they are hot. */
+static void consume(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
+{
+    wc_engine *engine = lane->worker->engine;
+    wc_work *work = part->work;
+    while (n) {
+        size_t slice = WC_DIGEST_BLOCK - part->cursor % WC_DIGEST_BLOCK;
+        if (slice > n)
+            slice = n;
+        if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
+            lane->rx_crc = engine->kernels->crc32c(lane->rx_crc, src, slice);
+        uint8_t *back = (uint8_t *)work->op.back + part->cursor;
+        const uint8_t *front = (const uint8_t *)work->op.front + part->cursor;
+        if (part->action == WC_FINAL && work->average)
+            work->average(back, front, src, slice / work->itemsize, work->op.divisor);
+        else if (part->action != WC_COPY)
+            work->reduce(back, front, src, slice / work->itemsize);
+        if (part->action != WC_REDUCE)
+            wc_work_hash(engine, work, part, part->cursor, part->cursor + slice);
+        part->cursor += slice;
+        src += slice;
+        n -= slice;
+    }
+}
+
+/* n payload bytes have been read to where payload_target() said. */
+static void take_payload(wc_lane *lane, size_t n)
+{
+    wc_part *part = lane->rx_part;
+    uint8_t *scratch = lane->worker->scratch;
+    lane->rx_left -= (uint32_t)n;
+    if (!part) {
+        if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
+            lane->rx_crc = lane->worker->engine->kernels->crc32c(lane->rx_crc, scratch, n);
+        return;
+    }
+    bool in_place = part->action == WC_COPY;
+    size_t have = lane->rx_tail_bytes + n;
+    size_t tail = have % part->work->itemsize;
+    const uint8_t *src = in_place ? (const uint8_t *)part->work->op.back + part->cursor : scratch;
+    if (!in_place && tail)
+        memcpy(lane->rx_tail, src + have - tail, tail);
+    lane->rx_tail_bytes = (uint32_t)tail;
+    consume(lane, part, src, have - tail);
+    send_dependents(part);
+}
+
+/* Where the next payload bytes go, and how many at most. */
+static uint8_t *payload_target(wc_lane *lane, size_t *room)
+{
+    wc_part *part = lane->rx_part;
+    uint8_t *scratch = lane->worker->scratch;
+    *room = lane->rx_left < WC_READ_BYTES ? lane->rx_left : WC_READ_BYTES;
+    if (!part)
+        return scratch;
+    if (part->action == WC_COPY)
+        return (uint8_t *)part->work->op.back + part->cursor + lane->rx_tail_bytes;
+    memcpy(scratch, lane->rx_tail, lane->rx_tail_bytes);
+    return scratch + lane->rx_tail_bytes;
+}
+
+/* The frame's last byte is here. */
+static void end_frame(wc_lane *lane)
+{
+    wc_part *part = lane->rx_part;
+    lane->rx_body = false;
+    lane->rx_part = NULL;
+    wc_count(part ? &lane->counters.frames_received : &lane->counters.frames_dropped, 1);
+    if ((lane->rx_frame.flags & WC_FLAG_CHECKSUM) && lane->rx_crc != lane->rx_frame.checksum) {
+        wc_count(&lane->counters.checksum_failures, 1);
+        wc_lane_down(lane, EBADMSG, "checksum: %08x over seq %llu offset %llu, the frame says %08x", lane->rx_crc,
+                     (unsigned long long)lane->rx_frame.seq, (unsigned long long)lane->rx_frame.offset,
+                     lane->rx_frame.checksum);
+        return;
+    }
+    if (!part || part->cursor != part->end)
+        return;
+    wc_fifo_remove(&lane->recvs, part);
+    bool empty = part->begin == part->end;
+    if (empty) {
+        part->finished = true;
+        send_dependents(part); /* bounded by the frame itself: there are no bytes */
+    }
+    wc_part_finish(lane->worker->engine, part);
+}
+
+/* A whole header is in rx_buffer. False: the lane reads no further for now. */
+static bool begin_frame(wc_lane *lane)
+{
+    memcpy(&lane->rx_frame, lane->rx_buffer, sizeof lane->rx_frame);
+    lane->rx_part = NULL;
+    verdict found = match(lane);
+    if (found == PARK)
+        lane->rx_parked = true;
+    if (found == PARK || found == DOWN)
+        return false;
+    lane->rx_have = 0;
+    lane->rx_body = true;
+    lane->rx_left = lane->rx_frame.length;
+    lane->rx_tail_bytes = 0;
+    if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
+        lane->rx_crc = lane->worker->engine->kernels->crc32c(0, &lane->rx_frame, WC_CHECKED_BYTES);
+    if (lane->rx_left == 0)
+        end_frame(lane);
+    return lane->fd >= 0;
+}
+
+/* One read: payload of the current frame, and the header after it. Returns the bytes read, 0 if the lane must wait or is
+   down. *full: everything asked for came, so there may be more. */
+static size_t read_once(wc_lane *lane, bool *full)
+{
+    struct iovec iov[2];
+    struct msghdr message = {.msg_iov = iov};
+    size_t room = 0;
+    if (lane->rx_body) {
+        iov[0].iov_base = payload_target(lane, &room);
+        iov[0].iov_len = room;
+        message.msg_iovlen = 1;
+    }
+    size_t wanted = room;
+    if (!lane->rx_body || room == lane->rx_left) {
+        iov[message.msg_iovlen].iov_base = lane->rx_buffer + lane->rx_have;
+        iov[message.msg_iovlen++].iov_len = sizeof lane->rx_buffer - lane->rx_have;
+        wanted += sizeof lane->rx_buffer - lane->rx_have;
+    }
+    ssize_t n;
+    do
+        n = recvmsg(lane->fd, &message, MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return 0;
+    if (n < 0) {
+        wc_lane_down(lane, errno, "receive: %s", strerror(errno));
+        return 0;
+    }
+    if (n == 0) {
+        wc_lane_down(lane, 0, "closed by the other end%s", lane->rx_body || lane->rx_have ? " within a frame" : "");
+        return 0;
+    }
+    lane->touched = true;
+    wc_count(&lane->counters.bytes_received, (uint64_t)n);
+    *full = (size_t)n == wanted;
+    size_t payload = (size_t)n < room ? (size_t)n : room;
+    if (lane->rx_body) {
+        if (payload)
+            take_payload(lane, payload);
+        if (lane->fd >= 0 && lane->rx_left == 0)
+            end_frame(lane);
+    }
+    if (lane->fd >= 0)
+        lane->rx_have += (uint32_t)((size_t)n - payload);
+    return (size_t)n;
+}
+
+void wc_lane_receive(wc_lane *lane)
+{
+    size_t budget = WC_WAKE_BYTES;
+    bool full = true;
+    while (lane->fd >= 0 && !lane->rx_parked && !lane->barred) {
+        if (!lane->rx_body && lane->rx_have == sizeof lane->rx_buffer) {
+            if (!begin_frame(lane))
+                return;
+            continue;
+        }
+        if (!full || budget == 0)
+            return; /* level-triggered: epoll calls again if there is more */
+        size_t n = read_once(lane, &full);
+        if (n == 0)
+            return;
+        budget -= n < budget ? n : budget;
+    }
+}
+
+/* The frame that is arriving is no longer wanted if it is work's (NULL: any op's): the rest of it is drained. */
+void wc_lane_forget_rx(wc_lane *lane, const wc_work *work)
+{
+    if (!lane->rx_part || (work && lane->rx_part->work != work))
+        return;
+    if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
+        lane->rx_crc = lane->worker->engine->kernels->crc32c(
+            lane->rx_crc,
+            lane->rx_part->action == WC_COPY ? (const uint8_t *)lane->rx_part->work->op.back + lane->rx_part->cursor
+                                             : lane->rx_tail,
+            lane->rx_tail_bytes);
+    lane->rx_tail_bytes = 0;
+    lane->rx_part = NULL;
+}

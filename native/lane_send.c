@@ -1,0 +1,174 @@
+/* The sending half of a lane: frames from the head of the FIFO, as far as the bytes that bound them are there. */
+#include "engine_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+/* Where the next frame of part ends. False: not all of its bytes are there yet. Frames end at absolute multiples of the
+   segment, so that small progress does not make small frames. */
+static bool frame_end(const wc_part *part, uint64_t segment, uint64_t *end)
+{
+    uint64_t boundary = (part->cursor / segment + 1) * segment;
+    *end = boundary < part->end ? boundary : part->end;
+    if (!part->after)
+        return true;
+    return part->begin == part->end ? part->after->finished : part->after->cursor >= *end;
+}
+
+static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
+{
+    const wc_engine *engine = lane->worker->engine;
+    const wc_op *op = &part->work->op;
+    wc_tx_frame *frame = &lane->tx[lane->tx_first + lane->tx_count++];
+    const uint8_t *source = part->action == WC_FRONT ? op->front : op->back;
+    frame->payload = source ? source + part->cursor : NULL;
+    frame->part = part;
+    frame->header = (wc_frame){
+        .magic = WC_FRAME_MAGIC,
+        .version = WC_FRAME_VERSION,
+        .step = part->step,
+        .epoch = op->epoch,
+        .seq = op->seq,
+        .fingerprint = op->fingerprint,
+        .offset = part->cursor,
+        .length = (uint32_t)(end - part->cursor),
+    };
+    if (engine->config.checksum) {
+        frame->header.flags = WC_FLAG_CHECKSUM;
+        uint32_t crc = engine->kernels->crc32c(0, &frame->header, WC_CHECKED_BYTES);
+        if (frame->header.length)
+            crc = engine->kernels->crc32c(crc, frame->payload, frame->header.length);
+        frame->header.checksum = crc;
+    }
+    part->cursor = end;
+    frame->last = end == part->end;
+    if (frame->last)
+        wc_fifo_remove(&lane->sends, part);
+}
+
+static void fill(wc_lane *lane)
+{
+    size_t bytes = 0;
+    lane->tx_first = 0;
+    while (lane->tx_count < WC_TX_FRAMES && bytes < WC_TX_BATCH) {
+        wc_part *part = lane->sends.head;
+        uint64_t end;
+        if (!part || !frame_end(part, lane->worker->engine->config.segment, &end))
+            return;
+        make_frame(lane, part, end);
+        bytes += sizeof(wc_frame) + lane->tx[lane->tx_count - 1].header.length;
+    }
+}
+
+/* The kernel has taken n more bytes. */
+static void advance(wc_lane *lane, size_t n)
+{
+    lane->touched = true;
+    wc_count(&lane->counters.bytes_sent, n);
+    lane->tx_sent += n;
+    while (lane->tx_count) {
+        wc_tx_frame *frame = &lane->tx[lane->tx_first];
+        size_t size = sizeof frame->header + frame->header.length;
+        if (lane->tx_sent < size)
+            return;
+        lane->tx_sent -= size;
+        lane->tx_first++;
+        lane->tx_count--;
+        wc_count(&lane->counters.frames_sent, 1);
+        if (!frame->part)
+            continue;
+        atomic_fetch_add_explicit(&frame->part->work->bytes_sent, size, memory_order_relaxed);
+        if (frame->last)
+            wc_part_finish(lane->worker->engine, frame->part);
+    }
+}
+
+static int gather(const wc_lane *lane, struct iovec *iov, size_t *total)
+{
+    int count = 0;
+    size_t skip = lane->tx_sent;
+    *total = 0;
+    for (uint32_t i = 0; i < lane->tx_count; i++) {
+        const wc_tx_frame *frame = &lane->tx[lane->tx_first + i];
+        struct iovec pieces[2] = {
+            {(void *)&frame->header, sizeof frame->header},
+            {(void *)frame->payload, frame->header.length},
+        };
+        for (int k = 0; k < 2; k++) {
+            size_t cut = skip < pieces[k].iov_len ? skip : pieces[k].iov_len;
+            skip -= cut;
+            if (pieces[k].iov_len == cut)
+                continue;
+            iov[count].iov_base = (uint8_t *)pieces[k].iov_base + cut;
+            iov[count].iov_len = pieces[k].iov_len - cut;
+            *total += iov[count++].iov_len;
+        }
+    }
+    return count;
+}
+
+void wc_lane_send(wc_lane *lane)
+{
+    size_t budget = WC_WAKE_BYTES;
+    while (lane->fd >= 0 && !lane->blocked) {
+        if (!lane->barred && lane->tx_count == 0)
+            fill(lane);
+        if (lane->tx_count == 0)
+            break;
+        struct iovec iov[2 * WC_TX_FRAMES];
+        size_t total;
+        struct msghdr message = {.msg_iov = iov};
+        message.msg_iovlen = (size_t)gather(lane, iov, &total);
+        ssize_t n = sendmsg(lane->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+            wc_lane_down(lane, errno, "send: %s", strerror(errno));
+            return;
+        }
+        if (n > 0)
+            advance(lane, (size_t)n);
+        if (n < (ssize_t)total || (size_t)n >= budget)
+            lane->blocked = true; /* epoll says when there is room, or when it is this lane's turn again */
+        else
+            budget -= (size_t)n;
+    }
+    wc_lane_interest(lane);
+}
+
+static bool voided(const wc_tx_frame *frame, const wc_work *work)
+{
+    return frame->part && (!work || frame->part->work == work);
+}
+
+/* Frames of work (NULL: of every op) leave the lane. A half-sent one is completed later from a private copy. */
+void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
+{
+    wc_tx_frame *frames = &lane->tx[lane->tx_first];
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < lane->tx_count; i++) {
+        wc_tx_frame *frame = &frames[i];
+        if (voided(frame, work)) {
+            if (!frame->part->queued)
+                frame->part->lane = NULL;
+            if (i > 0 || lane->tx_sent == 0)
+                continue;
+            uint32_t length = frame->header.length;
+            if (!lane->tx_private)
+                lane->tx_private = malloc(lane->worker->engine->config.segment);
+            if (!lane->tx_private) {
+                wc_lane_down(lane, ENOMEM, "no memory to complete a frame of an aborted operation");
+                return;
+            }
+            if (length)
+                memcpy(lane->tx_private, frame->payload, length);
+            frame->payload = lane->tx_private;
+            frame->part = NULL;
+        }
+        frames[kept++] = *frame;
+    }
+    lane->tx_count = kept;
+}

@@ -1,0 +1,234 @@
+/* A worker thread: one epoll over its lanes, one queue of commands. It parks in epoll_wait and never spins. */
+#include "engine_internal.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { BATCH = 64 };
+
+void wc_worker_wake(wc_worker *worker)
+{
+    if (eventfd_write(worker->wake, 1) < 0) {
+        /* Only a counter at its maximum refuses, and then the worker is being woken anyway. */
+    }
+}
+
+void wc_worker_push(wc_worker *worker, wc_command *command)
+{
+    command->next = NULL;
+    pthread_mutex_lock(&worker->mutex);
+    bool first = !worker->in_head;
+    *(first ? &worker->in_head : &worker->in_tail->next) = command;
+    worker->in_tail = command;
+    pthread_mutex_unlock(&worker->mutex);
+    if (first)
+        wc_worker_wake(worker);
+}
+
+/* Ops given up by another worker may still be writing where this op will: it starts when all cancels before it are through. */
+static bool cancels_through(const wc_engine *engine, uint64_t number)
+{
+    for (uint32_t i = 0; i < engine->config.workers; i++)
+        if (atomic_load(&engine->workers[i].cancelled) < number)
+            return false;
+    return true;
+}
+
+static void post(wc_worker *worker, wc_work *work)
+{
+    if (work->op.transfers_count == 0) {
+        wc_work **at = &worker->copies;
+        while (*at)
+            at = &(*at)->next_copy;
+        *at = work;
+        return;
+    }
+    for (size_t i = 0; i < work->parts_count; i++)
+        if (work->parts[i].worker == worker->index)
+            wc_lane_queue(work->parts[i].lane, &work->parts[i]);
+    for (size_t i = 0; i < work->parts_count; i++) {
+        wc_part *part = &work->parts[i];
+        wc_lane *lane = part->worker == worker->index ? part->lane : NULL;
+        if (lane && (lane->sends.head == part || (lane->recvs.head == part && lane->rx_parked)))
+            wc_lane_go(lane);
+    }
+}
+
+static void cancel(wc_worker *worker, wc_work *work)
+{
+    uint32_t *remaining = &work->remaining[worker->index];
+    if (*remaining == 0)
+        return;
+    for (wc_work **at = &worker->copies; *at; at = &(*at)->next_copy) {
+        if (*at == work) {
+            *at = work->next_copy;
+            break;
+        }
+    }
+    for (size_t i = 0; i < work->parts_count; i++) {
+        wc_part *part = &work->parts[i];
+        wc_lane *lane = part->worker == worker->index ? part->lane : NULL;
+        if (!lane)
+            continue;
+        wc_lane_forget(lane, work);
+        wc_lane_go(lane);
+    }
+    *remaining = 0;
+    wc_work_let_go(worker->engine, work, true);
+}
+
+static void each_lane(wc_worker *worker, wc_link *link, uint64_t epoch)
+{
+    for (uint32_t i = worker->index; i < link->lanes_count; i += worker->engine->config.workers) {
+        if (epoch)
+            wc_lane_set_epoch(&link->lanes[i], epoch);
+        else
+            wc_lane_close(&link->lanes[i]);
+    }
+}
+
+static void execute(wc_worker *worker, wc_command *command)
+{
+    switch (command->type) {
+    case WC_CMD_ATTACH:
+        wc_lane_set_fd(&command->link->lanes[command->lane], command->fd);
+        command->fd = -1;
+        break;
+    case WC_CMD_EPOCH:
+        each_lane(worker, command->link, command->number);
+        break;
+    case WC_CMD_CLOSE:
+        each_lane(worker, command->link, 0);
+        break;
+    case WC_CMD_POST:
+        post(worker, command->work);
+        break;
+    case WC_CMD_CANCEL:
+        cancel(worker, command->work);
+        atomic_store(&worker->cancelled, command->number);
+        break;
+    }
+}
+
+static void take_commands(wc_worker *worker)
+{
+    eventfd_t ignored;
+    if (eventfd_read(worker->wake, &ignored) < 0) {
+        /* EAGAIN: somebody's wake came together with one that was read before. */
+    }
+    pthread_mutex_lock(&worker->mutex);
+    wc_command **at = &worker->todo;
+    while (*at)
+        at = &(*at)->next;
+    *at = worker->in_head;
+    worker->in_head = worker->in_tail = NULL;
+    pthread_mutex_unlock(&worker->mutex);
+}
+
+static void run_commands(wc_worker *worker)
+{
+    wc_engine *engine = worker->engine;
+    bool cancelled = false;
+    while (worker->todo) {
+        wc_command *command = worker->todo;
+        if (command->type == WC_CMD_POST && !cancels_through(engine, command->number))
+            break; /* the worker that is behind wakes this one */
+        worker->todo = command->next;
+        cancelled |= command->type == WC_CMD_CANCEL;
+        execute(worker, command);
+        wc_command_drop(command);
+    }
+    for (uint32_t i = 0; cancelled && i < engine->config.workers; i++)
+        if (i != worker->index)
+            wc_worker_wake(&engine->workers[i]);
+}
+
+static void *run(void *argument)
+{
+    wc_worker *worker = argument;
+    wc_engine *engine = worker->engine;
+    wc_fpenv_enter();
+    while (!atomic_load(&engine->stopping)) {
+        struct epoll_event events[BATCH];
+        int n = epoll_wait(worker->epoll, events, BATCH, worker->copies ? 0 : -1);
+        bool woken = false;
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.ptr)
+                wc_lane_ready(events[i].data.ptr, events[i].events);
+            else
+                woken = true;
+        }
+        if (woken) { /* after the lanes: commands may free lanes that this batch names */
+            take_commands(worker);
+            run_commands(worker);
+        }
+        wc_work *work = worker->copies;
+        if (work && wc_work_copy(engine, work)) {
+            worker->copies = work->next_copy;
+            work->remaining[worker->index] = 0;
+            wc_work_let_go(engine, work, false);
+        }
+    }
+    return NULL;
+}
+
+static int start_thread(wc_worker *worker)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the thread inherits it: signals are the caller's business */
+    int error = pthread_create(&worker->thread, NULL, run, worker);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) {
+        errno = error;
+        return -1;
+    }
+    char name[16] = "wancoll-";
+    name[8] = (char)('0' + worker->index / 10);
+    name[9] = (char)('0' + worker->index % 10);
+    pthread_setname_np(worker->thread, name);
+    return 0;
+}
+
+int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index)
+{
+    worker->engine = engine;
+    worker->index = index;
+    worker->epoll = epoll_create1(EPOLL_CLOEXEC);
+    worker->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    worker->scratch = aligned_alloc(4096, WC_READ_BYTES + 4096);
+    pthread_mutex_init(&worker->mutex, NULL);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    if (worker->epoll >= 0 && worker->wake >= 0 && worker->scratch &&
+        epoll_ctl(worker->epoll, EPOLL_CTL_ADD, worker->wake, &event) == 0 && start_thread(worker) == 0) {
+        worker->started = true;
+        return 0;
+    }
+    int error = errno;
+    wc_worker_destroy(worker);
+    errno = error;
+    return -1;
+}
+
+void wc_worker_destroy(wc_worker *worker)
+{
+    for (wc_command *list = worker->todo, *next; list; list = next) {
+        next = list->next;
+        wc_command_drop(list);
+    }
+    for (wc_command *list = worker->in_head, *next; list; list = next) {
+        next = list->next;
+        wc_command_drop(list);
+    }
+    if (worker->epoll >= 0)
+        close(worker->epoll);
+    if (worker->wake >= 0)
+        close(worker->wake);
+    free(worker->scratch);
+    pthread_mutex_destroy(&worker->mutex);
+}

@@ -1,0 +1,355 @@
+"""The typed face of native/: ops in, events out. It knows no sockets' setup, no trio and no membership."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from wancoll._native import ffi, lib
+from wancoll.collective import DType, ReduceOp
+from wancoll.errors import ConfigError
+from wancoll.schedule.plan import Schedule
+
+KIB = 1024
+FRAME_BYTES = 48
+DIGEST_BLOCK = 64 * KIB
+SEGMENT = 256 * KIB
+STRIPE = 256 * KIB
+_EVENTS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Op *op* has finished here. digest: of its result, 0 where none was asked for; bytes_sent: headers included."""
+
+    op: int
+    digest: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The engine no longer touches the memory of *op*."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDown:
+    """A lane is closed. error: errno, 0 if the other end closed it; attachment: which attach of this lane, from 1."""
+
+    link: int
+    lane: int
+    error: int
+    text: str
+    attachment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The other end of *link* has another fingerprint for *seq*, the number of my op *op*."""
+
+    link: int
+    op: int
+    seq: int
+    fingerprint: int
+
+
+Event = Done | Cancelled | LaneDown | Mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics:
+    """A snapshot. Bytes are those on the wire, headers included; dropped frames are of older epochs or cancelled ops."""
+
+    bytes_sent: int
+    bytes_received: int
+    frames_sent: int
+    frames_received: int
+    frames_dropped: int
+    checksum_failures: int
+    parked: bool
+    attached: bool
+
+
+class Prepared:
+    """An op but for its numbers and addresses, ready to be posted any number of times (see Engine.prepare)."""
+
+    __slots__ = ("_op", "_transfers")
+
+    def __init__(self, op: Any, transfers: Any) -> None:
+        self._op, self._transfers = op, transfers
+
+
+def prepare(
+    schedule: Schedule,
+    links: Mapping[int, int],
+    bounds: Sequence[tuple[int, int]],
+    *,
+    dtype: DType,
+    op: ReduceOp,
+    count: int,
+    world_size: int,
+    lanes: int,
+    digest: bool = True,
+) -> Prepared:
+    """Translate a schedule for the engine.
+
+    Args:
+        schedule: this rank's transfers.
+        links: rank -> link id, for every rank in the schedule.
+        bounds: [start, stop) of every chunk, in elements.
+        dtype: element type.
+        op: reduce op.
+        count: elements of the tensor.
+        world_size: divisor of avg.
+        lanes: of every link used.
+        digest: whether Done carries one.
+
+    Raises:
+        ConfigError: a rank without a link.
+    """
+    size = dtype.itemsize
+    transfers = ffi.new("wc_transfer[]", max(len(schedule), 1))
+    for line, out in zip(schedule, transfers, strict=False):
+        start, stop = bounds[line.chunk]
+        if line.peer not in links:
+            raise ConfigError("a schedule needs a link that is not there", who=f"rank {line.peer}")
+        out.link = links[line.peer]
+        out.offset, out.length = start * size, (stop - start) * size
+        out.after, out.step = line.after, line.step
+        out.direction, out.action = int(line.direction), int(line.action)
+    prepared = ffi.new("wc_op *")
+    prepared.bytes = count * size
+    prepared.dtype, prepared.op = int(dtype), int(op)
+    prepared.divisor, prepared.lanes = world_size, lanes
+    prepared.transfers_count, prepared.digest = len(schedule), int(digest)
+    prepared.transfers = transfers
+    return Prepared(prepared, transfers)
+
+
+class Engine:
+    """Worker threads that move and reduce bytes over lanes. Calls return at once; events tell what came of them.
+
+    Calls take effect in their order. Epochs: set_epoch for every link of the group, then cancel the old ops, then
+    post again: the same memory may be used at once.
+
+    Args:
+        workers: threads; lane i of every link belongs to worker i modulo workers.
+        segment: largest frame payload, bytes, a multiple of 64 KiB; the same on all members.
+        stripe: a transfer is not cut into parts smaller than this, bytes; the same on all members.
+        checksum: whether outgoing frames carry a crc32c.
+
+    Raises:
+        ConfigError: an argument out of bounds, or WANCOLL_CPU names what this machine cannot run.
+    """
+
+    def __init__(
+        self, *, workers: int = 1, segment: int = SEGMENT, stripe: int = STRIPE, checksum: bool = True
+    ) -> None:
+        self._engine: Any = None
+        config = ffi.new("wc_config *")
+        try:
+            config.workers, config.segment, config.stripe = workers, segment, stripe
+            config.checksum = int(checksum)
+            self._engine = lib.wc_engine_new(config) or None
+        except OverflowError:
+            ffi.errno = errno.EINVAL
+        if self._engine is None:
+            raise _refusal(
+                "the engine does not start",
+                f"workers={workers}, segment={segment}, stripe={stripe}",
+                "1 to 64 workers, a segment that is a multiple of 65536 up to 16 MiB, a stripe of at least 1",
+            )
+        self._events = ffi.new("wc_event[]", _EVENTS_AT_ONCE)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the workers and close every lane. Nothing touches any op's memory afterwards."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            lib.wc_engine_free(engine)
+
+    @property
+    def _live(self) -> Any:
+        if self._engine is None:
+            raise RuntimeError("the engine is closed")
+        return self._engine
+
+    @property
+    def fd(self) -> int:
+        """Readable while events wait. It belongs to the engine."""
+        return int(lib.wc_engine_fd(self._live))
+
+    def open_link(self, link: int, lanes: int, epoch: int) -> None:
+        """A link with *lanes* lanes, none attached yet, at *epoch*."""
+        _check(lib.wc_link_open(self._live, link, lanes, epoch), f"link {link} cannot be opened with {lanes} lanes")
+
+    def attach_lane(self, link: int, lane: int, fd: int) -> None:
+        """Hand over the connected socket *fd*; the engine owns it from here on, also when this raises."""
+        _check(lib.wc_lane_attach(self._live, link, lane, fd), f"lane {lane} of link {link} cannot be attached")
+
+    def set_epoch(self, link: int, epoch: int) -> None:
+        """From now on *link* is at *epoch*; parts and frames of older ones are dropped."""
+        _check(lib.wc_link_epoch(self._live, link, epoch), f"link {link} cannot be set to epoch {epoch}")
+
+    def close_link(self, link: int) -> None:
+        """Close the link's lanes, without LaneDown events. Its parts wait until their ops are cancelled."""
+        _check(lib.wc_link_close(self._live, link), f"link {link} cannot be closed")
+
+    def prepare(
+        self,
+        schedule: Schedule,
+        links: Mapping[int, int],
+        bounds: Sequence[tuple[int, int]],
+        *,
+        dtype: DType,
+        op: ReduceOp,
+        count: int,
+        world_size: int,
+        lanes: int,
+        digest: bool = True,
+    ) -> Prepared:
+        """See the function prepare."""
+        return prepare(
+            schedule,
+            links,
+            bounds,
+            dtype=dtype,
+            op=op,
+            count=count,
+            world_size=world_size,
+            lanes=lanes,
+            digest=digest,
+        )
+
+    def post(
+        self,
+        prepared: Prepared,
+        op_id: int,
+        epoch: int,
+        seq: int,
+        fingerprint: int,
+        front_address: int,
+        back_address: int,
+    ) -> None:
+        """Start an op. The memory at both addresses must stay mapped until Done or Cancelled.
+
+        Args:
+            prepared: from prepare.
+            op_id: unique among live ops.
+            epoch: the links' epoch.
+            seq: above those posted before in this epoch.
+            fingerprint: of the descriptor.
+            front_address: of the input, never written.
+            back_address: of the result; the two must not overlap.
+        """
+        op = prepared._op
+        op.id = op_id
+        op.epoch = epoch
+        op.seq = seq
+        op.fingerprint = fingerprint
+        op.front = ffi.cast("void *", front_address)
+        op.back = ffi.cast("void *", back_address)
+        if lib.wc_post(self._live, op) < 0:
+            raise _refusal(f"op {op_id} cannot be posted", f"epoch {epoch}, seq {seq}", _POST_RULES)
+
+    def cancel(self, op_id: int) -> None:
+        """Give op *op_id* up; answered by Cancelled, with a Done before it if the op had just finished."""
+        _check(lib.wc_cancel(self._live, op_id), f"op {op_id} cannot be cancelled")
+
+    def events(self) -> list[Event]:
+        """Take all events that wait."""
+        found: list[Event] = []
+        taken = _EVENTS_AT_ONCE
+        while taken == _EVENTS_AT_ONCE:
+            taken = lib.wc_engine_events(self._live, self._events, _EVENTS_AT_ONCE)
+            found.extend(_event(self._events[i]) for i in range(taken))
+        return found
+
+    def statistics(self, link: int, lane: int) -> LaneStatistics | None:
+        """A snapshot of one lane; None if there is no such lane."""
+        s = ffi.new("wc_lane_stats *")
+        if lib.wc_lane_statistics(self._live, link, lane, s) < 0:
+            return None
+        return LaneStatistics(
+            s.bytes_sent,
+            s.bytes_received,
+            s.frames_sent,
+            s.frames_received,
+            s.frames_dropped,
+            s.checksum_failures,
+            bool(s.parked),
+            bool(s.attached),
+        )
+
+
+_POST_RULES = (
+    "a new op id, links that are open, at this epoch and with this number of lanes, and chunks within the tensor"
+)
+
+
+def _event(e: Any) -> Event:
+    kind = e.type
+    if kind == lib.WC_EV_DONE:
+        return Done(e.op, e.value, e.extra)
+    if kind == lib.WC_EV_CANCELLED:
+        return Cancelled(e.op)
+    if kind == lib.WC_EV_LANE_DOWN:
+        return LaneDown(e.link, e.lane, e.error, ffi.string(e.text).decode(errors="replace"), e.value)
+    return Mismatch(e.link, e.op, e.value, e.extra)
+
+
+def _refusal(what: str, got: str, expected: str) -> Exception:
+    code = ffi.errno
+    if code == errno.EINVAL:
+        return ConfigError(what, expected=expected, got=got)
+    if code == errno.ENOSYS:
+        return ConfigError(
+            "no kernels for this CPU under that name",
+            who="WANCOLL_CPU",
+            expected="generic, avx2, avx512 or neon, as far as this CPU has them",
+            got=os.environ.get("WANCOLL_CPU", ""),
+        )
+    if code == errno.ENOMEM:
+        return MemoryError(what)
+    return OSError(code, what)
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        raise _refusal(what, "arguments the engine refuses", "see the method's documentation")
+
+
+def kernel_name() -> str:
+    """Which kernels run: "generic", "avx2", "avx512" or "neon".
+
+    Raises:
+        ConfigError: WANCOLL_CPU names what this machine cannot run.
+    """
+    table = lib.wc_kernels_default()
+    if table == ffi.NULL:
+        ffi.errno = errno.ENOSYS
+        raise _refusal("", "", "")
+    return ffi.string(table.name).decode()
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli) of *data*."""
+    return int(lib.wc_kernels_default().crc32c(0, data, len(data)))
+
+
+def hash64(data: bytes) -> int:
+    """XXH3-64 of *data*, seed 0."""
+    return int(lib.wc_kernels_default().hash64(data, len(data)))
