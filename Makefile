@@ -1,0 +1,85 @@
+# make demo: see it work. make test: check it. The rest: chaos, bench, lint, san, clean.
+# Everything is installed into .venv; nothing outside this folder changes.
+
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+TORCH ?= torch==2.13.0
+CC ?= gcc
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py native/*.c native/*.h native/vendor/*.h)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test chaos bench lint san clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo
+	$(BIN)/wancoll demo
+
+test: $(VENV)/.dev $(VENV)/.torch
+	$(PYTEST) -m "not chaos and not slow and not bench"
+
+chaos: $(VENV)/.dev $(VENV)/.torch
+	HYPOTHESIS_PROFILE=chaos $(PYTEST) -m "chaos or slow" --timeout=1800
+
+bench: $(VENV)/.dev $(VENV)/.torch
+	$(PYTEST) -m bench -s --timeout=1800
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# ---- the virtual environment: one stamp for each set of packages ----------------------------------------
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made $(BUILT_FROM)
+	$(PIP) install --quiet --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made $(BUILT_FROM)
+	$(PIP) install --quiet --editable '.[demo,test,lint]'
+	@touch $@
+
+# The tests with torch tensors skip where there is no torch: the one package here that not every platform has.
+$(VENV)/.torch: $(VENV)/.made
+	@echo "$(PIP) install $(TORCH)"
+	@if ! $(PIP) install --quiet $(TORCH) >$@.log 2>&1; then \
+		cat $@.log >&2; \
+		grep -q "No matching distribution" $@.log || exit 1; \
+		echo "make: no $(TORCH) for this machine; tests that need it will be skipped" >&2; \
+	fi
+	@touch $@
+
+# ---- sanitizers: the C test drivers, twice ---------------------------------------------------------------
+
+SAN_TESTS := test_kernels test_engine
+SAN_FLAGS := -std=c11 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative
+SAN_DIR := build/san
+SAN_BINARIES := $(foreach test,$(SAN_TESTS),$(SAN_DIR)/$(test).address $(SAN_DIR)/$(test).thread)
+SAN_SOURCES := $(wildcard native/*.c)
+SAN_HEADERS := $(wildcard native/*.h native/vendor/*.h native/tests/*.h)
+
+# The thread sanitizer needs its fixed address ranges free: newer kernels randomise over them.
+FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+san: $(SAN_BINARIES)
+	@set -e; for binary in $(SAN_BINARIES); do echo "$$binary"; $(FIXED_ADDRESSES) $$binary; done
+
+$(SAN_DIR)/%.address: native/tests/%.c $(SAN_SOURCES) $(SAN_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SAN_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $< $(SAN_SOURCES) -lm
+
+$(SAN_DIR)/%.thread: native/tests/%.c $(SAN_SOURCES) $(SAN_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SAN_FLAGS) -fsanitize=thread -o $@ $< $(SAN_SOURCES) -lm
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info wancoll/_native*.so wancoll/_native.c .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

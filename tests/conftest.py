@@ -1,0 +1,14 @@
+"""What all tests share: a clean environment and hypothesis' profiles."""
+
+import os
+
+from hypothesis import settings
+
+# Options of the commands must come from the test, not from the shell that runs it. WANCOLL_CPU picks kernels for all.
+for _name in [name for name in os.environ if name.startswith("WANCOLL_") and name != "WANCOLL_CPU"]:
+    del os.environ[_name]
+
+# Examples on a busy two-core machine take as long as they take; the test's own timeout is the bound.
+settings.register_profile("default", deadline=None, print_blob=True)
+settings.register_profile("chaos", settings.get_profile("default"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

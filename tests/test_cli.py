@@ -1,0 +1,508 @@
+"""The `wancoll` command as a user meets it: real processes, real signals, real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from wancoll.cli import status as status_command
+from wancoll.cli.main import COMMANDS, expected_failures, one_line
+from wancoll.errors import ConfigError, Evicted, WancollError
+from wancoll.local import split_address
+from wancoll.wire.framing import encode
+from wancoll.wire.messages import Bye, EventRecord, GroupStatus, MemberStatus, Status
+
+WANCOLL = [sys.executable, "-m", "wancoll"]
+DEADLINE = 20.0  # seconds for anything that a test waits for
+
+# A service that has started and never stops by itself: what a user meets who signals twice.
+STUBBORN = """
+import trio
+from wancoll.cli import logs, service
+
+async def serve(*, stop, task_status):
+    task_status.started("for ever")
+    await trio.sleep_forever()
+
+logs.configure("info", "json")
+service.run("test", serve, str)
+"""
+
+
+def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*WANCOLL, *args],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=os.environ | {"COLUMNS": "300"} | (env or {}),
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def started(*command: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A running command; it is killed at the end if it still runs, and its pipes are closed."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | (env or {})
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ready_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        assert selector.select(DEADLINE), "no readiness line in time"
+    line = process.stdout.readline()
+    assert line, f"ended instead of getting ready: {process.communicate()[1]}"
+    return line.rstrip("\n")
+
+
+@contextlib.contextmanager
+def running_master(*args: str, env: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A master on a free port, and its address."""
+    with started(*WANCOLL, "master", "--listen", "127.0.0.1:0", *args, env=env) as process:
+        found = re.fullmatch(r"wancoll master ready (127\.0\.0\.1:\d+)", ready_line(process))
+        assert found
+        yield process, found[1]
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> int:
+    process.send_signal(number)
+    return process.wait(DEADLINE)
+
+
+class Manager:
+    """A service manager's notification socket, as systemd makes it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self.socket.settimeout(DEADLINE)
+
+    def wait_for(self, state: str) -> list[str]:
+        """The datagram that has the line *state*."""
+        while True:
+            lines = self.socket.recv(4096).decode().split("\n")
+            if state in lines:
+                return lines
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request, tmp_path) -> Iterator[Manager]:
+    address = str(tmp_path / "notify") if request.param == "path" else f"@wancoll-test-{os.getpid()}"
+    made = Manager(address)
+    yield made
+    made.socket.close()
+
+
+# ---- help and options ---------------------------------------------------------------------------------
+
+
+def test_help_names_every_command_and_imports_none_of_them():
+    code = (
+        "import sys\nfrom wancoll.cli.main import run\n"
+        "try:\n    run(['--help'])\n"
+        "finally:\n    print([m for m in ('trio', 'structlog', 'wancoll_master') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    for name in COMMANDS:
+        assert re.search(rf"\b{name}\b", done.stdout)
+    assert done.stdout.endswith("[]\n")
+
+
+def test_version_is_the_packages():
+    done = run("--version")
+    assert done.returncode == 0
+    assert re.match(r"\d+\.\d+\.\d+", done.stdout)
+
+
+@pytest.mark.parametrize("command", ["master", "peer", "status"])
+def test_help_shows_variable_default_and_unit_of_every_option(command):
+    done = run(command, "--help")
+    assert done.returncode == 0
+    rows = re.findall(r"│ (--[a-z-]+)(.*?)(?=│ --|╰)", done.stdout, re.DOTALL)
+    options = [(name, text) for name, text in rows if name not in ("--help", "--version")]
+    assert len(options) >= 3
+    for name, text in options:
+        variable = "WANCOLL_" + name.removeprefix("--").replace("-", "_").upper()
+        assert f"[env var: {variable}]" in text, name
+        assert "[default:" in text, name
+        if "FLOAT" in text:
+            assert "Seconds" in text, name
+        if "INT" in text:
+            assert re.search("Bytes|connections|threads", text), name
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["master", "--listen", "nonsense:port"], "--listen"),
+        (["master", "--listen", "::1:7400"], "[::1]:7400"),
+        (["master", "--listen", "127.0.0.1:70000"], "65535"),
+        (["master", "--heartbeat-timeout", "0"], "above 0"),
+        (["master", "--heartbeat-timeout", "nan"], "above 0"),
+        (["master", "--heartbeat-timeout", "soon"], "soon"),
+        (["master", "--frobnicate", "1"], "--frobnicate"),
+        (["peer", "--lanes", "0"], "from 1 to 256"),
+        (["peer", "--lanes", "257"], "from 1 to 256"),
+        (["peer", "--name", "two words"], "--name"),
+        (["peer", "--advertise", "::1"], "--advertise"),
+        (["peer", "--master", "host:port"], "--master"),
+        (["peer", "--congestion-control", "no_such"], "no_such"),
+        (["peer", "--log-level", "loud"], "loud"),
+        (["status", "--timeout", "-1"], "above 0"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(args, says):
+    done = run(*args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("wancoll: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert says in done.stderr
+
+
+def test_a_bad_variable_is_named():
+    done = run("peer", env={"WANCOLL_LANES": "many"})
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "WANCOLL_LANES" in done.stderr
+    assert "many" in done.stderr
+
+
+def test_a_variable_sets_an_option_and_the_option_wins():
+    done = run("status", env={"WANCOLL_MASTER": "127.0.0.1:1"})
+    assert "127.0.0.1:1:" in done.stderr
+    done = run("status", "--master", "127.0.0.2:1", env={"WANCOLL_MASTER": "127.0.0.1:1"})
+    assert "127.0.0.2:1:" in done.stderr
+
+
+# ---- master and status --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_master_gets_ready_answers_and_ends_with_0(number):
+    with running_master() as (process, address):
+        done = run("status", "--master", address, "--json")
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert answer["groups"] == []
+        assert answer["daemons"] == []
+        assert answer["uptime"] >= 0
+        assert end(process, number) == 0
+        assert "Traceback" not in process.communicate()[1]
+
+
+def test_status_as_table_of_an_empty_master():
+    with running_master() as (_, address):
+        done = run("status", "--master", address)
+        assert done.returncode == 0, done.stderr
+        assert "0 daemons, 0 groups" in done.stdout
+
+
+def test_master_logs_json_lines_to_stderr_where_it_is_no_terminal():
+    with running_master(env={"WANCOLL_LOG_LEVEL": "info"}) as (process, _):
+        assert end(process, signal.SIGTERM) == 0
+        lines = process.communicate()[1].splitlines()
+        assert lines
+        assert all({"event", "level", "timestamp"} <= json.loads(line).keys() for line in lines)
+
+
+def test_master_on_an_address_in_use_says_so():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        done = run("master", "--listen", address)
+        assert done.returncode == 2
+        errors = [line for line in done.stderr.splitlines() if line.startswith("wancoll: ")]
+        assert len(errors) == 1
+        assert "in use" in errors[0]
+        assert "Traceback" not in done.stderr
+
+
+def test_status_of_nobody_is_exit_code_1():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound but not listening: refused
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        done = run("status", "--master", address)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "MasterUnreachable" in done.stderr
+    assert address in done.stderr
+
+
+@contextlib.contextmanager
+def someone_who_says(data: bytes, *, then_close: bool) -> Iterator[str]:
+    """A listener that is no master: sends *data* to the first who connects."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        over = threading.Event()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(data)
+                if not then_close:
+                    over.wait(DEADLINE)
+                connection.recv(4096)  # so that closing is an end of stream, not a reset
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join(DEADLINE)
+
+
+@pytest.mark.parametrize(
+    ("data", "then_close", "says"),
+    [
+        (b"", True, "closed the connection"),
+        (b"", False, "no answer within"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", True, "oversized frame"),
+        (b"\0\0\0\x03abc", True, "cannot be read"),
+        (encode(Bye("go away")), True, "Bye go away"),
+    ],
+)
+def test_status_of_something_else_is_exit_code_1(data, then_close, says):
+    with someone_who_says(data, then_close=then_close) as address:
+        began = time.monotonic()
+        done = run("status", "--master", address, "--timeout", "1")
+        assert time.monotonic() - began < DEADLINE / 2
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert re.search(says, done.stderr) or "timed out" in done.stderr
+
+
+STATUS = Status(
+    term=3,
+    uptime=93784.2,
+    version="0.1.0",
+    daemons=["a", "b"],
+    groups=[
+        GroupStatus(
+            name="default",
+            phase="running",
+            epoch=7,
+            start_world=2,
+            min_world=1,
+            lanes=8,
+            committed_upto=41,
+            members=[
+                MemberStatus("late", 3, "b", "joining", -1, ["10.0.0.3:1"], 0, 0.25),
+                MemberStatus("two", 2, "b", "member", 1, ["10.0.0.2:1"], 42, 0.5),
+                MemberStatus("one\x1b[31m", 1, "a", "member", 0, ["10.0.0.1:1", "[::1]:2"], 41, 1.0),
+            ],
+            waiting_for="one to finish 42",
+        )
+    ],
+    events=[EventRecord(0.0, "default", 7, "epoch", "two\nlines [bold]")],
+)
+
+
+def test_status_tables_show_everything_and_pass_no_control_characters_on(capsys):
+    status_command.print_tables(STATUS)
+    out = capsys.readouterr().out
+    rows = [line for line in out.splitlines() if line.startswith("│")]
+    assert [row.split("│")[2].strip() for row in rows[:3]] == ["one?[31m", "two", "late"]  # in rank order, joiners last
+    assert [row.split("│")[1].strip() for row in rows[:3]] == ["0", "1", "-"]
+    assert "10.0.0.1:1 [::1]:2" in rows[0]
+    assert "1970-01-01 00:00:00" in rows[3]
+    assert "two?lines [bold]" in rows[3]
+    assert "waiting for: one to finish 42" in out
+    assert "up 1 d 2 h" in out
+    assert "\x1b" not in out
+
+
+def test_status_json_has_the_fields_names(capsys):
+    status_command.print_json(STATUS)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["groups"][0]["members"][1] == {
+        "name": "two",
+        "mid": 2,
+        "daemon": "b",
+        "state": "member",
+        "rank": 1,
+        "addresses": ["10.0.0.2:1"],
+        "done_upto": 42,
+        "silent_for": 0.5,
+    }
+    assert answer["events"][0]["kind"] == "epoch"
+
+
+# ---- peer ---------------------------------------------------------------------------------------------
+
+
+def test_peer_gets_ready_without_a_master_and_ends_with_0(tmp_path):
+    path = tmp_path / "peer.sock"
+    command = [*WANCOLL, "peer", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--name", "p"]
+    with started(*command, env={"WANCOLL_SOCKET": str(path)}) as process:
+        line = ready_line(process)
+        found = re.fullmatch(r"wancoll peer ready socket=(\S+) data=(\S+) name=p", line)
+        assert found, line
+        assert found[1] == str(path)
+        with socket.create_connection(split_address(found[2]), timeout=DEADLINE):
+            pass
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        assert end(process, signal.SIGTERM) == 0
+        assert "Traceback" not in process.communicate()[1]
+    assert not path.exists()
+
+
+def test_peer_appears_in_status(tmp_path):
+    with running_master() as (_, address):
+        command = [*WANCOLL, "peer", "--master", address, "--socket", str(tmp_path / "s"), "--name", "p"]
+        with started(*command) as process:
+            ready_line(process)
+            until = time.monotonic() + DEADLINE
+            while "p" not in (daemons := json.loads(run("status", "--master", address, "--json").stdout)["daemons"]):
+                assert time.monotonic() < until, daemons
+            assert end(process, signal.SIGTERM) == 0
+
+
+def test_peer_with_watch_stdin_ends_with_its_parent(tmp_path):
+    process = subprocess.Popen(
+        [*WANCOLL, "peer", "--watch-stdin", "--master", "127.0.0.1:1", "--socket", str(tmp_path / "s")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        ready_line(process)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(DEADLINE) == 0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+# ---- signals and the service manager ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_at_once(tmp_path, number, code):
+    manager = Manager(str(tmp_path / "notify"))
+    with manager.socket, started(sys.executable, "-c", STUBBORN, env={"NOTIFY_SOCKET": manager.address}) as process:
+        assert ready_line(process) == "wancoll test ready for ever"
+        process.send_signal(number)
+        manager.wait_for("STOPPING=1")
+        assert process.poll() is None  # it drains, for ever
+        assert end(process, number) == code
+
+
+def test_the_service_manager_hears_of_readiness_and_stopping(manager):
+    with running_master(env={"NOTIFY_SOCKET": manager.address}) as (process, address):
+        assert f"STATUS=ready {address}" in manager.wait_for("READY=1")
+        assert end(process, signal.SIGTERM) == 0
+        manager.wait_for("STOPPING=1")
+
+
+def test_the_watchdog_is_fed_also_while_draining(tmp_path):
+    manager = Manager(str(tmp_path / "notify"))
+    env = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "100000"}
+    with manager.socket, started(sys.executable, "-c", STUBBORN, env=env) as process:
+        manager.wait_for("READY=1")
+        began = time.monotonic()
+        for _ in range(4):
+            manager.wait_for("WATCHDOG=1")
+        assert (
+            time.monotonic() - began >= 0.1
+        )  # at half the interval: four take at least three gaps of 50 ms, but one may wait
+        process.send_signal(signal.SIGTERM)
+        manager.wait_for("STOPPING=1")
+        manager.wait_for("WATCHDOG=1")
+
+
+def test_a_watchdog_meant_for_another_process_is_not_fed(tmp_path):
+    manager = Manager(str(tmp_path / "notify"))
+    env = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "20000", "WATCHDOG_PID": "1"}
+    with manager.socket, started(sys.executable, "-c", STUBBORN, env=env) as process:
+        manager.wait_for("READY=1")
+        process.send_signal(signal.SIGTERM)
+        manager.socket.settimeout(DEADLINE)
+        assert "STOPPING=1" in manager.socket.recv(4096).decode()
+
+
+@pytest.mark.parametrize("address", ["vsock:2:1234", "/nowhere/at/all"])
+def test_a_service_manager_that_cannot_be_told_is_no_reason_to_fail(address):
+    with running_master(env={"NOTIFY_SOCKET": address}) as (process, _):
+        assert end(process, signal.SIGTERM) == 0
+        assert "service manager" in process.communicate()[1]
+
+
+def test_a_closed_stdout_is_no_reason_to_end(tmp_path):
+    manager = Manager(str(tmp_path / "notify"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.Popen(
+        [*WANCOLL, "master", "--listen", "127.0.0.1:0"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"NOTIFY_SOCKET": manager.address},
+    )
+    os.close(writer)
+    try:
+        with manager.socket:
+            manager.wait_for("READY=1")
+            assert end(process, signal.SIGTERM) == 0
+    finally:
+        process.kill()
+        errors = process.communicate()[1]
+    assert "Broken" not in errors
+
+
+# ---- errors to exit codes -----------------------------------------------------------------------------
+
+
+def test_only_groups_of_nothing_but_expected_errors_are_expected():
+    wrong, gone = ConfigError("a"), Evicted("b")
+    assert expected_failures(wrong) == [wrong]
+    assert expected_failures(ExceptionGroup("", [wrong, ExceptionGroup("", [gone])])) == [wrong, gone]
+    assert expected_failures(ExceptionGroup("", [wrong, KeyError("a bug")])) == []
+    assert expected_failures(ExceptionGroup("", [ExceptionGroup("", [KeyError("a bug")]), wrong])) == []
+    assert expected_failures(KeyError("a bug")) == []
+
+
+def test_an_error_is_one_printable_line():
+    assert one_line(WancollError("first\n  second\x1b[0m", who="a")) == "a: first second?[0m"
+    assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_the_status_reader_may_leave_early():
+    with running_master() as (_, address):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(
+            [*WANCOLL, "status", "--master", address],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=DEADLINE,
+            check=False,
+        )
+        os.close(writer)
+    assert done.stderr == b""

@@ -1,0 +1,1 @@
+"""wancoll.cli: the one command, `wancoll`."""

@@ -1,0 +1,35 @@
+"""Sets up structlog for the services: stderr, readable on a terminal, JSON lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure(level: str, form: str) -> None:
+    """Send all structlog loggers to stderr.
+
+    Args:
+        level: "debug", "info", "warning" or "error".
+        form: "console", "json", or "auto" for console on a terminal and JSON elsewhere.
+    """
+    tty = sys.stderr.isatty()
+    console = form == "console" or (form == "auto" and tty)
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=tty)]
+        if console
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *renderers,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,87 @@
+"""The `wancoll` command: names its subcommands (imported when called) and turns expected failures into exit codes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from cyclopts import App, CycloptsError
+from cyclopts.config import Env
+
+from wancoll.errors import ConfigError, WancollError
+
+COMMANDS = {
+    "master": ("wancoll.cli.master:master", "Run the master: it tracks membership and decides commit and abort."),
+    "peer": ("wancoll.cli.peer:peer", "Run this machine's peer daemon: it moves and reduces the data of its clients."),
+    "status": ("wancoll.cli.status:status", "Show a master's groups, members and last events."),
+    "demo": ("wancoll.cli.demo:demo", "Train a small network on 4 local peers, and kill one of them on the way."),
+    "perf": ("wancoll.cli.perf:perf", "Measure collectives, with the columns of nccl-tests."),
+}
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def version() -> str:
+    """The installed package's version."""
+    try:
+        return importlib.metadata.version("wancoll")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def one_line(error: BaseException) -> str:
+    """An error as a single line of printable text."""
+    text = " ".join(str(error).split())
+    return "".join(c if c.isprintable() else "?" for c in text) or type(error).__name__
+
+
+def _usage_error(error: CycloptsError) -> str:
+    return f"wancoll: {one_line(error)} (--help lists the options)"
+
+
+app = App(
+    name="wancoll",
+    help="All-reduce over many TCP connections that outlives its peers.",
+    version=version,
+    config=Env("WANCOLL_", command=False),
+    error_formatter=_usage_error,
+)
+for _name, (_path, _help) in COMMANDS.items():
+    app.command(_path, name=_name, help=_help)
+
+
+def expected_failures(error: BaseException) -> list[WancollError]:
+    """The WancollErrors inside *error*, or nothing if it holds anything else: that is a bug and gets its traceback."""
+    if isinstance(error, WancollError):
+        return [error]
+    if isinstance(error, BaseExceptionGroup):
+        parts = [expected_failures(inner) for inner in error.exceptions]
+        if all(parts):
+            return [failure for part in parts for failure in part]
+    return []
+
+
+def run(tokens: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 fine, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
+    try:
+        code = app(tokens, result_action="return_value")
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of stdout (`wancoll status | head`) has left: nothing more to say, also not at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except (WancollError, BaseExceptionGroup) as error:
+        failures = expected_failures(error)
+        if not failures:
+            raise
+        for failure in failures:
+            print(f"wancoll: {type(failure).__name__}: {one_line(failure)}", file=sys.stderr)
+        sys.exit(EXIT_USAGE if any(isinstance(failure, ConfigError) for failure in failures) else EXIT_FAILED)
+    sys.exit(code if isinstance(code, int) else 0)

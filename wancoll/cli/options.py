@@ -1,0 +1,49 @@
+"""Option types that several commands share: checked once, explained once."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from wancoll.local import join_address, split_address
+
+MASTER_PORT = 7400
+DEFAULT_MASTER = f"127.0.0.1:{MASTER_PORT}"
+
+
+def _check_seconds(_type: Any, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"Expected a number of seconds above 0, got {value}.")
+
+
+def between(low: int, high: int) -> Any:
+    """A validator for whole numbers from *low* to *high*."""
+
+    def check(_type: Any, value: int) -> None:
+        if not low <= value <= high:
+            raise ValueError(f"Expected a whole number from {low} to {high}, got {value}.")
+
+    return check
+
+
+def address(text: str, *, what: str, default_port: int | None = None) -> str:
+    """*text* as "host:port", the port filled in.
+
+    Raises:
+        ConfigError: it is not an address.
+    """
+    return join_address(*split_address(text, what=what, default_port=default_port))
+
+
+Seconds = Annotated[float, Parameter(validator=_check_seconds)]
+
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    Parameter(help="Least severe log line that is written to stderr."),
+]
+LogFormat = Annotated[
+    Literal["auto", "console", "json"],
+    Parameter(help="Form of log lines. auto: console on a terminal, else one JSON object a line."),
+]

@@ -1,0 +1,166 @@
+"""`wancoll status`: asks a master how its groups are, and prints it as tables or as JSON."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from wancoll.cli.options import DEFAULT_MASTER, MASTER_PORT, Seconds, address
+from wancoll.errors import MasterUnreachable, ProtocolError
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.local import split_address
+from wancoll.wire.framing import Decoder, encode
+from wancoll.wire.messages import Bye, FromMaster, GroupStatus, Status, StatusRequest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+RECEIVE_BYTES = 65536
+PLAIN_WIDTH = 160  # columns where stdout is no terminal
+
+
+def status(
+    *,
+    master: Annotated[str, Parameter(help="HOST:PORT of the master.")] = DEFAULT_MASTER,
+    timeout: Annotated[Seconds, Parameter(help="Seconds for the whole answer.")] = DEFAULT.connect_timeout,
+    as_json: Annotated[
+        bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")
+    ] = False,
+) -> int:
+    """Show a master's groups, members and last events. Exit code 1 if it cannot be reached."""
+    answer = fetch(address(master, what="--master", default_port=MASTER_PORT), timeout)
+    if as_json:
+        print_json(answer)
+    else:
+        print_tables(answer)
+    return 0
+
+
+def fetch(master: str, timeout: float) -> Status:
+    """Ask the master at "host:port"; the whole exchange takes at most *timeout* seconds.
+
+    Raises:
+        MasterUnreachable: no connection, or no answer in time.
+        ProtocolError: the answer is no status.
+    """
+    deadline = time.monotonic() + timeout
+    decoder: Decoder[Any] = Decoder(FromMaster, DEFAULT.message_bytes, who=f"master {master}")
+    try:
+        with socket.create_connection(split_address(master), timeout=timeout) as connection:
+            connection.sendall(encode(StatusRequest(PROTOCOL_VERSION)))
+            while True:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise TimeoutError(f"no answer within {timeout:g} s")
+                connection.settimeout(remaining)
+                data = connection.recv(RECEIVE_BYTES)
+                if not data:
+                    raise ConnectionError("it closed the connection without an answer")
+                for message in decoder.feed(data):
+                    if isinstance(message, Status):
+                        return message
+                    reason = message.reason if isinstance(message, Bye) else ""
+                    raise ProtocolError(
+                        "did not answer a status request",
+                        who=decoder.who,
+                        expected="Status",
+                        got=f"{type(message).__name__} {reason}".strip(),
+                    )
+    except OSError as error:
+        raise MasterUnreachable(
+            "the master gives no status",
+            who=master,
+            got=str(error) or type(error).__name__,
+            hint="is `wancoll master` running there, and is --master right?",
+        ) from error
+
+
+def plain(value: Any) -> Any:
+    """A message as dicts and lists with the fields' names (on the wire they are positional)."""
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value
+
+
+def print_json(answer: Status) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(plain(answer), indent=2))
+
+
+def print_tables(answer: Status) -> None:
+    """A table per group, then the last events."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(markup=False, highlight=False, width=PLAIN_WIDTH)
+    console.print(
+        f"master: version {clean(answer.version)}, term {answer.term}, up {duration(answer.uptime)}, "
+        f"{len(answer.daemons)} daemons, {len(answer.groups)} groups"
+    )
+    for group in answer.groups:
+        console.print()
+        console.print(
+            f"group {clean(group.name)}: {clean(group.phase)}, epoch {group.epoch}, committed up to "
+            f"{group.committed_upto}, start_world {group.start_world}, min_world {group.min_world}, lanes {group.lanes}"
+        )
+        if group.waiting_for:
+            console.print(f"waiting for: {clean(group.waiting_for)}")
+        console.print(_members(group))
+    if answer.events:
+        console.print()
+        console.print(_events(answer))
+
+
+def _members(group: GroupStatus) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("rank", "member", "state", "done up to", "silent for", "daemon", "addresses")
+    for member in sorted(group.members, key=lambda m: (m.state != "member", m.rank, m.mid)):
+        table.add_row(
+            str(member.rank) if member.state == "member" else "-",
+            Text(clean(member.name)),
+            clean(member.state),
+            str(member.done_upto),
+            f"{member.silent_for:.1f} s",
+            Text(clean(member.daemon)),
+            Text(clean(" ".join(member.addresses))),
+        )
+    return table
+
+
+def _events(answer: Status) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("time (UTC)", "group", "epoch", "event", "what happened", title="last events", title_justify="left")
+    for event in answer.events:
+        when = datetime.fromtimestamp(event.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        table.add_row(when, Text(clean(event.group)), str(event.epoch), clean(event.kind), Text(clean(event.text)))
+    return table
+
+
+def clean(text: str) -> str:
+    """*text* without characters that would steer the terminal: it comes from the network."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "1 d 2 h", "2 h 3 min", "3 min 4 s" or "4 s"."""
+    whole = int(seconds)
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    parts = []
+    for unit, size in units:
+        count, whole = divmod(whole, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"
