@@ -1,0 +1,100 @@
+/* The dispatcher: which tables this CPU can run, and which one is used. Chosen once, from any thread. */
+#include "kernels.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels_internal.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#else
+#include <fenv.h>
+#endif
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static wc_kernels tables[3]; /* those that this CPU can run, the best first, "generic" last */
+static int tables_count;
+static const wc_kernels *chosen;
+
+static const wc_kernels *find(const char *name) {
+    for (int i = 0; i < tables_count; i++)
+        if (strcmp(tables[i].name, name) == 0) return &tables[i];
+    return NULL;
+}
+
+static void choose(void) {
+    wc_crc32c_init();
+#if defined(__x86_64__)
+    /* The compiler's check includes the operating system's support of the wide registers. */
+    __builtin_cpu_init();
+    unsigned a, b, c = 0, d;
+    const int f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    const int avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                     __builtin_cpu_supports("sse4.2");
+    const int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx512) {
+        wc_kernels *table = &tables[tables_count++];
+        *table = wc_kernels_avx512;
+        if (__builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul")) {
+            wc_crc32c_vpclmul_init();
+            table->crc32c = wc_crc32c_vpclmul;
+        }
+    }
+    if (avx2) tables[tables_count++] = wc_kernels_avx2;
+#elif defined(__aarch64__)
+    wc_kernels *table = &tables[tables_count++];
+    *table = wc_kernels_neon;
+    if (getauxval(AT_HWCAP) & HWCAP_CRC32) table->crc32c = wc_crc32c_armv8;
+#endif
+    tables[tables_count++] = wc_kernels_generic;
+    const char *wanted = getenv("WANCOLL_CPU");
+    chosen = wanted != NULL && *wanted != '\0' ? find(wanted) : &tables[0];
+}
+
+const wc_kernels *wc_kernels_default(void) {
+    pthread_once(&once, choose);
+    return chosen;
+}
+
+const wc_kernels *wc_kernels_named(const char *name) {
+    pthread_once(&once, choose);
+    return find(name);
+}
+
+size_t wc_dtype_size(int dtype) {
+    static const size_t sizes[WC_DTYPES] = {
+        [WC_F32] = 4, [WC_F64] = 8, [WC_F16] = 2, [WC_BF16] = 2, [WC_I8] = 1, [WC_I16] = 2, [WC_I32] = 4, [WC_I64] = 8, [WC_U8] = 1};
+    return dtype >= 0 && dtype < WC_DTYPES ? sizes[dtype] : 0;
+}
+
+#if defined(__x86_64__)
+uint64_t wc_fpenv_enter(void) {
+    const unsigned saved = _mm_getcsr();
+    _mm_setcsr(0x1f80); /* all exceptions masked, round to nearest, denormals kept */
+    return saved;
+}
+void wc_fpenv_leave(uint64_t saved) { _mm_setcsr((unsigned)saved); }
+#elif defined(__aarch64__)
+uint64_t wc_fpenv_enter(void) {
+    uint64_t saved;
+    const uint64_t plain = 0; /* no traps, round to nearest, denormals and IEEE half precision kept */
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
+    __asm__ volatile("msr fpcr, %0" : : "r"(plain) : "memory");
+    return saved;
+}
+void wc_fpenv_leave(uint64_t saved) { __asm__ volatile("msr fpcr, %0" : : "r"(saved) : "memory"); }
+#else
+uint64_t wc_fpenv_enter(void) {
+    const int saved = fegetround();
+    fesetround(FE_TONEAREST);
+    return (uint64_t)saved;
+}
+void wc_fpenv_leave(uint64_t saved) { fesetround((int)saved); }
+#endif

@@ -1,0 +1,30 @@
+/* Kernels for x86-64 with AVX-512 F, BW, DQ and VL. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* After the system's headers, so that only our code is compiled for it. */
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi,bmi2,sse4.2"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi,bmi2,sse4.2,prefer-vector-width=512")
+#endif
+
+#define HALF_LANES 16
+typedef float lanes __attribute__((vector_size(64)));
+static inline lanes half_load(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+static inline void half_store(void *p, lanes v) { _mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+
+#define TABLE wc_kernels_avx512
+#define NAME "avx512"
+#define CRC32C wc_crc32c_sse42
+#define XXH_VECTOR XXH_AVX512
+#include "kernels_body.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

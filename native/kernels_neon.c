@@ -1,0 +1,23 @@
+/* Kernels for AArch64, whose baseline has NEON with float16 conversions. */
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#include <string.h>
+
+#define HALF_LANES 4
+typedef float32x4_t lanes;
+static inline lanes half_load(const void *p) {
+    float16x4_t halves;
+    memcpy(&halves, p, sizeof halves);
+    return vcvt_f32_f16(halves);
+}
+static inline void half_store(void *p, lanes v) {
+    float16x4_t halves = vcvt_f16_f32(v);
+    memcpy(p, &halves, sizeof halves);
+}
+
+#define TABLE wc_kernels_neon
+#define NAME "neon"
+#define CRC32C wc_crc32c_generic
+#define XXH_VECTOR XXH_NEON
+#include "kernels_body.h"
+#endif

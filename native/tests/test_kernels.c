@@ -1,0 +1,187 @@
+/* Compares every table that this CPU can run with the generic one, bit for bit, and crc32c with published values. Exit code 0 if all is equal.
+   The generic table itself is checked against numpy in tests/test_kernels.py. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../kernels.h"
+
+static long passed, failed;
+
+static void check(int ok, const char *table, const char *what, int dtype, int op, size_t n) {
+    if (ok) {
+        passed++;
+    } else if (failed++ < 20) {
+        fprintf(stderr, "FAILED %s: %s, dtype %d, op %d, %zu elements or bytes\n", table, what, dtype, op, n);
+    }
+}
+
+static uint64_t state = 0x9e3779b97f4a7c15u;
+static uint64_t draw(void) { /* xorshift64* (Vigna, 2014) */
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return state * 0x2545f4914f6cdd1du;
+}
+
+static void fill(uint8_t *p, size_t n) {
+    for (size_t i = 0; i < n; i++) p[i] = (uint8_t)(draw() >> 56);
+}
+
+/* Zeros, denormals, the edges of the exponents, infinities, NaNs quiet and signalling with payloads; the edges of the integers. */
+static const uint32_t special32[] = {0,          1,          0x007fffff, 0x00800000, 0x3f7fffff, 0x3f800000, 0x40000000, 0x477fefff, 0x477ff000, 0x33000000,
+                                     0x33000001, 0x387fffff, 0x7f7fffff, 0x7f800000, 0x7f800001, 0x7fbfffff, 0x7fc00000, 0x7fc12345, 0x7fffffff, 0x3f808000,
+                                     0x3f818000, 0x00000fff, 0x00001000, 0x7f7f8000, 0x4f000000, 0x4b800001};
+static const uint64_t special64[] = {0,
+                                     1,
+                                     0x000fffffffffffffu,
+                                     0x0010000000000000u,
+                                     0x3ff0000000000000u,
+                                     0x3fefffffffffffffu,
+                                     0x4340000000000001u,
+                                     0x7fefffffffffffffu,
+                                     0x7ff0000000000000u,
+                                     0x7ff0000000000001u,
+                                     0x7ff7ffffffffffffu,
+                                     0x7ff8000000000000u,
+                                     0x7ff8000012345678u,
+                                     0x7fffffffffffffffu};
+static const uint16_t special16[] = {0,      1,      2,      0x03ff, 0x0400, 0x0401, 0x3bff, 0x3c00, 0x3c01, 0x4000, 0x7bff, 0x7c00, 0x7c01, 0x7dff, 0x7e00, 0x7fff,
+                                     0x007f, 0x0080, 0x3f7f, 0x3f80, 0x3f81, 0x7f7f, 0x7f80, 0x7f81, 0x7fbf, 0x7fc0, 0x7fc1, 0x1234, 0x5555, 0x6bcd};
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+/* Bits of special value k, negative ones included, for elements of `size` bytes. */
+static void put_special(uint8_t *p, size_t size, size_t k) {
+    if (size == 8) {
+        uint64_t v = special64[k / 2 % COUNT(special64)] | (uint64_t)(k & 1) << 63;
+        memcpy(p, &v, 8);
+    } else if (size == 4) {
+        uint32_t v = special32[k / 2 % COUNT(special32)] | (uint32_t)(k & 1) << 31;
+        memcpy(p, &v, 4);
+    } else if (size == 2) {
+        uint16_t v = (uint16_t)(special16[k / 2 % COUNT(special16)] | (k & 1) << 15);
+        memcpy(p, &v, 2);
+    } else {
+        p[0] = (uint8_t)k;
+    }
+}
+
+static const uint32_t divisors[] = {1, 2, 3, 5, 7, 64, 127, 128, 1000, 32768, 65536, 65537, 0x7fffffff, 0xffffffff};
+
+/* All ops of one dtype on n elements. */
+static void compare(const wc_kernels *table, int dtype, const uint8_t *a, const uint8_t *b, size_t n, uint8_t *want, uint8_t *got) {
+    const wc_kernels *truth = wc_kernels_named("generic");
+    const size_t bytes = n * wc_dtype_size(dtype);
+    for (int op = 0; op < WC_OPS; op++) {
+        truth->reduce[dtype][op](want, a, b, n);
+        table->reduce[dtype][op](got, a, b, n);
+        check(memcmp(want, got, bytes) == 0, table->name, "reduce", dtype, op, n);
+    }
+    const uint32_t divisor = divisors[draw() % COUNT(divisors)];
+    truth->average[dtype](want, a, b, n, divisor);
+    table->average[dtype](got, a, b, n, divisor);
+    check(memcmp(want, got, bytes) == 0, table->name, "average", dtype, (int)divisor, n);
+}
+
+enum { PAIRS = 60 * 60, HALVES = 65536, ROOM = HALVES * 8 + 64 };
+static uint8_t a[ROOM], b[ROOM], want[ROOM], got[ROOM];
+
+static void special_values(const wc_kernels *table) {
+    for (int dtype = 0; dtype < WC_DTYPES; dtype++) {
+        const size_t size = wc_dtype_size(dtype);
+        for (size_t k = 0; k < PAIRS; k++) {
+            put_special(a + k * size, size, k % 60);
+            put_special(b + k * size, size, k / 60);
+        }
+        compare(table, dtype, a, b, PAIRS, want, got);
+        for (int round = 0; round < 20; round++) {
+            fill(a, HALVES);
+            fill(b, HALVES);
+            compare(table, dtype, a, b, HALVES / size, want, got);
+        }
+    }
+    for (uint32_t h = 0; h < HALVES; h++) memcpy(a + 2 * h, &(uint16_t){(uint16_t)h}, 2);
+    for (size_t k = 0; k < 2 * COUNT(special16); k++) {
+        for (size_t h = 0; h < HALVES; h++) put_special(b + 2 * h, 2, k);
+        compare(table, WC_F16, a, b, HALVES, want, got);
+        compare(table, WC_BF16, a, b, HALVES, want, got);
+        compare(table, WC_I16, a, b, HALVES, want, got);
+    }
+}
+
+/* Odd lengths, odd addresses, results over an operand, and nothing written beside them. */
+static void shapes(const wc_kernels *table) {
+    for (int dtype = 0; dtype < WC_DTYPES; dtype++) {
+        const size_t size = wc_dtype_size(dtype);
+        for (size_t n = 0; n <= 130; n++) {
+            const size_t bytes = n * size, oa = draw() % 17, ob = draw() % 17, od = draw() % 17;
+            fill(a, bytes + 32);
+            fill(b, bytes + 32);
+            compare(table, dtype, a + oa, b + ob, n, want, got + od);
+            for (int op = 0; op < WC_OPS; op++) {
+                wc_kernels_named("generic")->reduce[dtype][op](want, a + oa, b + ob, n);
+                memset(got, 0x5a, bytes + 64);
+                memcpy(got + od, a + oa, bytes);
+                table->reduce[dtype][op](got + od, got + od, b + ob, n);
+                int ok = memcmp(got + od, want, bytes) == 0;
+                memcpy(got + od, b + ob, bytes);
+                table->reduce[dtype][op](got + od, a + oa, got + od, n);
+                ok = ok && memcmp(got + od, want, bytes) == 0;
+                for (size_t i = 0; i < bytes + 64; i++) ok = ok && (got[i] == 0x5a || (i >= od && i < od + bytes));
+                check(ok, table->name, "result over an operand", dtype, op, n);
+            }
+            wc_kernels_named("generic")->average[dtype](want, a + oa, b + ob, n, 3);
+            memcpy(got + od, a + oa, bytes);
+            table->average[dtype](got + od, got + od, b + ob, n, 3);
+            check(memcmp(got + od, want, bytes) == 0, table->name, "average over an operand", dtype, WC_AVG, n);
+        }
+    }
+}
+
+static void checksums(const wc_kernels *table) {
+    const wc_kernels *truth = wc_kernels_named("generic");
+    uint8_t bytes[32];
+    check(table->crc32c(0, "123456789", 9) == 0xe3069283u, table->name, "crc32c of 123456789", -1, -1, 9);
+    check(table->crc32c(0, NULL, 0) == 0, table->name, "crc32c of nothing", -1, -1, 0);
+    memset(bytes, 0, 32); /* RFC 3720, B.4 */
+    check(table->crc32c(0, bytes, 32) == 0x8a9136aau, table->name, "crc32c of 32 zeros", -1, -1, 32);
+    memset(bytes, 0xff, 32);
+    check(table->crc32c(0, bytes, 32) == 0x62a8ab43u, table->name, "crc32c of 32 ones", -1, -1, 32);
+    for (int i = 0; i < 32; i++) bytes[i] = (uint8_t)i;
+    check(table->crc32c(0, bytes, 32) == 0x46dd794eu, table->name, "crc32c of 0..31", -1, -1, 32);
+    for (int i = 0; i < 32; i++) bytes[i] = (uint8_t)(31 - i);
+    check(table->crc32c(0, bytes, 32) == 0x113fdb5cu, table->name, "crc32c of 31..0", -1, -1, 32);
+    fill(a, ROOM);
+    check(table->hash64(a, 0) == 0x2d06800538d394c2u, table->name, "hash64 of nothing", -1, -1, 0);
+    for (size_t round = 0; round < 2500; round++) {
+        const size_t n = round < 1200 ? round : draw() % (round < 2400 ? 16384 : HALVES * 4), offset = draw() % 64;
+        const size_t split = n ? draw() % n : 0, second = split + (n > split ? draw() % (n - split) : 0);
+        const uint32_t seed = (uint32_t)draw();
+        const uint8_t *p = a + offset;
+        const uint32_t expected = truth->crc32c(seed, p, n);
+        check(table->crc32c(seed, p, n) == expected, table->name, "crc32c", -1, -1, n);
+        uint32_t crc = table->crc32c(seed, p, split);
+        crc = table->crc32c(crc, p + split, second - split);
+        crc = table->crc32c(crc, p + second, n - second);
+        check(crc == expected, table->name, "crc32c in three parts", -1, -1, n);
+        check(table->hash64(p, n) == truth->hash64(p, n), table->name, "hash64", -1, -1, n);
+    }
+}
+
+int main(void) {
+    static const char *const names[] = {"generic", "avx2", "avx512", "neon"};
+    const uint64_t saved = wc_fpenv_enter();
+    for (size_t k = 0; k < COUNT(names); k++) {
+        const wc_kernels *table = wc_kernels_named(names[k]);
+        if (table == NULL) continue;
+        printf("%s%s\n", table->name, table == wc_kernels_default() ? " (default)" : "");
+        special_values(table);
+        shapes(table);
+        checksums(table);
+    }
+    wc_fpenv_leave(saved);
+    check(wc_kernels_named("abacus") == NULL, "", "a name that does not exist", -1, -1, 0);
+    printf("%ld passed, %ld failed\n", passed, failed);
+    return failed == 0 ? 0 : 1;
+}

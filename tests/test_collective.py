@@ -1,0 +1,62 @@
+"""Descriptors: what members must agree on."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+
+BASE = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, 1000)
+
+descriptors = st.builds(
+    Descriptor,
+    st.sampled_from(Kind),
+    st.sampled_from(DType),
+    st.sampled_from(ReduceOp),
+    st.integers(0, 2**40),
+    st.sampled_from(["none", "bf16", "int8"]),
+    st.sampled_from(["auto", "ring"]),
+    st.sampled_from(["retry", "raise"]),
+)
+
+
+def test_a_change_of_any_field_changes_the_fingerprint():
+    other = {
+        "kind": Kind.update_membership,
+        "dtype": DType.int32,
+        "op": ReduceOp.max,
+        "count": 1001,
+        "codec": "int8",
+        "algorithm": "ring",
+        "on_failure": "raise",
+    }
+    assert set(other) == {field.name for field in fields(Descriptor)}
+    prints = [replace(BASE, **{name: value}).fingerprint() for name, value in other.items()]
+    assert len({BASE.fingerprint(), *prints}) == 1 + len(other)
+
+
+@given(descriptors, descriptors)
+def test_fingerprints_are_equal_only_for_equal_calls(one, two):
+    assert (one.fingerprint() == two.fingerprint()) == (one == two)
+    assert 0 <= one.fingerprint() < 2**64
+
+
+def test_the_fingerprint_is_the_same_in_every_process():
+    """Members are different processes, maybe of different Python versions: the value is part of the protocol."""
+    assert BASE.fingerprint() == int.from_bytes(bytes.fromhex(KNOWN), "little")
+
+
+KNOWN = "97e583717f1af38a"
+
+
+def test_sizes_and_text():
+    assert [dtype.itemsize for dtype in DType] == [4, 8, 2, 2, 1, 2, 4, 8, 1]
+    assert BASE.nbytes == 4000
+    assert str(BASE) == "all_reduce(1000 x float32, op=sum)"
+    assert str(replace(BASE, codec="int8", on_failure="raise")) == (
+        "all_reduce(1000 x float32, op=sum, codec=int8, on_failure=raise)"
+    )
+    assert str(Descriptor(Kind.update_membership)) == "update_membership()"

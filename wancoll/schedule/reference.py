@@ -1,0 +1,150 @@
+"""The numpy reference: what a reduction means, and an executor of schedules that the engine must equal bit for bit.
+
+Arrays hold elements as numpy has them; bfloat16, which numpy lacks, is uint16 with its bits. The rules are in
+ARCHITECTURE.md, "Numbers".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from wancoll.collective import DType, ReduceOp
+from wancoll.schedule.plan import Action, Direction, Schedule, chunk_bounds
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+DIGEST_BLOCK = 65536  # bytes
+
+_BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+_CANONICAL_NAN = {
+    DType.float32: 0x7FC00000,
+    DType.float64: 0x7FF8000000000000,
+    DType.float16: 0x7E00,
+    DType.bfloat16: 0x7FC0,
+}
+_FLOATS = tuple(_CANONICAL_NAN)
+
+
+def storage(dtype: DType) -> np.dtype[Any]:
+    """The numpy dtype of arrays that hold *dtype*."""
+    return np.dtype(np.uint16 if dtype is DType.bfloat16 else dtype.name)
+
+
+def reduce(dtype: DType, op: ReduceOp, a: Array, b: Array) -> Array:
+    """Element by element, a op b; for avg the sum, which `average` divides at the last step.
+
+    Args:
+        dtype: what the elements are.
+        op: the reduce op.
+        a: left operand, of dtype storage(dtype), any shape.
+        b: right operand, alike.
+
+    Returns:
+        A new array of the same dtype and shape.
+    """
+    with np.errstate(all="ignore"):
+        return _narrowed(dtype, _apply(op, _widened(dtype, a), _widened(dtype, b)))
+
+
+def average(dtype: DType, a: Array, b: Array, n: int) -> Array:
+    """The last step of avg: (a + b) / n, in the arithmetic of *dtype*; integers truncate toward zero. See `reduce`."""
+    with np.errstate(all="ignore"):
+        total = _widened(dtype, a) + _widened(dtype, b)
+        if dtype in _FLOATS:
+            return _narrowed(dtype, total / total.dtype.type(n))
+        magnitude = (
+            np.abs(total).view(f"u{dtype.itemsize}").astype(np.uint64)
+        )  # unsigned holds that of the least integer
+        quotient = magnitude // np.uint64(n)
+        signed: Array = np.where(total < 0, 0 - quotient, quotient).astype(total.dtype)
+        return signed
+
+
+def execute(schedules: list[Schedule], inputs: list[Array], dtype: DType, op: ReduceOp) -> list[Array]:
+    """Runs the schedules of all ranks, whole chunks at a time, and returns every rank's result.
+
+    Args:
+        schedules: one for each rank.
+        inputs: each rank's one-dimensional array of dtype storage(dtype); they are not changed.
+        dtype: what the elements are.
+        op: the reduce op.
+
+    Raises:
+        ValueError: a rank waits for something that nobody sends, or something sent was never received.
+    """
+    n = len(schedules)
+    chunks = [slice(*bounds) for bounds in chunk_bounds(inputs[0].size, n)]
+    backs = [front.copy() for front in inputs]
+    wires: dict[tuple[int, int, int, int], Array] = {}  # (from, to, step, chunk) -> bytes under way
+    todo = [deque(schedule) for schedule in schedules]
+    moved = True
+    while moved:
+        moved = False
+        for rank, lines in enumerate(todo):
+            while lines:
+                line, part = lines[0], chunks[lines[0].chunk]
+                front, back = inputs[rank][part], backs[rank][part]
+                if line.direction is Direction.send:
+                    source = front if line.action is Action.front else back
+                    wires[rank, line.peer, line.step, line.chunk] = source.copy()
+                elif (received := wires.pop((line.peer, rank, line.step, line.chunk), None)) is None:
+                    break
+                elif line.action is Action.copy:
+                    back[:] = received
+                elif line.action is Action.final and op is ReduceOp.avg:
+                    back[:] = average(dtype, front, received, n)
+                else:
+                    back[:] = reduce(dtype, op, front, received)
+                lines.popleft()
+                moved = True
+    if any(todo) or wires:
+        raise ValueError(f"schedules do not fit together: left to do {todo}, never received {sorted(wires)}")
+    return backs
+
+
+def digest(result: bytes) -> int:
+    """The digest of a result: XXH3-64 of the little-endian XXH3-64 hashes of its blocks."""
+    import xxhash
+
+    blocks = (result[start : start + DIGEST_BLOCK] for start in range(0, len(result), DIGEST_BLOCK))
+    return xxhash.xxh3_64_intdigest(b"".join(xxhash.xxh3_64_intdigest(b).to_bytes(8, "little") for b in blocks))
+
+
+def _apply(op: ReduceOp, a: Array, b: Array) -> Array:
+    if op in (ReduceOp.sum, ReduceOp.avg):
+        return a + b
+    if op is ReduceOp.prod:
+        return a * b
+    if a.dtype.kind != "f":
+        return np.minimum(a, b) if op is ReduceOp.min else np.maximum(a, b)
+    bits = _BITS[a.itemsize]
+    if op is ReduceOp.min:  # equal operands differ only in the sign of zero: either sign wins
+        equal = a.view(bits) | b.view(bits)
+        result = np.where(a < b, a, np.where(a > b, b, equal.view(a.dtype)))
+    else:
+        equal = a.view(bits) & b.view(bits)
+        result = np.where(a > b, a, np.where(a < b, b, equal.view(a.dtype)))
+    return np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), result)
+
+
+def _widened(dtype: DType, a: Array) -> Array:
+    """Half types as float32, which holds all their values."""
+    if dtype is DType.bfloat16:
+        return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return a.astype(np.float32) if dtype is DType.float16 else a
+
+
+def _narrowed(dtype: DType, result: Array) -> Array:
+    """Results as elements of *dtype*, rounded once to nearest even, NaNs made canonical."""
+    if dtype not in _FLOATS:
+        return result
+    bits = _BITS[dtype.itemsize]
+    if dtype is DType.bfloat16:
+        wide = result.view(np.uint32)
+        narrow = (wide + np.uint32(0x7FFF) + (wide >> 16 & 1)) >> 16
+    else:
+        narrow = result.astype(storage(dtype)).view(bits)
+    return np.where(np.isnan(result), _CANONICAL_NAN[dtype], narrow).astype(bits).view(storage(dtype))
