@@ -1,0 +1,99 @@
+"""The systemd units and their environment file fit the command that they start."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wancoll.cli.main import app
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+UNITS = ("wancoll-master.service", "wancoll-peer@.service")
+COMMAND = "/opt/wancoll/bin/wancoll"
+SERVICES = {"wancoll-master.service": "master", "wancoll-peer@.service": "peer"}
+
+
+def variables(command: str) -> set[str]:
+    """The environment variables of a command's options."""
+    arguments = app[command].assemble_argument_collection(parse_docstring=False)
+    return {"WANCOLL_" + argument.name.removeprefix("--").replace("-", "_").upper() for argument in arguments}
+
+
+def assigned(text: str) -> list[str]:
+    """Names of the WANCOLL_ variables that *text* sets, also in comments that show how."""
+    return re.findall(r"\b(WANCOLL_[A-Z_]+)=", text)
+
+
+def settings(unit: str) -> dict[str, list[str]]:
+    """The unit's settings, comments left out."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / unit).read_text().splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_every_variable_in_the_environment_file_is_an_option():
+    named = assigned((DEPLOY / "wancoll.env").read_text())
+    assert "WANCOLL_MASTER" in named
+    assert set(named) - variables("master") - variables("peer") == set()
+
+
+def test_the_environment_file_is_one_systemd_reads():
+    for line in (DEPLOY / "wancoll.env").read_text().splitlines():
+        assert not line or line.startswith("#") or re.fullmatch(r"WANCOLL_[A-Z_]+=\S+( \S+)*", line), line
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_variable_in_a_unit_is_an_option_of_its_command(unit):
+    found = settings(unit)
+    for value in found.get("Environment", []):
+        assert set(assigned(value)) <= variables(SERVICES[unit])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_unit_starts_the_command_with_options_that_it_has(unit):
+    (start,) = settings(unit)["ExecStart"]
+    program, command, *arguments = start.split()
+    assert program == COMMAND
+    assert command == SERVICES[unit]
+    options = [argument for argument in arguments if argument.startswith("--")]
+    known = {
+        name for argument in app[command].assemble_argument_collection(parse_docstring=False) for name in argument.names
+    }
+    assert set(options) <= known
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_unit_is_watched_and_restarted(unit):
+    found = settings(unit)
+    assert found["Type"] == ["notify"]
+    assert found["Restart"] == ["always"]
+    assert float(found["WatchdogSec"][0]) > 0
+    assert "-/etc/wancoll/wancoll.env" in found["EnvironmentFile"]
+
+
+def test_the_peer_may_drain_before_it_is_killed():
+    from wancoll.limits import DEFAULT
+
+    assert float(settings("wancoll-peer@.service")["TimeoutStopSec"][0]) > DEFAULT.drain_timeout
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("unit", UNITS)
+def test_systemd_has_nothing_to_say(tmp_path, unit):
+    # The program need not be installed where the tests run: any that exists will do for the check.
+    text = (DEPLOY / unit).read_text()
+    assert COMMAND in text
+    copy = tmp_path / unit.replace("@.", "@root.")
+    copy.write_text(text.replace(COMMAND, sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
