@@ -17,7 +17,9 @@ def infos(*mids: int) -> list[m.MemberInfo]:
     return [m.MemberInfo(mid, f"m{mid}", f"d{mid}", ["h:1"]) for mid in mids]
 
 
-def epoch(number: int, *mids: int, upto: int = 0, voids: list[m.Void] | None = None, term: int = 1, floor: int = 1) -> m.Epoch:
+def epoch(
+    number: int, *mids: int, upto: int = 0, voids: list[m.Void] | None = None, term: int = 1, floor: int = 1
+) -> m.Epoch:
     return m.Epoch("g", 1, term, number, infos(*mids), 8, KEY, floor, upto, voids or [], "because")
 
 
@@ -79,7 +81,8 @@ def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:
 def test_nothing_starts_before_the_links_are_up_and_then_in_order() -> None:
     d = Driver(1, 2)
     d.member.link_lost(2, "reset")
-    assert d.post() == [] and d.post() == []
+    assert d.post() == []
+    assert d.post() == []
     d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     started = d.member.links_ready(2)
     assert [c.op.seq for c in started if isinstance(c, core.StartOp)] == [1, 2]
@@ -98,9 +101,11 @@ def test_a_late_abort_voids_a_finished_op_and_runs_it_again_from_front() -> None
     d.post()
     d.member.op_finished(d.engine_id, 7, 0)
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    assert told(entered, m.Result) == [] and told(entered, m.Failure) == []
+    assert told(entered, m.Result) == []
+    assert told(entered, m.Failure) == []
     [start] = d.member.links_ready(2)
-    assert isinstance(start, core.StartOp) and start.op.front == 0
+    assert isinstance(start, core.StartOp)
+    assert start.op.front == 0
     d.member.op_finished(d.engine_id, 8, 0)
     [result] = told(d.member.commit(m.Commit("g", 2, 1, 1), 3.0), m.Result)
     assert (result.attempts, result.contributors, result.digest) == (2, ["m1", "m2"], 8)
@@ -169,7 +174,8 @@ def test_too_small_a_world_fails_pending_and_later_ops_but_not_update_membership
     running = d.engine_id
     d.member.enter_epoch(epoch(2, 1, floor=2), 2.0)
     [pending] = told(d.member.op_cancelled(running), m.Failure)
-    assert (pending.id, pending.error) == (1, "WorldTooSmall") and "min_world=2" in pending.expected
+    assert (pending.id, pending.error) == (1, "WorldTooSmall")
+    assert "min_world=2" in pending.expected
     d.member.links_ready(2)
     [later] = told(d.post(), m.Failure)
     assert (later.id, later.error) == (2, "WorldTooSmall")
@@ -194,7 +200,8 @@ def test_a_joiner_starts_its_count_behind_what_was_committed() -> None:
     member.enter_epoch(epoch(5, 2, 1, upto=41), 0.0)
     member.links_ready(5)
     [start] = member.post(m.Post(1, 0, 0, 0, 4, "none", "auto", "retry", 0, 64), data(), 0.0)
-    assert isinstance(start, core.StartOp) and start.op.seq == 42
+    assert isinstance(start, core.StartOp)
+    assert start.op.seq == 42
 
 
 def test_voids_end_called_and_not_yet_called_ops_alike() -> None:

@@ -13,11 +13,15 @@ def default_socket() -> str:
     if named:
         return named
     base = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/wancoll-{os.getuid()}"
-    return os.path.join(base, "wancoll", "peer.sock") if "XDG_RUNTIME_DIR" in os.environ else os.path.join(base, "peer.sock")
+    return (
+        os.path.join(base, "wancoll", "peer.sock")
+        if "XDG_RUNTIME_DIR" in os.environ
+        else os.path.join(base, "peer.sock")
+    )
 
 
 def split_address(text: str, *, what: str = "address", default_port: int | None = None) -> tuple[str, int]:
-    """ "host:port" to (host, port); IPv6 hosts stand in brackets.
+    """Split "host:port" into (host, port); IPv6 hosts stand in brackets.
 
     Raises:
         ConfigError: not of that form.

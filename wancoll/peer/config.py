@@ -14,7 +14,7 @@ class PeerConfig:
     Args:
         master: "host:port" of the master.
         socket: path of the unix socket for clients ("" picks wancoll.local.default_socket()).
-        listen: "host:port" for lanes; port 0 lets the kernel choose; host "" or "*" means all interfaces, IPv4 and IPv6.
+        listen: "host:port" for lanes; port 0 lets the kernel choose; host "" or "*" means all interfaces.
         advertise: addresses that others shall dial, "host:port" ("host" alone: the bound port); empty: the address
             of the interface that reaches the master, with the bound port.
         name: the daemon's id, unique under its master ("" makes one from the host name and a random part).
@@ -22,7 +22,8 @@ class PeerConfig:
         workers: engine threads (0: one per two cores, at most 4).
         congestion_control: of the lanes, "" for the system's.
         checksum: checksum outgoing frames.
-        arena_bytes: address space of one client's arena (sparse: only touched pages take memory); 0 picks twice the machine's memory.
+        arena_bytes: address space of one client's arena (sparse: only touched pages take memory); 0 picks twice
+            the machine's memory.
         failpoint_token: from WANCOLL_FAILPOINTS; empty: fault injection is off.
         watch_stdin: stop when standard input closes (a private daemon ends with its parent).
     """

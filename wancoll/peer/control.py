@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Protocol
 
 import structlog
 import trio
 
-import wancoll
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_address
@@ -25,7 +25,8 @@ log = structlog.get_logger("wancoll.control")
 class OnLost(Protocol):
     """See Control's on_lost."""
 
-    def __call__(self, reason: str, *, live: bool) -> None: ...
+    def __call__(self, reason: str, *, live: bool) -> None:
+        """The connection or the try to make one is over."""
 
 
 class Control:
@@ -114,7 +115,7 @@ class Control:
                         self._incarnation,
                         self.addresses,
                         self._config.lanes,
-                        wancoll.__version__,
+                        version("wancoll"),
                     )
                 )
             )

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import socket
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
 import trio
 
-from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch
-from wancoll.errors import ConfigError, ProtocolError
-from wancoll.limits import PROTOCOL_VERSION
+from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.local import default_socket, join_address
 from wancoll.peer import member as core
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_address
-from wancoll.peer.failpoints import NAMES, Failpoints
+from wancoll.peer.door import FrontDoor, claim_socket
+from wancoll.peer.failpoints import Failpoints
 from wancoll.peer.lanes import check_congestion_control, open_listener, probe
 from wancoll.peer.links import LinkHub
 from wancoll.peer.session import Session
-from wancoll.peer.stream import NowaitStream
 from wancoll.wire import messages as m
-from wancoll.wire.framing import Decoder, encode
 
 log = structlog.get_logger("wancoll.peer")
 
@@ -75,10 +70,8 @@ class Daemon:
         self._nursery = nursery
         self._sessions: list[Session] = []
         self._by_engine_id: dict[int, Session] = {}
-        self._next_range = 1
         self._no_master_since = trio.current_time()
         self._no_master_reason = "no connection yet"
-        self._pending = 0
         self.stopping = False
 
     # ---- sessions ------------------------------------------------------------------------------------
@@ -118,93 +111,6 @@ class Daemon:
     def _of_group(self, group: str) -> list[Session]:
         return [session for session in self._sessions if session.member.group == group]
 
-    async def accept(self, stream: trio.SocketStream) -> None:
-        """Handler of the unix socket: one client, or one question."""
-        limits = self.config.limits
-        client = NowaitStream(socket.socket(fileno=stream.socket.detach()), limits.message_bytes * 4, "client")
-        decoder: Decoder[m.FromClient] = Decoder(m.FromClient, limits.message_bytes, "client")
-        try:
-            if self._pending >= limits.pending_connections:
-                return
-            self._pending += 1
-            try:
-                messages: list[m.FromClient] = []
-                with trio.move_on_after(limits.local_handshake_timeout):
-                    while not messages and (data := await client.receive()):
-                        messages = decoder.feed(data)
-            finally:
-                self._pending -= 1
-            if messages:
-                await self._first_message(client, decoder, messages)
-        except ProtocolError as bad:
-            log.warning("client sent nonsense", reason=str(bad))
-            with contextlib.suppress(ProtocolError):
-                client.send_nowait(
-                    encode(core.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
-                )
-        finally:
-            client.close()
-
-    async def _first_message(
-        self, client: NowaitStream, decoder: Decoder[m.FromClient], messages: list[m.FromClient]
-    ) -> None:
-        first = messages[0]
-        if isinstance(first, m.LocalStatusRequest):
-            client.send_nowait(encode(m.LocalStatus(json.dumps(self.status()))))
-        elif isinstance(first, m.Arm):
-            client.send_nowait(encode(self._arm(first)))
-        elif isinstance(first, m.Attach):
-            if first.protocol != PROTOCOL_VERSION:
-                raise ProtocolError(
-                    "speaks another protocol version", who="client", expected=str(PROTOCOL_VERSION), got=str(first.protocol)
-                )
-            if not first.member:
-                first = m.Attach(
-                    first.protocol,
-                    first.group,
-                    f"{self.name}-{self._next_range}",
-                    first.start_world,
-                    first.min_world,
-                    first.pid,
-                )
-            session = Session(self, client, first, self._next_range << 40)
-            self._next_range += 1
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.flush_forever)
-                await session.serve(decoder, messages[1:])
-                nursery.cancel_scope.cancel()
-        else:
-            raise ProtocolError("sent a message out of place", who="client", expected="Attach first", got=str(first)[:100])
-        with trio.move_on_after(1):
-            await client.flush()
-
-    def _arm(self, arm: m.Arm) -> m.Ok | m.Failure:
-        if not self.failpoints.allows(arm.token):
-            return core.failure(
-                0,
-                "ConfigError",
-                "fault injection is not allowed here",
-                who=self.name,
-                expected="the token that the daemon was started with",
-                hint="start the daemon with WANCOLL_FAILPOINTS=<token>",
-            )
-        if arm.action == "cut":
-            self.links.cut(arm.name)
-        elif arm.action == "heal":
-            self.links.heal(arm.name)
-        elif arm.name in NAMES and arm.action in ("kill", "pause", "clear"):
-            self.failpoints.arm(arm.name, arm.action)
-        else:
-            return core.failure(
-                0,
-                "ConfigError",
-                "unknown failpoint or action",
-                who=self.name,
-                expected=f"kill, pause or clear at {', '.join(NAMES)}; cut or heal",
-                got=f"{arm.action} at {arm.name}",
-            )
-        return m.Ok()
-
     def status(self) -> dict[str, object]:
         """The daemon's own view, for LocalStatusRequest."""
         return {
@@ -212,7 +118,7 @@ class Daemon:
             "master": self.config.master,
             "connected": self.control.connected,
             "addresses": self.control.addresses,
-            "kernels": self.engine.kernel_name(),
+            "kernels": kernel_name(),
             "members": [
                 {
                     "group": session.member.group,
@@ -315,8 +221,8 @@ class Daemon:
                         session = self._by_engine_id.pop(op, None)
                         if session is not None:
                             session.op_cancelled(op)
-                    case LaneDown(link, lane, reason):
-                        self.links.lane_down(link, lane, reason)
+                    case LaneDown(link, lane, _, text, _):
+                        self.links.lane_down(link, lane, text)
                     case Mismatch(link, op, seq, _):
                         session = self._by_engine_id.get(op)
                         if session is not None:
@@ -336,35 +242,6 @@ class Daemon:
             session.tell(core.failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
         with trio.move_on_after(1):
             await self.control.flush()
-
-
-def _claim_socket(path: str) -> socket.socket:
-    """A listening unix socket at *path*; a leftover of a dead daemon is replaced.
-
-    Raises:
-        ConfigError: a daemon is alive there, or the path cannot be used.
-    """
-    hint = "choose another with --socket or WANCOLL_SOCKET"
-    try:
-        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
-        if os.path.exists(path):
-            if not stat.S_ISSOCK(os.stat(path).st_mode):
-                raise ConfigError("is not a socket", who=path, hint=hint)
-            with socket.socket(socket.AF_UNIX) as other:
-                other.settimeout(1)
-                try:
-                    other.connect(path)
-                except OSError:
-                    os.unlink(path)
-                else:
-                    raise ConfigError("another daemon serves this socket", who=path, hint=hint)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(128)
-        return listener
-    except OSError as bad:
-        raise ConfigError("cannot be used as client socket", who=path, got=str(bad), hint=hint) from bad
 
 
 async def _watch_stdin(stop: trio.Event) -> None:
@@ -391,7 +268,7 @@ async def serve(
     path = config.socket or default_socket()
     workers = config.workers or max(1, min(4, (os.cpu_count() or 1) // 2))
     data_socket = open_listener(config.listen)
-    local_socket = _claim_socket(path)
+    local_socket = claim_socket(path)
     try:
         with Engine(workers=workers, checksum=config.checksum) as engine:
             async with trio.open_nursery() as nursery:
@@ -402,7 +279,7 @@ async def serve(
                 nursery.start_soon(daemon.control.run)
                 nursery.start_soon(daemon.watch_master)
                 nursery.start_soon(trio.serve_listeners, daemon.links.accept, [data_listener])
-                nursery.start_soon(trio.serve_listeners, daemon.accept, [local_listener])
+                nursery.start_soon(trio.serve_listeners, FrontDoor(daemon).accept, [local_listener])
                 if config.watch_stdin:
                     nursery.start_soon(_watch_stdin, stop)
                 task_status.started(Ready(name, path, [join_address(*data_socket.getsockname()[:2])]))

@@ -53,7 +53,11 @@ def tune(sock: Any, congestion_control: str, limits: Limits) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.lane_timeout * 1000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = max(1, int(limits.lane_timeout))
-    for option, value in ((socket.TCP_KEEPIDLE, idle), (socket.TCP_KEEPINTVL, max(1, idle // 3)), (socket.TCP_KEEPCNT, 3)):
+    for option, value in (
+        (socket.TCP_KEEPIDLE, idle),
+        (socket.TCP_KEEPINTVL, max(1, idle // 3)),
+        (socket.TCP_KEEPCNT, 3),
+    ):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     if congestion_control:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
@@ -78,14 +82,14 @@ def check_congestion_control(name: str) -> None:
             ) from bad
 
 
-async def dial(addresses: Sequence[str], timeout: float) -> trio.SocketStream:
+async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
     """Connect to the first address that answers; DNS names are tried with all their addresses.
 
     Raises:
-        LaneFailed: none answered within *timeout* seconds.
+        LaneFailed: none answered within *within* seconds.
     """
     reasons = []
-    with trio.move_on_after(timeout):
+    with trio.move_on_after(within):
         for address in addresses:
             host, port = split_address(address)
             try:
@@ -95,7 +99,7 @@ async def dial(addresses: Sequence[str], timeout: float) -> trio.SocketStream:
                 inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause or bad
                 reasons.append(f"{address}: {inner}")
     if not reasons:
-        reasons.append(f"{', '.join(addresses)}: no answer within {timeout:.1f} s")
+        reasons.append(f"{', '.join(addresses)}: no answer within {within:.1f} s")
     raise LaneFailed("; ".join(reasons))
 
 
@@ -157,7 +161,7 @@ async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> tuple[
 
 
 def advertised(advertise: Sequence[str], bound: socket.socket, local_host: str) -> list[str]:
-    """Addresses that others shall dial: what the user said, else what is bound, else the interface towards the master."""
+    """Addresses for others to dial: what the user said, else what is bound, else the interface towards the master."""
     host, port = bound.getsockname()[:2]
     if advertise:
         return [join_address(*split_address(text, what="--advertise", default_port=port)) for text in advertise]

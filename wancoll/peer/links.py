@@ -69,7 +69,7 @@ class MemberLinks:
         self.neighbours: set[int] = set()
 
     def enter(self, epoch: m.Epoch, neighbours: set[int]) -> None:
-        """Go to *epoch*: drop former members' links, tell the engine, raise what is missing towards *neighbours* (mids)."""
+        """Go to *epoch*: drop former members' links, tell the engine, raise those to *neighbours* (mids)."""
         lanes_changed = self.epoch is not None and self.epoch.lanes != epoch.lanes
         self.mid, self.epoch, self.neighbours = epoch.to, epoch, neighbours
         present = {member.mid: member for member in epoch.members}
@@ -91,7 +91,7 @@ class MemberLinks:
             self.on_ready(self.epoch.epoch)
 
     def engine_ids(self) -> dict[int, int]:
-        """rank -> engine link id, for the neighbours of this epoch."""
+        """Map rank to engine link id, for the neighbours of this epoch."""
         assert self.epoch is not None
         return {
             rank: self.links[member.mid].engine_id
@@ -222,7 +222,8 @@ class LinkHub:
                     reason = f"{link.other.name} has not dialled {link.owner.mid} yet"
                     with trio.move_on_after(limits.link_timeout / 4):
                         await link.changed.wait()
-                if link.up:
+                    reason = self._unless_up(link, reason)
+                if not reason:
                     break
                 if trio.current_time() - since >= limits.link_timeout and link.other.mid in link.owner.neighbours:
                     log.warning("link unreachable", other=link.other.name, reason=reason)
@@ -235,6 +236,10 @@ class LinkHub:
             link.scope = None
         if not link.up and not link.closed and link.other.mid in link.owner.neighbours:
             self.raise_link(link)  # lost again while this task was ending
+
+    @staticmethod
+    def _unless_up(link: Link, reason: str) -> str:
+        return "" if link.up else reason
 
     async def _dial(self, link: Link) -> str:
         """One try to bring up all lanes; returns why it failed."""
@@ -317,18 +322,17 @@ class LinkHub:
             await stream.send_all(encode(m.LaneWelcome(self._daemon)))
             return
         refusal = "the member or epoch is not known here"
+        owner = None
         with trio.move_on_after(self._limits.handshake_timeout / 2):
             while True:  # the dialler may have learnt of the epoch before this daemon
                 changed = self._change
                 owner = self._owner(first)
                 if owner is not None:
-                    refusal = ""
                     break
                 await changed.wait()
-        if not refusal:
-            assert owner is not None
+        if owner is not None:
             refusal = self._admit(owner, first)
-        if refusal:
+        if owner is None or refusal:
             await stream.send_all(encode(m.LaneRefused(True, refusal)))
             return
         link = owner.links[first.sender]
@@ -340,9 +344,10 @@ class LinkHub:
     def _owner(self, hello: m.LaneHello) -> MemberLinks | None:
         for links in self._members:
             epoch = links.epoch
-            if epoch is not None and links.mid == hello.receiver and epoch.group == hello.group:
-                if epoch.key == hello.key and any(member.mid == hello.sender for member in epoch.members):
-                    return links
+            if epoch is None or (links.mid, epoch.group, epoch.key) != (hello.receiver, hello.group, hello.key):
+                continue
+            if any(member.mid == hello.sender for member in epoch.members):
+                return links
         return None
 
     def _admit(self, owner: MemberLinks, hello: m.LaneHello) -> str:
@@ -357,7 +362,8 @@ class LinkHub:
         link = owner.links.get(other.mid)
         if link is None:
             link = owner.links[other.mid] = Link(owner, other)
-        if hello.generation < link.generation or hello.lane in link.attached and hello.generation == link.generation:
+        taken = hello.generation == link.generation and hello.lane in link.attached
+        if taken or hello.generation < link.generation:
             return f"generation {hello.generation} is over, {link.generation} is the latest"
         if hello.generation > link.generation or not link.engine_id:
             if link.up:

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from wancoll.collective import Descriptor, Kind
 from wancoll.limits import DEFAULT, Limits
 from wancoll.wire import messages as m
-
 
 _UNKNOWN = "the operation was finished here and its commit cannot be learnt; input and result are kept"
 
@@ -202,14 +202,10 @@ class Member:
 
     def post(self, post: m.Post, descriptor: Descriptor, now: float) -> list[Command]:
         """The client made a call. It takes the next seq, whatever becomes of it."""
-        op = Op(
-            self._next_seq, post.id, descriptor, descriptor.fingerprint(), post.front, post.back, posted_at=now
-        )
+        op = Op(self._next_seq, post.id, descriptor, descriptor.fingerprint(), post.front, post.back, posted_at=now)
         self._next_seq += 1
         if self.over:
-            return [
-                ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))
-            ]
+            return [ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))]
         self.ops[op.seq] = op
         commands: list[Command] = []
         if self._asked == op.seq:
@@ -327,7 +323,7 @@ class Member:
         """The control connection was lost, and the master that answers now does not know this member any more."""
         if self.over:
             return []
-        text = {
+        text: dict[str, Any] = {
             "who": self.name,
             "got": f"the control connection was lost: {cause}",
             "hint": "connect again to rejoin as a new member",
@@ -344,7 +340,7 @@ class Member:
         """No master within master_grace. Ops that are finished here may or may not have committed (R8)."""
         if self.over:
             return []
-        text = {
+        text: dict[str, Any] = {
             "who": self.name,
             "expected": f"the master at {address} to answer within {waited:.1f} s",
             "got": cause,

@@ -213,10 +213,11 @@ class Session:
                 make(member.rank, member.world_size),
                 self.links.engine_ids(),
                 chunk_bounds(descriptor.count, member.world_size),
-                descriptor.dtype,
-                descriptor.op,
-                member.world_size,
-                member.epoch.lanes,
+                dtype=descriptor.dtype,
+                op=descriptor.op,
+                count=descriptor.count,
+                world_size=member.world_size,
+                lanes=member.epoch.lanes,
                 digest=data,
             )
         return ready

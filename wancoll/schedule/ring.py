@@ -33,7 +33,7 @@ def ring_all_reduce(rank: int, world_size: int) -> Schedule:
 
 
 def membership_token(rank: int, world_size: int) -> Schedule:
-    """One empty frame to the right neighbour: update_membership has no data, but members must agree that they called it."""
+    """One empty frame to the right neighbour: update_membership has no data, but members must agree on the call."""
     if world_size == 1:
         return ()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size

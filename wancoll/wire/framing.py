@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def encode(message: msgspec.Struct) -> bytes:
     """One message as a frame: four bytes of big-endian length, then msgpack."""
-    body = msgpack.packb(msgspec.to_builtins(message), use_bin_type=True)
+    body: bytes = msgpack.packb(msgspec.to_builtins(message), use_bin_type=True)
     return _LENGTH.pack(len(body)) + body
 
 

@@ -1,4 +1,4 @@
-"""Typed messages: peer <-> master, lane handshakes, client <-> daemon, status. Unknown or ill-typed fields are refused."""
+"""Typed messages: peer <-> master, lane handshakes, client <-> daemon, status. Ill-typed fields are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 # ---- peer -> master ---------------------------------------------------------------------------------
 
 
-class Hello(_Message):
+class Hello(_Message, frozen=True):
     """First message on a control connection. incarnation is fresh at each daemon start."""
 
     protocol: int
@@ -34,7 +34,7 @@ class Hello(_Message):
     version: Name
 
 
-class Join(_Message):
+class Join(_Message, frozen=True):
     """A client of this daemon asks to become *member* of *group*."""
 
     group: Name
@@ -43,20 +43,20 @@ class Join(_Message):
     min_world: World
 
 
-class Leave(_Message):
+class Leave(_Message, frozen=True):
     """The member leaves (its client detached or died)."""
 
     group: Name
     member: Name
 
 
-class Heartbeat(_Message):
+class Heartbeat(_Message, frozen=True):
     """I am alive; *number* counts up and comes back in the Pong."""
 
     number: U64
 
 
-class Done(_Message):
+class Done(_Message, frozen=True):
     """Every op up to *seq* that is not void is finished on this member; *digest* is that of *seq*."""
 
     group: Name
@@ -67,7 +67,7 @@ class Done(_Message):
     fingerprint: U64
 
 
-class LinkDown(_Message):
+class LinkDown(_Message, frozen=True):
     """The link to member *other* broke ("lost") or could not be dialled within its deadline ("unreachable")."""
 
     group: Name
@@ -78,8 +78,8 @@ class LinkDown(_Message):
     reason: Text
 
 
-class Mismatch(_Message):
-    """A neighbour's frame for *seq* has another fingerprint, or the answer to an Abort that asks; *call* is my descriptor."""
+class Mismatch(_Message, frozen=True):
+    """A neighbour called something else at *seq*, or the answer to an Abort that asks; *call* is my descriptor."""
 
     group: Name
     mid: U64
@@ -88,7 +88,7 @@ class Mismatch(_Message):
     call: Text
 
 
-class GiveUp(_Message):
+class GiveUp(_Message, frozen=True):
     """This member's caller wants *seqs* to end (on_failure="raise" after an abort); the master voids them for all."""
 
     group: Name
@@ -97,7 +97,7 @@ class GiveUp(_Message):
     seqs: Annotated[list[U64], Meta(max_length=1024)]
 
 
-class UpdateMembership(_Message):
+class UpdateMembership(_Message, frozen=True):
     """The member has reached update_membership at *seq*."""
 
     group: Name
@@ -106,7 +106,7 @@ class UpdateMembership(_Message):
     seq: U64
 
 
-class ProbeResult(_Message):
+class ProbeResult(_Message, frozen=True):
     """Whether *target*'s addresses answered (see Probe)."""
 
     group: Name
@@ -117,7 +117,7 @@ class ProbeResult(_Message):
     reason: Text
 
 
-class StatusRequest(_Message):
+class StatusRequest(_Message, frozen=True):
     """From `wancoll status`: may be the first and only message of a connection."""
 
     protocol: int
@@ -140,7 +140,7 @@ FromPeer = (
 # ---- master -> peer ---------------------------------------------------------------------------------
 
 
-class Welcome(_Message):
+class Welcome(_Message, frozen=True):
     """Answer to Hello. *term* grows with each master; times are seconds."""
 
     protocol: int
@@ -149,14 +149,14 @@ class Welcome(_Message):
     heartbeat_timeout: float
 
 
-class Pong(_Message):
+class Pong(_Message, frozen=True):
     """Answer to Heartbeat."""
 
     number: U64
     term: U64
 
 
-class Joined(_Message):
+class Joined(_Message, frozen=True):
     """The Join is noted; *mid* names the member from now on. *reason* says what it waits for."""
 
     group: Name
@@ -165,7 +165,7 @@ class Joined(_Message):
     reason: Text
 
 
-class Refused(_Message):
+class Refused(_Message, frozen=True):
     """The Join is refused, for good."""
 
     group: Name
@@ -173,7 +173,7 @@ class Refused(_Message):
     reason: Text
 
 
-class MemberInfo(_Message):
+class MemberInfo(_Message, frozen=True):
     """One member of an epoch."""
 
     mid: U64
@@ -182,8 +182,8 @@ class MemberInfo(_Message):
     addresses: Addresses
 
 
-class Void(_Message):
-    """Op *seq* was given up for every member. *error* is a class name of wancoll.errors; *calls* is for CollectiveMismatch."""
+class Void(_Message, frozen=True):
+    """Op *seq* was given up for every member. *error* names a class of wancoll.errors; *calls*: who called what."""
 
     seq: U64
     error: Name
@@ -191,8 +191,8 @@ class Void(_Message):
     calls: dict[str, str]
 
 
-class Epoch(_Message):
-    """A new epoch for member *to*. Whatever lies above *committed_upto* is void here and runs again, but for *voids*."""
+class Epoch(_Message, frozen=True):
+    """A new epoch for member *to*. What lies above *committed_upto* is void and runs again, but for *voids*."""
 
     group: Name
     to: U64
@@ -207,7 +207,7 @@ class Epoch(_Message):
     reason: Text
 
 
-class Commit(_Message):
+class Commit(_Message, frozen=True):
     """All ops of *epoch* up to *upto* are committed."""
 
     group: Name
@@ -216,7 +216,7 @@ class Commit(_Message):
     term: U64
 
 
-class Abort(_Message):
+class Abort(_Message, frozen=True):
     """Stop the ops of *epoch*; the next Epoch follows. With *ask* > 0: answer with Mismatch for seq *ask*."""
 
     group: Name
@@ -225,7 +225,7 @@ class Abort(_Message):
     reason: Text
 
 
-class Evicted(_Message):
+class Evicted(_Message, frozen=True):
     """Member *mid* is out. Ops up to *committed_upto* had committed."""
 
     group: Name
@@ -234,7 +234,7 @@ class Evicted(_Message):
     committed_upto: U64
 
 
-class Probe(_Message):
+class Probe(_Message, frozen=True):
     """Member *prober* of your daemon: say whether a data port answers at *addresses* (those of *target*)."""
 
     group: Name
@@ -245,7 +245,7 @@ class Probe(_Message):
     addresses: Addresses
 
 
-class MemberStatus(_Message):
+class MemberStatus(_Message, frozen=True):
     """A member as `wancoll status` shows it. state: "joining" or "member"."""
 
     name: str
@@ -258,7 +258,7 @@ class MemberStatus(_Message):
     silent_for: float
 
 
-class GroupStatus(_Message):
+class GroupStatus(_Message, frozen=True):
     """A group as `wancoll status` shows it."""
 
     name: str
@@ -272,7 +272,7 @@ class GroupStatus(_Message):
     waiting_for: str
 
 
-class EventRecord(_Message):
+class EventRecord(_Message, frozen=True):
     """One line of the event log. time is seconds since 1970."""
 
     time: float
@@ -282,7 +282,7 @@ class EventRecord(_Message):
     text: str
 
 
-class Status(_Message):
+class Status(_Message, frozen=True):
     """Answer to StatusRequest."""
 
     term: int
@@ -293,7 +293,7 @@ class Status(_Message):
     events: list[EventRecord]  # newest last
 
 
-class Bye(_Message):
+class Bye(_Message, frozen=True):
     """The master closes this connection, and why."""
 
     reason: Text
@@ -304,7 +304,7 @@ FromMaster = Welcome | Pong | Joined | Refused | Epoch | Commit | Abort | Evicte
 # ---- lane handshake (daemon <-> daemon, on the data port) -------------------------------------------
 
 
-class LaneHello(_Message):
+class LaneHello(_Message, frozen=True):
     """First frame on a data connection. After LaneWelcome only engine frames follow."""
 
     protocol: int
@@ -316,20 +316,20 @@ class LaneHello(_Message):
     generation: U64  # grows with every dial of the link; the highest wins
 
 
-class ProbeHello(_Message):
+class ProbeHello(_Message, frozen=True):
     """First frame of a connection that only asks who listens here."""
 
     protocol: int
     daemon: Name
 
 
-class LaneWelcome(_Message):
+class LaneWelcome(_Message, frozen=True):
     """The lane is open."""
 
     daemon: Name
 
 
-class LaneRefused(_Message):
+class LaneRefused(_Message, frozen=True):
     """Not now (*again*) or never."""
 
     again: bool
@@ -342,7 +342,7 @@ LaneAnswer = LaneWelcome | LaneRefused
 # ---- client -> daemon (unix socket) -----------------------------------------------------------------
 
 
-class Attach(_Message):
+class Attach(_Message, frozen=True):
     """First message of a client. Empty *member*: the daemon makes a name."""
 
     protocol: int
@@ -353,7 +353,7 @@ class Attach(_Message):
     pid: Count
 
 
-class Post(_Message):
+class Post(_Message, frozen=True):
     """One collective. *front* and *back* are byte offsets into the arena; enums as in wancoll.collective."""
 
     id: U64  # counts the client's calls from 1
@@ -368,11 +368,11 @@ class Post(_Message):
     back: Count
 
 
-class Detach(_Message):
+class Detach(_Message, frozen=True):
     """The client leaves; the connection closes after this."""
 
 
-class Arm(_Message):
+class Arm(_Message, frozen=True):
     """Fault injection, only where the daemon was started with the same *token* in WANCOLL_FAILPOINTS.
 
     action: "kill" or "pause" (at failpoint *name*), "cut" or "heal" (*name* is the other member's daemon), "clear".
@@ -383,7 +383,7 @@ class Arm(_Message):
     action: Name
 
 
-class LocalStatusRequest(_Message):
+class LocalStatusRequest(_Message, frozen=True):
     """May be the first message: ask the daemon about itself."""
 
 
@@ -392,14 +392,14 @@ FromClient = Attach | Post | Detach | Arm | LocalStatusRequest
 # ---- daemon -> client -------------------------------------------------------------------------------
 
 
-class Attached(_Message):
+class Attached(_Message, frozen=True):
     """Answer to Attach; the arena's descriptor travels with it (SCM_RIGHTS)."""
 
     daemon: Name
     arena_bytes: Count
 
 
-class EpochInfo(_Message):
+class EpochInfo(_Message, frozen=True):
     """The member's place, sent whenever it changes; the first one ends connect()."""
 
     epoch: int
@@ -408,7 +408,7 @@ class EpochInfo(_Message):
     members: list[str]
 
 
-class Result(_Message):
+class Result(_Message, frozen=True):
     """Op *id* is committed."""
 
     id: int
@@ -422,7 +422,7 @@ class Result(_Message):
     seconds: float
 
 
-class Failure(_Message):
+class Failure(_Message, frozen=True):
     """Op *id* failed (0: the connection as a whole). *error* is a class name of wancoll.errors."""
 
     id: int
@@ -435,11 +435,11 @@ class Failure(_Message):
     calls: dict[str, str]
 
 
-class Ok(_Message):
+class Ok(_Message, frozen=True):
     """Answer to Arm."""
 
 
-class LocalStatus(_Message):
+class LocalStatus(_Message, frozen=True):
     """Answer to LocalStatusRequest: *text* is a JSON object."""
 
     text: str

@@ -1,0 +1,161 @@
+"""The daemon's front door: the unix socket where clients attach, ask for status, or arm a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from wancoll.errors import ConfigError, ProtocolError
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.peer import member as core
+from wancoll.peer.failpoints import NAMES
+from wancoll.peer.session import Session
+from wancoll.peer.stream import NowaitStream
+from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
+
+if TYPE_CHECKING:
+    from wancoll.peer.daemon import Daemon
+
+log = structlog.get_logger("wancoll.door")
+
+
+def claim_socket(path: str) -> socket.socket:
+    """A listening unix socket at *path*; a leftover of a dead daemon is replaced.
+
+    Raises:
+        ConfigError: a daemon is alive there, or the path cannot be used.
+    """
+    hint = "choose another with --socket or WANCOLL_SOCKET"
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+        if os.path.exists(path):
+            if not stat.S_ISSOCK(os.stat(path).st_mode):
+                raise ConfigError("is not a socket", who=path, hint=hint)
+            with socket.socket(socket.AF_UNIX) as other:
+                other.settimeout(1)
+                try:
+                    other.connect(path)
+                except OSError:
+                    os.unlink(path)
+                else:
+                    raise ConfigError("another daemon serves this socket", who=path, hint=hint)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(128)
+        return listener
+    except OSError as bad:
+        raise ConfigError("cannot be used as client socket", who=path, got=str(bad), hint=hint) from bad
+
+
+class FrontDoor:
+    """Serves the unix socket.
+
+    Args:
+        daemon: what the clients attach to.
+    """
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._pending = 0  # connections that have not said yet what they want
+        self._next_range = 1  # of engine op ids; one for each client that ever attached
+
+    async def accept(self, stream: trio.SocketStream) -> None:
+        """Handler of the unix socket: one client, or one question."""
+        limits = self._daemon.config.limits
+        client = NowaitStream(socket.socket(fileno=stream.socket.detach()), limits.message_bytes * 4, "client")
+        decoder: Decoder[m.FromClient] = Decoder(m.FromClient, limits.message_bytes, "client")
+        try:
+            if self._pending >= limits.pending_connections:
+                return
+            self._pending += 1
+            try:
+                messages: list[m.FromClient] = []
+                with trio.move_on_after(limits.local_handshake_timeout):
+                    while not messages and (data := await client.receive()):
+                        messages = decoder.feed(data)
+            finally:
+                self._pending -= 1
+            if messages:
+                await self._first_message(client, decoder, messages)
+        except ProtocolError as bad:
+            log.warning("client sent nonsense", reason=str(bad))
+            with contextlib.suppress(ProtocolError):
+                client.send_nowait(
+                    encode(core.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+                )
+        finally:
+            client.close()
+
+    async def _first_message(
+        self, client: NowaitStream, decoder: Decoder[m.FromClient], messages: list[m.FromClient]
+    ) -> None:
+        first = messages[0]
+        if isinstance(first, m.LocalStatusRequest):
+            client.send_nowait(encode(m.LocalStatus(json.dumps(self._daemon.status()))))
+        elif isinstance(first, m.Arm):
+            client.send_nowait(encode(self._arm(first)))
+        elif isinstance(first, m.Attach):
+            if first.protocol != PROTOCOL_VERSION:
+                raise ProtocolError(
+                    "speaks another protocol version",
+                    who="client",
+                    expected=str(PROTOCOL_VERSION),
+                    got=str(first.protocol),
+                )
+            if not first.member:
+                first = m.Attach(
+                    first.protocol,
+                    first.group,
+                    f"{self._daemon.name}-{self._next_range}",
+                    first.start_world,
+                    first.min_world,
+                    first.pid,
+                )
+            session = Session(self._daemon, client, first, self._next_range << 40)
+            self._next_range += 1
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.flush_forever)
+                await session.serve(decoder, messages[1:])
+                nursery.cancel_scope.cancel()
+        else:
+            raise ProtocolError(
+                "sent a message out of place", who="client", expected="Attach first", got=str(first)[:100]
+            )
+        with trio.move_on_after(1):
+            await client.flush()
+
+    def _arm(self, arm: m.Arm) -> m.Ok | m.Failure:
+        if not self._daemon.failpoints.allows(arm.token):
+            return core.failure(
+                0,
+                "ConfigError",
+                "fault injection is not allowed here",
+                who=self._daemon.name,
+                expected="the token that the daemon was started with",
+                hint="start the daemon with WANCOLL_FAILPOINTS=<token>",
+            )
+        if arm.action == "cut":
+            self._daemon.links.cut(arm.name)
+        elif arm.action == "heal":
+            self._daemon.links.heal(arm.name)
+        elif arm.name in NAMES and arm.action in ("kill", "pause", "clear"):
+            self._daemon.failpoints.arm(arm.name, arm.action)
+        else:
+            return core.failure(
+                0,
+                "ConfigError",
+                "unknown failpoint or action",
+                who=self._daemon.name,
+                expected=f"kill, pause or clear at {', '.join(NAMES)}; cut or heal",
+                got=f"{arm.action} at {arm.name}",
+            )
+        return m.Ok()
