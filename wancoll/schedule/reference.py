@@ -77,7 +77,8 @@ def execute(schedules: list[Schedule], inputs: list[Array], dtype: DType, op: Re
     """
     n = len(schedules)
     chunks = [slice(*bounds) for bounds in chunk_bounds(inputs[0].size, n)]
-    backs = [front.copy() for front in inputs]
+    # As in the engine, back holds nothing of the input until something is received into it.
+    backs = [front.copy() if n == 1 else np.zeros_like(front) for front in inputs]
     wires: dict[tuple[int, int, int, int], Array] = {}  # (from, to, step, chunk) -> bytes under way
     todo = [deque(schedule) for schedule in schedules]
     moved = True
