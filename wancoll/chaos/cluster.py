@@ -143,12 +143,11 @@ class Cluster:
 
     def status(self) -> m.Status:
         """What the master knows, as `wancoll status` shows it."""
-        answer = _ask(
-            socket.create_connection(self._master_address, _ANSWER_TIMEOUT),
-            m.StatusRequest(PROTOCOL_VERSION),
-            m.FromMaster,
-            "the master",
-        )
+        try:
+            connection = socket.create_connection(self._master_address, _ANSWER_TIMEOUT)
+        except OSError as bad:
+            raise ConfigError("the master cannot be asked", got=str(bad), hint="was it killed?") from bad
+        answer = _ask(connection, m.StatusRequest(PROTOCOL_VERSION), m.FromMaster, "the master")
         if not isinstance(answer, m.Status):
             raise ConfigError("gave no status", who="the master", got=str(answer)[:200])
         return answer
