@@ -1,0 +1,35 @@
+"""Fixtures of the fault tests: one cluster for the tests that leave it whole, and a seeded source of chance."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+from support import PEERS, repair
+
+from wancoll.chaos import Cluster
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    with Cluster(PEERS, heartbeat_timeout=2.0) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    """Four daemons, all up, not cut off from each other, nothing armed; the master has been up all the time."""
+    repair(shared_cluster)
+    master = shared_cluster.master_pid
+    yield shared_cluster
+    assert shared_cluster.master_pid == master, shared_cluster.master_logs()
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """Chance that can be had again: CHAOS_SEED=... repeats what a failing test printed."""
+    seed = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().getrandbits(32))
+    print(f"CHAOS_SEED={seed}")
+    return random.Random(seed)

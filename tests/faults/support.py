@@ -1,0 +1,179 @@
+"""What the fault tests share: groups on a cluster, members that contribute 10**i, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wancoll.chaos import Cluster, in_threads
+from wancoll.collective import Receipt
+from wancoll.errors import WancollError
+
+PEERS = 4
+MIB = 1 << 20
+FAILPOINTS = ("on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit", "on_epoch")
+
+_groups = itertools.count(1)
+
+
+@dataclass
+class Outcome:
+    """What one call of one member came to."""
+
+    receipt: Receipt | None
+    error: WancollError | None
+    ended: float  # time.monotonic()
+
+
+def attempt(call: Callable[[], Receipt]) -> Outcome:
+    """Make the call; its expected failures are outcomes."""
+    try:
+        receipt = call()
+    except WancollError as bad:
+        return Outcome(None, bad, time.monotonic())
+    return Outcome(receipt, None, time.monotonic())
+
+
+def contribution(member: int, count: int) -> np.ndarray:
+    """Member i contributes 10**i in every element, so that a sum names its contributors."""
+    return np.full(count, 10**member, np.float32)
+
+
+def untouched(tensor: np.ndarray, member: int) -> bool:
+    """Whether the member's tensor still is its contribution, bit for bit."""
+    return bool((tensor == np.float32(10**member)).all())
+
+
+def new_group() -> str:
+    """A group name that no other test has used."""
+    return f"group-{next(_groups)}"
+
+
+def join(cluster: Cluster, peers: Sequence[int], *, group: str = "", min_world: int = 1) -> list[Any]:
+    """Member m{i} through each peer i of *peers*; returns their communicators in that order."""
+    group = group or new_group()
+
+    def connect(i: int) -> Any:
+        return cluster.connect(i, group=group, name=f"m{i}", start_world=len(peers), min_world=min_world)
+
+    return in_threads(connect, peers, timeout=30)
+
+
+def close_all(comms: Sequence[Any]) -> None:
+    """Leave, whatever has become of the members."""
+    for comm in comms:
+        comm.close()
+
+
+def total(contributors: Sequence[str]) -> int:
+    """The sum of the contributions of members named m{i}."""
+    return sum(10 ** int(name.removeprefix("m")) for name in contributors)
+
+
+def check_agreed(outcomes: Sequence[Outcome], tensors: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """All these members committed one sum of one contributor set; returns the set."""
+    for outcome in outcomes:
+        assert outcome.error is None, repr(outcome.error) + str(outcome.error)
+    receipts = [outcome.receipt for outcome in outcomes]
+    first = receipts[0]
+    assert first is not None
+    for receipt, tensor in zip(receipts, tensors, strict=True):
+        assert receipt is not None
+        assert (receipt.op_id, receipt.epoch, receipt.contributors, receipt.digest) == (
+            first.op_id,
+            first.epoch,
+            first.contributors,
+            first.digest,
+        )
+        assert receipt.world_size == len(receipt.contributors)
+        right = tensor == np.float32(total(first.contributors))
+        assert right.all(), f"{np.unique(tensor)[:10]} from {first.contributors}, {right.sum()} of {tensor.size} right"
+    return first.contributors
+
+
+def reduce_all(comms: Sequence[Any], members: Sequence[int], count: int = 1000) -> list[Outcome]:
+    """One in-place sum by these members; checks that it has exactly them as contributors."""
+    tensors = [contribution(i, count) for i in members]
+    outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(comms), 30)
+    assert sorted(check_agreed(outcomes, tensors)) == sorted(f"m{i}" for i in members)
+    return outcomes
+
+
+class Background:
+    """Calls running in threads, one a member, while the test breaks something."""
+
+    def __init__(self, fn: Callable[[int], Any], which: int | Sequence[int]) -> None:
+        def call(index: int, future: Future[Any]) -> None:
+            try:
+                future.set_result(fn(index))
+            except BaseException as bad:
+                future.set_exception(bad)
+
+        indices = range(which) if isinstance(which, int) else which
+        self._futures: list[Future[Any]] = [Future() for _ in indices]
+        self.started = time.monotonic()
+        for index, future in zip(indices, self._futures, strict=True):
+            threading.Thread(target=call, args=(index, future), daemon=True).start()
+
+    def results(self, timeout: float = 30.0) -> list[Any]:
+        """All results, in order; raises TimeoutError where one is not there in time."""
+        deadline = time.monotonic() + timeout
+        return [future.result(max(0.0, deadline - time.monotonic())) for future in self._futures]
+
+    @property
+    def finished(self) -> list[bool]:
+        """Which calls have ended."""
+        return [future.done() for future in self._futures]
+
+
+def wait_until(condition: Callable[[], bool], timeout: float, what: str) -> None:
+    """Return as soon as the condition holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.002)
+
+
+def states(cluster: Cluster, group: str) -> dict[str, str]:
+    """member name -> "joining" or "member", as the master sees it."""
+    for found in cluster.status().groups:
+        if found.name == group:
+            return {member.name: member.state for member in found.members}
+    return {}
+
+
+def wait_joining(cluster: Cluster, group: str, name: str) -> None:
+    """Return once the master has *name* among the group's joiners."""
+    wait_until(lambda: states(cluster, group).get(name) == "joining", 10, f"{name} asks to join {group}")
+
+
+def repair(cluster: Cluster) -> None:
+    """Make the first four peers whole again after a test; more that it added, it has killed itself."""
+    for i in range(PEERS):
+        if not cluster.running(i):
+            cluster.restart_peer(i)
+        else:
+            cluster.resume(i)
+            for name in FAILPOINTS:
+                cluster.failpoint(i, name, "clear")
+    for i, j in itertools.combinations(range(PEERS), 2):
+        cluster.heal(i, j)
+
+
+def killed_by_failpoint(cluster: Cluster, i: int, timeout: float = 10.0) -> None:
+    """Wait for peer i's daemon to die at its failpoint."""
+    assert cluster.wait(i, timeout) == -signal.SIGKILL
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process stands still (SIGSTOP)."""
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "T"

@@ -1,0 +1,119 @@
+"""Lanes that break between live processes: redialled, the op goes on, nobody is evicted."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from support import (
+    MIB,
+    PEERS,
+    Background,
+    attempt,
+    check_agreed,
+    close_all,
+    contribution,
+    in_threads,
+    join,
+    reduce_all,
+)
+
+from wancoll.chaos import Cluster
+
+
+def ring_neighbours(comms: list[Any]) -> list[tuple[int, int]]:
+    """Pairs of peers that exchange data."""
+    order = [int(name.removeprefix("m")) for name in comms[0].members]
+    return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order))]
+
+
+def cut_in_mid_op(cluster: Cluster, rng: random.Random, moment: float, held: float, world: int = PEERS) -> list[int]:
+    """Cut a neighbouring pair at a moment of a 48 MB op, heal it after a while; returns the op's attempts."""
+    comms = join(cluster, range(world))
+    tensors = [comm.empty(12 * MIB, "float32") for comm in comms]
+    for k, tensor in enumerate(tensors):
+        tensor[...] = 10**k
+    i, j = rng.choice(ring_neighbours(comms))
+    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), world)
+    time.sleep(moment)  # the moment is the test
+    cluster.cut(i, j)
+    time.sleep(held)
+    cluster.heal(i, j)
+    healed = time.monotonic()
+    outcomes = running.results()
+    assert len(check_agreed(outcomes, tensors)) == world, "somebody was evicted"
+    assert max(outcome.ended for outcome in outcomes) - healed < 3.0
+    reduce_all(comms, range(world))
+    close_all(comms)
+    return [outcome.receipt.attempts for outcome in outcomes if outcome.receipt is not None]
+
+
+def test_cut_lanes_are_redialled(cluster: Cluster, rng: random.Random) -> None:
+    attempts = [cut_in_mid_op(cluster, rng, moment, 0.0) for moment in (0.0, 0.02, 0.05)]
+    assert any(max(each) > 1 for each in attempts), f"no cut came before the commit: {attempts}"
+
+
+def test_a_cut_of_two_seconds(cluster: Cluster, rng: random.Random) -> None:
+    cut_in_mid_op(cluster, rng, 0.02, 2.0)
+
+
+def test_a_cut_between_two_members_alone(cluster: Cluster, rng: random.Random) -> None:
+    cut_in_mid_op(cluster, rng, 0.02, 0.3, world=2)
+
+
+def test_a_cut_between_ops(cluster: Cluster, rng: random.Random) -> None:
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    i, j = rng.choice(ring_neighbours(comms))
+    for _ in range(3):
+        cluster.cut(i, j)
+        cluster.heal(i, j)
+        reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+def test_a_cut_of_a_link_that_nobody_uses_changes_nothing(cluster: Cluster) -> None:
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    used = {frozenset(pair) for pair in ring_neighbours(comms)}
+    i, j = next((i, j) for i in range(PEERS) for j in range(i) if frozenset((i, j)) not in used)
+    epoch = comms[0].epoch
+    cluster.cut(i, j)
+    outcomes = reduce_all(comms, range(PEERS), MIB)
+    cluster.heal(i, j)
+    assert [outcome.receipt.attempts for outcome in outcomes if outcome.receipt] == [1] * PEERS
+    assert comms[0].epoch == epoch
+    close_all(comms)
+
+
+@pytest.mark.timeout(90)
+def test_a_cut_that_stays_does_not_stop_the_group(cluster: Cluster, rng: random.Random) -> None:
+    """Longer than link_timeout (5 s): another ring, or a member pays for it; the op ends all the same."""
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    i, j = rng.choice(ring_neighbours(comms))
+    cluster.cut(i, j)
+    tensors = [contribution(k, MIB) for k in range(PEERS)]
+    started = time.monotonic()
+    outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS, 40)
+    took = time.monotonic() - started
+    there = [k for k in range(PEERS) if outcomes[k].error is None]
+    agreed = check_agreed([outcomes[k] for k in there], [tensors[k] for k in there])
+    print(f"contributors {agreed} after {took:.1f} s")
+    assert len(agreed) == len(there) >= PEERS - 1
+    assert took < 5.0 + 3.0
+    cluster.heal(i, j)
+    reduce_all([comms[k] for k in there], there)
+    close_all(comms)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+def test_cuts_at_random_moments(cluster: Cluster, rng: random.Random) -> None:
+    attempts = []
+    for _ in range(60):
+        held = rng.choice([0.0, 0.0, 0.1, 1.0, 3.0])
+        attempts.append(max(cut_in_mid_op(cluster, rng, rng.uniform(0, 0.15), held, rng.choice([2, 3, 4]))))
+    print(f"attempts: {sorted(attempts)}")

@@ -1,0 +1,279 @@
+"""Bytes that no wancoll would send, at every port, while joins and ops go on: all processes stay up and serve."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from support import PEERS, close_all, contribution, join, new_group, reduce_all
+
+from wancoll.chaos import Cluster, in_threads
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
+
+Attack = Callable[[socket.socket, random.Random], None]
+IDLE = 300  # more than the connections that may be in their handshake at once
+PORTS = ("master", "data", "unix")
+
+HELLOS = {
+    "master": encode(m.Hello(PROTOCOL_VERSION, "nobody", 1, ["127.0.0.1:1"], 8, "0")),
+    "data": encode(m.LaneHello(PROTOCOL_VERSION, "group", b"0" * 16, 1, 2, 0, 1)),
+    "unix": encode(m.Attach(PROTOCOL_VERSION, "hostile", "", 64, 64, 1)),
+}
+
+
+def dial(cluster: Cluster, port: str, i: int) -> socket.socket:
+    if port == "unix":
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(10)
+        connection.connect(cluster.socket(i))
+        return connection
+    address = cluster.master_address if port == "master" else cluster.peer_address(i)
+    return socket.create_connection(address, timeout=10)
+
+
+def until_closed(connection: socket.socket) -> None:
+    """Read what comes until the other end closes; raises TimeoutError if it never does."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(65536):
+            pass
+
+
+def hang_up(connection: socket.socket, rng: random.Random) -> None:
+    """Half of the time with a reset."""
+    if rng.random() < 0.5:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def zeros(connection: socket.socket, rng: random.Random) -> None:
+    connection.sendall(bytes(rng.choice([1, 4, 8, 100, 70_000])))
+
+
+def noise(connection: socket.socket, rng: random.Random) -> None:
+    connection.sendall(rng.randbytes(rng.randint(1, 5000)))
+
+
+def oversized(connection: socket.socket, rng: random.Random) -> None:
+    length = rng.choice([DEFAULT.message_bytes + 1, 1 << 31, (1 << 32) - 1])
+    connection.sendall(struct.pack("!I", length) + b"x" * 100)
+    until_closed(connection)  # at once: nobody waits for 4 GiB
+
+
+def noise_in_a_frame(connection: socket.socket, rng: random.Random) -> None:
+    body = rng.randbytes(rng.randint(1, 2000))
+    connection.sendall(struct.pack("!I", len(body)) + body)
+
+
+def nested(connection: socket.socket, rng: random.Random) -> None:
+    body = b"\x91" * rng.choice([100, 3000, 100_000])  # arrays in arrays
+    connection.sendall(struct.pack("!I", len(body)) + body)
+
+
+def huge_containers(connection: socket.socket, rng: random.Random) -> None:
+    body = rng.choice([b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"])
+    connection.sendall(struct.pack("!I", len(body)) + body)
+
+
+def other_messages(connection: socket.socket, rng: random.Random) -> None:
+    """Well-formed frames that do not belong here."""
+    frames = [
+        encode(m.Done("group", 1, 1, 1, 0, 0)),
+        encode(m.Commit("group", 1, 1 << 60, 1)),
+        encode(m.Join("group", "intruder", 1, 1)),
+        encode(m.Detach()),
+        encode(m.Post(1, 0, 0, 0, 1 << 60, "none", "auto", "retry", 0, 0)),
+        encode(m.Arm("guess", "mid_op", "kill")),
+        encode(m.ProbeHello(PROTOCOL_VERSION + 1, "peer-0")),
+        encode(m.Hello(PROTOCOL_VERSION + 1, "peer-0", 1, ["127.0.0.1:1"], 8, "0")),
+        *HELLOS.values(),
+    ]
+    connection.sendall(b"".join(rng.choices(frames, k=rng.randint(1, 4))))
+
+
+def after_a_hello(connection: socket.socket, rng: random.Random) -> None:
+    connection.sendall(rng.choice(list(HELLOS.values())) + rng.randbytes(rng.randint(1, 3000)))
+
+
+def truncated(connection: socket.socket, rng: random.Random) -> None:
+    hello = rng.choice(list(HELLOS.values()))
+    connection.sendall(hello[: rng.randrange(1, len(hello))])
+
+
+ATTACKS: list[Attack] = [
+    zeros,
+    noise,
+    oversized,
+    noise_in_a_frame,
+    nested,
+    huge_containers,
+    other_messages,
+    after_a_hello,
+    truncated,
+]
+
+
+@contextlib.contextmanager
+def under_attack(cluster: Cluster, rng: random.Random) -> Iterator[list[int]]:
+    """Attack every port from three threads; yields how many attacks each thread has made."""
+    stop = threading.Event()
+    made = [0] * len(PORTS)
+    failures: list[BaseException] = []
+
+    def attack(place: int, seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for how in itertools.cycle(ATTACKS):
+                if stop.is_set():
+                    return
+                with contextlib.suppress(ConnectionError), dial(cluster, PORTS[place], chance.randrange(PEERS)) as sock:
+                    how(sock, chance)
+                    hang_up(sock, chance)
+                made[place] += 1
+        except BaseException as bad:
+            failures.append(bad)
+
+    threads = [threading.Thread(target=attack, args=(i, rng.random()), daemon=True) for i in range(len(PORTS))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield made
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    assert not failures, failures
+    assert min(made) > 0
+
+
+def all_up(cluster: Cluster, pids: list[int]) -> bool:
+    return pids == [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))] and all(
+        cluster.running(i) for i in range(PEERS)
+    )
+
+
+def joins_and_ops(cluster: Cluster, seconds: float) -> int:
+    """Fresh groups, one after the other, with ops of several sizes; returns how many."""
+    until = time.monotonic() + seconds
+    groups = 0
+    while groups == 0 or time.monotonic() < until:
+        comms = join(cluster, range(PEERS))
+        for count in (1, 1000, 300_000):
+            outcomes = reduce_all(comms, range(PEERS), count)
+            assert all(outcome.receipt is not None and outcome.receipt.attempts == 1 for outcome in outcomes)
+        close_all(comms)
+        groups += 1
+    return groups
+
+
+def test_hostile_bytes_while_joins_and_ops_go_on(cluster: Cluster, rng: random.Random) -> None:
+    pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]
+    with under_attack(cluster, rng) as made:
+        groups = joins_and_ops(cluster, 4.0)
+    print(f"{groups} groups joined and reduced under {made} attacks")
+    assert all_up(cluster, pids)
+    joins_and_ops(cluster, 0)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_hostile_bytes_for_two_minutes(cluster: Cluster, rng: random.Random) -> None:
+    pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]
+    with under_attack(cluster, rng) as made:
+        groups = joins_and_ops(cluster, 120.0)
+    print(f"{groups} groups joined and reduced under {made} attacks")
+    assert all_up(cluster, pids)
+
+
+@pytest.mark.parametrize("port", PORTS)
+def test_idle_connections_block_nobody(cluster: Cluster, port: str) -> None:
+    """More silent connections than may be in their handshake; joins go on meanwhile, and they are closed in time."""
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(dial(cluster, port, 0)) for _ in range(IDLE)]
+        opened = time.monotonic()
+        comms = join(cluster, range(PEERS))
+        assert time.monotonic() - opened < 3.0
+        reduce_all(comms, range(PEERS))
+        close_all(comms)
+        for connection in idle:
+            connection.settimeout(max(0.1, opened + DEFAULT.handshake_timeout + 3.0 - time.monotonic()))
+            until_closed(connection)
+
+
+def test_one_byte_at_a_time(cluster: Cluster) -> None:
+    """A slow writer's whole frames are understood at every port, and hold up nobody."""
+    comms = join(cluster, range(PEERS))
+    questions = {
+        "master": encode(m.StatusRequest(PROTOCOL_VERSION)),
+        "data": encode(m.ProbeHello(PROTOCOL_VERSION, cluster.name(0))),
+        "unix": encode(m.LocalStatusRequest()),
+    }
+
+    def ask(place: int) -> int:
+        with dial(cluster, PORTS[place], 0) as connection:
+            for byte in questions[PORTS[place]]:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.002)
+            return len(connection.recv(65536))
+
+    def ops(_: int) -> int:
+        return len([reduce_all(comms, range(PEERS)) for _ in range(10)])
+
+    answers = in_threads(lambda place: ops(place) if place == len(PORTS) else ask(place), len(PORTS) + 1, 30)
+    assert min(answers) > 0
+    close_all(comms)
+
+
+def test_a_client_that_sends_nonsense_is_out_and_the_others_go_on(cluster: Cluster, rng: random.Random) -> None:
+    """A member's own connection turns hostile after it has joined: that is its leave."""
+    group = new_group()
+    rogue = dial(cluster, "unix", 3)
+    rogue.sendall(encode(m.Attach(PROTOCOL_VERSION, group, "m3", 3, 1, 1)))
+    comms = in_threads(lambda k: cluster.connect(k, group=group, name=f"m{k}", start_world=3, min_world=1), 2, 30)
+    assert sorted(comms[0].members) == ["m0", "m1", "m3"]
+    rogue.sendall(rng.randbytes(4000) + b"\xff" * 8)
+    reduce_all(comms, [0, 1])
+    rogue.settimeout(5)
+    until_closed(rogue)
+    rogue.close()
+    close_all(comms)
+
+
+@pytest.mark.parametrize(
+    ("front", "back", "count"),
+    [(0, 0, 1000), (0, 1 << 62, 1000), ((1 << 63) - 1, 0, 1), (0, 4096, 1 << 61), (0, 100, 1000)],
+)
+def test_a_client_that_points_outside_its_arena_is_out(cluster: Cluster, front: int, back: int, count: int) -> None:
+    pid = cluster.pid(0)
+    with dial(cluster, "unix", 0) as rogue:
+        rogue.sendall(encode(m.Attach(PROTOCOL_VERSION, new_group(), "rogue", 1, 1, 1)))
+        rogue.sendall(encode(m.Post(1, 0, 0, 0, count, "none", "auto", "retry", front, back)))
+        until_closed(rogue)
+    assert cluster.pid(0) == pid
+    assert cluster.running(0)
+    comms = join(cluster, [0, 1])
+    reduce_all(comms, [0, 1])
+    close_all(comms)
+
+
+def test_bytes_on_a_lane_after_its_handshake(cluster: Cluster, rng: random.Random) -> None:
+    """Somebody who knows a group's key sends garbage instead of frames: at most that link starts anew."""
+    comms = join(cluster, range(PEERS))
+    pids = [cluster.pid(i) for i in range(PEERS)]
+    for i in range(PEERS):
+        with dial(cluster, "data", i) as lane, contextlib.suppress(ConnectionError):
+            lane.sendall(encode(m.ProbeHello(PROTOCOL_VERSION, cluster.name(i))) + rng.randbytes(10_000))
+            until_closed(lane)
+    tensors = [contribution(k, 1000) for k in range(PEERS)]
+    in_threads(lambda k: comms[k].all_reduce(tensors[k], op="sum"), PEERS, 30)
+    assert all((tensor == 1111).all() for tensor in tensors)
+    assert [cluster.pid(i) for i in range(PEERS)] == pids
+    assert all(cluster.running(i) for i in range(PEERS))
+    close_all(comms)

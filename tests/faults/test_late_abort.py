@@ -1,0 +1,248 @@
+"""A member is lost during, at the end of, and after its op: the others agree on one contributor set."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from support import (
+    MIB,
+    PEERS,
+    Background,
+    Outcome,
+    attempt,
+    check_agreed,
+    close_all,
+    contribution,
+    in_threads,
+    is_stopped,
+    join,
+    killed_by_failpoint,
+    reduce_all,
+    untouched,
+    wait_until,
+)
+
+from wancoll.chaos import Cluster
+from wancoll.errors import Evicted, PeerDaemonLost
+
+OP_BYTES = 48 * MIB
+PAUSE = 0.25  # seconds between SIGSTOP and SIGKILL
+BOUND = 2.0  # seconds from the detection, which is the kill here: it closes the control connection
+
+
+def reduce_in_place(comms: list[Any], tensors: list[list[Any]], k: int) -> list[Outcome]:
+    """Member k: all its ops in flight at once, then wait for each."""
+    try:
+        works = [comms[k].all_reduce(tensor, op="sum", async_op=True) for tensor in tensors[k]]
+    except PeerDaemonLost as bad:  # killed while it was posting
+        return [Outcome(None, bad, time.monotonic())] * len(tensors[k])
+    return [attempt(lambda work=work: work.wait(timeout=30)) for work in works]
+
+
+def fill(tensors: list[list[Any]]) -> None:
+    for k, mine in enumerate(tensors):
+        for tensor in mine:
+            tensor[...] = 10**k
+
+
+def clean_seconds(comms: list[Any], tensors: list[list[Any]]) -> float:
+    """How long the ops take when nothing is broken."""
+    fill(tensors)
+    started = time.monotonic()
+    outcomes = in_threads(lambda k: reduce_in_place(comms, tensors, k), PEERS)
+    for op in range(len(tensors[0])):
+        check_agreed([mine[op] for mine in outcomes], [mine[op] for mine in tensors])
+    return time.monotonic() - started
+
+
+def trial(cluster: Cluster, rng: random.Random, ops: int) -> tuple[int, float]:
+    """One kill in a fresh group. Returns how many ops had all members, and seconds from the kill to the last commit."""
+    comms = join(cluster, range(PEERS))
+    count = OP_BYTES // 4 // ops
+    tensors = [[comm.empty(count, "float32") for _ in range(ops)] for comm in comms]
+    clean = clean_seconds(comms, tensors)
+    fill(tensors)
+    victim = rng.randrange(PEERS)
+    moment = rng.uniform(0, 1.1 * clean)
+    running = Background(lambda k: reduce_in_place(comms, tensors, k), PEERS)
+    time.sleep(moment)  # the random moment is the test
+    cluster.pause(victim)
+    time.sleep(PAUSE)
+    killed = time.monotonic()
+    cluster.kill(victim)
+    outcomes = running.results()
+    survivors = [k for k in range(PEERS) if k != victim]
+    worlds = []
+    for op in range(ops):
+        agreed = check_agreed([outcomes[k][op] for k in survivors], [tensors[k][op] for k in survivors])
+        assert {f"m{k}" for k in survivors} <= set(agreed), agreed
+        worlds.append(len(agreed))
+        lost = outcomes[victim][op]
+        if lost.error is None:
+            check_agreed([lost, outcomes[survivors[0]][op]], [tensors[victim][op], tensors[survivors[0]][op]])
+        else:
+            assert isinstance(lost.error, PeerDaemonLost), repr(lost.error)
+            assert untouched(tensors[victim][op], victim)
+    assert worlds == sorted(worlds, reverse=True), f"a lost member came back: {worlds}"
+    took = max(outcomes[k][op].ended for k in survivors for op in range(ops)) - killed
+    assert took < BOUND, f"the survivors' last commit came {took:.2f} s after the kill"
+    reduce_all([comms[k] for k in survivors], survivors)
+    close_all(comms)
+    cluster.restart_peer(victim)
+    return worlds.count(PEERS), took
+
+
+def trials(cluster: Cluster, rng: random.Random, count: int, ops: int) -> None:
+    results = [trial(cluster, rng, ops) for _ in range(count)]
+    whole = sum(whole for whole, _ in results)
+    slowest = max(took for _, took in results)
+    print(f"{count} kills, {ops} ops each: {whole} of {count * ops} ops had all members; slowest {slowest:.3f} s")
+
+
+def test_late_abort(cluster: Cluster, rng: random.Random) -> None:
+    trials(cluster, rng, 2, ops=1)
+
+
+def test_late_abort_with_8_ops_in_flight(cluster: Cluster, rng: random.Random) -> None:
+    trials(cluster, rng, 2, ops=8)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+def test_late_abort_200_trials(cluster: Cluster, rng: random.Random) -> None:
+    trials(cluster, rng, 200, ops=1)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+def test_late_abort_with_8_ops_in_flight_100_trials(cluster: Cluster, rng: random.Random) -> None:
+    trials(cluster, rng, 100, ops=8)
+
+
+# ---- at named places ---------------------------------------------------------------------------------
+
+
+def kill_at(cluster: Cluster, name: str, victim: int, count: int) -> tuple[list[Outcome], tuple[str, ...]]:
+    """The victim dies at the failpoint in the middle of an op; returns all outcomes and the agreed contributors."""
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    cluster.failpoint(victim, name, "kill")
+    tensors = [contribution(k, count) for k in range(PEERS)]
+    outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    killed_by_failpoint(cluster, victim)
+    survivors = [k for k in range(PEERS) if k != victim]
+    agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
+    lost = outcomes[victim]
+    if lost.error is None:
+        check_agreed([lost, outcomes[survivors[0]]], [tensors[victim], tensors[survivors[0]]])
+    else:
+        assert isinstance(lost.error, PeerDaemonLost), repr(lost.error)
+        assert untouched(tensors[victim], victim)
+    reduce_all([comms[k] for k in survivors], survivors)
+    close_all(comms)
+    return outcomes, agreed
+
+
+@pytest.mark.parametrize("name", ["on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit"])
+def test_killed_at(cluster: Cluster, rng: random.Random, name: str) -> None:
+    victim = rng.randrange(PEERS)
+    outcomes, agreed = kill_at(cluster, name, victim, rng.choice([1, 1000, MIB]))
+    everyone = len(agreed) == PEERS
+    if name in ("on_post", "mid_op", "before_done"):  # the master never heard that the victim is done
+        assert not everyone
+    if name in ("before_commit", "after_commit"):  # the victim heard of the commit, so it happened
+        assert everyone
+    if name == "after_commit":
+        assert outcomes[victim].error is None
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["mid_op", "before_done", "after_done", "before_commit"])
+def test_killed_at_many_times(cluster: Cluster, rng: random.Random, name: str) -> None:
+    worlds = []
+    for _ in range(25):
+        victim = rng.randrange(PEERS)
+        _, agreed = kill_at(cluster, name, victim, rng.choice([1, 1000, MIB, 4 * MIB]))
+        worlds.append(len(agreed))
+        cluster.restart_peer(victim)
+    print(f"kills at {name}: {worlds.count(PEERS)} of {len(worlds)} committed with all members")
+
+
+def test_survivors_finished_but_not_committed(cluster: Cluster) -> None:
+    """The pure late abort: the victim stops between its last byte and its Done; all others are finished by then."""
+    comms = join(cluster, range(PEERS))
+    victim, survivors = 2, [0, 1, 3]
+    reduce_all(comms, range(PEERS))
+    cluster.failpoint(victim, "before_done", "pause")
+    tensors = [comm.empty(MIB, "float32") for comm in comms]
+    for k, tensor in enumerate(tensors):
+        tensor[...] = 10**k
+    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    wait_until(lambda: is_stopped(cluster.pid(victim)), 10, "the victim reaches before_done")
+    group = next(found for found in cluster.status().groups if any(x.name == "m0" for x in found.members))
+
+    def others_done() -> bool:
+        members = next(found for found in cluster.status().groups if found.name == group.name).members
+        return all(member.done_upto == 2 for member in members if member.name != f"m{victim}")
+
+    wait_until(others_done, 10, "the others are done with op 2")
+    assert not any(running.finished), "somebody was told before the commit"
+    assert all(untouched(tensor, k) for k, tensor in enumerate(tensors))
+    cluster.kill(victim)
+    killed = time.monotonic()
+    outcomes = running.results()
+    agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
+    assert sorted(agreed) == ["m0", "m1", "m3"]
+    assert all(outcomes[k].receipt.attempts == 2 for k in survivors)
+    assert max(outcomes[k].ended for k in survivors) - killed < BOUND
+    assert isinstance(outcomes[victim].error, PeerDaemonLost)
+    assert untouched(tensors[victim], victim)
+    close_all(comms)
+
+
+def test_a_second_death_while_the_first_is_mended(cluster: Cluster) -> None:
+    """m3 dies in the op, m1 as soon as it hears of the epoch without m3."""
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    cluster.failpoint(1, "on_epoch", "kill")
+    cluster.failpoint(3, "mid_op", "kill")
+    tensors = [contribution(k, MIB) for k in range(PEERS)]
+    outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    for victim in (1, 3):
+        killed_by_failpoint(cluster, victim)
+        assert isinstance(outcomes[victim].error, PeerDaemonLost)
+        assert untouched(tensors[victim], victim)
+    agreed = check_agreed([outcomes[0], outcomes[2]], [tensors[0], tensors[2]])
+    assert sorted(agreed) == ["m0", "m2"]
+    close_all(comms)
+
+
+def test_a_death_while_the_first_epoch_is_dialled(cluster: Cluster) -> None:
+    """The handshake phase: m2 dies when it hears of the first epoch; the rest of the group starts without it."""
+    cluster.failpoint(2, "on_epoch", "kill")
+    group = "handshake"
+
+    def member(k: int) -> Outcome | None:
+        try:
+            comm = cluster.connect(k, group=group, name=f"m{k}", start_world=PEERS, min_world=2)
+        except PeerDaemonLost:
+            assert k == 2
+            return None
+        tensor = contribution(k, 1000)
+        outcome = attempt(lambda: comm.all_reduce(tensor, op="sum"))
+        comms.append(comm)
+        tensors[k] = tensor
+        return outcome
+
+    comms: list[Any] = []
+    tensors: dict[int, Any] = {}
+    outcomes = in_threads(member, PEERS)
+    killed_by_failpoint(cluster, 2)
+    survivors = [outcome for k, outcome in enumerate(outcomes) if k != 2 and outcome is not None]
+    assert sorted(check_agreed(survivors, [tensors[k] for k in (0, 1, 3)])) == ["m0", "m1", "m3"]
+    assert outcomes[2] is None or isinstance(outcomes[2].error, PeerDaemonLost | Evicted)
+    close_all(comms)

@@ -1,0 +1,297 @@
+"""Members that stop, die, leave, come back or cannot be reached, and what the others and they themselves are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import (
+    MIB,
+    PEERS,
+    Background,
+    Outcome,
+    attempt,
+    check_agreed,
+    close_all,
+    contribution,
+    in_threads,
+    join,
+    killed_by_failpoint,
+    new_group,
+    reduce_all,
+    states,
+    untouched,
+    wait_joining,
+    wait_until,
+)
+
+import wancoll
+from wancoll.chaos import Cluster
+from wancoll.errors import ConfigError, Evicted, OperationAborted, PeerDaemonLost, WancollError, WorldTooSmall
+
+
+def reduce_some(comms: list[Any], tensors: list[Any], **options: Any) -> list[Outcome]:
+    return in_threads(
+        lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum", **options)), len(comms), timeout=30
+    )
+
+
+# ---- a stopped daemon --------------------------------------------------------------------------------
+
+
+def stop_and_wake(cluster: Cluster, heartbeat_timeout: float, count: int) -> None:
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    victim, survivors = 1, [0, 2, 3]
+    tensors = [contribution(k, count) for k in range(PEERS)]
+    cluster.pause(victim)
+    stopped = time.monotonic()
+    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    wait_until(lambda: all(running.finished[k] for k in survivors), heartbeat_timeout + 5, "the survivors commit")
+    took = time.monotonic() - stopped
+    print(f"survivors committed {took:.2f} s after the stop")
+    # The last heartbeat may be one interval (a quarter of the timeout, at most 0.5 s) old when the stop comes.
+    assert heartbeat_timeout - 0.6 < took < heartbeat_timeout + 2.0
+    assert not running.finished[victim]
+    cluster.resume(victim)
+    awake = time.monotonic()
+    outcomes = running.results(10)
+    agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
+    assert sorted(agreed) == [f"m{k}" for k in survivors]
+    assert isinstance(outcomes[victim].error, Evicted), repr(outcomes[victim].error)
+    assert outcomes[victim].ended - awake < 3.0
+    assert untouched(tensors[victim], victim)
+    with pytest.raises(Evicted):
+        comms[victim].all_reduce(tensors[victim])
+    reduce_all([comms[k] for k in survivors], survivors)
+    close_all(comms)
+
+
+def test_paused_peer_is_evicted(cluster: Cluster) -> None:
+    stop_and_wake(cluster, 2.0, MIB)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_paused_peer_is_evicted_after_the_default_3_seconds() -> None:
+    with Cluster(PEERS) as cluster:
+        for _ in range(5):
+            stop_and_wake(cluster, 3.0, 4 * MIB)
+
+
+def test_a_short_pause_evicts_nobody(cluster: Cluster) -> None:
+    comms = join(cluster, range(PEERS))
+    tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
+    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    cluster.pause(2)
+    time.sleep(0.5)  # the pause itself: a quarter of heartbeat_timeout
+    cluster.resume(2)
+    assert len(check_agreed(running.results(), tensors)) == PEERS
+    reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+# ---- a killed client ---------------------------------------------------------------------------------
+
+
+def reduce_forever(socket: str, group: str, member: int, count: int) -> Iterator[tuple[str, ...]]:
+    """A client process: sums without end, yields each op's contributors. Values are checked here."""
+    with wancoll.connect(socket=socket, group=group, name=f"m{member}", start_world=3, min_world=1) as comm:
+        yield comm.members
+        while True:
+            tensor = contribution(member, count)
+            yield check_agreed([attempt(lambda tensor=tensor: comm.all_reduce(tensor, op="sum"))], [tensor])
+
+
+def rejoin(socket: str, group: str, member: int, count: int) -> tuple[str, ...]:
+    """A client process that joins a running group, takes part in one sum and leaves."""
+    with wancoll.connect(socket=socket, group=group, name=f"m{member}", start_world=3, min_world=1) as comm:
+        tensor = contribution(member, count)
+        return check_agreed([attempt(lambda: comm.all_reduce(tensor, op="sum"))], [tensor])
+
+
+def kill_a_client(cluster: Cluster, count: int) -> None:
+    group = new_group()
+    client = cluster.client(2, reduce_forever, group, 2, count)
+    comms = in_threads(
+        lambda k: cluster.connect(k, group=group, name=f"m{k}", start_world=3, min_world=1), [0, 1], timeout=30
+    )
+    assert sorted(client.next()) == ["m0", "m1", "m2"]
+    reduce_all_of(comms, [0, 1], {"m0", "m1", "m2"}, count)
+    # The client calls its second op on its own; these two wait in it until the client's kill takes it out.
+    client.pause()
+    tensors = [contribution(k, count) for k in (0, 1)]
+    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), 2)
+    killed = time.monotonic()
+    client.kill()
+    outcomes = running.results(10)
+    check_agreed(outcomes, tensors)
+    assert max(outcome.ended for outcome in outcomes) - killed < 1.0, "a dead client leaves at once"
+    reduce_all_of(comms, [0, 1], {"m0", "m1"}, count)
+    assert cluster.running(2)
+
+    again = cluster.client(2, rejoin, group, 2, count)
+    wait_joining(cluster, group, "m2")
+    in_threads(lambda k: comms[k].update_membership(), 2, 30)
+    assert sorted(comms[0].members) == sorted(comms[1].members) == ["m0", "m1", "m2"]
+    reduce_all_of(comms, [0, 1], {"m0", "m1", "m2"}, count)
+    assert sorted(again.result()) == ["m0", "m1", "m2"]
+    client.close()
+    again.close()
+    close_all(comms)
+
+
+def reduce_all_of(comms: list[Any], members: list[int], contributors: set[str], count: int) -> None:
+    tensors = [contribution(k, count) for k in members]
+    assert set(check_agreed(reduce_some(comms, tensors), tensors)) == contributors
+
+
+@pytest.mark.parametrize("count", [1000, 4 * MIB])
+def test_killed_client_leaves_at_once_and_another_takes_its_place(cluster: Cluster, count: int) -> None:
+    kill_a_client(cluster, count)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+def test_killed_clients_at_random_moments(cluster: Cluster, rng: Any) -> None:
+    for _ in range(30):
+        group = new_group()
+        client = cluster.client(2, reduce_forever, group, 2, 4 * MIB)
+        comms = in_threads(lambda k, g=group: cluster.connect(k, group=g, name=f"m{k}", start_world=3), [0, 1], 30)
+        client.next()
+        moment = rng.uniform(0, 0.3)
+
+        def member(k: int, comms: list[Any] = comms) -> list[tuple[Outcome, Any]]:
+            done = []
+            while not done or len(done[-1][0].receipt.contributors) == 3:
+                tensor = contribution(k, 4 * MIB)
+                done.append((attempt(lambda tensor=tensor: comms[k].all_reduce(tensor, op="sum")), tensor))
+                check_agreed([done[-1][0]], [done[-1][1]])
+            return [(outcome, None) for outcome, _ in done]
+
+        running = Background(member, 2)
+        time.sleep(moment)  # the random moment is the test
+        client.kill()
+        killed = time.monotonic()
+        first, second = running.results()
+        assert [x.receipt.contributors for x, _ in first] == [x.receipt.contributors for x, _ in second]
+        assert max(first[-1][0].ended, second[-1][0].ended) - killed < 2.0
+        client.close()
+        close_all(comms)
+
+
+# ---- a daemon that comes back ------------------------------------------------------------------------
+
+
+def test_killed_daemon_restarts_under_its_name_and_its_client_rejoins(cluster: Cluster) -> None:
+    group = new_group()
+    comms = join(cluster, range(PEERS), group=group)
+    reduce_all(comms, range(PEERS))
+    cluster.kill(3)
+    reduce_all(comms[:3], range(3))
+    with pytest.raises(PeerDaemonLost):
+        comms[3].all_reduce(contribution(3, 10))
+    cluster.restart_peer(3)
+    joiner = Background(lambda k: cluster.connect(k, group=group, name="m3", start_world=PEERS, min_world=1), [3])
+    wait_joining(cluster, group, "m3")
+    in_threads(lambda k: comms[k].update_membership(), 3, 30)
+    comms = [*comms[:3], *joiner.results()]
+    assert {tuple(comm.members) for comm in comms} == {tuple(comms[0].members)}
+    reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+def test_a_second_daemon_of_the_same_name_ends_the_first(cluster: Cluster) -> None:
+    """protocol.md, race 9: the old one is stopped, so only the new one's Hello can tell."""
+    group = new_group()
+    comms = join(cluster, [0, 1, 3], group=group)
+    reduce_all(comms, [0, 1, 3])
+    cluster.pause(3)
+    tensors = [contribution(k, 1000) for k in (0, 1)]
+    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), 2)
+    twin = cluster.add_peer(name=cluster.name(3))
+    started = time.monotonic()
+    outcomes = running.results(10)
+    assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1"]
+    assert max(outcome.ended for outcome in outcomes) - started < 1.5, "before heartbeat_timeout"
+    joiner = Background(lambda k: cluster.connect(k, group=group, name="m3", start_world=3, min_world=1), [twin])
+    wait_joining(cluster, group, "m3")
+    in_threads(lambda k: comms[k].update_membership(), 2, 30)
+    newcomer = joiner.results()[0]
+    reduce_all([comms[0], comms[1], newcomer], [0, 1, 3])
+    cluster.kill(3)  # else the old one, awake, and the new one take turns in ending each other
+    close_all([*comms, newcomer])
+    cluster.kill(twin)
+
+
+# ---- on_failure="raise", and too small a world -------------------------------------------------------
+
+
+@pytest.mark.parametrize("ops", [1, 8])
+def test_on_failure_raise(cluster: Cluster, ops: int) -> None:
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    victim, survivors = 0, [1, 2, 3]
+    cluster.failpoint(victim, "mid_op", "kill")
+    tensors = [[contribution(k, 2 * MIB // ops) for _ in range(ops)] for k in range(PEERS)]
+
+    def member(k: int) -> list[WancollError | None]:
+        try:
+            works = [comms[k].all_reduce(x, op="sum", async_op=True, on_failure="raise") for x in tensors[k]]
+        except PeerDaemonLost as bad:
+            return [bad] * ops
+        return [attempt(lambda work=work: work.wait(timeout=20)).error for work in works]
+
+    errors = in_threads(member, PEERS)
+    killed_by_failpoint(cluster, victim)
+    for k in survivors:
+        assert all(isinstance(error, OperationAborted) for error in errors[k]), errors[k]
+        assert all(untouched(tensor, k) for tensor in tensors[k])
+    reduce_all([comms[k] for k in survivors], survivors)
+    close_all(comms)
+
+
+def test_world_too_small_then_a_joiner_makes_it_whole(cluster: Cluster) -> None:
+    group = new_group()
+    comms = join(cluster, [0, 1, 2], group=group, min_world=3)
+    reduce_all(comms, [0, 1, 2])
+    cluster.failpoint(2, "mid_op", "kill")
+    tensors = [contribution(k, MIB) for k in range(3)]
+    outcomes = reduce_some(comms, tensors)
+    for k in (0, 1):
+        assert isinstance(outcomes[k].error, WorldTooSmall), repr(outcomes[k].error)
+        assert untouched(tensors[k], k)
+    for k in (0, 1):  # and again, without a hang
+        with pytest.raises(WorldTooSmall):
+            comms[k].all_reduce(tensors[k])
+    waiting = Background(lambda k: comms[k].update_membership(), 2)
+    joiner = Background(lambda k: cluster.connect(k, group=group, name="m3", start_world=3, min_world=3), [3])
+    waiting.results()
+    newcomer = joiner.results()[0]
+    assert sorted(comms[0].members) == ["m0", "m1", "m3"]
+    reduce_all([comms[0], comms[1], newcomer], [0, 1, 3])
+    close_all([*comms, newcomer])
+
+
+# ---- a joiner that cannot be reached -----------------------------------------------------------------
+
+
+def test_unreachable_joiner_is_refused_and_the_members_go_on(cluster: Cluster) -> None:
+    group = new_group()
+    comms = join(cluster, [0, 1], group=group)
+    reduce_all(comms, [0, 1])
+    dead_end = cluster.add_peer("--advertise=127.0.0.1:1")
+    joiner = Background(
+        lambda k: attempt(lambda: cluster.connect(k, group=group, name="m9", start_world=2, min_world=1)), [dead_end]
+    )
+    wait_until(lambda: "m9" in states(cluster, group) or any(joiner.finished), 10, "m9 asks to join")
+    in_threads(lambda k: comms[k].update_membership(), 2, 15)
+    error = joiner.results(15)[0].error
+    assert isinstance(error, ConfigError), repr(error)
+    assert "127.0.0.1:1" in str(error), "the reason names the address"
+    assert sorted(comms[0].members) == ["m0", "m1"]
+    reduce_all(comms, [0, 1])
+    cluster.kill(dead_end)
+    close_all(comms)

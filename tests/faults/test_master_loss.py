@@ -1,0 +1,124 @@
+"""The master dies or stops: callers are told within master_grace, and their tensors are untouched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from support import MIB, Background, attempt, close_all, contribution, in_threads, join, reduce_all, untouched
+
+from wancoll.chaos import Cluster
+from wancoll.errors import MasterUnreachable, OutcomeUnknown
+
+GRACE = 1.0
+HEARTBEAT_TIMEOUT = 2.0
+MARGIN = 2.0  # seconds: to notice, to redial, to tell
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(3, heartbeat_timeout=HEARTBEAT_TIMEOUT, peer_args=[f"--master-grace={GRACE}"]) as cluster:
+        yield cluster
+
+
+def test_master_killed_between_ops(cluster: Cluster) -> None:
+    comms = join(cluster, range(3))
+    reduce_all(comms, range(3))
+    cluster.kill_master()
+    killed = time.monotonic()
+    tensors = [contribution(k, 1000) for k in range(3)]
+    outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), 3, 20)
+    for k, outcome in enumerate(outcomes):
+        assert isinstance(outcome.error, MasterUnreachable), repr(outcome)
+        assert outcome.ended - killed < GRACE + MARGIN
+        assert untouched(tensors[k], k)
+    for k, comm in enumerate(comms):  # and again, without a hang
+        asked = time.monotonic()
+        with pytest.raises(MasterUnreachable):
+            comm.all_reduce(tensors[k])
+        assert time.monotonic() - asked < GRACE + MARGIN
+    close_all(comms)
+    assert all(cluster.running(i) for i in range(3))
+    cluster.start_master()  # the daemons find it again, and new groups work
+    comms = join(cluster, range(3))
+    reduce_all(comms, range(3))
+    close_all(comms)
+
+
+def test_master_killed_in_mid_op(cluster: Cluster) -> None:
+    comms = join(cluster, range(3))
+    reduce_all(comms, range(3))
+    tensors = [[contribution(k, 4 * MIB) for _ in range(4)] for k in range(3)]
+    works = [[comms[k].all_reduce(x, op="sum", async_op=True) for x in tensors[k]] for k in range(3)]
+    cluster.kill_master()
+    killed = time.monotonic()
+    outcomes = in_threads(lambda k: [attempt(lambda w=work: w.wait(timeout=20)) for work in works[k]], 3, 30)
+    for k, mine in enumerate(outcomes):
+        assert mine[-1].error is not None
+        for op, outcome in enumerate(mine):
+            if outcome.error is None:
+                assert (tensors[k][op] == 111).all()
+                continue
+            assert isinstance(outcome.error, MasterUnreachable), repr(outcome)
+            assert outcome.ended - killed < GRACE + MARGIN
+            assert untouched(tensors[k][op], k)
+    close_all(comms)
+
+
+def test_master_killed_when_the_op_is_done_but_not_committed(cluster: Cluster) -> None:
+    """The master stands still while the members finish, and is killed before it can read a Done."""
+    comms = join(cluster, range(3))
+    reduce_all(comms, range(3))
+    tensors = [contribution(k, 1000) for k in range(3)]
+    cluster.pause_master()
+    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), 3)
+    time.sleep(0.3)  # the ring needs no master: all members finish it
+    assert not any(running.finished)
+    cluster.kill_master()
+    killed = time.monotonic()
+    for k, outcome in enumerate(running.results(20)):
+        assert isinstance(outcome.error, OutcomeUnknown), repr(outcome)
+        assert outcome.ended - killed < GRACE + MARGIN
+        assert untouched(tensors[k], k)
+    close_all(comms)
+
+
+def test_stopped_master_is_noticed(cluster: Cluster) -> None:
+    comms = join(cluster, range(3))
+    reduce_all(comms, range(3))
+    cluster.pause_master()
+    stopped = time.monotonic()
+    tensors = [contribution(k, 1000) for k in range(3)]
+    outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), 3, 30)
+    for k, outcome in enumerate(outcomes):
+        assert isinstance(outcome.error, MasterUnreachable), repr(outcome)
+        # A stopped master's port still accepts: a redial ends with the handshake's deadline, 5 s.
+        assert outcome.ended - stopped < HEARTBEAT_TIMEOUT + GRACE + 5.0 + MARGIN
+        assert untouched(tensors[k], k)
+    close_all(comms)
+
+
+def test_connect_without_a_master(cluster: Cluster) -> None:
+    cluster.kill_master()
+    started = time.monotonic()
+    with pytest.raises(MasterUnreachable):
+        cluster.connect(0, group="nobody", start_world=1)
+    assert time.monotonic() - started < GRACE + MARGIN
+
+
+def test_a_master_that_is_back_before_master_grace_is_over() -> None:
+    """A restart loses the epochs in this version, but never silently and never a tensor."""
+    with Cluster(3, peer_args=["--master-grace=20"]) as cluster:
+        comms = join(cluster, range(3))
+        reduce_all(comms, range(3))
+        cluster.kill_master()
+        cluster.start_master()
+        tensors = [contribution(k, 1000) for k in range(3)]
+        outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), 3, 30)
+        for k, outcome in enumerate(outcomes):
+            if outcome.error is not None:
+                assert untouched(tensors[k], k)
+            else:
+                assert (tensors[k] == 111).all()
+        close_all(comms)

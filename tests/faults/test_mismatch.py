@@ -1,0 +1,124 @@
+"""Members that call different things at the same place: all are told who called what, and the group goes on."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support import PEERS, WancollError, close_all, contribution, in_threads, join, reduce_all, untouched
+
+from wancoll.chaos import Cluster
+from wancoll.errors import CollectiveMismatch
+
+BOUND = 2.0
+COUNT = 203530
+
+Call = Callable[[Any, np.ndarray], Any]
+
+CALLS: dict[str, tuple[Call, str]] = {  # what the odd one calls, and a word of its description
+    "op": (lambda comm, x: comm.all_reduce(x, op="prod"), "op=prod"),
+    "dtype": (lambda comm, x: comm.all_reduce(x.view(np.int32), op="sum"), "int32"),
+    "count": (lambda comm, x: comm.all_reduce(x[:-1], op="sum"), str(COUNT - 1)),
+    "no elements": (lambda comm, x: comm.all_reduce(x[:0], op="sum"), "0 x float32"),
+    "update_membership": (lambda comm, x: comm.update_membership(), "update_membership"),
+}
+
+
+def usual_call(comm: Any, x: np.ndarray) -> Any:
+    return comm.all_reduce(x, op="sum")
+
+
+def mismatch(cluster: Cluster, world: int, odd: int, what: str, late: float = 0.0) -> None:
+    comms = join(cluster, range(world))
+    reduce_all(comms, range(world))
+    odd_call, word = CALLS[what]
+    tensors = [contribution(k, COUNT) for k in range(world)]
+
+    def member(k: int) -> tuple[WancollError, float]:
+        if k == odd:
+            time.sleep(late)  # the others wait in their call
+        call = odd_call if k == odd else usual_call
+        with pytest.raises(CollectiveMismatch) as caught:
+            call(comms[k], tensors[k])
+        return caught.value, time.monotonic()
+
+    started = time.monotonic() + late
+    found = in_threads(member, world, 20)
+    for k, (error, ended) in enumerate(found):
+        assert isinstance(error, CollectiveMismatch)
+        assert ended - started < BOUND, f"m{k} was told after {ended - started:.2f} s"
+        assert sorted(error.calls) == sorted(f"m{i}" for i in range(world)), error.calls
+        assert word in error.calls[f"m{odd}"], error.calls
+        others = {error.calls[f"m{i}"] for i in range(world) if i != odd}
+        assert others == {f"all_reduce({COUNT} x float32, op=sum)"}
+        assert f"m{odd}" in str(error), "the text names who called what"
+        assert untouched(tensors[k], k)
+    reduce_all(comms, range(world))
+    assert comms[0].world_size == world
+    close_all(comms)
+
+
+@pytest.mark.parametrize("what", list(CALLS))
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_mismatch(cluster: Cluster, rng: random.Random, world: int, what: str) -> None:
+    mismatch(cluster, world, rng.randrange(world), what)
+
+
+def test_mismatch_of_one_that_comes_late(cluster: Cluster) -> None:
+    mismatch(cluster, 3, 1, "count", late=0.5)
+
+
+def test_everybody_calls_something_else(cluster: Cluster) -> None:
+    comms = join(cluster, range(PEERS))
+    tensors = [contribution(k, 1000 + k) for k in range(PEERS)]
+
+    def member(k: int) -> CollectiveMismatch:
+        with pytest.raises(CollectiveMismatch) as caught:
+            comms[k].all_reduce(tensors[k], op="sum")
+        return caught.value
+
+    started = time.monotonic()
+    for error in in_threads(member, PEERS, 20):
+        assert error.calls == {f"m{k}": f"all_reduce({1000 + k} x float32, op=sum)" for k in range(PEERS)}
+    assert time.monotonic() - started < BOUND
+    assert all(untouched(tensor, k) for k, tensor in enumerate(tensors))
+    reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+def test_the_ops_around_a_mismatch_commit(cluster: Cluster) -> None:
+    """Three ops in flight, the second one differs: the first and the third have their result."""
+    comms = join(cluster, range(3))
+
+    def member(k: int) -> tuple[list[Any], list[np.ndarray]]:
+        tensors = [contribution(k, 50_000) for _ in range(3)]
+        ops = ["sum", "prod" if k == 2 else "sum", "sum"]
+        works = [comms[k].all_reduce(x, op=op, async_op=True) for x, op in zip(tensors, ops, strict=True)]
+        outcomes: list[Any] = []
+        for work in works:
+            try:
+                outcomes.append(work.wait(timeout=20))
+            except WancollError as bad:
+                outcomes.append(bad)
+        return outcomes, tensors
+
+    for k, (outcomes, tensors) in enumerate(in_threads(member, 3, 30)):
+        assert isinstance(outcomes[1], CollectiveMismatch), outcomes
+        assert untouched(tensors[1], k)
+        for op in (0, 2):
+            assert not isinstance(outcomes[op], WancollError), outcomes[op]
+            assert (tensors[op] == 111).all()
+    reduce_all(comms, range(3))
+    close_all(comms)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+def test_mismatches_many_times(cluster: Cluster, rng: random.Random) -> None:
+    for _ in range(60):
+        world = rng.choice([2, 3, 4])
+        mismatch(cluster, world, rng.randrange(world), rng.choice(list(CALLS)), rng.choice([0.0, 0.0, 0.2]))

@@ -1,0 +1,175 @@
+"""The cluster to break itself: what it starts it ends, whatever happens, and it says what went wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wancoll.chaos import Cluster, in_threads
+from wancoll.errors import CollectiveMismatch, ConfigError
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there and not a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_gone(pids: list[int], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, [pid for pid in pids if alive(pid)]
+        time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
+
+
+def count_up(socket: str, upto: int) -> Iterator[int]:
+    assert socket.endswith(".sock")
+    yield from range(upto)
+    return upto
+
+
+def fail(socket: str) -> None:
+    raise CollectiveMismatch("made up", who=socket, calls={"m0": "something"})
+
+
+def sleep(socket: str) -> Iterator[str]:
+    yield "asleep"
+    time.sleep(600)
+
+
+def test_starts_serves_and_leaves_nothing_behind() -> None:
+    with Cluster(2) as cluster:
+        pids = [cluster.master_pid, cluster.pid(0), cluster.pid(1)]
+        folder = Path(cluster.socket(0)).parent
+        assert cluster.peer_address(0) != cluster.peer_address(1)
+        assert sorted(cluster.status().daemons) == ["peer-0", "peer-1"]
+        assert cluster.add_peer(name="third") == 2
+        pids.append(cluster.pid(2))
+        assert "third" in cluster.logs(2) or cluster.logs(2)
+        cluster.pause(0)
+        assert state(cluster.pid(0)) == "T"
+        sleeper = cluster.client(1, sleep)
+        assert sleeper.next() == "asleep"
+        pids.append(sleeper.pid)
+    wait_gone(pids)
+    assert not folder.exists()
+    cluster.close()
+
+
+def test_signals() -> None:
+    with Cluster(2) as cluster:
+        first = cluster.pid(0)
+        cluster.pause(0)
+        with pytest.raises(ConfigError, match=r"peer-0.*does not answer"):
+            cluster.failpoint(0, "mid_op", "kill")
+        cluster.resume(0)
+        assert state(first) != "T"
+        cluster.failpoint(0, "mid_op", "clear")
+        with pytest.raises(ConfigError, match="unknown failpoint"):
+            cluster.failpoint(0, "nowhere", "kill")
+        cluster.kill(0)
+        assert not cluster.running(0)
+        with pytest.raises(ConfigError, match="SIGCONT"):
+            cluster.resume(0)
+        cluster.restart_peer(0)
+        assert cluster.running(0)
+        assert cluster.pid(0) != first
+        cluster.terminate(1)
+        assert cluster.wait(1) == 0
+        address = cluster.master_address
+        cluster.kill_master()
+        with pytest.raises(ConfigError):
+            cluster.pause_master()
+        with pytest.raises(ConfigError, match="master"):
+            cluster.status()
+        cluster.start_master()
+        assert cluster.master_address == address
+
+
+def test_a_child_that_cannot_start_tells_why() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)peer-0.*exit code 2.*--congestion-control") as caught:
+        Cluster(1, peer_args=["--congestion-control=nonsense"])
+    assert "nonsense" in str(caught.value)
+
+
+def test_children_end_with_a_parent_that_is_killed() -> None:
+    """Also the ones that stand still."""
+    script = (
+        "import sys, time\n"
+        "from wancoll.chaos import Cluster\n"
+        "cluster = Cluster(2)\n"
+        "cluster.pause(1)\n"
+        "print(cluster.master_pid, cluster.pid(0), cluster.pid(1), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(alive(pid) for pid in pids)
+        parent.send_signal(signal.SIGKILL)
+    wait_gone(pids)
+
+
+def test_children_survive_the_thread_that_asked_for_them() -> None:
+    with Cluster(1) as cluster:
+        in_threads(lambda _: cluster.restart_peer(0), 1)
+        in_threads(lambda _: cluster.add_peer(), 1)
+        pids = [cluster.pid(0), cluster.pid(1)]
+        cluster.status()
+        assert all(alive(pid) for pid in pids)
+
+
+def test_client_processes() -> None:
+    with Cluster(1) as cluster:
+        counting = cluster.client(0, count_up, 3)
+        assert [counting.next(), counting.next()] == [0, 1]
+        assert counting.result() == 3
+        with pytest.raises(ConfigError, match="yielded nothing more"):
+            counting.next()
+        with pytest.raises(CollectiveMismatch, match="made up") as caught:
+            cluster.client(0, fail).result()
+        assert caught.value.calls == {"m0": "something"}
+        sleeper = cluster.client(0, sleep)
+        assert sleeper.next() == "asleep"
+        sleeper.pause()
+        assert state(sleeper.pid) == "T"
+        sleeper.resume()
+        with pytest.raises(ConfigError, match="not answered in time"):
+            sleeper.next(0.1)
+        sleeper.kill()
+        assert not sleeper.running
+        with pytest.raises(ConfigError, match="exit code -9"):
+            sleeper.result()
+
+
+def test_in_threads() -> None:
+    assert in_threads(lambda i: i * i, 4) == [0, 1, 4, 9]
+    assert in_threads(lambda i: i * i, [3, 1]) == [9, 1]
+
+    def odd_ones_fail(i: int) -> int:
+        if i % 2:
+            raise ValueError(f"call {i}")
+        return i
+
+    with pytest.raises(ValueError, match="call 1") as caught:
+        in_threads(odd_ones_fail, 4)
+    assert [note for note in caught.value.__notes__ if "call 3" in note]
+    with pytest.raises(TimeoutError, match=r"\[1\]"):
+        in_threads(lambda i: time.sleep(1.0 * i), 2, timeout=0.1)
