@@ -11,7 +11,7 @@ enum { WC_SUM, WC_AVG, WC_MIN, WC_MAX, WC_PROD, WC_OPS };
 
 /* dst[i] = a[i] op b[i] for n elements. dst may be a or b themselves, but not overlap them otherwise. No alignment is needed. */
 typedef void (*wc_reduce_fn)(void *dst, const void *a, const void *b, size_t n);
-/* dst[i] = (a[i] + b[i]) / divisor: the last step of avg. */
+/* dst[i] = (a[i] + b[i]) / divisor: the last step of avg. divisor is at least 1. */
 typedef void (*wc_average_fn)(void *dst, const void *a, const void *b, size_t n, uint32_t divisor);
 
 typedef struct {
