@@ -24,7 +24,7 @@ def declarations(header: Path) -> str:
 
 
 def relative(path: Path) -> str:
-    """setuptools wants paths relative to setup.py."""
+    """A path as setuptools wants it: relative to setup.py."""
     return path.relative_to(HERE.parent).as_posix()
 
 

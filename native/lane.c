@@ -103,6 +103,9 @@ void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(event.text, sizeof event.text, format, arguments);
     va_end(arguments);
+    /* Reset instead of an orderly end: an end queued behind data would not reach a neighbour that has stopped reading. */
+    struct linger reset = {.l_onoff = 1};
+    setsockopt(lane->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     drop_socket(lane);
     wc_events_push(&lane->worker->engine->events, &event);
 }

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from wancoll._native import ffi, lib
 from wancoll.collective import DType, ReduceOp
@@ -64,7 +64,7 @@ Event = Done | Cancelled | LaneDown | Mismatch
 
 @dataclass(frozen=True, slots=True)
 class LaneStatistics:
-    """A snapshot. Bytes are those on the wire, headers included; dropped frames are of older epochs or cancelled ops."""
+    """A snapshot. Bytes are those on the wire, headers included; dropped frames: of older epochs or cancelled ops."""
 
     bytes_sent: int
     bytes_received: int
@@ -167,7 +167,7 @@ class Engine:
             )
         self._events = ffi.new("wc_event[]", _EVENTS_AT_ONCE)
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -342,7 +342,7 @@ def kernel_name() -> str:
     if table == ffi.NULL:
         ffi.errno = errno.ENOSYS
         raise _refusal("", "", "")
-    return ffi.string(table.name).decode()
+    return str(ffi.string(table.name).decode())
 
 
 def crc32c(data: bytes) -> int:

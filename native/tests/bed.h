@@ -1,0 +1,196 @@
+/* Test bed for test_engine.c: engines in one process, joined by loopback TCP, and ring schedules for them. */
+#ifndef WC_TESTS_BED_H
+#define WC_TESTS_BED_H
+
+#define _GNU_SOURCE
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "../engine.h"
+#include "../kernels.h"
+
+enum { MAX_RANKS = 5, MAX_BED_LANES = 8, DEADLINE_MS = 30000, GUARD = 4096, RAW_LINK = 900 };
+
+static long passed, failed;
+
+#define CHECK(condition) check((condition) != 0, #condition, __func__, __LINE__)
+
+static bool check(bool ok, const char *what, const char *where, int line)
+{
+    if (ok) {
+        passed++;
+    } else {
+        failed++;
+        fprintf(stderr, "FAILED %s, line %d: %s\n", where, line, what);
+    }
+    return ok;
+}
+
+static void must(bool ok, const char *what)
+{
+    if (!ok) {
+        perror(what);
+        exit(2);
+    }
+}
+
+/* A tensor with guards on both sides. */
+typedef struct {
+    uint8_t *memory, *data;
+    size_t bytes;
+} buffer;
+
+static buffer buffer_new(size_t bytes)
+{
+    buffer b = {.memory = malloc(bytes + 2 * GUARD), .bytes = bytes};
+    must(b.memory != NULL, "malloc");
+    memset(b.memory, 0x5a, bytes + 2 * GUARD);
+    b.data = b.memory + GUARD;
+    return b;
+}
+
+/* Frees it; false if somebody wrote outside. */
+static bool buffer_free(buffer *b)
+{
+    bool intact = true;
+    for (size_t i = 0; i < GUARD; i++)
+        intact &= b->memory[i] == 0x5a && b->data[b->bytes + i] == 0x5a;
+    free(b->memory);
+    return intact;
+}
+
+static void tcp_pair(int fds[2])
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    must(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 1) == 0, "listen");
+    getsockname(listener, (struct sockaddr *)&address, &size);
+    fds[0] = socket(AF_INET, SOCK_STREAM, 0);
+    must(connect(fds[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    fds[1] = accept(listener, NULL, NULL);
+    close(listener);
+    for (int i = 0; i < 2; i++)
+        fcntl(fds[i], F_SETFL, O_NONBLOCK);
+}
+
+/* The next event of an engine; type 0 after timeout_ms without one. */
+static wc_event next_event(wc_engine *engine, int timeout_ms)
+{
+    wc_event event = {0};
+    struct pollfd waiting = {.fd = wc_engine_fd(engine), .events = POLLIN};
+    while (wc_engine_events(engine, &event, 1) == 0)
+        if (poll(&waiting, 1, timeout_ms) == 0)
+            return (wc_event){0};
+    return event;
+}
+
+typedef struct {
+    int ranks;
+    uint32_t lanes;
+    wc_engine *engines[MAX_RANKS];
+    int fds[MAX_RANKS][MAX_RANKS][MAX_BED_LANES]; /* numbers only: the engines own them */
+} bed;
+
+static uint64_t link_to(int rank)
+{
+    return 100 + (uint64_t)rank;
+}
+
+static void bed_attach(bed *b, int r, int s, uint32_t lane)
+{
+    int pair[2];
+    tcp_pair(pair);
+    b->fds[r][s][lane] = pair[0];
+    b->fds[s][r][lane] = pair[1];
+    must(wc_lane_attach(b->engines[r], link_to(s), lane, pair[0]) == 0, "attach");
+    must(wc_lane_attach(b->engines[s], link_to(r), lane, pair[1]) == 0, "attach");
+}
+
+static void bed_start(bed *b, int ranks, uint32_t lanes, uint32_t workers, uint32_t segment, uint32_t stripe)
+{
+    wc_config config = {.workers = workers, .segment = segment, .stripe = stripe, .checksum = 1};
+    *b = (bed){.ranks = ranks, .lanes = lanes};
+    for (int r = 0; r < ranks; r++)
+        must((b->engines[r] = wc_engine_new(&config)) != NULL, "wc_engine_new");
+    for (int r = 0; r < ranks; r++) {
+        for (int s = 0; s < r; s++) {
+            must(wc_link_open(b->engines[r], link_to(s), lanes, 1) == 0, "link");
+            must(wc_link_open(b->engines[s], link_to(r), lanes, 1) == 0, "link");
+            for (uint32_t lane = 0; lane < lanes; lane++)
+                bed_attach(b, r, s, lane);
+        }
+    }
+}
+
+static void bed_stop(bed *b)
+{
+    for (int r = 0; r < b->ranks; r++)
+        wc_engine_free(b->engines[r]);
+}
+
+static void bed_epoch(bed *b, int r, uint64_t epoch)
+{
+    for (int s = 0; s < b->ranks; s++)
+        if (s != r)
+            must(wc_link_epoch(b->engines[r], link_to(s), epoch) == 0, "epoch");
+}
+
+/* The ring of wancoll.schedule.ring; `ring` lists the members in order, me is an index into it. */
+static uint32_t ring_schedule(wc_transfer *out, const int *ring, int n, int me, uint64_t count, size_t itemsize)
+{
+    uint32_t lines = 0;
+    int32_t last = -1;
+    for (int step = 0; n > 1 && step < 2 * (n - 1); step++) {
+        bool scatter = step < n - 1;
+        int sent = scatter ? me - step : me + 1 - (step - (n - 1));
+        sent = ((sent % n) + n) % n;
+        int chunks[2] = {sent, (sent + n - 1) % n};
+        for (int way = WC_SEND; way <= WC_RECV; way++) {
+            uint64_t base = count / (uint64_t)n, longer = count % (uint64_t)n, c = (uint64_t)chunks[way];
+            uint64_t begin = c * base + (c < longer ? c : longer);
+            out[lines++] = (wc_transfer){
+                .link = link_to(ring[way == WC_SEND ? (me + 1) % n : (me + n - 1) % n]),
+                .offset = begin * itemsize,
+                .length = (base + (c < longer)) * itemsize,
+                .after = way == WC_SEND ? last : -1,
+                .step = (uint16_t)step,
+                .direction = (uint8_t)way,
+                .action = (uint8_t)(way == WC_SEND ? (step == 0 ? WC_FRONT : WC_BACK)
+                                                   : (!scatter ? WC_COPY : step == n - 2 ? WC_FINAL : WC_REDUCE)),
+            };
+        }
+        last = (int32_t)lines - 1;
+    }
+    return lines;
+}
+
+typedef struct {
+    uint64_t id, epoch, seq, fingerprint, count;
+    uint32_t dtype, op;
+} call;
+
+static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer front, buffer back)
+{
+    wc_transfer lines[4 * MAX_RANKS];
+    size_t itemsize = wc_dtype_size((int)c.dtype);
+    wc_op op = {
+        .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
+        .bytes = c.count * itemsize, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes,
+        .transfers_count = ring_schedule(lines, ring, n, me, c.count, itemsize), .digest = 1, .transfers = lines,
+    };
+    return wc_post(b->engines[ring[me]], &op);
+}
+
+#endif

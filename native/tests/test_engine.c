@@ -1,0 +1,455 @@
+/* Drives real engines in one process: values, epochs, cancels, lost lanes, hostile bytes. Made to run under the sanitizers.
+   Exit code 0 if all checks passed. */
+#include "bed.h"
+
+static const int ALL[MAX_RANKS] = {0, 1, 2, 3, 4};
+
+static uint64_t state = 0x9e3779b97f4a7c15u;
+static uint64_t draw(void) /* xorshift64* (Vigna, 2014) */
+{
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return state * 0x2545f4914f6cdd1du;
+}
+
+static int32_t value(int rank, uint64_t i)
+{
+    return (int32_t)((i * 2654435761u) % 1000003u) + rank * 1000;
+}
+
+static void fill(buffer b, int rank)
+{
+    for (uint64_t i = 0; i < b.bytes / 4; i++)
+        ((int32_t *)b.data)[i] = value(rank, i);
+}
+
+static bool is_sum(buffer b, const int *ring, int n)
+{
+    for (uint64_t i = 0; i < b.bytes / 4; i++) {
+        int32_t want = 0;
+        for (int r = 0; r < n; r++)
+            want += value(ring[r], i);
+        if (((int32_t *)b.data)[i] != want)
+            return false;
+    }
+    return true;
+}
+
+static bool is_front(buffer b, int rank)
+{
+    for (uint64_t i = 0; i < b.bytes / 4; i++)
+        if (((int32_t *)b.data)[i] != value(rank, i))
+            return false;
+    return true;
+}
+
+static uint64_t digest_of(buffer b)
+{
+    const wc_kernels *k = wc_kernels_default();
+    size_t blocks = (b.bytes + WC_DIGEST_BLOCK - 1) / WC_DIGEST_BLOCK;
+    uint64_t *hashes = calloc(blocks + 1, 8);
+    for (size_t i = 0; i < blocks; i++) {
+        size_t left = b.bytes - i * WC_DIGEST_BLOCK;
+        hashes[i] = k->hash64(b.data + i * WC_DIGEST_BLOCK, left < WC_DIGEST_BLOCK ? left : WC_DIGEST_BLOCK);
+    }
+    uint64_t result = k->hash64(hashes, blocks * 8);
+    free(hashes);
+    return result;
+}
+
+static call sum_of(uint64_t id, uint64_t epoch, uint64_t seq, uint64_t count)
+{
+    return (call){.id = id, .epoch = epoch, .seq = seq, .fingerprint = 7, .count = count, .dtype = WC_I32, .op = WC_SUM};
+}
+
+static void test_ring(int n, uint32_t lanes, uint32_t workers, uint64_t count)
+{
+    bed b;
+    buffer front[MAX_RANKS], back[MAX_RANKS];
+    bed_start(&b, n, lanes, workers, 65536, 65536);
+    for (int r = 0; r < n; r++) {
+        front[r] = buffer_new(count * 4);
+        back[r] = buffer_new(count * 4);
+        fill(front[r], r);
+        CHECK(post_ring(&b, ALL, n, r, sum_of(1, 1, 5, count), front[r], back[r]) == 0);
+    }
+    for (int r = 0; r < n; r++) {
+        wc_event event = next_event(b.engines[r], DEADLINE_MS);
+        CHECK(event.type == WC_EV_DONE && event.op == 1);
+        CHECK(is_sum(back[r], ALL, n) && is_front(front[r], r));
+        CHECK(event.value == digest_of(back[r]));
+    }
+    bed_stop(&b);
+    for (int r = 0; r < n; r++)
+        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
+static void test_pipelined(void)
+{
+    enum { OPS = 8, N = 3 };
+    bed b;
+    buffer front[N][OPS], back[N][OPS];
+    bed_start(&b, N, 3, 2, 65536, 65536);
+    for (int r = 0; r < N; r++) {
+        for (int o = 0; o < OPS; o++) {
+            uint64_t count = (uint64_t)o * 40000 + 1;
+            front[r][o] = buffer_new(count * 4);
+            back[r][o] = buffer_new(count * 4);
+            fill(front[r][o], r);
+            CHECK(post_ring(&b, ALL, N, r, sum_of(1 + (uint64_t)o, 1, 1 + (uint64_t)o, count), front[r][o], back[r][o]) == 0);
+        }
+    }
+    for (int r = 0; r < N; r++)
+        for (int o = 0; o < OPS; o++)
+            CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_DONE);
+    bed_stop(&b);
+    for (int r = 0; r < N; r++) {
+        for (int o = 0; o < OPS; o++) {
+            CHECK(is_sum(back[r][o], ALL, N));
+            CHECK(buffer_free(&front[r][o]) && buffer_free(&back[r][o]));
+        }
+    }
+}
+
+/* Rank 2 leaves at a random moment in mid-op; 0 and 1 go on without it, in the same memory, at once. */
+static void test_shrink(int round)
+{
+    enum { N = 3, COUNT = 700001 };
+    static const int TWO[2] = {0, 1};
+    bed b;
+    buffer front[N], back[N];
+    bed_start(&b, N, 4, 2, 65536, 65536);
+    for (int r = 0; r < N; r++) {
+        front[r] = buffer_new(COUNT * 4);
+        back[r] = buffer_new(COUNT * 4);
+        fill(front[r], r);
+    }
+    for (int r = 0; r < N - round % 2; r++) /* in odd rounds rank 2 never posts: the others stand still in mid-op */
+        CHECK(post_ring(&b, ALL, N, r, sum_of(1, 1, 1, COUNT), front[r], back[r]) == 0);
+    usleep((useconds_t)(draw() % 3000));
+    for (int r = 0; r < 2; r++) {
+        bed_epoch(&b, r, 2);
+        CHECK(wc_cancel(b.engines[r], 1) == 0);
+        CHECK(post_ring(&b, TWO, 2, r, sum_of(2, 2, 1, COUNT), front[r], back[r]) == 0);
+    }
+    for (int r = 0; r < 2; r++) {
+        bool cancelled = false, done = false;
+        while (!cancelled || !done) {
+            wc_event event = next_event(b.engines[r], DEADLINE_MS);
+            if (!CHECK(event.type == WC_EV_CANCELLED || event.type == WC_EV_DONE))
+                break;
+            cancelled |= event.type == WC_EV_CANCELLED && event.op == 1;
+            done |= event.type == WC_EV_DONE && event.op == 2;
+            if (event.type == WC_EV_DONE && event.op == 2)
+                CHECK(event.value == digest_of(back[r]));
+        }
+        CHECK(is_sum(back[r], TWO, 2) && is_front(front[r], r));
+    }
+    bed_stop(&b);
+    for (int r = 0; r < N; r++)
+        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
+/* A cancel within an epoch: what the other end still sends for it is dropped, the next op runs. */
+static void test_cancel(void)
+{
+    enum { COUNT = 300000 };
+    bed b;
+    buffer front[2], back[2];
+    bed_start(&b, 2, 2, 2, 65536, 65536);
+    for (int r = 0; r < 2; r++) {
+        front[r] = buffer_new(COUNT * 4);
+        back[r] = buffer_new(COUNT * 4);
+        fill(front[r], r);
+    }
+    CHECK(wc_cancel(b.engines[0], 77) == 0);
+    wc_event event = next_event(b.engines[0], DEADLINE_MS);
+    CHECK(event.type == WC_EV_CANCELLED && event.op == 77);
+
+    for (int r = 0; r < 2; r++) {
+        CHECK(post_ring(&b, ALL, 2, r, sum_of(1, 1, 1, COUNT), front[r], back[r]) == 0);
+        CHECK(wc_cancel(b.engines[r], 1) == 0);
+        CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 1, 2, COUNT), front[r], back[r]) == 0);
+    }
+    for (int r = 0; r < 2; r++) {
+        bool cancelled = false, done = false;
+        while (!cancelled || !done) {
+            event = next_event(b.engines[r], DEADLINE_MS);
+            if (!CHECK(event.type == WC_EV_CANCELLED || event.type == WC_EV_DONE))
+                break;
+            cancelled |= event.type == WC_EV_CANCELLED;
+            done |= event.type == WC_EV_DONE && event.op == 2;
+        }
+        CHECK(is_sum(back[r], ALL, 2));
+    }
+    bed_stop(&b);
+    for (int r = 0; r < 2; r++)
+        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
+/* A lost lane stands still until it is attached again and a new epoch begins. */
+static void test_lane_loss(void)
+{
+    enum { COUNT = 1000000 };
+    bed b;
+    buffer front[2], back[2];
+    bed_start(&b, 2, 2, 1, 65536, 65536);
+    for (int r = 0; r < 2; r++) {
+        front[r] = buffer_new(COUNT * 4);
+        back[r] = buffer_new(COUNT * 4);
+        fill(front[r], r);
+    }
+    CHECK(post_ring(&b, ALL, 2, 0, sum_of(1, 1, 1, COUNT), front[0], back[0]) == 0);
+    shutdown(b.fds[0][1][1], SHUT_RDWR);
+    for (int r = 0; r < 2; r++) {
+        wc_event event = next_event(b.engines[r], DEADLINE_MS);
+        CHECK(event.type == WC_EV_LANE_DOWN && event.lane == 1 && event.link == link_to(1 - r) && event.value == 1);
+    }
+    wc_lane_stats stats;
+    CHECK(wc_lane_statistics(b.engines[0], link_to(1), 1, &stats) == 0 && !stats.attached);
+    CHECK(wc_lane_statistics(b.engines[0], link_to(1), 2, &stats) == -1 && errno == ENOENT);
+    bed_attach(&b, 0, 1, 1);
+    for (int r = 0; r < 2; r++) {
+        bed_epoch(&b, r, 2);
+        if (r == 0)
+            CHECK(wc_cancel(b.engines[r], 1) == 0 && next_event(b.engines[r], DEADLINE_MS).type == WC_EV_CANCELLED);
+        CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 2, 1, COUNT), front[r], back[r]) == 0);
+    }
+    for (int r = 0; r < 2; r++)
+        CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_DONE && is_sum(back[r], ALL, 2));
+    CHECK(wc_link_close(b.engines[0], link_to(1)) == 0);
+    CHECK(next_event(b.engines[1], DEADLINE_MS).type == WC_EV_LANE_DOWN);
+    CHECK(next_event(b.engines[0], 50).type == 0); /* closing says nothing here */
+    CHECK(wc_link_close(b.engines[0], link_to(1)) == -1 && errno == EINVAL);
+    bed_stop(&b);
+    for (int r = 0; r < 2; r++)
+        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
+static void test_mismatch(void)
+{
+    enum { COUNT = 100000 };
+    bed b;
+    buffer front[2], back[2];
+    bed_start(&b, 2, 3, 2, 65536, 65536);
+    for (int r = 0; r < 2; r++) {
+        front[r] = buffer_new(COUNT * 4);
+        back[r] = buffer_new(COUNT * 4);
+        fill(front[r], r);
+        call c = sum_of(1, 1, 3, r ? COUNT / 1000 : COUNT);
+        c.fingerprint = 50 + (uint64_t)r;
+        CHECK(post_ring(&b, ALL, 2, r, c, front[r], back[r]) == 0);
+    }
+    for (int r = 0; r < 2; r++) {
+        wc_event event = next_event(b.engines[r], DEADLINE_MS);
+        CHECK(event.type == WC_EV_MISMATCH && event.op == 1 && event.value == 3 && event.extra == 51 - (uint64_t)r);
+        CHECK(next_event(b.engines[r], 30).type == 0);
+    }
+    for (int r = 0; r < 2; r++) {
+        bed_epoch(&b, r, 2);
+        CHECK(wc_cancel(b.engines[r], 1) == 0);
+        CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_CANCELLED);
+        CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 2, 4, COUNT), front[r], back[r]) == 0);
+    }
+    for (int r = 0; r < 2; r++)
+        CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_DONE && is_sum(back[r], ALL, 2));
+    bed_stop(&b);
+    for (int r = 0; r < 2; r++)
+        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
+/* One engine whose only neighbour is this test: it waits for 64 int32 to copy. */
+typedef struct {
+    wc_engine *engine;
+    int fd;
+    buffer back;
+} raw;
+
+enum { RAW_BYTES = 256 };
+
+static raw raw_start(void)
+{
+    wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536, .checksum = 1};
+    wc_transfer line = {.link = RAW_LINK, .length = RAW_BYTES, .after = -1, .direction = WC_RECV, .action = WC_COPY};
+    raw r = {.engine = wc_engine_new(&config), .back = buffer_new(RAW_BYTES)};
+    int pair[2];
+    tcp_pair(pair);
+    r.fd = pair[0];
+    must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1]) == 0, "raw");
+    wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data, .bytes = RAW_BYTES,
+                .dtype = WC_I32, .lanes = 1, .transfers_count = 1, .transfers = &line};
+    CHECK(wc_post(r.engine, &op) == 0);
+    return r;
+}
+
+static void raw_stop(raw *r)
+{
+    close(r->fd);
+    wc_engine_free(r->engine);
+    CHECK(buffer_free(&r->back));
+}
+
+static wc_frame good_frame(void)
+{
+    return (wc_frame){.magic = WC_FRAME_MAGIC, .version = WC_FRAME_VERSION, .flags = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .length = RAW_BYTES};
+}
+
+static void raw_send(raw *r, wc_frame frame, const uint8_t *payload, size_t piece)
+{
+    uint8_t bytes[sizeof frame + 65536 + 8];
+    const wc_kernels *k = wc_kernels_default();
+    if (frame.flags == 1 && frame.checksum == 0)
+        frame.checksum = k->crc32c(k->crc32c(0, &frame, 44), payload, frame.length <= RAW_BYTES ? frame.length : 0);
+    size_t size = sizeof frame + (frame.length <= RAW_BYTES ? frame.length : 0);
+    memcpy(bytes, &frame, sizeof frame);
+    memcpy(bytes + sizeof frame, payload, size - sizeof frame);
+    for (size_t at = 0; at < size; at += piece)
+        send(r->fd, bytes + at, size - at < piece ? size - at : piece, MSG_NOSIGNAL);
+}
+
+static void test_frames(void)
+{
+    uint8_t payload[RAW_BYTES];
+    for (int i = 0; i < RAW_BYTES; i++)
+        payload[i] = (uint8_t)(i * 7 + 1);
+    for (size_t piece = 1; piece < 400; piece += 61) { /* headers and elements split anywhere; old frames are dropped */
+        raw r = raw_start();
+        wc_frame old = good_frame(), cancelled = good_frame();
+        old.epoch = 4;
+        cancelled.seq = 1;
+        raw_send(&r, old, payload, piece);
+        raw_send(&r, cancelled, payload, piece);
+        raw_send(&r, good_frame(), payload, piece);
+        CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE && !memcmp(r.back.data, payload, RAW_BYTES));
+        wc_lane_stats stats;
+        CHECK(wc_lane_statistics(r.engine, RAW_LINK, 0, &stats) == 0);
+        CHECK(stats.frames_dropped == 2 && stats.frames_received == 1 && stats.bytes_received == 3 * (48 + RAW_BYTES));
+        raw_stop(&r);
+    }
+    struct {
+        uint64_t epoch, seq, offset;
+        uint32_t magic, length, checksum, error;
+        uint16_t step;
+    } bad[] = {
+        {5, 2, 0, 0, RAW_BYTES, 0, EPROTO, 0},               {5, 2, 4, WC_FRAME_MAGIC, 4, 0, EPROTO, 0},
+        {5, 2, 0, WC_FRAME_MAGIC, RAW_BYTES + 4, 0, EPROTO, 0}, {5, 2, 0, WC_FRAME_MAGIC, 65540, 0, EPROTO, 0},
+        {5, 2, 0, WC_FRAME_MAGIC, 3, 0, EPROTO, 0},          {5, 2, 0, WC_FRAME_MAGIC, 0, 0, EPROTO, 0},
+        {5, 2, 0, WC_FRAME_MAGIC, RAW_BYTES, 0, EPROTO, 1},  {5, 2, 0, WC_FRAME_MAGIC, RAW_BYTES, 1, EBADMSG, 0},
+        {4, 2, 0, WC_FRAME_MAGIC, RAW_BYTES, 1, EBADMSG, 0}, {5, 2, UINT64_MAX, WC_FRAME_MAGIC, 4, 0, EPROTO, 0},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        raw r = raw_start();
+        wc_frame frame = good_frame();
+        frame.epoch = bad[i].epoch, frame.seq = bad[i].seq, frame.offset = bad[i].offset, frame.magic = bad[i].magic;
+        frame.length = bad[i].length, frame.checksum = bad[i].checksum, frame.step = bad[i].step;
+        raw_send(&r, frame, payload, 4096);
+        wc_event event = next_event(r.engine, DEADLINE_MS);
+        if (!CHECK(event.type == WC_EV_LANE_DOWN && event.error == (int)bad[i].error && event.text[0]))
+            fprintf(stderr, "  case %zu: event %u, error %d, %s\n", i, event.type, event.error, event.text);
+        CHECK(wc_cancel(r.engine, 1) == 0 && next_event(r.engine, DEADLINE_MS).type == WC_EV_CANCELLED);
+        raw_stop(&r);
+    }
+}
+
+/* A frame of a newer epoch waits until this end has learnt of it; a hang-up ends the wait. */
+static void test_parked(void)
+{
+    uint8_t payload[RAW_BYTES] = {9};
+    for (int hang_up = 0; hang_up < 2; hang_up++) {
+        raw r = raw_start();
+        wc_frame frame = good_frame();
+        frame.epoch = 6;
+        raw_send(&r, frame, payload, 4096);
+        wc_lane_stats stats = {0};
+        for (int i = 0; i < DEADLINE_MS && !stats.parked; i++) {
+            usleep(1000);
+            CHECK(wc_lane_statistics(r.engine, RAW_LINK, 0, &stats) == 0);
+        }
+        CHECK(stats.parked);
+        if (hang_up) {
+            shutdown(r.fd, SHUT_WR);
+            wc_event event = next_event(r.engine, DEADLINE_MS);
+            CHECK(event.type == WC_EV_LANE_DOWN && event.error == 0);
+        } else {
+            wc_transfer line = {.link = RAW_LINK, .length = RAW_BYTES, .after = -1, .direction = WC_RECV, .action = WC_COPY};
+            wc_op op = {.id = 2, .epoch = 6, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data,
+                        .bytes = RAW_BYTES, .dtype = WC_I32, .lanes = 1, .transfers_count = 1, .transfers = &line};
+            CHECK(wc_post(r.engine, &op) == -1 && errno == EINVAL); /* not the link's epoch */
+            CHECK(wc_link_epoch(r.engine, RAW_LINK, 6) == 0 && wc_cancel(r.engine, 1) == 0 && wc_post(r.engine, &op) == 0);
+            CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_CANCELLED);
+            CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE && r.back.data[0] == 9);
+            CHECK(wc_link_epoch(r.engine, RAW_LINK, 5) == -1 && errno == EINVAL);
+        }
+        raw_stop(&r);
+    }
+}
+
+static void test_garbage(void)
+{
+    for (int round = 0; round < 300; round++) {
+        raw r = raw_start();
+        uint8_t bytes[1024];
+        size_t size = draw() % sizeof bytes + 1;
+        wc_frame frame = good_frame();
+        for (size_t i = 0; i < sizeof bytes; i++)
+            bytes[i] = round % 3 == 0 ? 0 : (uint8_t)draw();
+        if (round % 3 == 2) { /* nearly right: one byte of a good header is changed */
+            memcpy(bytes, &frame, sizeof frame);
+            bytes[draw() % sizeof frame] ^= (uint8_t)(1 + draw() % 255);
+        }
+        send(r.fd, bytes, size, MSG_NOSIGNAL);
+        shutdown(r.fd, SHUT_WR); /* truncated, or followed by nothing */
+        wc_event event = next_event(r.engine, DEADLINE_MS);
+        if (event.type == WC_EV_MISMATCH)
+            event = next_event(r.engine, DEADLINE_MS);
+        CHECK(event.type == WC_EV_LANE_DOWN);
+        raw_stop(&r);
+    }
+}
+
+static void test_arguments(void)
+{
+    wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
+    wc_config bad[] = {config, config, config, config};
+    bad[0].workers = 0, bad[1].segment = 1000, bad[2].stripe = 0, bad[3].segment = 1u << 30;
+    for (int i = 0; i < 4; i++)
+        CHECK(wc_engine_new(&bad[i]) == NULL && errno == EINVAL);
+    wc_engine *engine = wc_engine_new(&config);
+    uint8_t memory[64] = {0};
+    CHECK(wc_link_open(engine, 1, 0, 1) == -1 && wc_link_open(engine, 1, 2, 1) == 0 && wc_link_open(engine, 1, 2, 1) == -1);
+    CHECK(wc_lane_attach(engine, 1, 2, -1) == -1 && wc_lane_attach(engine, 2, 0, -1) == -1);
+    wc_transfer good = {.link = 1, .offset = 0, .length = 64, .after = -1, .direction = WC_RECV, .action = WC_COPY};
+    wc_op op = {.id = 1, .epoch = 1, .front = memory, .back = memory, .bytes = 64, .dtype = WC_F32, .lanes = 2, .transfers_count = 1};
+    wc_transfer lines[] = {good, good, good, good, good, good};
+    lines[0].length = 65, lines[1].offset = UINT64_MAX - 3, lines[2].link = 9, lines[3].action = WC_FRONT, lines[4].after = 0;
+    lines[5].offset = 2, lines[5].length = 8;
+    for (int i = 0; i < 6; i++) {
+        op.transfers = &lines[i];
+        CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
+    }
+    op.transfers = &good;
+    CHECK(wc_post(engine, &op) == 0 && wc_post(engine, &op) == -1); /* the id is taken */
+    wc_engine_free(engine);
+}
+
+int main(void)
+{
+    static const uint64_t counts[] = {0, 1, 3, 1025, 203530};
+    for (int n = 1; n <= 4; n++)
+        for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
+            for (uint32_t lanes = 1; lanes <= 3; lanes += 2)
+                test_ring(n, lanes, lanes == 3 ? 2 : 1, counts[c]);
+    test_pipelined();
+    for (int round = 0; round < 40; round++)
+        test_shrink(round);
+    test_cancel();
+    test_lane_loss();
+    test_mismatch();
+    test_frames();
+    test_parked();
+    test_garbage();
+    test_arguments();
+    printf("%ld passed, %ld failed\n", passed, failed);
+    return failed != 0;
+}
