@@ -104,7 +104,7 @@ class Daemon:
 
         before = received()
         with trio.move_on_after(5):
-            while received() == before:
+            while received() == before:  # noqa: ASYNC110 - the engine has no event for this
                 await trio.sleep(0.0002)
             self.failpoints.hit("mid_op")
 
@@ -234,7 +234,7 @@ class Daemon:
         """Let running ops finish for at most drain_timeout, then leave the groups."""
         self.stopping = True
         with trio.move_on_after(self.config.limits.drain_timeout):
-            while any(session.member.ops for session in self._sessions):
+            while any(session.member.ops for session in self._sessions):  # noqa: ASYNC110 - once, at the very end
                 await trio.sleep(0.01)
         for session in list(self._sessions):
             session.run(session.member.leave("the peer daemon is stopping"))
