@@ -1,0 +1,109 @@
+"""`wancoll demo`: options to the demo's plan, its outcome to a table, a picture and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from cyclopts import Parameter
+
+from wancoll.cli.options import Seconds, between
+from wancoll.errors import ConfigError
+
+MOST_PEERS = 16  # a process each for daemon and training, on one machine
+LEAST_STEPS = 40
+
+
+def demo(
+    *,
+    peers: Annotated[
+        int,
+        Parameter(
+            env_var="WANCOLL_DEMO_PEERS",
+            validator=between(2, MOST_PEERS),
+            help="Peers at the start. Each is a daemon and a training process on this machine.",
+        ),
+    ] = 4,
+    steps: Annotated[
+        int,
+        Parameter(
+            env_var="WANCOLL_DEMO_STEPS",
+            validator=between(LEAST_STEPS, 1_000_000),
+            help="Steps of training, of 128 samples each. The kill comes half way, the join after 3 quarters.",
+        ),
+    ] = 400,
+    seed: Annotated[
+        int,
+        Parameter(
+            env_var="WANCOLL_DEMO_SEED",
+            validator=between(0, 2**63 - 1),
+            help="Seed of the first parameters and of the batches. The same seed ends in the same bytes.",
+        ),
+    ] = 0,
+    picture: Annotated[
+        Path, Parameter(env_var="WANCOLL_DEMO_PICTURE", help="Path of the PNG with the loss curve; overwritten.")
+    ] = Path("wancoll-demo.png"),
+    silence_timeout: Annotated[
+        Seconds,
+        Parameter(
+            env_var="WANCOLL_DEMO_SILENCE_TIMEOUT",
+            help="Seconds without a word from any training process after which the demo gives up.",
+        ),
+    ] = 60.0,
+    verbose: Annotated[bool, Parameter(env_var="WANCOLL_DEMO_VERBOSE", negative=(), help="Print every step.")] = False,
+    spoil: Annotated[
+        bool, Parameter(env_var="WANCOLL_DEMO_SPOIL", negative=(), show=False, help="Flip a bit in one replica.")
+    ] = False,
+) -> int:
+    """Train a small network on local peers, kill one of them in the middle of an all-reduce, let another one join.
+
+    Exit code 0 only if all that are left hold the same bytes, no step was lost, and the test accuracy is within
+    1 point of a single process on the same data.
+    """
+    from wancoll.demo.data import BATCH, check_extra
+
+    check_extra()
+    _check_picture(picture)
+    from rich.console import Console
+
+    from wancoll.demo.picture import draw
+    from wancoll.demo.show import Show
+    from wancoll.demo.story import Plan, play
+
+    plan = Plan(peers, steps, seed, silence_timeout, spoil)
+    console = Console(markup=False, highlight=False)
+    console.print(
+        f"A small network learns handwritten digits in {steps} steps of {BATCH} samples, spread over {peers} peers on "
+        f"this machine. One is killed in step {plan.kill_in}, another joins before step {plan.join_before}. A single "
+        "process does the same for comparison."
+    )
+    signal.signal(signal.SIGTERM, _terminated)
+    with Show(console, steps, verbose=verbose) as show:
+        outcome = play(plan, show)
+    reasons = list(outcome.reasons_to_fail())
+    console.print()
+    console.print(outcome.table())
+    draw(outcome, str(picture))
+    console.print(f"\nloss curve: {picture}")
+    for reason in reasons:
+        print(f"wancoll demo: failed: {reason}", file=sys.stderr)
+    return 1 if reasons else 0
+
+
+def _check_picture(picture: Path) -> None:
+    """Now, not after the training."""
+    folder = picture.absolute().parent
+    if picture.is_dir() or not os.access(picture if picture.exists() else folder, os.W_OK):
+        raise ConfigError(
+            "cannot write the picture",
+            who="--picture",
+            expected="a file in a folder that exists and can be written to",
+            got=str(picture),
+        )
+
+
+def _terminated(_number: int, _frame: Any) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)  # so that the processes of the demo end first

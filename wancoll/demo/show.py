@@ -1,0 +1,98 @@
+"""What the demo prints while it runs."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from wancoll.demo.outcome import Outcome
+from wancoll.demo.reports import Started, Stepped
+
+_LINES = 10  # of plain progress in a whole run
+
+
+class Show:
+    """A context manager: a progress bar where the console is a terminal, lines above it or alone.
+
+    Args:
+        console: where to.
+        steps: of the whole run.
+        verbose: a line for every step instead of some, and one for every process that is ready.
+    """
+
+    def __init__(self, console: Console, steps: int, *, verbose: bool) -> None:
+        self._console, self._steps, self._verbose = console, steps, verbose
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("the cluster starts", total=steps)
+        self._last: Stepped | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def started(self, name: str, report: Started) -> None:
+        """A member is ready to take part."""
+        if self._verbose:
+            self._line(f"{name} is ready: rank {report.rank} of {len(report.members)}, after step {report.step}")
+        if self._last is None and report.rank == 0:
+            self._line(f"epoch {report.epoch}: {_members(report.members)}")
+
+    def stepped(self, name: str, report: Stepped) -> None:
+        """A member reports a step; the first one to do so is shown."""
+        if self._last is not None and report.step <= self._last.step:
+            return
+        before, self._last = self._last, report
+        if before is not None and before.contributors != report.contributors:
+            self._change(before.contributors, report)
+        size = len(report.contributors)
+        self._bar.update(self._task, completed=report.step, description=f"loss {report.loss:.4f}, {size} members")
+        if self._verbose or report.step % max(1, self._steps // _LINES) == 0:
+            by = f", first told by {name}" if self._verbose else ""
+            self._line(f"step {report.step:4} of {self._steps}: loss {report.loss:.4f}, {size} members{by}")
+
+    def killed(self, outcome: Outcome) -> None:
+        """The SIGKILL has been sent."""
+        self._line(
+            f"step {outcome.killed_in:4}: SIGKILL to {outcome.victim}, daemon and training process, in the middle of "
+            "the all-reduce",
+            "red",
+        )
+
+    def recovered(self, outcome: Outcome) -> None:
+        """All survivors have the commit of the operation that was hit."""
+        attempts = max(step.attempts for step in outcome.hit)
+        self._line(
+            f"step {outcome.killed_in:4}: the {len(outcome.hit)} survivors committed it on attempt {attempts}, "
+            f"{1000 * outcome.recovery:.1f} ms after the kill"
+        )
+
+    def called(self, newcomer: str) -> None:
+        """The newcomer's daemon runs."""
+        self._line(f"           {newcomer} is started while the others train")
+
+    def _change(self, before: list[str], report: Stepped) -> None:
+        names = report.contributors
+        what = [f"{name} left" for name in before if name not in names]
+        what += [f"{name} joined, and was handed parameters and momentum" for name in names if name not in before]
+        style = "red" if set(before) - set(names) else "green"
+        self._line(f"step {report.step:4}: {'; '.join(what)}; epoch {report.epoch}: {_members(names)}", style)
+
+    def _line(self, text: str, style: str | None = None) -> None:
+        self._console.print(text, style=style, markup=False, highlight=False)
+
+
+def _members(names: list[str]) -> str:
+    return f"{len(names)} members ({', '.join(names)})"

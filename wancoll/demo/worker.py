@@ -1,0 +1,118 @@
+"""One training process of the demo: an elastic training loop as a user of wancoll would write it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import wancoll
+from wancoll.chaos.tether import die_with_parent
+from wancoll.demo import data, reports
+from wancoll.demo.model import PARAMETERS, Replica, accuracy, loss_and_gradient
+
+if TYPE_CHECKING:
+    from wancoll.client.communicator import Communicator
+
+
+def hand_over(comm: Communicator, replica: Replica) -> None:
+    """Give every member the state of those that have come furthest; all members call this together.
+
+    Members with the newest step hold the same bytes and the others contribute zeros, so that the largest byte is the
+    state. No member is special: any of them may die in the middle of it.
+    """
+    step = np.array([replica.step], np.int64)
+    comm.all_reduce(step, op="max")
+    if replica.step != step[0]:
+        replica.state[:] = 0
+    comm.all_reduce(replica.state.view(np.uint8), op="max")
+    replica.step = int(step[0])
+
+
+def admit(comm: Communicator, replica: Replica) -> None:
+    """Let in who waits, and hand them the state."""
+    before = set(comm.members)
+    comm.update_membership()
+    if set(comm.members) - before:
+        hand_over(comm, replica)
+
+
+def train(comm: Communicator, replica: Replica, digits: data.Digits, options: argparse.Namespace) -> int:
+    """Train up to step number options.steps; returns how many steps this process took part in."""
+    # One buffer for all that is summed up: the gradient, the loss, the number of samples. It lives in shared memory.
+    buffer = comm.empty(PARAMETERS + 2, np.float32)
+    taken = 0
+    while replica.step < options.steps:
+        admit(comm, replica)
+        step = replica.step + 1
+        if step in options.wait_before:
+            wanted = wait_for_word(step)
+            while comm.world_size < wanted:  # the same answer on every member: they are in the same epoch
+                time.sleep(0.005)
+                admit(comm, replica)
+        mine = data.shard(data.batch(options.seed, step, len(digits.labels)), comm.rank, comm.world_size)
+        loss, gradient = loss_and_gradient(replica.parameters, digits.images[mine], digits.labels[mine])
+        buffer[:PARAMETERS], buffer[-2], buffer[-1] = gradient, loss, len(mine)
+        receipt = comm.all_reduce(buffer, op="avg")
+        committed = time.monotonic()
+        # Average over average: the mean over the samples that took part, also where a member was lost on the way.
+        mean = buffer[:-1] / buffer[-1]
+        replica.apply(mean[:PARAMETERS])
+        taken += 1
+        samples = round(float(buffer[-1]) * receipt.world_size)
+        told = (step, float(mean[-1]), samples, receipt.epoch, list(receipt.contributors), receipt.attempts, committed)
+        reports.tell(reports.Stepped(*told))
+    return taken
+
+
+def wait_for_word(step: int) -> int:
+    """Tell the demo that step number *step* is next and wait until it says how many members there shall be."""
+    reports.tell(reports.Waiting(step))
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit("the demo has gone")
+    return int(line)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="process that this one must not outlive")
+    parser.add_argument("--socket", required=True, help="of this machine's peer daemon")
+    parser.add_argument("--name", required=True, help="of this member")
+    parser.add_argument("--start-world", type=int, required=True)
+    parser.add_argument("--min-world", type=int, required=True)
+    parser.add_argument("--digits", required=True, help="the .npz file")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--wait-before", type=int, action="append", default=[], help="step; 0: before connecting")
+    parser.add_argument("--spoil", action="store_true", help="flip one bit of the parameters at the end (a test)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """`python -m wancoll.demo.worker`."""
+    options = parse()
+    die_with_parent(options.parent)
+    digits = data.load(options.digits)
+    replica = Replica(options.seed)
+    if 0 in options.wait_before:
+        wait_for_word(0)
+    with wancoll.connect(
+        socket=options.socket, name=options.name, start_world=options.start_world, min_world=options.min_world
+    ) as comm:
+        hand_over(comm, replica)
+        reports.tell(reports.Started(comm.rank, comm.epoch, list(comm.members), replica.step))
+        taken = train(comm, replica, digits, options)
+    if options.spoil:
+        replica.parameters.view(np.uint32)[0] ^= 1
+    score = accuracy(replica.parameters, digits.test_images, digits.test_labels)
+    reports.tell(reports.Finished(taken, score, replica.digest()))
+
+
+if __name__ == "__main__":
+    main()
