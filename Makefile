@@ -4,7 +4,6 @@
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH ?= torch==2.13.0
-CC ?= gcc
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -60,7 +59,7 @@ $(VENV)/.torch: $(VENV)/.made
 # ---- sanitizers: the C test drivers, twice ---------------------------------------------------------------
 
 SAN_TESTS := test_kernels test_engine
-SAN_FLAGS := -std=c11 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative
+SAN_FLAGS := -std=c11 -O2 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative
 SAN_DIR := build/san
 SAN_BINARIES := $(foreach test,$(SAN_TESTS),$(SAN_DIR)/$(test).address $(SAN_DIR)/$(test).thread)
 SAN_SOURCES := $(wildcard native/*.c)

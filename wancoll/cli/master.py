@@ -43,7 +43,8 @@ def master(
     Prints "wancoll master ready HOST:PORT" when it accepts peers. SIGTERM or SIGINT stops it, a second one at once.
     """
     from wancoll.cli import logs, service
-    from wancoll_master.server import MasterConfig, serve
+    from wancoll_master.config import MasterConfig
+    from wancoll_master.server import serve
 
     logs.configure(log_level, log_format)
     limits = dataclasses.replace(
