@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import subprocess
@@ -228,13 +229,16 @@ def test_the_picture_is_a_png_of_the_stated_size(tmp_path):
 # ---- the command ---------------------------------------------------------------------------------------
 
 
-def run_demo(tmp_path, *arguments):
+def run_demo(tmp_path, *arguments, **variables):
     command = [sys.executable, "-m", "wancoll", "demo", *arguments]
-    return subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    env = {**os.environ, **variables}
+    return subprocess.run(command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
 
 
-def test_a_picture_that_cannot_be_written_is_refused_before_anything_starts(tmp_path):
-    done = run_demo(tmp_path, "--picture=nowhere/loss.png")
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, by_variable):
+    path = "nowhere/loss.png"
+    done = run_demo(tmp_path, WANCOLL_DEMO_PICTURE=path) if by_variable else run_demo(tmp_path, f"--picture={path}")
     assert done.returncode == 2
     assert "--picture: cannot write the picture" in done.stderr
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
+from cyclopts.config import Env
 
 from wancoll.cli.options import Seconds, between
 from wancoll.errors import ConfigError
@@ -17,12 +18,22 @@ MOST_PEERS = 16  # a process each for daemon and training, on one machine
 LEAST_STEPS = 40
 
 
-def demo(
+demo = App(
+    name="demo",
+    config=Env("WANCOLL_DEMO_", command=False),  # names like steps and seed are too common for WANCOLL_STEPS
+    help_epilogue=(
+        "Exit code 0 only if all members that are left hold the same bytes, no step was lost, and the test accuracy is "
+        "within 1 point of a single process on the same data."
+    ),
+)
+
+
+@demo.default
+def run(
     *,
     peers: Annotated[
         int,
         Parameter(
-            env_var="WANCOLL_DEMO_PEERS",
             validator=between(2, MOST_PEERS),
             help="Peers at the start. Each is a daemon and a training process on this machine.",
         ),
@@ -30,7 +41,6 @@ def demo(
     steps: Annotated[
         int,
         Parameter(
-            env_var="WANCOLL_DEMO_STEPS",
             validator=between(LEAST_STEPS, 1_000_000),
             help="Steps of training, of 128 samples each. The kill comes half way, the join after 3 quarters.",
         ),
@@ -38,31 +48,23 @@ def demo(
     seed: Annotated[
         int,
         Parameter(
-            env_var="WANCOLL_DEMO_SEED",
             validator=between(0, 2**63 - 1),
             help="Seed of the first parameters and of the batches. The same seed ends in the same bytes.",
         ),
     ] = 0,
-    picture: Annotated[
-        Path, Parameter(env_var="WANCOLL_DEMO_PICTURE", help="Path of the PNG with the loss curve; overwritten.")
-    ] = Path("wancoll-demo.png"),
+    picture: Annotated[Path, Parameter(help="Path of the PNG with the loss curve; overwritten.")] = Path(
+        "wancoll-demo.png"
+    ),
     silence_timeout: Annotated[
         Seconds,
         Parameter(
-            env_var="WANCOLL_DEMO_SILENCE_TIMEOUT",
             help="Seconds without a word from any training process after which the demo gives up.",
         ),
     ] = 60.0,
-    verbose: Annotated[bool, Parameter(env_var="WANCOLL_DEMO_VERBOSE", negative=(), help="Print every step.")] = False,
-    spoil: Annotated[
-        bool, Parameter(env_var="WANCOLL_DEMO_SPOIL", negative=(), show=False, help="Flip a bit in one replica.")
-    ] = False,
+    verbose: Annotated[bool, Parameter(negative=(), help="Print every step.")] = False,
+    spoil: Annotated[bool, Parameter(negative=(), show=False, help="Flip a bit in one replica.")] = False,
 ) -> int:
-    """Train a small network on local peers, kill one of them in the middle of an all-reduce, let another one join.
-
-    Exit code 0 only if all that are left hold the same bytes, no step was lost, and the test accuracy is within
-    1 point of a single process on the same data.
-    """
+    """Train a small network on local peers, kill one in the middle of an all-reduce, let another one join."""
     from wancoll.demo.data import BATCH, check_extra
 
     check_extra()
