@@ -1,0 +1,1 @@
+"""wancoll_master: tracks membership, decides commit and abort."""

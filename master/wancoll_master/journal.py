@@ -1,0 +1,117 @@
+"""What outlives a master: its term, the highest epoch, the next mid and the newest events, in sqlite."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from wancoll.errors import ConfigError
+from wancoll.wire.messages import EventRecord
+
+FORMAT = 1
+EVENTS_KEPT = 10_000
+_TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
+
+_SCHEMA = """
+create table if not exists facts (name text primary key, value integer not null);
+create table if not exists events (
+    id integer primary key, time real not null, grp text not null, epoch integer not null, kind text not null,
+    text text not null
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a master starts from. term is its own, one above the last."""
+
+    term: int
+    highest_epoch: int
+    next_mid: int
+
+
+class Journal:
+    """One sqlite file, or memory. Calls are short and not from several threads.
+
+    A killed process loses nothing; a machine that loses power may lose the last events, and the numbers are
+    then still above what peers have seen of earlier terms, for the term itself is synced to disk.
+
+    Args:
+        path: of the file; "" or ":memory:" keeps all in memory.
+
+    Raises:
+        ConfigError: the file cannot be opened, or is no journal of this format.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path or ":memory:"
+        try:
+            self._db = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
+            try:
+                self._db.execute("pragma journal_mode = wal")
+                self._db.execute("pragma synchronous = full")
+                self._open()
+                self._db.execute("pragma synchronous = normal")
+            except BaseException:
+                self._db.close()
+                raise
+        except sqlite3.Error as bad:
+            raise ConfigError(
+                "the journal cannot be used",
+                who=self._path,
+                expected="a writable path, or a file that an earlier master wrote",
+                got=str(bad),
+                hint="choose another path with --journal",
+            ) from bad
+
+    def _open(self) -> None:
+        with self._db:
+            self._db.execute("begin immediate")
+            for statement in _SCHEMA.split(";"):
+                self._db.execute(statement)
+            known: dict[str, int] = dict(self._db.execute("select name, value from facts"))
+            if known.setdefault("format", FORMAT) != FORMAT:
+                raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
+            self.facts = Facts(known.get("term", 0) + 1, known.get("highest_epoch", 0), known.get("next_mid", 1))
+            self._write({"format": FORMAT, "term": self.facts.term})
+        (self._events,) = self._db.execute("select count(*) from events").fetchone()
+
+    def _write(self, facts: dict[str, int]) -> None:
+        self._db.executemany(
+            "insert into facts values (?, ?) on conflict (name) do update set value = max(value, excluded.value)",
+            list(facts.items()),
+        )
+
+    def persist(self, highest_epoch: int, next_mid: int) -> None:
+        """Raise both numbers; they never fall.
+
+        Raises:
+            sqlite3.Error: it could not be written.
+        """
+        self._write({"highest_epoch": highest_epoch, "next_mid": next_mid})
+
+    def add(self, event: EventRecord) -> None:
+        """Append to the event log; the newest EVENTS_KEPT or somewhat more are kept.
+
+        Raises:
+            sqlite3.Error: it could not be written.
+        """
+        self._db.execute(
+            "insert into events (time, grp, epoch, kind, text) values (?, ?, ?, ?, ?)",
+            (event.time, event.group, event.epoch, event.kind, event.text),
+        )
+        self._events += 1
+        if self._events >= EVENTS_KEPT + _TRIM_EVERY:
+            self._db.execute("delete from events where id <= (select max(id) from events) - ?", (EVENTS_KEPT,))
+            self._events = EVENTS_KEPT
+
+    def events(self, count: int) -> list[EventRecord]:
+        """The newest *count* events, newest last."""
+        found = self._db.execute(
+            "select time, grp, epoch, kind, text from events order by id desc limit ?", (count,)
+        ).fetchall()
+        return [EventRecord(*row) for row in reversed(found)]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()

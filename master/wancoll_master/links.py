@@ -1,0 +1,81 @@
+"""What the master does about links that are down while both ends live: dial again, route around, evict last. Pure."""
+
+from __future__ import annotations
+
+from math import inf
+
+from wancoll.errors import ProtocolError
+from wancoll.wire import messages as m
+from wancoll_master.epochs import check_pair, lose, new_epoch
+from wancoll_master.state import Complaint, Group, Member, State, clip
+from wancoll_master.topology import pair, ring_order
+
+BAD_PAIR_SECONDS = 60.0  # how long a pair that cannot reach each other is kept apart
+
+
+def link_down(state: State, member: Member, message: m.LinkDown) -> None:
+    """Note the complaint; settle() acts once the other end had time to turn out dead.
+
+    Raises:
+        ProtocolError: an unknown kind, or a complaint about itself.
+    """
+    group = member.group
+    if message.kind not in ("lost", "unreachable"):
+        raise ProtocolError("complains of an unknown kind", expected="lost or unreachable", got=message.kind[:32])
+    ends = check_pair(member, message.other)
+    other = state.members.get(message.other)
+    if other is None or other.group is not group or not other.in_epoch:
+        return
+    known = group.complaints.get((member.mid, other.mid))
+    if known is None or known.kind == "lost":
+        group.complaints[member.mid, other.mid] = Complaint(
+            message.kind, clip(message.reason, 300), state.now, group.committed
+        )
+    if message.kind == "unreachable":
+        group.bad_pairs[ends] = state.now + BAD_PAIR_SECONDS
+    group.settle_at = min(group.settle_at, state.now + state.limits.link_settle)
+    state.alarm(group.settle_at)
+
+
+def settle(state: State, group: Group) -> None:
+    """Both ends of the links complained of are alive: end the epoch, at most once per link_settle."""
+    group.settle_at = inf
+    if group.asking is not None:
+        return  # a new epoch follows anyway
+    present = {member.mid: member for member in group.members}
+    lost = [(ends, told) for ends, told in group.complaints.items() if told.kind == "lost"]
+    unreachable = [(ends, told) for ends, told in group.complaints.items() if told.kind == "unreachable"]
+    if unreachable:
+        (one, other), told = unreachable[0]
+        text = f"{present[one].name} and {present[other].name} cannot reach each other ({told.reason})"
+        if ring_order(list(present), group.bad_pairs) is not None:
+            state.record(group, "link", text)
+            new_epoch(state, group, f"{text}: another ring order")
+            return
+        if all(told.committed < group.committed for _, told in unreachable):
+            for ends, _ in unreachable:  # operations went through since: the links came up after all
+                del group.complaints[ends]
+                group.bad_pairs.pop(pair(*ends), None)
+        elif (until := told.at + state.limits.link_timeout / 2) > state.now:
+            group.settle_at = until  # whose fault it is shows when others have complained, too
+            state.alarm(until)
+        else:
+            _evict(state, group, [pair(*ends) for ends, _ in unreachable], text)
+            return
+    if lost:
+        (one, other), told = lost[0]
+        new_epoch(state, group, f"the link of {present[one].name} to {present[other].name} broke: {told.reason}")
+
+
+def _evict(state: State, group: Group, complained: list[tuple[int, int]], text: str) -> None:
+    """Take out whoever cannot reach the most others, the newer of two equals, until a ring is possible."""
+    left = [member.mid for member in group.members]
+    victims: list[int] = []
+    while ring_order(left, group.bad_pairs) is None:
+        bad = [ends for ends in group.bad_pairs if ends[0] in left and ends[1] in left]
+        blamed = [mid for ends in complained for mid in ends if ends[0] in left and ends[1] in left]
+        worst = max(blamed or [mid for ends in bad for mid in ends], key=lambda mid: (sum(mid in e for e in bad), mid))
+        left.remove(worst)
+        victims.append(worst)
+    members = [member for member in group.members if member.mid in victims]
+    lose(state, members, f"{text}, and no ring order avoids that", "evicted", tell=True)

@@ -1,0 +1,304 @@
+"""The master as a state machine: step(state, now, event) gives the commands to carry out, in order. Pure.
+
+    member states: joining -> member -> gone
+    joining  Join was accepted; the group forms, or the joiner is being probed and waits for update_membership
+    member   has a rank in the group's current epoch
+    gone     left, lost with its daemon, or evicted: forgotten here; its mid is never given out again
+
+The shell calls step() for everything that happens, one at a time, and a Tick at next_deadline(). Expected
+failures are events; a peer that talks nonsense is told so and cut off, and that is all it can do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from wancoll.errors import ProtocolError
+from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.wire import messages as m
+from wancoll_master import epochs, links, probing
+from wancoll_master.state import (
+    Close,
+    Command,
+    Daemon,
+    Disconnected,
+    Event,
+    Group,
+    Member,
+    Persist,
+    Received,
+    Send,
+    SendStatus,
+    State,
+    clip,
+)
+
+_LATE = 0.1  # seconds; a tick later than that means that the master itself was not running
+_MID_BLOCK = 1024  # mids are reserved in the journal in blocks
+
+
+def new_state(limits: Limits, secret: bytes, *, term: int = 1, floor: int = 0, next_mid: int = 1) -> State:
+    """The state of a master that starts; *floor* (highest epoch used) and *next_mid* come from its journal."""
+    return State(limits, secret, term, floor, next_mid, highest_epoch=floor)
+
+
+def next_deadline(state: State) -> float:
+    """When the shell must call step() with a Tick (inf: not at all). May only move earlier between ticks."""
+    return state.deadline
+
+
+def step(state: State, now: float, event: Event) -> list[Command]:
+    """Take in one event.
+
+    Args:
+        state: changed in place.
+        now: seconds on the shell's clock.
+        event: what happened.
+
+    Returns:
+        Commands, to be carried out in this order before the next step.
+    """
+    out: list[Command] = []
+    state.now, state.out = now, out
+    if isinstance(event, Received):
+        daemon = state.connections.get(event.conn)
+        try:
+            if daemon is None:
+                _first_message(state, event.conn, event.message)
+            else:
+                daemon.heard_at = now
+                handler = _OF_MEMBER.get(type(event.message))
+                if handler is not None:
+                    _from_member(state, daemon, event.message, handler)
+                else:
+                    _from_daemon(state, daemon, event.message)
+        except ProtocolError as nonsense:
+            _cut_off(state, event.conn, nonsense)
+    elif isinstance(event, Disconnected):
+        daemon = state.connections.get(event.conn)
+        if daemon is not None:
+            epochs.end_daemon(state, daemon, f"daemon {daemon.name}: {event.reason}", "lost", close=False)
+    else:
+        _tick(state)
+    return out
+
+
+# ---- connections ------------------------------------------------------------------------------------
+
+
+def _first_message(state: State, conn: int, message: m.FromPeer) -> None:
+    if isinstance(message, m.StatusRequest):
+        _status(state, conn, message)
+        state.out.append(Close(conn, ""))
+    elif isinstance(message, m.Hello):
+        _hello(state, conn, message)
+    else:
+        raise ProtocolError("did not introduce itself", expected="Hello first", got=type(message).__name__)
+
+
+def _check_protocol(theirs: int) -> None:
+    if theirs != PROTOCOL_VERSION:
+        raise ProtocolError(
+            "speaks another version of the protocol",
+            expected=f"version {PROTOCOL_VERSION}",
+            got=str(theirs),
+            hint="run the same wancoll version everywhere",
+        )
+
+
+def _hello(state: State, conn: int, hello: m.Hello) -> None:
+    _check_protocol(hello.protocol)
+    old = state.daemons.get(hello.daemon)
+    if old is not None:
+        same = old.incarnation == hello.incarnation
+        cause = "connected again" if same else "was started anew, or two daemons have its name"
+        epochs.end_daemon(state, old, f"daemon {old.name} {cause}", "lost", close=True)
+    daemon = Daemon(hello.daemon, conn, hello.incarnation, list(hello.addresses), hello.lanes, state.now)
+    state.connections[conn] = state.daemons[daemon.name] = daemon
+    limits = state.limits
+    state.alarm(state.now + limits.heartbeat_timeout)
+    welcome = m.Welcome(PROTOCOL_VERSION, state.term, limits.heartbeat_interval, limits.heartbeat_timeout)
+    state.out.append(Send(conn, welcome))
+    gone = state.gone.pop(daemon.name, None)
+    if gone is not None and gone.incarnation == hello.incarnation:
+        state.out += [Send(conn, evicted) for evicted in gone.evicted]
+    where = ", ".join(daemon.addresses)
+    state.record(None, "daemon", clip(f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}"))
+
+
+def _status(state: State, conn: int, request: m.StatusRequest) -> None:
+    _check_protocol(request.protocol)
+    state.out.append(SendStatus(conn))
+
+
+def _cut_off(state: State, conn: int, nonsense: ProtocolError) -> None:
+    daemon = state.connections.get(conn)
+    if daemon is None:
+        state.out.append(Close(conn, clip(f"this connection {nonsense}")))
+    else:
+        why = clip(f"daemon {daemon.name} {nonsense}")
+        epochs.end_daemon(state, daemon, why, "lost", close=True)
+
+
+# ---- messages ---------------------------------------------------------------------------------------
+
+
+def _from_daemon(state: State, daemon: Daemon, message: m.FromPeer) -> None:
+    match message:
+        case m.Heartbeat(number):
+            state.out.append(Send(daemon.conn, m.Pong(number, state.term)))
+        case m.Join():
+            _join(state, daemon, message)
+        case m.Leave(group, name):
+            for member in list(daemon.members.values()):
+                if member.group.name == group and member.name == name:
+                    epochs.lose(state, [member], "left", "left", tell=False)
+        case m.ProbeResult():
+            reconsider = probing.result(state, daemon, message)
+            if reconsider is not None:
+                epochs.consider_update(state, reconsider)
+        case m.StatusRequest():
+            _status(state, daemon.conn, message)
+        case _:
+            raise ProtocolError("introduces itself twice", got=type(message).__name__)
+
+
+def _from_member(state: State, daemon: Daemon, message: Any, handler: Callable[[State, Member, Any], None]) -> None:
+    """A message about an epoch: dropped if its member or epoch is over."""
+    member = state.members.get(message.mid)
+    if member is None or not member.in_epoch:
+        return
+    group = member.group
+    if member.daemon is not daemon or group.name != message.group:
+        raise ProtocolError(
+            "speaks for a member that is not its own",
+            expected=f"a member of daemon {daemon.name} in group {message.group}",
+            got=f"{member.name} of daemon {member.daemon.name} in group {group.name}",
+        )
+    if message.epoch == group.epoch:
+        handler(state, member, message)
+    elif message.epoch > group.epoch:
+        raise ProtocolError(
+            "names an epoch that has not begun", expected=f"{group.epoch} or earlier", got=str(message.epoch)
+        )
+
+
+_OF_MEMBER: dict[type, Callable[[State, Member, Any], None]] = {
+    m.Done: epochs.done,
+    m.UpdateMembership: epochs.update,
+    m.Mismatch: epochs.mismatch,
+    m.GiveUp: epochs.give_up,
+    m.LinkDown: links.link_down,
+}
+
+
+# ---- joining ----------------------------------------------------------------------------------------
+
+
+def _join(state: State, daemon: Daemon, join: m.Join) -> None:
+    group = state.groups.get(join.group)
+    refusal = _why_not(state, daemon, join, group)
+    if refusal:
+        state.out.append(Send(daemon.conn, m.Refused(join.group, join.member, clip(refusal, 2000))))
+        state.record(group, "refused", clip(f"{join.member} of daemon {daemon.name}: {refusal}"))
+        return
+    if group is None:
+        group = Group(join.group, join.start_world, join.min_world, _group_key(state), state.floor)
+        state.groups[group.name] = group
+    mid = state.next_mid
+    state.next_mid += 1
+    if mid % _MID_BLOCK == 1:
+        state.out.append(Persist(state.highest_epoch, mid + _MID_BLOCK))
+    member = Member(mid, join.member, daemon, group)
+    state.members[mid] = daemon.members[mid] = member
+    group.joining.append(member)
+    if group.members:
+        waits = (
+            f"the group runs with {len(group.members)} members in epoch {group.epoch}; "
+            "joiners are admitted where all members call update_membership()"
+        )
+    else:
+        waits = f"{len(group.joining)} of {group.start_world} members are here to start the group"
+    state.out.append(Send(daemon.conn, m.Joined(group.name, member.name, mid, waits)))
+    state.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
+    epochs.form_if_complete(state, group)
+    probing.ensure_probes(state, group)
+    epochs.consider_update(state, group)
+
+
+def _why_not(state: State, daemon: Daemon, join: m.Join, group: Group | None) -> str:
+    """Why the join is refused, "" if it is not: who, expected, got."""
+    who = f"{join.member} of daemon {daemon.name} asked to join group {join.group}"
+    limit = state.limits.group_members
+    if join.min_world > join.start_world:
+        return f"{who} with min_world={join.min_world}; expected at most start_world={join.start_world}"
+    if join.start_world > limit:
+        return f"{who} with start_world={join.start_world}; expected at most {limit}"
+    if len(daemon.members) >= limit:
+        return f"{who}; expected at most {limit} members of one daemon"
+    if group is None:
+        return ""
+    if (join.start_world, join.min_world) != (group.start_world, group.min_world):
+        return (
+            f"{who} with start_world={join.start_world}, min_world={join.min_world}; expected the group's "
+            f"start_world={group.start_world}, min_world={group.min_world}: all members must state the same numbers"
+        )
+    everyone = group.members + group.joining
+    for other in everyone:
+        if other.name == join.member:
+            return f"{who}, but that name is taken by a member of daemon {other.daemon.name}; choose another name"
+    if len(everyone) >= limit:
+        return f"{who}, which is full with {limit} members"
+    described = sum(_described(other.daemon, other.name) for other in everyone)
+    if described + _described(daemon, join.member) > state.limits.message_bytes // 2:
+        return f"{who}, but names and addresses of all members would not fit into one message; use shorter ones"
+    return ""
+
+
+def _group_key(state: State) -> bytes:
+    """Fresh for every group, since mids are; nobody without the secret can guess it."""
+    return hashlib.blake2b(state.next_mid.to_bytes(8, "little"), key=state.secret, digest_size=16).digest()
+
+
+def _described(daemon: Daemon, name: str) -> int:
+    """Bytes that a member takes in an Epoch, at most."""
+    return 32 + 4 * (len(name) + len(daemon.name) + sum(map(len, daemon.addresses)))
+
+
+# ---- time -------------------------------------------------------------------------------------------
+
+
+def _tick(state: State) -> None:
+    now, limits = state.now, state.limits
+    late = now - state.deadline
+    if late > _LATE:  # nobody could be heard while the master slept
+        for daemon in state.daemons.values():
+            daemon.heard_at = min(now, daemon.heard_at + late)
+    for daemon in list(state.daemons.values()):
+        if daemon.heard_at + limits.heartbeat_timeout <= now:
+            why = f"daemon {daemon.name} was silent for {now - daemon.heard_at:.1f} s"
+            epochs.end_daemon(state, daemon, why, "lost", close=True)
+    for group in list(state.groups.values()):
+        if group.asking is not None and group.asking.deadline <= now:
+            epochs.conclude_asking(state, group)
+        if group.settle_at <= now:
+            links.settle(state, group)
+        if probing.deadline(group) <= now:
+            probing.overdue(state, group)
+            epochs.consider_update(state, group)
+        if group.hold_until <= now:
+            group.hold_until, group.waited = inf, True
+            epochs.consider_update(state, group)
+    state.deadline = min(
+        [daemon.heard_at + limits.heartbeat_timeout for daemon in state.daemons.values()]
+        + [_group_deadline(group) for group in state.groups.values()],
+        default=inf,
+    )
+
+
+def _group_deadline(group: Group) -> float:
+    asking = group.asking.deadline if group.asking is not None else inf
+    return min(asking, group.settle_at, group.hold_until, probing.deadline(group))

@@ -1,0 +1,265 @@
+"""What the master knows, what can happen to it and what it can want done: plain data without behaviour. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from wancoll.limits import Limits
+from wancoll.wire import messages as m
+
+# ---- events -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came over connection *conn* (a number that the shell never uses again)."""
+
+    conn: int
+    message: m.FromPeer
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """Connection *conn* is gone, and why."""
+
+    conn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """next_deadline() has come. A tick that comes late tells the master that it slept itself."""
+
+
+Event = Received | Disconnected | Tick
+
+# ---- commands ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send *message* over *conn*."""
+
+    conn: int
+    message: m.FromMaster
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send the same bytes over all of *conns*."""
+
+    conns: tuple[int, ...]
+    message: m.FromMaster
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Send *epoch* to each (conn, mid) of *to*, with Epoch.to set to the mid."""
+
+    to: tuple[tuple[int, int], ...]
+    epoch: m.Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class SendStatus:
+    """Send a Status over *conn*; report.groups() makes the part that the state knows."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Say Bye with *reason* (if there is one), deliver what was sent before, close."""
+
+    conn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write both numbers to the journal before anything that follows is sent."""
+
+    epoch: int  # highest of any group
+    next_mid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line for the event log."""
+
+    group: str
+    epoch: int
+    kind: str
+    text: str
+
+
+Command = Send | Broadcast | Announce | SendStatus | Close | Persist | Record
+
+# ---- state ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Daemon:
+    """A connected daemon. heard_at is on the shell's clock."""
+
+    name: str
+    conn: int
+    incarnation: int
+    addresses: list[str]
+    lanes: int
+    heard_at: float
+    members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
+
+
+@dataclass(slots=True)
+class ProbePair:
+    """Whether a joiner and *member*'s daemon reach each other. None: not known yet.
+
+    A pair that is not *asked* waits at *deadline* for a silent daemon to be heard again or to be given up.
+    """
+
+    member: Member
+    asked: bool = False
+    deadline: float = inf
+    to_joiner: bool | None = None
+    from_joiner: bool | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Both directions answered."""
+        return self.to_joiner is True and self.from_joiner is True
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One client's place in a group: joining, then (in_epoch) a member; gone ones are forgotten."""
+
+    mid: int
+    name: str
+    daemon: Daemon
+    group: Group
+    in_epoch: bool = False
+    done_upto: int = 0
+    probes: dict[int, ProbePair] = field(default_factory=dict)  # of a joiner, by the member's mid
+
+    @property
+    def reachable(self) -> bool:
+        """Of a joiner: every probe was answered."""
+        return all(found.ok for found in self.probes.values())
+
+
+@dataclass(slots=True)
+class Pending:
+    """An op of the current epoch that some members are done with (or, for *update*, have posted)."""
+
+    since: float
+    update: bool
+    digest: int
+    fingerprint: int
+    done: dict[int, int] = field(default_factory=dict)  # mid -> digest
+    differs: bool = False  # not all digests are equal
+
+
+@dataclass(slots=True)
+class Asking:
+    """The epoch is aborted; members are telling what they call at *seq*."""
+
+    seq: int
+    deadline: float
+    calls: dict[int, str] = field(default_factory=dict)  # by mid
+
+
+@dataclass(slots=True)
+class Complaint:
+    """A member's word that its link to another is down."""
+
+    kind: str  # "lost" or "unreachable"
+    reason: str
+    at: float
+    committed: int  # of the group, then
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Members that reduce together. Without *members* it is forming."""
+
+    name: str
+    start_world: int
+    min_world: int
+    key: bytes
+    epoch: int  # the current one; before the first: those up to here are used up
+    reason: str = ""  # why the current epoch began
+    members: list[Member] = field(default_factory=list)  # in rank order
+    joining: list[Member] = field(default_factory=list)  # by mid
+    conns: tuple[int, ...] = ()  # of the members' daemons, each once
+    committed: int = 0
+    pending: dict[int, Pending] = field(default_factory=dict)  # by seq
+    voids: dict[int, m.Void] = field(default_factory=dict)  # by seq, all above committed
+    digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which digests differed
+    asking: Asking | None = None
+    complaints: dict[tuple[int, int], Complaint] = field(default_factory=dict)  # (who, about whom), this epoch
+    settle_at: float = inf  # when complaints are acted upon
+    bad_pairs: dict[tuple[int, int], float] = field(default_factory=dict)  # pair of mids -> until when
+    hold_until: float = inf  # an update_membership waits for probes until then
+    waited: bool = False  # it has waited long enough
+
+    @property
+    def small(self) -> bool:
+        """Members fail their ops themselves here; only update_membership goes on."""
+        return len(self.members) < self.min_world
+
+
+@dataclass(slots=True)
+class Gone:
+    """What a daemon has to be told about members that it lost with its last connection."""
+
+    incarnation: int
+    evicted: list[m.Evicted] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class State:
+    """Everything.
+
+    Args:
+        limits: bounds.
+        secret: random bytes; groups' keys are derived from it.
+        term: of this master.
+        floor: epochs up to this one are used up, by groups of earlier terms or forgotten ones.
+        next_mid: the first mid to give out.
+    """
+
+    limits: Limits
+    secret: bytes
+    term: int
+    floor: int = 0
+    next_mid: int = 1
+    highest_epoch: int = 0
+    now: float = 0.0
+    deadline: float = inf
+    out: list[Command] = field(default_factory=list)
+    connections: dict[int, Daemon] = field(default_factory=dict)
+    daemons: dict[str, Daemon] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)
+    gone: dict[str, Gone] = field(default_factory=dict)  # by daemon, oldest first
+
+    def alarm(self, at: float) -> None:
+        """See that a tick comes at *at*."""
+        self.deadline = min(self.deadline, at)
+
+    def record(self, group: Group | None, kind: str, text: str) -> None:
+        """Add a line to the event log."""
+        self.out.append(Record(group.name if group else "", group.epoch if group else 0, kind, text))
+
+
+def clip(text: str, chars: int = 1000) -> str:
+    """*text*, shortened so that it fits every message it goes into."""
+    return text if len(text) <= chars else text[: chars - 3] + "..."
+
+
+def names(members: list[Member]) -> str:
+    """The members' names for a reader, the first few of many."""
+    shown = ", ".join(member.name for member in members[:16])
+    return shown if len(members) <= 16 else f"{shown} and {len(members) - 16} more"
