@@ -88,6 +88,7 @@ class Cluster:
                 self._launch(len(self._peers), self.name(len(self._peers)), [])
             for i in range(peers):
                 self._await_ready(i)
+            self._await_known(peers)
         except BaseException:
             self.close()
             raise
@@ -237,7 +238,7 @@ class Cluster:
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
         self._master = Service(self._starter, "master", arguments, self._folder, self._env)
         ready = self._master.ready(self._startup_timeout)
-        self._master_address = split_address(ready.split()[0], what="the master's readiness line")
+        self._master_address = _dialable(ready.split()[0])
 
     # ---- faults inside -------------------------------------------------------------------------------
 
@@ -308,7 +309,20 @@ class Cluster:
 
     def _await_ready(self, i: int) -> None:
         ready = dict(word.split("=", 1) for word in self._peers[i].ready(self._startup_timeout).split())
-        self._peer_addresses[i] = split_address(ready["data"].split(",")[0], what="the peer's readiness line")
+        self._peer_addresses[i] = _dialable(ready["data"].split(",")[0])
+
+    def _await_known(self, peers: int) -> None:
+        """Return once the master knows all daemons."""
+        deadline = time.monotonic() + self._startup_timeout
+        while len(known := self.status().daemons) < peers:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    "not all daemons reached the master",
+                    who="Cluster",
+                    expected=f"{peers} within {self._startup_timeout:.1f} s",
+                    got=f"{known}; the end of the master's log:\n{self.master_logs()}",
+                )
+            time.sleep(0.005)
 
     def _arm(self, i: int, name: str, action: str) -> None:
         who = f"{self.name(i)}, {action} {name}"
@@ -323,6 +337,12 @@ class Cluster:
         if isinstance(answer, m.Failure):
             kind = BY_NAME.get(answer.error, ConfigError)
             raise kind(answer.what, who=answer.who, expected=answer.expected, got=answer.got, hint=answer.hint)
+
+
+def _dialable(bound: str) -> tuple[str, int]:
+    """Where to dial what is bound there; all interfaces include the loopback one."""
+    host, port = split_address(bound, what="a readiness line")
+    return ("127.0.0.1" if host in ("", "*", "0.0.0.0", "::") else host), port
 
 
 def _ask(connection: socket.socket, question: m.Arm | m.StatusRequest, kind: Any, who: str) -> Any:
