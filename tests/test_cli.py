@@ -14,17 +14,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from wancoll.cli import status as status_command
-from wancoll.cli.main import COMMANDS, expected_failures, one_line
+from wancoll.cli.main import COMMANDS, app, expected_failures, one_line
 from wancoll.errors import ConfigError, Evicted, WancollError
 from wancoll.local import split_address
 from wancoll.wire.framing import encode
 from wancoll.wire.messages import Bye, EventRecord, GroupStatus, MemberStatus, Status
 
 WANCOLL = [sys.executable, "-m", "wancoll"]
+README = Path(__file__).parent.parent / "README.md"
 DEADLINE = 20.0  # seconds for anything that a test waits for
 
 # A service that has started and never stops by itself: what a user meets who signals twice.
@@ -47,7 +49,7 @@ def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedPr
         capture_output=True,
         text=True,
         timeout=DEADLINE,
-        env=os.environ | {"COLUMNS": "300"} | (env or {}),
+        env=os.environ | (env or {}),
         check=False,
     )
 
@@ -137,7 +139,7 @@ def test_version_is_the_packages():
 
 @pytest.mark.parametrize("command", ["master", "peer", "status"])
 def test_help_shows_variable_default_and_unit_of_every_option(command):
-    done = run(command, "--help")
+    done = run(command, "--help", env={"COLUMNS": "300"})
     assert done.returncode == 0
     rows = re.findall(r"│ (--[a-z-]+)(.*?)(?=│ --|╰)", done.stdout, re.DOTALL)
     options = [(name, text) for name, text in rows if name not in ("--help", "--version")]
@@ -150,6 +152,21 @@ def test_help_shows_variable_default_and_unit_of_every_option(command):
             assert "Seconds" in text, name
         if "INT" in text:
             assert re.search("Bytes|connections|threads", text), name
+
+
+def test_the_readme_names_only_options_and_variables_that_exist():
+    arguments = [
+        argument
+        for command in ("master", "peer", "status")
+        for argument in app[command].assemble_argument_collection(parse_docstring=False)
+    ]
+    options = {name for argument in arguments for name in argument.names}
+    variables = {"WANCOLL_" + argument.name.removeprefix("--").replace("-", "_").upper() for argument in arguments}
+    readme = README.read_text()
+    others = {"--help", "--index-url", "--now"}  # of all commands, pip and systemctl
+    assert "--advertise" in readme
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - options - others == set()
+    assert set(re.findall(r"WANCOLL_[A-Z_]+", readme)) - variables == set()
 
 
 @pytest.mark.parametrize(

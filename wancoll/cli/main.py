@@ -40,16 +40,11 @@ def one_line(error: BaseException) -> str:
     return "".join(c if c.isprintable() else "?" for c in text) or type(error).__name__
 
 
-def _usage_error(error: CycloptsError) -> str:
-    return f"wancoll: {one_line(error)} (--help lists the options)"
-
-
 app = App(
     name="wancoll",
     help="All-reduce over many TCP connections that outlives its peers.",
     version=version,
     config=Env("WANCOLL_", command=False),
-    error_formatter=_usage_error,
 )
 for _name, (_path, _help) in COMMANDS.items():
     app.command(_path, name=_name, help=_help)
@@ -69,8 +64,11 @@ def expected_failures(error: BaseException) -> list[WancollError]:
 def run(tokens: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 fine, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
     try:
-        code = app(tokens, result_action="return_value")
+        code = app(tokens, result_action="return_value", exit_on_error=False, print_error=False)
         sys.stdout.flush()
+    except CycloptsError as error:
+        print(f"wancoll: {one_line(error)} (--help lists the options)", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
