@@ -1,0 +1,121 @@
+/* The client's side of an arena: reserve, bind, exchange, discard and copy pages. */
+#define _GNU_SOURCE
+#include "pages.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
+#define HUGE_PAGE ((uint64_t)2 << 20) /* page tables of aligned ranges move as a whole */
+#define STREAMING_BYTES ((uint64_t)4 << 20)
+
+static void *at(uint64_t address)
+{
+    return (void *)(uintptr_t)address;
+}
+
+int wc_pages_reserve(uint64_t bytes, uint64_t *address)
+{
+    uint64_t room = bytes + HUGE_PAGE;
+    void *start = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED)
+        return -errno;
+    uint64_t first = (uint64_t)(uintptr_t)start;
+    uint64_t aligned = (first + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+    if (aligned > first)
+        munmap(start, aligned - first);
+    if (first + room > aligned + bytes)
+        munmap(at(aligned + bytes), first + room - aligned - bytes);
+    *address = aligned;
+    return 0;
+}
+
+int wc_pages_release(uint64_t address, uint64_t bytes)
+{
+    return munmap(at(address), bytes) ? -errno : 0;
+}
+
+int wc_pages_bind(const wc_block *block, int fd)
+{
+    void *got = mmap(at(block->address), block->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd,
+                     (off_t)block->offset);
+    return got == MAP_FAILED ? -errno : 0;
+}
+
+int wc_pages_discard(const wc_block *block, int fd)
+{
+    int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    return fallocate(fd, mode, (off_t)block->offset, (off_t)block->bytes) ? -errno : 0;
+}
+
+/* Moves what `from` shows, with its page tables, to `to`. `from` goes on to show the same part of the file. */
+static int move(uint64_t from, uint64_t to, uint64_t bytes)
+{
+    int how = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+    return mremap(at(from), bytes, bytes, how, at(to)) == MAP_FAILED ? -errno : 0;
+}
+
+int wc_pages_exchange(wc_block *a, wc_block *b, uint64_t wanted, uint64_t spare, int fd)
+{
+    if (a->offset == wanted)
+        return 0;
+    if (b->offset != wanted || a->bytes != b->bytes)
+        return -EINVAL;
+    int error = move(a->address, spare, a->bytes);
+    if (error)
+        return error;
+    error = move(b->address, a->address, a->bytes);
+    if (error) {
+        wc_pages_bind(a, fd); /* the system may have unmapped it before it gave up */
+        return error;
+    }
+    b->offset = a->offset;
+    a->offset = wanted;
+    if (move(spare, b->address, b->bytes) && wc_pages_bind(b, fd))
+        return 1;
+    return 0;
+}
+
+#ifdef __SSE2__
+/* What is copied here is not read again before it has left the caches; storing around them spares reading the target first. */
+static void copy_streaming(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    size_t head = (size_t)(-(uintptr_t)to & 63);
+    memcpy(to, from, head);
+    to += head;
+    from += head;
+    bytes -= head;
+    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)from);
+        __m128i b = _mm_loadu_si128((const __m128i *)from + 1);
+        __m128i c = _mm_loadu_si128((const __m128i *)from + 2);
+        __m128i d = _mm_loadu_si128((const __m128i *)from + 3);
+        _mm_stream_si128((__m128i *)to, a);
+        _mm_stream_si128((__m128i *)to + 1, b);
+        _mm_stream_si128((__m128i *)to + 2, c);
+        _mm_stream_si128((__m128i *)to + 3, d);
+    }
+    _mm_sfence();
+    memcpy(to, from, bytes);
+}
+#endif
+
+void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes)
+{
+#ifdef __SSE2__
+    if (bytes >= STREAMING_BYTES) {
+        copy_streaming(at(to), at(from), bytes);
+        return;
+    }
+#endif
+    memcpy(at(to), at(from), bytes);
+}

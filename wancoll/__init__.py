@@ -1,0 +1,62 @@
+"""wancoll: an all-reduce over many TCP connections that outlives its peers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wancoll.errors import (
+    CollectiveMismatch,
+    ConfigError,
+    Evicted,
+    MasterUnreachable,
+    OperationAborted,
+    OutcomeUnknown,
+    PeerDaemonLost,
+    ProtocolError,
+    WancollError,
+    WorldTooSmall,
+)
+
+if TYPE_CHECKING:
+    from wancoll.client.communicator import Communicator
+    from wancoll.client.connect import connect
+    from wancoll.client.work import Work
+    from wancoll.collective import Receipt
+
+__all__ = [
+    "CollectiveMismatch",
+    "Communicator",
+    "ConfigError",
+    "Evicted",
+    "MasterUnreachable",
+    "OperationAborted",
+    "OutcomeUnknown",
+    "PeerDaemonLost",
+    "ProtocolError",
+    "Receipt",
+    "WancollError",
+    "Work",
+    "WorldTooSmall",
+    "connect",
+]
+
+# Imported at first use: the master and the commands need neither numpy nor the extension.
+_LAZY = {
+    "Communicator": "wancoll.client.communicator",
+    "Receipt": "wancoll.collective",
+    "Work": "wancoll.client.work",
+    "connect": "wancoll.client.connect",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'wancoll' has no attribute {name!r}")
+    import importlib
+
+    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

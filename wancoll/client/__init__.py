@@ -1,0 +1,1 @@
+"""wancoll.client: the training process's side, plain blocking Python."""

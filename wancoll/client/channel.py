@@ -1,0 +1,142 @@
+"""Messages over the blocking unix socket to the daemon, such that a signal (Ctrl-C) can neither lose nor tear one.
+
+Python runs signal handlers between bytecodes, never inside one call into C. `list.extend(map(recv, ...))` is one such
+call: bytes that were taken from the socket are in the list before an exception can be raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from wancoll.errors import PeerDaemonLost, ProtocolError
+from wancoll.wire import messages as m
+
+_READ_BYTES = 64 * 1024
+_LENGTH = struct.Struct("!I")
+_TIMEVAL = struct.Struct("ll")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(m.FromDaemon).decode
+
+
+def frame(message: m.FromClient) -> bytes:
+    """The same bytes as wire.framing.encode, in a tenth of the time."""
+    body = _encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Channel:
+    """One connected socket, owned from here on. One thread at a time may receive, one may send.
+
+    Args:
+        sock: connected, in blocking mode.
+        who: names the daemon in errors.
+        max_bytes: largest message accepted.
+    """
+
+    def __init__(self, sock: socket.socket, who: str, max_bytes: int) -> None:
+        self.socket, self.who = sock, who
+        self._max = max_bytes
+        self._recv, self._send = sock.recv, sock.send
+        self._chunks: list[bytes] = []  # received, not handled yet
+        self._timeout_micros = 0  # of the socket, as the kernel knows it
+
+    def send(self, data: bytes, sent: list[int]) -> None:
+        """Send a whole frame or nothing. *sent* has an item afterwards if it went out, whatever is raised.
+
+        Raises:
+            BlockingIOError: the socket is full.
+            OSError: the connection is gone.
+        """
+        # A small frame fits into one socket buffer, which the kernel takes as a whole or refuses.
+        sent.extend(map(self._send, (data,), (socket.MSG_DONTWAIT,)))
+
+    def receive(self, handle: Callable[[Any], None], timeout: float | None) -> None:
+        """Wait until at least one message was handled, or the time is over.
+
+        *handle* may see a message a second time if it was interrupted by an exception.
+
+        Args:
+            handle: called with each message.
+            timeout: seconds; None: no limit; 0: only what is there.
+
+        Raises:
+            PeerDaemonLost: the connection is gone.
+            ProtocolError: the daemon sent something else than messages.
+        """
+        if self._chunks and self._handle(handle):
+            return
+        flags = 0
+        if timeout is None or timeout > 0:
+            self._set_timeout(timeout)
+        else:
+            flags = socket.MSG_DONTWAIT
+        try:
+            self._chunks.extend(map(self._recv, (_READ_BYTES,), (flags,)))
+        except BlockingIOError:
+            return
+        except OSError as bad:
+            raise self._lost(str(bad)) from bad
+        if not self._chunks[-1]:
+            raise self._lost("it closed the connection")
+        self._handle(handle)
+
+    def wait_ready(self, timeout: float | None) -> None:
+        """Return when something can be sent or received, or the time is over."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN | select.POLLOUT)
+        poll.poll(None if timeout is None else max(0.0, timeout) * 1000)
+
+    def shutdown(self) -> None:
+        """Wake whoever receives."""
+        with contextlib.suppress(OSError):  # not connected any more
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket. Nobody may be receiving."""
+        self.socket.close()
+
+    def _handle(self, handle: Callable[[Any], None]) -> bool:
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        at, size = 0, len(data)
+        while size - at >= 4:
+            (length,) = _LENGTH.unpack_from(data, at)
+            if length > self._max:
+                raise ProtocolError(
+                    "sent an oversized frame", who=self.who, expected=f"at most {self._max} bytes", got=str(length)
+                )
+            end = at + 4 + length
+            if end > size:
+                break
+            try:
+                message = _decode(data[at + 4 : end])
+            except (msgspec.MsgspecError, ValueError, RecursionError) as bad:
+                raise ProtocolError(
+                    "sent a message that cannot be read", who=self.who, expected="a known message", got=str(bad)[:200]
+                ) from bad
+            handle(message)
+            at = end
+        chunks[:] = (data[at:],) if at < size else ()
+        return at > 0
+
+    def _set_timeout(self, timeout: float | None) -> None:
+        micros = 0 if timeout is None else max(1, int(timeout * 1e6))  # 0 means no limit to the kernel
+        if micros != self._timeout_micros:
+            value = _TIMEVAL.pack(*divmod(micros, 1_000_000))
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self._timeout_micros = micros
+
+    def _lost(self, how: str) -> PeerDaemonLost:
+        return PeerDaemonLost(
+            "the connection to the peer daemon is gone",
+            who=self.who,
+            got=how,
+            hint="see the daemon's log; start it again with `wancoll peer` and connect again to rejoin as a new member",
+        )

@@ -1,0 +1,211 @@
+"""connect(): find or start a peer daemon, attach to it, wait for a place in the group."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket as sockets
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from wancoll.client.channel import Channel, frame
+from wancoll.client.communicator import Communicator
+from wancoll.client.connection import Connection, check_timeout
+from wancoll.client.memory import Arena
+from wancoll.client.private import START_SECONDS, PrivateDaemon
+from wancoll.client.work import rebuild
+from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.local import default_socket, split_address
+from wancoll.wire import messages as m
+from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
+
+# What must happen to every open connection when this process forks or ends.
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def connect(
+    group: str = "default",
+    *,
+    start_world: int | None = None,
+    min_world: int = 1,
+    name: str = "",
+    socket: str | os.PathLike[str] | None = None,
+    master: str | None = None,
+    timeout: float | None = None,
+    lanes: int | None = None,
+    peer_options: Sequence[str] = (),
+) -> Communicator:
+    """Join a group through this machine's peer daemon. Blocks until the group's first epoch stands.
+
+    A group starts when start_world members have joined. Who comes later is a joiner: it is admitted where all members
+    call update_membership(), and returns from here then.
+
+    Args:
+        group: its name. Members of a group reduce together.
+        start_world: members that make the first epoch; default: min_world. All members must state the same.
+        min_world: members that operations need. All members must state the same.
+        name: this member's, unique in its group; empty: made from the daemon's.
+        socket: path of the daemon's unix socket. Default: $WANCOLL_SOCKET, else a private daemon where $WANCOLL_MASTER
+            is set, else the path that `wancoll peer` uses by default.
+        master: "host:port": start a private daemon, which ends with this communicator.
+        timeout: seconds to wait for the group; None: as long as it takes.
+        lanes: TCP connections to each other peer, of a private daemon.
+        peer_options: more options of `wancoll peer`, of a private daemon.
+
+    Raises:
+        ConfigError: an argument that cannot be used.
+        PeerDaemonLost: no daemon answers at the socket, or the private one did not start.
+        TimeoutError: the group did not start, or did not admit this joiner, within *timeout*.
+        WancollError: refused, or no master.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    start_world = min_world if start_world is None else start_world
+    _check(group, name, start_world, min_world, timeout)
+    path, private_master = _where(socket, master)
+    options = [*(["--lanes", str(lanes)] if lanes is not None else []), *peer_options]
+    if options and private_master is None:
+        raise ConfigError(
+            "lanes and peer_options are for a private daemon", who="connect", expected="master= with them",
+            got=f"the daemon at {path}, which has its own options", hint="give them to `wancoll peer`",
+        )  # fmt: skip
+    with contextlib.ExitStack() as undo:
+        private = None
+        if private_master is not None:
+            left = START_SECONDS if deadline is None else min(START_SECONDS, max(0.0, deadline - time.monotonic()))
+            private = PrivateDaemon(private_master, options, left)
+            undo.callback(private.stop)
+            path = private.socket
+        attach = m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid())
+        connection = _attach(path, attach, private)
+        undo.callback(connection.close)
+        _open.add(connection)
+        connection.await_place(deadline)
+        undo.pop_all()
+    return Communicator(connection)
+
+
+def _check(group: str, name: str, start_world: int, min_world: int, timeout: float | None) -> None:
+    check_timeout(timeout)
+    text: Any  # the callers are not all type-checked
+    number: Any
+    for what, text, shortest in (("group", group, 1), ("name", name, 0)):
+        if not isinstance(text, str) or not shortest <= len(text) <= DEFAULT.name_chars or not text.isprintable():
+            raise ConfigError(
+                f"{what} cannot be used", who=f"connect({what}=...)",
+                expected=f"{shortest} to {DEFAULT.name_chars} printable characters", got=repr(text)[:200],
+            )  # fmt: skip
+    for what, number in (("min_world", min_world), ("start_world", start_world)):
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= DEFAULT.group_members:
+            raise ConfigError(
+                f"{what} cannot be used", who=f"connect({what}=...)",
+                expected=f"a whole number from 1 to {DEFAULT.group_members}", got=repr(number),
+            )  # fmt: skip
+    if start_world < min_world:
+        raise ConfigError(
+            "a group cannot start below min_world", who="connect(start_world=...)",
+            expected=f"at least min_world, {min_world}", got=str(start_world),
+        )  # fmt: skip
+
+
+def _where(socket: str | os.PathLike[str] | None, master: str | None) -> tuple[str, str | None]:
+    """(path of the socket, master of a private daemon or None)."""
+    if socket is not None and master is not None:
+        raise ConfigError(
+            "socket and master exclude each other", who="connect",
+            expected="socket= of a running daemon, or master= for a private one", got="both",
+        )  # fmt: skip
+    if socket is None and master is None and not os.environ.get("WANCOLL_SOCKET"):
+        master = os.environ.get("WANCOLL_MASTER") or None
+    if master is not None:
+        split_address(master, what="master")
+        return "", master
+    return os.fspath(socket) if socket is not None else default_socket(), None
+
+
+def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None) -> Connection:
+    """Connect, say what is wanted, take the arena."""
+    sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+    fds: list[int] = []
+    try:
+        sock.settimeout(DEFAULT.local_handshake_timeout)
+        try:
+            sock.connect(path)
+            sock.sendall(frame(attach))
+            answer = _answer(sock, path, fds)
+        except OSError as bad:
+            raise _no_daemon(path, bad) from bad
+        who = f"peer daemon {answer.daemon!r} at {path}"
+        if len(fds) != 1:
+            raise ProtocolError("sent no arena", who=who, expected="one file descriptor", got=str(len(fds)))
+        size = os.fstat(fds[0]).st_size
+        if size != answer.arena_bytes:
+            raise ProtocolError(
+                "sent an arena of another size", who=who, expected=str(answer.arena_bytes), got=str(size)
+            )
+        arena = Arena(fds.pop(), size)
+        sock.setblocking(True)
+        channel = Channel(sock, who, DEFAULT.message_bytes)
+        return Connection(attach.group, channel, arena, private)
+    except BaseException:
+        sock.close()
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+def _answer(sock: sockets.socket, path: str, fds: list[int]) -> m.Attached:
+    """The daemon's Attached, and not a byte more; the descriptors that come with it go to *fds*."""
+    who = f"the process at {path}"
+    header = _exactly(sock, HEADER_BYTES, fds)
+    body = _exactly(sock, body_length(header, DEFAULT.message_bytes, who=who), fds)
+    answer = decode_body(body, m.FromDaemon, who=who)
+    if isinstance(answer, m.Failure):
+        raise rebuild(answer)
+    if not isinstance(answer, m.Attached):
+        raise ProtocolError("sent a message out of place", who=who, expected="Attached", got=type(answer).__name__)
+    return answer
+
+
+def _exactly(sock: sockets.socket, size: int, fds: list[int]) -> bytes:
+    data = b""
+    while len(data) < size:
+        more, got, _, _ = sockets.recv_fds(sock, size - len(data), 4, sockets.MSG_CMSG_CLOEXEC)
+        fds += got
+        if not more:
+            raise ConnectionResetError("it closed the connection during the handshake")
+        data += more
+    return data
+
+
+def _no_daemon(path: str, bad: OSError) -> PeerDaemonLost | ConfigError:
+    if len(os.fsencode(path)) > 107:
+        return ConfigError(
+            "the path is too long for a unix socket", who="connect(socket=...)", expected="at most 107 bytes",
+            got=f"{len(os.fsencode(path))}: {path}",
+        )  # fmt: skip
+    return PeerDaemonLost(
+        "no peer daemon answers",
+        who=f"connect(socket={path!r})",
+        expected="a running `wancoll peer` at that path",
+        got=str(bad) or type(bad).__name__,
+        hint=f"run `wancoll peer --master HOST:PORT --socket {path}`, or pass master='HOST:PORT' for a private one",
+    )
+
+
+def _after_fork() -> None:
+    for connection in list(_open):
+        connection.disown()
+    _open.clear()
+
+
+def _at_exit() -> None:
+    for connection in list(_open):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,307 @@
+"""The connection to the peer daemon: posting calls, waiting for answers, and how it ends. Plain blocking Python.
+
+Threads: any number may post and wait at the same time. Calls are posted one after the other; of the threads that wait,
+one reads the socket for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from typing import Any
+
+from wancoll.client.channel import Channel, frame
+from wancoll.client.memory import Arena
+from wancoll.client.private import PrivateDaemon
+from wancoll.client.work import Work, as_failure, rebuild
+from wancoll.errors import ConfigError, ProtocolError, WancollError
+from wancoll.limits import DEFAULT
+from wancoll.wire import messages as m
+
+_READ_WHILE_POSTING = 128  # pending calls from which on a call also takes in the answers that are there
+_CLOSE_SECONDS = 5.0  # close() waits this long for a thread that is reading
+
+
+class Connection:
+    """One member's connection.
+
+    Args:
+        group: the group's name.
+        channel: after the handshake.
+        arena: shared with the daemon.
+        private: the daemon, if it ends with this connection.
+
+    Attributes:
+        place: rank and members of the current epoch.
+    """
+
+    place: m.EpochInfo
+
+    def __init__(self, group: str, channel: Channel, arena: Arena, private: PrivateDaemon | None) -> None:
+        self.group, self.arena = group, arena
+        self._channel, self._private = channel, private
+        self._pid = os.getpid()
+        self._over: m.Failure | None = None  # why the connection is over
+        self._pending: dict[int, Work] = {}  # posted, not finished; in program order
+        self._last_id = 0
+        self._posting = threading.Lock()
+        self._turn = threading.Condition(threading.Lock())
+        self._reading = False  # some thread reads the socket; guarded by _turn
+
+    @property
+    def pending(self) -> tuple[Work, ...]:
+        """Calls that are not finished, in program order."""
+        return tuple(self._pending.values())
+
+    @property
+    def state(self) -> str:
+        """For people: the place in the group, or why there is none."""
+        if self._over is not None:
+            return f"over ({self._over.error})"
+        return f"rank {self.place.rank} of {len(self.place.members)}, epoch {self.place.epoch}"
+
+    def await_place(self, deadline: float | None) -> None:
+        """Block until the group's first epoch stands, or this joiner has been admitted.
+
+        Raises:
+            TimeoutError: not by *deadline*, a time.monotonic().
+            WancollError: refused, or the connection is gone.
+        """
+        while not hasattr(self, "place"):
+            if self._over is not None:
+                raise rebuild(self._over)
+            left = _left(deadline)
+            if left is not None and left <= 0:
+                raise TimeoutError(
+                    f"group {self.group!r} did not take this member in by the time given: {self._channel.who} waits for "
+                    "more members, or for the group's next update_membership(); `wancoll status` shows which"
+                )
+            self._step(None, left)
+
+    # ---- posting -------------------------------------------------------------------------------------
+
+    def post(self, work: Work, deadline: float | None = None) -> None:
+        """Send a call to the daemon; an answer will finish it.
+
+        Raises:
+            ConfigError: its memory is in use, or the arena is full; nothing was sent.
+            TimeoutError: the daemon did not take it in time; nothing was sent.
+            WancollError: the connection is over.
+        """
+        self.check_usable()
+        pending = self._pending
+        if len(pending) >= _READ_WHILE_POSTING:
+            self._step(None, 0)
+            while len(pending) >= DEFAULT.ops_in_flight:
+                self._wait_for_room(work, deadline)
+        with self._posting:
+            placement = work.placement
+            if placement is not None:
+                for other in self.pending:
+                    if other.placement is not None and placement.overlaps(other.placement):
+                        raise _in_use(work, other)
+                placement.prepare()
+            while not self._send(work):
+                self._wait_for_room(work, deadline)
+
+    def _send(self, work: Work) -> bool:
+        number = self._last_id + 1
+        d, p = work.descriptor, work.placement
+        front, back = (p.front, p.back) if p is not None else (0, 0)
+        data = frame(m.Post(number, d.kind, d.dtype, d.op, d.count, d.codec, d.algorithm, d.on_failure, front, back))
+        sent: list[int] = []
+        work.id = number
+        work.posted_at = time.monotonic()
+        try:
+            self._pending[number] = work
+            self.check_usable()  # after it is among the pending: whoever ends the connection meanwhile fails it too
+            self._channel.send(data, sent)
+        except BlockingIOError:
+            return False
+        except OSError:
+            sent.append(0)  # as good as sent: whoever reads finds out why the connection is gone
+        finally:
+            if sent:
+                self._last_id = number
+            else:
+                del self._pending[number]
+        return True
+
+    def _wait_for_room(self, work: Work, deadline: float | None) -> None:
+        """The daemon is behind: take in answers until it reads again."""
+        left = _left(deadline)
+        if left is not None and left <= 0:
+            raise TimeoutError(
+                f"{work.descriptor} of group {self.group!r} was not posted in time: "
+                f"{len(self._pending)} calls are pending"
+            )
+        if len(self._pending) >= DEFAULT.ops_in_flight:
+            self._step(None, left)
+        else:
+            self._channel.wait_ready(left)
+            self._step(None, 0)
+
+    # ---- waiting -------------------------------------------------------------------------------------
+
+    def wait(self, work: Work, timeout: float | None) -> None:
+        """Return once *work* is finished.
+
+        Raises:
+            TimeoutError: it is not, after *timeout* seconds.
+        """
+        check_timeout(timeout)
+        self._check_process()
+        deadline = _deadline(timeout)
+        while not work.finished:
+            left = _left(deadline)
+            self._step(work, left if left is None else max(0.0, left))
+            if left is not None and left <= 0 and not work.finished:
+                raise self._still_pending(work)
+
+    def _still_pending(self, work: Work) -> TimeoutError:
+        error = TimeoutError(
+            f"{work.descriptor} of group {self.group!r}, call {work.id} of member {self.place.member!r}, is still "
+            f"pending {time.monotonic() - work.posted_at:.3f} s after it was posted; nothing is lost: .work.wait() goes "
+            "on waiting"
+        )
+        error.work = work  # type: ignore[attr-defined]
+        return error
+
+    def poll(self, work: Work) -> None:
+        """Take in what is there, unless another thread reads."""
+        self._check_process()
+        self._step(work, 0)
+
+    def _step(self, work: Work | None, timeout: float | None) -> None:
+        """Read the socket once, or, while another thread reads, wait until it has; nothing if *work* is finished."""
+        mine = False
+        try:
+            with self._turn:
+                if work is not None and work.finished:
+                    return
+                if self._reading:
+                    self._turn.wait(timeout)
+                    return
+                self._reading = mine = True
+            if self._over is None:
+                self._channel.receive(self._handle, timeout)
+            else:
+                self._end(self._over)  # whoever came first may have been interrupted
+        except WancollError as bad:
+            self._end(as_failure(bad))
+        finally:
+            if mine:
+                with self._turn:
+                    self._reading = False
+                    self._turn.notify_all()
+
+    def _handle(self, message: Any) -> None:
+        """One message of the daemon. May see a message twice if it was interrupted."""
+        if isinstance(message, m.Result) or (isinstance(message, m.Failure) and message.id):
+            work = self._pending.get(message.id)
+            if work is not None:
+                work.finish(message)
+                self._pending.pop(message.id, None)
+        elif isinstance(message, m.EpochInfo):
+            self.place = message
+        elif isinstance(message, m.Failure):
+            self._end(message)
+        else:
+            raise ProtocolError(
+                "sent a message out of place", who=self._channel.who, expected="Result, Failure or EpochInfo",
+                got=type(message).__name__,
+            )  # fmt: skip
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Detach, fail what is pending, stop a private daemon. Safe to call again."""
+        if os.getpid() != self._pid:
+            return
+        with contextlib.suppress(OSError):  # full or gone: closing says the same
+            self._channel.send(frame(m.Detach()), [])
+        self._over = self._over or as_failure(_closed(self.group))
+        self._channel.shutdown()  # wakes a thread that reads
+        with self._turn:
+            self._turn.wait_for(lambda: not self._reading, _CLOSE_SECONDS)
+        self._step(None, 0)
+        self._channel.close()
+        if self._private is not None:
+            self._private.stop()
+
+    def _end(self, why: m.Failure) -> None:
+        """The connection is over. Only for the thread that reads. Doing it again is harmless.
+
+        The daemon may still write to the blocks of pending calls, so no block is used again.
+        """
+        if self._over is None:
+            self._over = self._private.explain(why) if self._private is not None else why
+        self.arena.close()
+        for work in self.pending:
+            work.finish(self._over)
+            self._pending.pop(work.id, None)
+
+    def check_usable(self) -> None:
+        """Raise why this connection cannot be used, if so."""
+        self._check_process()
+        if self._over is not None:
+            raise rebuild(self._over)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                "a communicator belongs to the process that connected",
+                who=f"group {self.group!r}",
+                expected=f"process {self._pid}",
+                got=f"its child {os.getpid()}",
+                hint="connect in the child, under another name",
+            )
+
+    def disown(self) -> None:
+        """In a forked child: let go of everything, so that the parent's end is seen even while the child lives."""
+        self._channel.close()
+        self.arena.disown()
+        if self._private is not None:
+            self._private.disown()
+
+
+def check_timeout(timeout: Any) -> None:
+    """Refuse what is not a number of seconds.
+
+    Raises:
+        ConfigError: negative, NaN, or no number.
+    """
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise ConfigError(
+            "timeout cannot be used",
+            who="timeout",
+            expected="seconds, 0 or more, or None for no limit",
+            got=repr(timeout),
+        )
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None or math.isinf(timeout) else time.monotonic() + timeout
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()
+
+
+def _in_use(work: Work, other: Work) -> ConfigError:
+    return ConfigError(
+        "the memory is in use by a call that is not finished",
+        who=str(work.descriptor),
+        expected="a tensor that no pending call writes, and an out that none uses",
+        got=f"memory of call {other.id}, {other.descriptor}",
+        hint="wait() for that call first",
+    )
+
+
+def _closed(group: str) -> ConfigError:
+    return ConfigError(
+        "the communicator is closed", who=f"group {group!r}", hint="connect again to rejoin as a new member"
+    )

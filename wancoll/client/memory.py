@@ -1,0 +1,290 @@
+"""The client's side of the arena: blocks of shared memory, who holds them, and which file pages they show.
+
+A block is a range of addresses bound to an equally long range of the arena's file, which is what the daemon
+knows. A commit in place exchanges the ranges of two blocks. Blocks that nobody holds stay bound and warm for the
+next of their size, up to a bound; what is beyond gives its memory back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right, insort
+from collections import deque
+from typing import Any
+
+from wancoll._native import ffi, lib
+from wancoll.client.ranges import Ranges
+from wancoll.errors import ConfigError
+from wancoll.limits import MIB
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+LARGE = 2 * MIB  # from here on aligned such that page tables move as a whole
+EXCHANGE_BYTES = 1 * MIB  # below, copying is as fast as exchanging pages (both about 20 us; 64 MiB: 3000 us against 80)
+IDLE_BYTES = 256 * MIB  # kept warm at least, if it was ever used
+
+
+def size_class(nbytes: int) -> int:
+    """Size of the block that holds *nbytes*: a power of two, from LARGE on four sizes for each doubling.
+
+    Only touched pages take memory, so the rounding costs address space alone.
+    """
+    if nbytes <= LARGE:
+        return max(PAGE, 1 << max(0, nbytes - 1).bit_length())
+    step = max(LARGE, 1 << ((nbytes - 1).bit_length() - 3))
+    return -(-nbytes // step) * step
+
+
+class Block:
+    """Addresses that show a part of the arena's file.
+
+    Attributes:
+        pages: the wc_block; its offset changes when pages are exchanged.
+        address: of the first byte, for good.
+        nbytes: size, for good.
+        used: bytes that the holder asked for.
+        stamp: when it was last given back; counts up.
+    """
+
+    __slots__ = ("address", "nbytes", "pages", "stamp", "used")
+
+    def __init__(self, address: int, offset: int, nbytes: int) -> None:
+        self.pages = ffi.new("wc_block *", (address, offset, nbytes))
+        self.address, self.nbytes = address, nbytes
+        self.used = self.stamp = 0
+
+    @property
+    def offset(self) -> int:
+        """Where in the arena's file the block's first byte is now."""
+        return int(self.pages.offset)
+
+
+class Lease:
+    """Holds a block; the block goes back when the last reference to this is gone."""
+
+    __slots__ = ("arena", "block")
+
+    def __init__(self, arena: Arena, block: Block) -> None:
+        self.arena, self.block = arena, block
+
+    def __del__(self) -> None:
+        self.arena.give_back(self.block)
+
+
+class ArrayMemory:
+    """The base of an array from Communicator.empty(): numpy holds it, it holds the block."""
+
+    __slots__ = ("__array_interface__", "_lease")
+
+    def __init__(self, lease: Lease, nbytes: int) -> None:
+        self._lease = lease
+        self.__array_interface__: dict[str, Any] = {
+            "data": (lease.block.address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class Arena:
+    """One connection's arena.
+
+    Args:
+        fd: the arena's file, owned from here on.
+        nbytes: its size.
+
+    Raises:
+        ConfigError: the process may not have that much address space.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self._fd, self.nbytes = fd, nbytes
+        self._base = 0
+        address = ffi.new("uint64_t *")
+        # The second half is the spare room that exchanging needs for a moment.
+        error = lib.wc_pages_reserve(2 * nbytes, address)
+        if error:
+            os.close(fd)
+            raise ConfigError(
+                "the arena cannot be mapped",
+                who="wancoll client",
+                expected=f"{2 * nbytes} bytes of address space",
+                got=os.strerror(-error),
+                hint="raise `ulimit -v`, or start the daemon with a smaller --arena-bytes",
+            )
+        self._base = int(address[0])
+        self._spare = self._base + nbytes
+        self._addresses, self._offsets = Ranges(nbytes), Ranges(nbytes)
+        self._starts: list[int] = []  # addresses of all blocks, sorted
+        self._blocks: dict[int, Block] = {}  # address -> block
+        self._idle: dict[int, dict[Block, None]] = {}  # size -> blocks nobody holds, the last one is the warmest
+        self._returned: deque[Block] = deque()  # given back, not in _idle yet
+        self._lock = threading.Lock()
+        self._stamp = 0
+        self._leased = self._peak = 0  # bytes of blocks that are held; their recent maximum
+        self._closed = False
+
+    # ---- taking and giving back ----------------------------------------------------------------------
+
+    def take(self, nbytes: int, size: int | None = None) -> Lease:
+        """A block for *nbytes* bytes, with undefined contents.
+
+        Args:
+            nbytes: how many will be used.
+            size: exact size of the block, from size_class(); chosen if left out.
+
+        Raises:
+            ConfigError: the arena is full.
+        """
+        size = size or size_class(nbytes)
+        with self._lock:
+            self._settle()
+            warm = self._idle.get(size)
+            block = next(reversed(warm)) if warm else self._bind(size, nbytes)
+            # First the lease, then the removal: whatever is interrupted in between gives the block back.
+            lease = Lease(self, block)
+            block.used = nbytes
+            if warm:
+                del warm[block]
+            self._leased += size
+            self._peak = max(self._leased, self._peak - self._peak // 1024)
+        return lease
+
+    def give_back(self, block: Block) -> None:
+        """Called by the lease, in whatever thread and at whatever moment it dies."""
+        if self._closed:
+            lib.wc_pages_discard(block.pages, self._fd)
+            return
+        self._returned.append(block)
+        if block.nbytes >= LARGE and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def find(self, address: int, nbytes: int) -> Block | None:
+        """The block that holds these bytes, if they lie in the arena."""
+        if not self._base <= address < self._spare:
+            return None
+        at = bisect_right(self._starts, address) - 1
+        block = self._blocks.get(self._starts[at]) if at >= 0 else None
+        return block if block is not None and address + nbytes <= block.address + block.nbytes else None
+
+    def _settle(self) -> None:
+        returned = self._returned
+        if not returned or self._closed:
+            return
+        while returned:
+            block = returned[0]
+            self._stamp += 1
+            block.stamp = self._stamp
+            if self._blocks.get(block.address) is block:  # else it was abandoned
+                self._idle.setdefault(block.nbytes, {})[block] = None
+            returned.popleft()  # last: whoever is interrupted before this does it again
+            self._leased -= block.nbytes
+        keep = max(IDLE_BYTES, self._peak - self._leased)
+        if self.idle_bytes > keep:
+            self._trim(keep)
+
+    def _trim(self, keep: int) -> None:
+        """Give idle blocks back to the system, the coldest first, until *keep* bytes are left."""
+        idle = self.idle_bytes
+        for block in sorted((b for blocks in self._idle.values() for b in blocks), key=lambda b: b.stamp):
+            if idle <= keep:
+                break
+            self._unbind(block)
+            idle -= block.nbytes
+
+    # ---- address space and file space ----------------------------------------------------------------
+
+    def _bind(self, size: int, nbytes: int) -> Block:
+        align = LARGE if size >= LARGE else PAGE
+        for attempt in (1, 2):
+            address, offset = self._addresses.take(size, align), self._offsets.take(size, align)
+            if address is not None and offset is not None:
+                block = Block(self._base + address, offset, size)
+                error = lib.wc_pages_bind(block.pages, self._fd)
+                if not error:
+                    self._blocks[block.address] = block
+                    insort(self._starts, block.address)
+                    return block
+                got = os.strerror(-error)
+            else:
+                got = f"{self._offsets.free} bytes free, in pieces" if self._offsets.free >= size else "it is full"
+            if address is not None:
+                self._addresses.give(address, size)
+            if offset is not None:
+                self._offsets.give(offset, size)
+            if attempt == 1:
+                self._trim(0)
+        raise ConfigError(
+            "the arena has no room",
+            who=f"a block for {nbytes} bytes",
+            expected=f"{size} bytes free of the arena's {self.nbytes}",
+            got=got,
+            hint="drop arrays from empty(), wait for pending calls, or start the daemon with a larger --arena-bytes",
+        )
+
+    def _unbind(self, block: Block) -> None:
+        del self._idle[block.nbytes][block]
+        del self._blocks[block.address]
+        self._starts.remove(block.address)
+        lib.wc_pages_discard(block.pages, self._fd)
+        self._addresses.give(block.address - self._base, block.nbytes)
+        self._offsets.give(block.offset, block.nbytes)
+
+    def exchange(self, a: Block, b: Block, wanted: int) -> bool:
+        """Let *a* show what *b* shows, the file from offset *wanted* on, and the other way round; again is harmless.
+
+        Returns:
+            False if the system refused: nothing has changed then.
+        """
+        status = lib.wc_pages_exchange(a.pages, b.pages, wanted, self._spare, self._fd)
+        if status > 0:
+            self._abandon(b)
+        return bool(status >= 0)
+
+    def _abandon(self, block: Block) -> None:
+        """*block* shows what another one owns: never use its addresses again, nor its part of the file."""
+        with self._lock:
+            if self._blocks.pop(block.address, None) is not None:
+                self._starts.remove(block.address)
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """No block will be handed out or reused again; arrays stay readable. Safe to call again."""
+        with self._lock:
+            self._settle()
+            self._closed = True
+            for blocks in self._idle.values():
+                for block in blocks:
+                    lib.wc_pages_discard(block.pages, self._fd)
+            self._idle.clear()
+
+    def disown(self) -> None:
+        """In a forked child: the file is the parent's; never change it."""
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        self._closed = True
+        os.close(self._fd)
+        self._fd = -1
+
+    @property
+    def idle_bytes(self) -> int:
+        """Size of the blocks that wait for their next use."""
+        return sum(size * len(blocks) for size, blocks in self._idle.items())
+
+    @property
+    def leased_bytes(self) -> int:
+        """Size of the blocks that are held."""
+        return self._leased
+
+    def resident_bytes(self) -> int:
+        """Memory that the arena's file takes."""
+        return os.fstat(self._fd).st_blocks * 512
+
+    def __del__(self) -> None:
+        if self._base:
+            lib.wc_pages_release(self._base, 2 * self.nbytes)
+            if self._fd >= 0:
+                os.close(self._fd)
