@@ -298,7 +298,7 @@ def _version() -> str:
 
 def encode_epochs(epoch: m.Epoch, mids: list[int]) -> list[bytes]:
     """The frames of *epoch* for each of *mids*: all but the one field is encoded once, since worlds may be large."""
-    tag, group, _, *rest = msgspec.to_builtins(epoch)
+    tag, group, _, *rest = msgspec.to_builtins(epoch, builtin_types=(bytes,))
     packer = msgpack.Packer(use_bin_type=True)
     head = packer.pack_array_header(3 + len(rest)) + packer.pack(tag) + packer.pack(group)
     tail = b"".join(packer.pack(each) for each in rest)

@@ -49,7 +49,7 @@ def open_listener(listen: str, backlog: int = 512) -> socket.socket:
 def tune(sock: Any, congestion_control: str, limits: Limits) -> None:
     """Options of a connected lane's socket; *congestion_control* "" keeps the system's."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0xFFFFFFFF)  # trio sets 16 KiB, which starves a lane
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which starves a lane
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.lane_timeout * 1000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = max(1, int(limits.lane_timeout))
