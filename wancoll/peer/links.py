@@ -215,7 +215,7 @@ class LinkHub:
         since = trio.current_time()
         pause = limits.redial_interval
         with scope:
-            while not link.up:
+            while not link.up and not link.closed:  # closed: before this task had its first turn
                 if link.dials:
                     reason = await self._dial(link)
                 else:
@@ -252,19 +252,17 @@ class LinkHub:
         reasons: list[str] = []
         async with trio.open_nursery() as nursery:
             for lane in range(epoch.lanes):
-                nursery.start_soon(self._dial_lane, link, engine_id, lane, reasons)
+                hello = m.LaneHello(
+                    PROTOCOL_VERSION, epoch.group, epoch.key, link.owner.mid, link.other.mid, lane, link.generation
+                )
+                nursery.start_soon(self._dial_lane, link, engine_id, hello, reasons)
         if link.up:
             return ""
         if link.engine_id == engine_id:
             self._drop_connections(link)
         return reasons[0] if reasons else "the link broke while it was being made"
 
-    async def _dial_lane(self, link: Link, engine_id: int, lane: int, reasons: list[str]) -> None:
-        assert link.owner.epoch is not None
-        epoch = link.owner.epoch
-        hello = m.LaneHello(
-            PROTOCOL_VERSION, epoch.group, epoch.key, link.owner.mid, link.other.mid, lane, link.generation
-        )
+    async def _dial_lane(self, link: Link, engine_id: int, hello: m.LaneHello, reasons: list[str]) -> None:
         try:
             with trio.fail_after(self._limits.connect_timeout):
                 stream = await dial(link.other.addresses, self._limits.connect_timeout)
@@ -280,7 +278,7 @@ class LinkHub:
             elif link.engine_id != engine_id or link.closed:
                 stream.socket.close()
             else:
-                self._attach(link, lane, stream)
+                self._attach(link, hello.lane, stream)
 
     async def _greet_or_close(self, stream: trio.SocketStream, hello: m.LaneHello, who: str) -> str:
         try:
