@@ -30,6 +30,7 @@ enum {
     WC_MAX_LANES = 256,
     WC_MAX_WORKERS = 64,
     WC_MAX_TRANSFERS = 1 << 16,
+    WC_PART_FRAMES = 8,           /* shorter parts get shorter frames, so that a ring's steps overlap */
     WC_BUCKETS = 256,
 };
 
@@ -49,6 +50,7 @@ struct wc_part {
     wc_lane *lane;
     uint64_t begin, end, cursor;  /* bytes of the tensor; cursor: framed (send), reduced or copied (recv) */
     uint32_t worker;
+    uint32_t segment;             /* send: frames end at absolute multiples of it */
     uint16_t step;
     uint8_t direction, action;
     bool queued;                  /* in a FIFO */

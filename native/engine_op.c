@@ -62,6 +62,16 @@ static bool op_valid(const wc_engine *engine, const wc_op *op)
     return true;
 }
 
+/* The sender's choice: long frames cost less, several per part let the next rank begin while the rest is on its way. */
+static uint32_t part_segment(const wc_engine *engine, const wc_part *part)
+{
+    uint64_t wanted = (part->end - part->begin) / WC_PART_FRAMES;
+    wanted += WC_DIGEST_BLOCK - 1 - (wanted + WC_DIGEST_BLOCK - 1) % WC_DIGEST_BLOCK;
+    if (wanted < WC_DIGEST_BLOCK)
+        wanted = WC_DIGEST_BLOCK;
+    return wanted < engine->config.segment ? (uint32_t)wanted : engine->config.segment;
+}
+
 /* Fills in the parts of all transfers. `first` gets, per transfer, the index of its first part. */
 static void make_parts(wc_engine *engine, wc_work *work, size_t *first)
 {
@@ -80,6 +90,7 @@ static void make_parts(wc_engine *engine, wc_work *work, size_t *first)
             part->worker = lane % engine->config.workers;
             part->begin = part->cursor = part_cut(t->offset, t->length, count, p);
             part->end = part_cut(t->offset, t->length, count, p + 1);
+            part->segment = part_segment(engine, part);
             part->step = t->step;
             part->direction = t->direction;
             part->action = t->action;

@@ -8,10 +8,10 @@
 #include <sys/uio.h>
 
 /* Where the next frame of part ends. False: not all of its bytes are there yet. Frames end at absolute multiples of the
-   segment, so that small progress does not make small frames. */
-static bool frame_end(const wc_part *part, uint64_t segment, uint64_t *end)
+   part's segment, so that small progress does not make small frames. */
+static bool frame_end(const wc_part *part, uint64_t *end)
 {
-    uint64_t boundary = (part->cursor / segment + 1) * segment;
+    uint64_t boundary = (part->cursor / part->segment + 1) * part->segment;
     *end = boundary < part->end ? boundary : part->end;
     if (!part->after)
         return true;
@@ -56,7 +56,7 @@ static void fill(wc_lane *lane)
     while (lane->tx_count < WC_TX_FRAMES && bytes < WC_TX_BATCH) {
         wc_part *part = lane->sends.head;
         uint64_t end;
-        if (!part || !frame_end(part, lane->worker->engine->config.segment, &end))
+        if (!part || !frame_end(part, &end))
             return;
         make_frame(lane, part, end);
         bytes += sizeof(wc_frame) + lane->tx[lane->tx_count - 1].header.length;

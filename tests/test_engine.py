@@ -1,0 +1,569 @@
+"""Real engines in one process over loopback TCP: bits, lanes, epochs, cancels, mismatches and hostile bytes."""
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wancoll.collective import DType, ReduceOp
+from wancoll.engine import Cancelled, Done, Engine, LaneDown, LaneStatistics, Mismatch, crc32c, hash64, kernel_name
+from wancoll.errors import ConfigError
+from wancoll.schedule import reference
+from wancoll.schedule.plan import Action, Direction, Schedule, Transfer, chunk_bounds
+from wancoll.schedule.ring import ring_all_reduce
+
+KIB = 1024
+DEADLINE = 20.0
+FINGERPRINT = 0xF00D
+HEADER = struct.Struct("<IBBHQQQQII")
+MAGIC = 0x4C434E57
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        a = socket.create_connection(listener.getsockname())
+        b, _ = listener.accept()
+    return a, b
+
+
+def hand_over(sock: socket.socket) -> int:
+    sock.setblocking(False)
+    return sock.detach()
+
+
+def wait_for(engine: Engine, kind: type, timeout: float = DEADLINE) -> Any:
+    """The first event of that kind; everything that comes with it or before it is dropped."""
+    end = time.monotonic() + timeout
+    while (left := end - time.monotonic()) > 0:
+        if select.select([engine.fd], [], [], left)[0]:
+            for event in engine.events():
+                if isinstance(event, kind):
+                    return event
+    raise TimeoutError(f"no {kind.__name__} within {timeout} s")
+
+
+def wait_until(condition: Any) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, "the condition does not come true"
+        time.sleep(0.001)
+
+
+def statistics(engine: Engine, link: int, lane: int = 0) -> LaneStatistics:
+    found = engine.statistics(link, lane)
+    assert found is not None
+    return found
+
+
+class Ring:
+    """Engines that stand for the ranks of one group. Link ids are 100 + the other's rank."""
+
+    def __init__(self, world: int, lanes: int = 3, **config: Any) -> None:
+        self.world, self.lanes, self.epoch, self.seq = world, lanes, 1, 0
+        self.kept: list[Any] = []  # the engines know addresses only
+        self.engines = [
+            Engine(**{"segment": 64 * KIB, "stripe": 64 * KIB, "workers": 2, **config}) for _ in range(world)
+        ]
+        for rank, engine in enumerate(self.engines):
+            for other in range(rank):
+                engine.open_link(100 + other, lanes, 1)
+                self.engines[other].open_link(100 + rank, lanes, 1)
+                for lane in range(lanes):
+                    a, b = tcp_pair()
+                    engine.attach_lane(100 + other, lane, hand_over(a))
+                    self.engines[other].attach_lane(100 + rank, lane, hand_over(b))
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+    def post(
+        self,
+        rank: int,
+        seq: int,
+        front: Any,
+        back: Any,
+        dtype: DType,
+        op: ReduceOp,
+        *,
+        ring: list[int] | None = None,
+        **numbers: int,
+    ) -> None:
+        self.kept += [front, back]
+        members = list(range(self.world)) if ring is None else ring
+        n, me = len(members), members.index(rank)
+        prepared = self.engines[rank].prepare(
+            ring_all_reduce(me, n),
+            {place: 100 + other for place, other in enumerate(members)},
+            chunk_bounds(front.size, n),
+            dtype=dtype,
+            op=op,
+            count=front.size,
+            world_size=n,
+            lanes=self.lanes,
+        )
+        self.engines[rank].post(
+            prepared,
+            numbers.get("op_id", 1000 * self.epoch + seq),
+            self.epoch,
+            seq,
+            numbers.get("fingerprint", FINGERPRINT),
+            front.ctypes.data,
+            back.ctypes.data,
+        )
+
+    def all_reduce(self, inputs: list[Any], dtype: DType, op: ReduceOp) -> tuple[list[Any], list[Done]]:
+        self.seq += 1
+        backs = [np.full_like(front, 0x55) for front in inputs]
+        for rank, front in enumerate(inputs):
+            self.post(rank, self.seq, front, backs[rank], dtype, op)
+        return backs, [wait_for(engine, Done) for engine in self.engines]
+
+
+@contextmanager
+def ring_of(world: int, lanes: int = 3, **config: Any) -> Iterator[Ring]:
+    ring = Ring(world, lanes, **config)
+    try:
+        yield ring
+    finally:
+        ring.close()
+
+
+def random_bits(dtype: DType, count: int, seed: int) -> Any:
+    """Any bit pattern: NaNs, infinities, denormals and both zeros among them."""
+    bits = np.random.default_rng(seed).bytes(count * dtype.itemsize)
+    return np.frombuffer(bits, reference.storage(dtype)).copy()
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(a.tobytes() == b.tobytes())
+
+
+# ---- values ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 1025, 203530])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_every_bit_equals_the_reference(world: int, count: int) -> None:
+    with ring_of(world) as ring:
+        schedules = [ring_all_reduce(rank, world) for rank in range(world)]
+        for dtype in DType:
+            inputs = [random_bits(dtype, count, seed=world * 10 + rank) for rank in range(world)]
+            untouched = [front.copy() for front in inputs]
+            for op in ReduceOp:
+                expected = reference.execute(schedules, inputs, dtype, op)
+                backs, done = ring.all_reduce(inputs, dtype, op)
+                for back, want in zip(backs, expected, strict=True):
+                    assert same(back, want), (dtype, op)
+                assert {d.digest for d in done} == {reference.digest(expected[0].tobytes())}
+            assert all(same(front, before) for front, before in zip(inputs, untouched, strict=True))
+
+
+def test_bits_do_not_depend_on_lanes_workers_or_segment() -> None:
+    world, count = 3, 401_233
+    inputs = [random_bits(DType.float32, count, seed=rank) for rank in range(world)]
+    results = set()
+    for lanes in (1, 3, 8):
+        for workers in (1, 2):
+            for segment in (64 * KIB, 256 * KIB):
+                with ring_of(world, lanes, workers=workers, segment=segment) as ring:
+                    backs, done = ring.all_reduce(inputs, DType.float32, ReduceOp.avg)
+                    results |= {(back.tobytes(), d.digest) for back, d in zip(backs, done, strict=True)}
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_bytes_on_the_wire(world: int) -> None:
+    count = 4_000_000
+    inputs = [np.full(count, rank, np.float32) for rank in range(world)]
+    with ring_of(world, segment=256 * KIB, stripe=256 * KIB) as ring:
+        backs, done = ring.all_reduce(inputs, DType.float32, ReduceOp.sum)
+        assert all((back == sum(range(world))).all() for back in backs)
+        least, received = 2 * (world - 1) / world * count * 4, 0
+        for rank, d in enumerate(done):
+            assert least <= d.bytes_sent < least * 1.001
+            lanes = [
+                statistics(ring.engines[rank], 100 + other, lane)
+                for other in range(world)
+                if other != rank
+                for lane in range(ring.lanes)
+            ]
+            assert sum(lane.bytes_sent for lane in lanes) == d.bytes_sent
+            received += sum(lane.bytes_received for lane in lanes)
+        assert received == sum(d.bytes_sent for d in done)
+
+
+def test_pipelined_ops_finish_in_any_size() -> None:
+    world, ops = 3, 8
+    with ring_of(world) as ring:
+        inputs = [
+            [random_bits(DType.int32, 50_000 * k + k, seed=rank + k) for k in range(ops)] for rank in range(world)
+        ]
+        backs = [[np.zeros_like(front) for front in fronts] for fronts in inputs]
+        for rank in range(world):
+            for k in range(ops):
+                ring.post(rank, k + 1, inputs[rank][k], backs[rank][k], DType.int32, ReduceOp.sum)
+        for engine in ring.engines:
+            found: list[Any] = []
+            while len(found) < ops:
+                assert select.select([engine.fd], [], [], DEADLINE)[0]
+                found += engine.events()
+            assert sorted(d.op for d in found) == [1001 + k for k in range(ops)]
+        for k in range(ops):
+            want = sum(inputs[rank][k] for rank in range(world))
+            assert all(same(backs[rank][k], want) for rank in range(world))
+
+
+# ---- epochs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.001, 0.003, 0.01])
+def test_survivors_retry_in_the_same_memory_while_a_neighbour_does_not_read(moment: float) -> None:
+    count, lanes = 1_500_000, 3
+    with ring_of(2, lanes) as ring:
+        silent = []  # rank 2's ends: nobody ever reads them
+        for engine in ring.engines:
+            engine.open_link(102, lanes, 1)
+            for lane in range(lanes):
+                a, b = tcp_pair()
+                engine.attach_lane(102, lane, hand_over(a))
+                silent.append(b)
+        inputs = [random_bits(DType.int32, count, seed=rank) for rank in range(2)]
+        backs = [np.zeros_like(front) for front in inputs]
+        for rank in range(2):
+            ring.post(rank, 1, inputs[rank], backs[rank], DType.int32, ReduceOp.sum, ring=[0, 1, 2])
+            ring.post(rank, 2, inputs[rank], backs[rank], DType.int32, ReduceOp.sum, ring=[0, 1, 2], op_id=77)
+        time.sleep(moment)  # the point is that any moment will do
+        ring.epoch = 2
+        for rank, engine in enumerate(ring.engines):
+            engine.set_epoch(100 + 1 - rank, 2)
+            engine.set_epoch(102, 2)
+            engine.cancel(1001)
+            engine.cancel(77)
+            ring.post(rank, 1, inputs[rank], backs[rank], DType.int32, ReduceOp.sum)
+        want = inputs[0] + inputs[1]
+        for rank, engine in enumerate(ring.engines):
+            found: list[Any] = []
+            while len(found) < 3:
+                assert select.select([engine.fd], [], [], DEADLINE)[0]
+                found += engine.events()
+            assert sorted(e.op for e in found if isinstance(e, Cancelled)) == [77, 1001]
+            assert [e for e in found if isinstance(e, Done)] == [
+                Done(2001, reference.digest(want.tobytes()), found[-1].bytes_sent)
+            ]
+            assert same(backs[rank], want)
+        for sock in silent:
+            sock.close()
+
+
+def test_a_cancelled_op_leaves_its_memory_alone() -> None:
+    with ring_of(2) as ring:
+        front = random_bits(DType.int32, 2_000_000, seed=1)
+        back = np.zeros_like(front)
+        ring.post(0, 1, front, back, DType.int32, ReduceOp.sum)
+        ring.post(1, 1, front, np.zeros_like(front), DType.int32, ReduceOp.sum)
+        ring.engines[0].cancel(1001)
+        wait_for(ring.engines[0], Cancelled)
+        back[:] = 7
+        ring.engines[0].cancel(4711)
+        assert wait_for(ring.engines[0], Cancelled) == Cancelled(4711)
+        ring.close()
+        assert (back == 7).all()
+
+
+def test_a_mismatch_is_reported_once_and_ends_with_the_epoch() -> None:
+    with ring_of(2) as ring:
+        fronts = [random_bits(DType.int32, n, seed=n) for n in (70_000, 300)]
+        backs = [np.zeros_like(front) for front in fronts]
+        for rank in range(2):
+            ring.post(rank, 4, fronts[rank], backs[rank], DType.int32, ReduceOp.sum, fingerprint=50 + rank)
+        for rank, engine in enumerate(ring.engines):
+            assert wait_for(engine, Mismatch) == Mismatch(100 + 1 - rank, 1004, 4, 51 - rank)
+            assert not select.select([engine.fd], [], [], 0.05)[0]
+        ring.epoch, ring.seq = 2, 4
+        for rank, engine in enumerate(ring.engines):
+            engine.set_epoch(100 + 1 - rank, 2)
+            engine.cancel(1004)
+            wait_for(engine, Cancelled)
+        backs, _ = ring.all_reduce([fronts[0], fronts[0]], DType.int32, ReduceOp.sum)
+        assert same(backs[0], fronts[0] * 2)
+
+
+def test_a_lost_lane_is_named_and_can_be_attached_again() -> None:
+    with ring_of(2, 2) as ring:
+        a, b = tcp_pair()
+        ring.engines[0].attach_lane(101, 1, hand_over(a))  # replaces the good one: the other end of that sees its end
+        down = wait_for(ring.engines[1], LaneDown)
+        assert (down.link, down.lane, down.attachment) == (100, 1, 1)
+        ring.engines[1].attach_lane(100, 1, hand_over(b))
+        inputs = [random_bits(DType.int32, 300_000, seed=rank) for rank in range(2)]
+        backs, _ = ring.all_reduce(inputs, DType.int32, ReduceOp.sum)
+        assert same(backs[1], inputs[0] + inputs[1])
+        assert ring.engines[0].statistics(101, 2) is None
+        ring.engines[0].close_link(101)
+        assert wait_for(ring.engines[1], LaneDown).link == 100
+
+
+# ---- the wire, with this test as the neighbour -----------------------------------------------------------
+
+
+def frame(payload: bytes, *, epoch: int = 5, seq: int = 1, step: int = 0, offset: int = 0, **other: int) -> bytes:
+    length, flags = other.get("length", len(payload)), other.get("flags", 1)
+    fingerprint = other.get("fingerprint", FINGERPRINT)
+    head = HEADER.pack(MAGIC, 1, flags, step, epoch, seq, fingerprint, offset, length, 0)[:44]
+    return head + struct.pack("<I", crc32c(head + payload) if flags else 0) + payload
+
+
+class Neighbour:
+    """One engine whose link 9 ends here, at epoch 5."""
+
+    def __init__(self, **config: Any) -> None:
+        self.engine = Engine(**{"segment": 64 * KIB, **config})
+        self.engine.open_link(9, 1, 5)
+        self.socket, theirs = tcp_pair()
+        self.socket.settimeout(DEADLINE)
+        self.kept: list[Any] = []
+        self.engine.attach_lane(9, 0, hand_over(theirs))
+
+    def post(self, schedule: Schedule, front: Any, back: Any, *, op_id: int = 1, epoch: int = 5, seq: int = 1) -> None:
+        self.kept += [front, back]
+        prepared = self.engine.prepare(
+            schedule,
+            {1: 9},
+            [(0, front.size)],
+            dtype=DType.int32,
+            op=ReduceOp.sum,
+            count=front.size,
+            world_size=2,
+            lanes=1,
+        )
+        self.engine.post(prepared, op_id, epoch, seq, FINGERPRINT, front.ctypes.data, back.ctypes.data)
+
+    def read(self, n: int) -> bytes:
+        data = b""
+        while len(data) < n:
+            data += self.socket.recv(n - len(data))
+        return data
+
+
+@pytest.fixture
+def neighbour() -> Iterator[Neighbour]:
+    one = Neighbour()
+    yield one
+    one.socket.close()
+    one.engine.close()
+
+
+def send_and_end(sock: socket.socket, data: bytes) -> None:
+    with suppress(OSError):  # the engine may reset the connection before it has been told all
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+
+
+RECEIVE = (Transfer(Direction.recv, 1, 0, 0, Action.copy),)
+EXCHANGE = (
+    Transfer(Direction.send, 1, 0, 0, Action.front),
+    Transfer(Direction.recv, 1, 0, 0, Action.final),
+    Transfer(Direction.send, 1, 1, 0, Action.back, 1),
+)
+
+
+def test_frames_as_the_header_says(neighbour: Neighbour) -> None:
+    front = random_bits(DType.int32, 50_000, seed=3)
+    back = np.zeros_like(front)
+    neighbour.post(EXCHANGE[:1], front, back)
+    data, offset = front.tobytes(), 0
+    while offset < len(data):
+        head = neighbour.read(48)
+        magic, version, flags, step, epoch, seq, fingerprint, at, length, checksum = HEADER.unpack(head)
+        assert (magic, version, flags, step, epoch, seq, fingerprint, at) == (MAGIC, 1, 1, 0, 5, 1, FINGERPRINT, offset)
+        assert 0 < length <= 64 * KIB
+        payload = neighbour.read(length)
+        assert payload == data[at : at + length]
+        assert checksum == crc32c(head[:44] + payload)
+        offset += length
+    assert wait_for(neighbour.engine, Done).bytes_sent == len(data) + 48 * 4
+
+
+def test_a_send_runs_as_far_as_its_source_is_reduced(neighbour: Neighbour) -> None:
+    front = random_bits(DType.int32, 48 * KIB, seed=3)  # three frames
+    back = np.zeros_like(front)
+    other = random_bits(DType.int32, 48 * KIB, seed=4)
+    neighbour.post(EXCHANGE, front, back)
+    neighbour.read(3 * (48 + 64 * KIB))  # step 0
+    result = (front + other).tobytes()
+    for offset in range(0, 3 * 64 * KIB, 64 * KIB):
+        neighbour.socket.sendall(frame(other.tobytes()[offset : offset + 64 * KIB], offset=offset))
+        assert HEADER.unpack(neighbour.read(48))[3] == 1
+        assert neighbour.read(64 * KIB) == result[offset : offset + 64 * KIB]
+    wait_for(neighbour.engine, Done)
+
+
+def test_frames_split_anywhere_and_old_ones_are_dropped(neighbour: Neighbour) -> None:
+    values = random_bits(DType.int32, 3000, seed=5)
+    front, back = np.zeros_like(values), np.zeros_like(values)
+    neighbour.post(RECEIVE, front, back, seq=2)
+    stream = frame(b"old epoch", epoch=4, seq=9) + frame(b"given up", seq=1) + frame(values.tobytes(), seq=2)
+    neighbour.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for at in range(0, len(stream), 997):
+        neighbour.socket.sendall(stream[at : at + 997])
+    wait_for(neighbour.engine, Done)
+    assert same(back, values)
+    lane = statistics(neighbour.engine, 9)
+    assert (lane.frames_dropped, lane.frames_received, lane.bytes_received) == (2, 1, len(stream))
+
+
+def test_a_newer_frame_waits_until_this_end_has_learnt_of_it(neighbour: Neighbour) -> None:
+    values = random_bits(DType.int32, 100, seed=5)
+    back = np.zeros_like(values)
+    neighbour.socket.sendall(frame(values.tobytes(), epoch=6, seq=3))
+    wait_until(lambda: statistics(neighbour.engine, 9).parked)
+    neighbour.engine.set_epoch(9, 6)
+    neighbour.post(RECEIVE, values, back, epoch=6, seq=3)
+    wait_for(neighbour.engine, Done)
+    assert same(back, values)
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (b"\0" * 48, "magic"),
+        (frame(b"1234", length=0xFFFFFFFF), "4294967295 bytes"),
+        (frame(b"1234", length=64 * KIB + 4), "at most 65536"),
+        (frame(b"x" * 404, length=404), "404 bytes"),
+        (frame(b"123", length=3), "3 bytes"),
+        (frame(b"", length=0), "0 bytes"),
+        (frame(b"1234", offset=4), "offset 4"),
+        (frame(b"1234", offset=2**64 - 4), "offset 18446744073709551612"),
+        (frame(b"1234", step=1), "step 1"),
+        (frame(b"1234", flags=2), "flags 02"),
+        (frame(b"1234")[:-1] + b"5", "checksum"),
+        (frame(b"1234", epoch=4)[:-1] + b"5", "checksum"),
+        (frame(b"x" * 400)[:100], "within a frame"),
+        (b"GET / HTTP/1.1\r\n\r\n", "closed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bytes_that_break_the_protocol_close_the_lane(neighbour: Neighbour, bad: bytes, says: str) -> None:
+    front = np.zeros(100, np.int32)
+    back = np.zeros(300, np.int32)
+    neighbour.post(RECEIVE, front, back[100:200])
+    send_and_end(neighbour.socket, bad)
+    down = wait_for(neighbour.engine, LaneDown)
+    assert says in down.text
+    assert (down.link, down.lane) == (9, 0)
+    assert not statistics(neighbour.engine, 9).attached
+    neighbour.engine.cancel(1)
+    assert wait_for(neighbour.engine, Cancelled) == Cancelled(1)
+    assert not back[:100].any()
+    assert not back[200:].any()
+
+
+def test_a_bad_checksum_never_becomes_a_result(neighbour: Neighbour) -> None:
+    values = np.arange(100, dtype=np.int32)
+    back = np.zeros_like(values)
+    neighbour.post(RECEIVE, values, back)
+    damaged = bytearray(frame(values.tobytes()))
+    damaged[200] ^= 1
+    neighbour.socket.sendall(damaged)
+    assert "checksum" in wait_for(neighbour.engine, LaneDown).text
+    assert statistics(neighbour.engine, 9).checksum_failures == 1
+    assert not select.select([neighbour.engine.fd], [], [], 0.05)[0]
+
+
+@settings(max_examples=60)
+@given(
+    st.binary(min_size=1, max_size=300), st.sampled_from(["raw", "after a good header", "one bit"]), st.integers(0, 447)
+)
+def test_garbage_never_crashes_or_writes_elsewhere(garbage: bytes, how: str, bit: int) -> None:
+    one = Neighbour()
+    try:
+        memory = np.full(300, 0x5A5A5A5A, np.int32)
+        one.post(RECEIVE, memory[:100].copy(), memory[100:200])
+        good = bytearray(frame(np.zeros(100, np.int32).tobytes()))
+        if how == "after a good header":
+            garbage = bytes(good[:48]) + garbage
+        elif how == "one bit":
+            good[bit // 8] ^= 1 << bit % 8
+            garbage = bytes(good)
+        send_and_end(one.socket, garbage)
+        wait_for(one.engine, LaneDown)
+        assert (memory[:100] == 0x5A5A5A5A).all()
+        assert (memory[200:] == 0x5A5A5A5A).all()
+    finally:
+        one.socket.close()
+        one.engine.close()
+
+
+# ---- arguments, idling, functions ------------------------------------------------------------------------
+
+
+def test_arguments_are_refused_with_a_reason() -> None:
+    for bad in ({"workers": 0}, {"segment": 1000}, {"stripe": 0}, {"segment": 1 << 30}, {"workers": -1}):
+        with pytest.raises(ConfigError, match=f"{next(iter(bad))}="):
+            Engine(**bad)
+    with ring_of(2) as ring:
+        engine, front = ring.engines[0], np.zeros(10, np.int32)
+        with pytest.raises(ConfigError, match="link 101 cannot be opened"):
+            engine.open_link(101, 3, 1)
+        with pytest.raises(ConfigError, match="link 555"):
+            engine.set_epoch(555, 3)
+        ring.epoch = 3
+        with pytest.raises(ConfigError, match="epoch 3, seq 1"):
+            ring.post(0, 1, front, front.copy(), DType.int32, ReduceOp.sum)
+        with pytest.raises(ConfigError, match="rank 1"):
+            engine.prepare(
+                ring_all_reduce(0, 2),
+                {},
+                chunk_bounds(10, 2),
+                dtype=DType.int32,
+                op=ReduceOp.sum,
+                count=10,
+                world_size=2,
+                lanes=3,
+            )
+        a, b = tcp_pair()
+        with pytest.raises(ConfigError, match="lane 3"):
+            engine.attach_lane(101, 3, hand_over(a))
+        assert b.recv(1) == b""  # the engine closed what it was given
+        b.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.cancel(1)
+
+
+def test_an_engine_at_rest_costs_no_time(neighbour: Neighbour) -> None:
+    values = np.zeros(100, np.int32)
+    neighbour.post(EXCHANGE, values, values.copy())  # waits for the neighbour
+    neighbour.socket.sendall(frame(b"1234", epoch=6))  # and holds a frame of a newer epoch
+    wait_until(lambda: statistics(neighbour.engine, 9).parked)
+    before = time.process_time()
+    assert not select.select([neighbour.engine.fd], [], [], 0.3)[0]
+    assert time.process_time() - before < 0.03
+
+
+def test_closing_lets_go_of_descriptors_and_of_ops_under_way() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with ring_of(3) as ring:
+            front = np.zeros(500_000, np.int32)
+            for rank in range(2):  # rank 2 never comes
+                ring.post(rank, 1, front, np.zeros_like(front), DType.int32, ReduceOp.sum)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_crc_and_hash() -> None:
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
+    assert kernel_name() in ("generic", "avx2", "avx512", "neon")
+    for size in (0, 1, 17, 240, 241, 65536):
+        data = os.urandom(size)
+        assert hash64(data) == xxhash.xxh3_64_intdigest(data)
