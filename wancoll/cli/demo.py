@@ -44,7 +44,7 @@ def run(
             validator=between(LEAST_STEPS, 1_000_000),
             help="Steps of training, of 128 samples each. The kill comes half way, the join after 3 quarters.",
         ),
-    ] = 400,
+    ] = 800,
     seed: Annotated[
         int,
         Parameter(
@@ -80,7 +80,8 @@ def run(
     console.print(
         f"A small network learns handwritten digits in {steps} steps of {BATCH} samples, spread over {peers} peers on "
         f"this machine. One is killed in step {plan.kill_in}, another joins before step {plan.join_before}. A single "
-        "process does the same for comparison."
+        "process does the same for comparison.",
+        soft_wrap=not console.is_terminal,
     )
     signal.signal(signal.SIGTERM, _terminated)
     with Show(console, steps, verbose=verbose) as show:

@@ -127,7 +127,7 @@ class Outcome:
         table.add_row("steps lost", str(self.most_lost_steps) if self.most_lost_steps else "none", "")
         table.add_row("samples lost with the killed peer", f"{self.missed_samples} of {self.steps * BATCH}", "")
         table.add_row("from the kill to the next commit", f"{1000 * self.recovery:.1f} ms", "")
-        table.add_row("attempts of the operation that was hit", str(max((s.attempts for s in self.hit), default=0)), "")
+        table.add_row("attempts of that operation", str(max((s.attempts for s in self.hit), default=0)), "")
         same = f"yes, {len(finished)} x {finished[0].digest}" if len(digests) == 1 else "NO"
         table.add_row("replicas hold the same bytes", same, "")
         return table

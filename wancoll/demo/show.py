@@ -66,8 +66,7 @@ class Show:
     def killed(self, outcome: Outcome) -> None:
         """The SIGKILL has been sent."""
         self._line(
-            f"step {outcome.killed_in:4}: SIGKILL to {outcome.victim}, daemon and training process, in the middle of "
-            "the all-reduce",
+            f"step {outcome.killed_in:4}: SIGKILL in mid all-reduce: {outcome.victim}'s daemon and training process",
             "red",
         )
 
@@ -85,13 +84,15 @@ class Show:
 
     def _change(self, before: list[str], report: Stepped) -> None:
         names = report.contributors
-        what = [f"{name} left" for name in before if name not in names]
-        what += [f"{name} joined, and was handed parameters and momentum" for name in names if name not in before]
-        style = "red" if set(before) - set(names) else "green"
-        self._line(f"step {report.step:4}: {'; '.join(what)}; epoch {report.epoch}: {_members(names)}", style)
+        left = [name for name in before if name not in names]
+        joined = [name for name in names if name not in before]
+        what = "; ".join([f"{name} left" for name in left] + [f"{name} joined" for name in joined])
+        self._line(f"step {report.step:4}: {what}; epoch {report.epoch}: {_members(names)}", "red" if left else "green")
+        for name in joined:
+            self._line(f"           {name} was handed parameters, momentum and step number")
 
     def _line(self, text: str, style: str | None = None) -> None:
-        self._console.print(text, style=style, markup=False, highlight=False)
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _members(names: list[str]) -> str:

@@ -31,7 +31,7 @@ class Plan:
     """
 
     peers: int = 4
-    steps: int = 400
+    steps: int = 800
     seed: int = 0
     silence_timeout: float = 60.0
     spoil: bool = False
@@ -44,7 +44,7 @@ class Plan:
     @property
     def call_newcomer_in(self) -> int:
         """The step after which the newcomer's machine is started, while the others train."""
-        return self.steps * 5 // 8
+        return self.steps * 9 // 16
 
     @property
     def join_before(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import wancoll
 from wancoll.chaos.tether import die_with_parent
 from wancoll.demo import data, reports
-from wancoll.demo.model import PARAMETERS, Replica, accuracy, loss_and_gradient
+from wancoll.demo.model import PARAMETERS, Array, Replica, accuracy, loss_and_gradient
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
@@ -41,32 +41,38 @@ def admit(comm: Communicator, replica: Replica) -> None:
         hand_over(comm, replica)
 
 
+def take_step(comm: Communicator, replica: Replica, digits: data.Digits, buffer: Array, seed: int) -> reports.Stepped:
+    """One step of training on this member's shard of the batch. *buffer* is (PARAMETERS + 2,), from comm.empty."""
+    step = replica.step + 1
+    mine = data.shard(data.batch(seed, step, len(digits.labels)), comm.rank, comm.world_size)
+    loss, gradient = loss_and_gradient(replica.parameters, digits.images[mine], digits.labels[mine])
+    buffer[:PARAMETERS], buffer[-2], buffer[-1] = gradient, loss, len(mine)  # one operation for all that is summed up
+    receipt = comm.all_reduce(buffer, op="avg")
+    committed = time.monotonic()
+    # Average over average: the mean over the samples that took part, also where a member was lost on the way.
+    mean = buffer[:-1] / buffer[-1]
+    replica.apply(mean[:PARAMETERS])
+    samples = round(float(buffer[-1]) * receipt.world_size)
+    return reports.Stepped(
+        step, float(mean[-1]), samples, receipt.epoch, list(receipt.contributors), receipt.attempts, committed
+    )
+
+
 def train(comm: Communicator, replica: Replica, digits: data.Digits, options: argparse.Namespace) -> int:
     """Train up to step number options.steps; returns how many steps this process took part in."""
-    # One buffer for all that is summed up: the gradient, the loss, the number of samples. It lives in shared memory.
-    buffer = comm.empty(PARAMETERS + 2, np.float32)
+    buffer = comm.empty(PARAMETERS + 2, np.float32)  # in shared memory: the operation copies nothing
     taken = 0
-    while replica.step < options.steps:
-        admit(comm, replica)
-        step = replica.step + 1
-        if step in options.wait_before:
-            wanted = wait_for_word(step)
+    while True:
+        reports.tell(take_step(comm, replica, digits, buffer, options.seed))
+        taken += 1
+        if replica.step == options.steps:
+            return taken
+        admit(comm, replica)  # a newcomer goes on from here with the others: with the next step
+        if replica.step + 1 in options.wait_before:
+            wanted = wait_for_word(replica.step + 1)
             while comm.world_size < wanted:  # the same answer on every member: they are in the same epoch
                 time.sleep(0.005)
                 admit(comm, replica)
-        mine = data.shard(data.batch(options.seed, step, len(digits.labels)), comm.rank, comm.world_size)
-        loss, gradient = loss_and_gradient(replica.parameters, digits.images[mine], digits.labels[mine])
-        buffer[:PARAMETERS], buffer[-2], buffer[-1] = gradient, loss, len(mine)
-        receipt = comm.all_reduce(buffer, op="avg")
-        committed = time.monotonic()
-        # Average over average: the mean over the samples that took part, also where a member was lost on the way.
-        mean = buffer[:-1] / buffer[-1]
-        replica.apply(mean[:PARAMETERS])
-        taken += 1
-        samples = round(float(buffer[-1]) * receipt.world_size)
-        told = (step, float(mean[-1]), samples, receipt.epoch, list(receipt.contributors), receipt.attempts, committed)
-        reports.tell(reports.Stepped(*told))
-    return taken
 
 
 def wait_for_word(step: int) -> int:
@@ -102,12 +108,15 @@ def main() -> None:
     replica = Replica(options.seed)
     if 0 in options.wait_before:
         wait_for_word(0)
-    with wancoll.connect(
-        socket=options.socket, name=options.name, start_world=options.start_world, min_world=options.min_world
-    ) as comm:
-        hand_over(comm, replica)
-        reports.tell(reports.Started(comm.rank, comm.epoch, list(comm.members), replica.step))
-        taken = train(comm, replica, digits, options)
+    try:
+        with wancoll.connect(
+            socket=options.socket, name=options.name, start_world=options.start_world, min_world=options.min_world
+        ) as comm:
+            hand_over(comm, replica)
+            reports.tell(reports.Started(comm.rank, comm.epoch, list(comm.members), replica.step))
+            taken = train(comm, replica, digits, options)
+    except wancoll.WancollError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
     if options.spoil:
         replica.parameters.view(np.uint32)[0] ^= 1
     score = accuracy(replica.parameters, digits.test_images, digits.test_labels)
