@@ -1,0 +1,74 @@
+"""`make bench`: compares wancoll with gloo and a bare C ring, measures what a daemon costs, and judges the bars."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from tests.bench import cost, speed
+from tests.bench.report import Bar, bar_table
+
+app = App(name="python -m tests.bench", help=__doc__)
+Part = Literal["speed", "processor", "memory"]
+PARTS: tuple[Part, ...] = ("speed", "processor", "memory")
+
+
+def machine() -> str:
+    """What it runs on."""
+    release = os.uname().release
+    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores, Linux {release}, congestion control {congestion}, load {load:.1f} at the start"
+
+
+@app.default
+def bench(
+    *parts: Annotated[Part, Parameter(help="What to measure; all if left out.")],
+    ranks: Annotated[tuple[int, ...], Parameter(help="Numbers of ranks for the speed.", negative=())] = (2, 4),
+    rounds: Annotated[int, Parameter(help="Rounds of the speed measurement.")] = 7,
+    as_json: Annotated[str, Parameter(name="--json", help="Also write all numbers to this file.")] = "",
+) -> int:
+    """Measure, print tables and bars. Exit code 1 if a value was wrong; a missed bar is only printed."""
+    begin = time.monotonic()
+    described = machine()
+    print(described, flush=True)
+    bars: list[Bar] = []
+    results = []
+    if "speed" in (parts or PARTS):
+        with tempfile.TemporaryDirectory(prefix="wancoll-bench-") as folder:
+            for count in ranks:
+                result = speed.run(count, rounds, folder)
+                results.append(result)
+                bars += speed.bars(result)
+                print(f"\n{speed.tables(result)}\n\n{speed.where_it_goes(result)}", flush=True)
+    if "processor" in (parts or PARTS):
+        bars += cost.processor()
+    if "memory" in (parts or PARTS):
+        bars += cost.memory()
+    print(f"\n{bar_table(bars)}\n\n{time.monotonic() - begin:.0f} s")
+    if as_json:
+        Path(as_json).write_text(
+            json.dumps(
+                {
+                    "machine": described,
+                    "speed": [{"ranks": r.ranks, "seconds": r.seconds, "wrong": r.wrong} for r in results],
+                    "bars": [{"what": b.what, "value": b.value, "verdict": b.verdict} for b in bars],
+                },
+                indent=2,
+            )
+        )
+    wrong = {name: count for result in results for name, count in result.wrong.items() if count}
+    if wrong:
+        print(f"wrong values: {wrong}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(app(result_action="return_value"))
