@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -93,23 +93,22 @@ class Daemon:
 
     def watch_first_bytes(self, engine_links: Iterable[int]) -> None:
         """Fault injection: hit "mid_op" as soon as one of these links has received more than now."""
-        self._nursery.start_soon(self._mid_op, list(engine_links))
-
-    async def _mid_op(self, engine_links: list[int]) -> None:
         lanes = [(link, lane) for link in engine_links for lane in range(self.config.lanes)]
 
         def received() -> int:
             found = (self.engine.statistics(link, lane) for link, lane in lanes)
             return sum(one.bytes_received for one in found if one is not None)
 
-        before = received()
+        self._nursery.start_soon(self._mid_op, received, received())
+
+    async def _mid_op(self, received: Callable[[], int], before: int) -> None:
         with trio.move_on_after(5):
             while received() == before:  # noqa: ASYNC110 - the engine has no event for this
                 await trio.sleep(0.0002)
             self.failpoints.hit("mid_op")
 
     def _of_group(self, group: str) -> list[Session]:
-        return [session for session in self._sessions if session.member.group == group]
+        return [session for session in self._sessions if session.member.group == group and not session.member.over]
 
     def status(self) -> dict[str, object]:
         """The daemon's own view, for LocalStatusRequest."""
