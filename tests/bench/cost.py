@@ -115,11 +115,12 @@ def own_bytes(pid: int) -> int:
 
 def arena_bytes(pid: int) -> int:
     """Memory that the arenas of a daemon take: the blocks of its memfds."""
-    total = 0
+    found: dict[int, int] = {}  # by inode: a file may be open twice
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         try:
             if os.readlink(fd).startswith("/memfd:"):
-                total += os.stat(fd).st_blocks * 512
+                stat = os.stat(fd)
+                found[stat.st_ino] = stat.st_blocks * 512
         except FileNotFoundError:
             continue
-    return total
+    return sum(found.values())
