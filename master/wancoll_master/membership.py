@@ -36,7 +36,6 @@ from wancoll_master.state import (
     clip,
 )
 
-_LATE = 0.1  # seconds; a tick later than that means that the master itself was not running
 _MID_BLOCK = 1024  # mids are reserved in the journal in blocks
 
 
@@ -273,10 +272,9 @@ def _described(daemon: Daemon, name: str) -> int:
 
 def _tick(state: State) -> None:
     now, limits = state.now, state.limits
-    late = now - state.deadline
-    if late > _LATE:  # nobody could be heard while the master slept
+    if now - state.deadline > limits.heartbeat_interval:  # the master slept itself and has yet to read what came
         for daemon in state.daemons.values():
-            daemon.heard_at = min(now, daemon.heard_at + late)
+            daemon.heard_at = max(daemon.heard_at, now - limits.heartbeat_timeout / 2)
     for daemon in list(state.daemons.values()):
         if daemon.heard_at + limits.heartbeat_timeout <= now:
             why = f"daemon {daemon.name} was silent for {now - daemon.heard_at:.1f} s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 EXACT = 10  # members up to which an order is found if there is one
-_STEPS = 20_000  # beyond, the search gives up after this many tries
+_STEPS = 50_000  # beyond, the search gives up after this many
 
 
 def pair(a: int, b: int) -> tuple[int, int]:
@@ -25,32 +25,35 @@ def ring_order(order: Sequence[int], bad: Collection[tuple[int, int]]) -> list[i
         bad: pairs as made by pair().
     """
     count = len(order)
-    if count < 2:
-        return list(order)
-    allowed = [[pair(a, b) not in bad for b in order] for a in order]
+    place = {member: i for i, member in enumerate(order)}
+    allowed = [(1 << count) - 1] * count  # for each place, the set of places that may be next to it
+    for one, other in bad:
+        if one in place and other in place:
+            allowed[place[one]] &= ~(1 << place[other])
+            allowed[place[other]] &= ~(1 << place[one])
     if count <= 3:  # everybody is everybody's neighbour
-        fine = all(allowed[i][j] for i in range(count) for j in range(i))
-        return list(order) if fine else None
+        return list(order) if all(mask == (1 << count) - 1 for mask in allowed) else None
     path = [0]
-    candidates = [iter(range(1, count))]
     left = (1 << count) - 2
+    untried = [left & allowed[0]]  # next places for each prefix of the path
     dead: set[tuple[int, int]] = set()
-    steps = 0
-    while candidates:
-        for i in candidates[-1]:
-            steps += 1
-            if left >> i & 1 and allowed[path[-1]][i] and (i, left & ~(1 << i)) not in dead:
-                path.append(i)
-                left &= ~(1 << i)
-                if not left and allowed[i][0]:
-                    return [order[k] for k in path]
-                candidates.append(iter(range(1, count)))
-                break
-        else:
+    for _ in range(_STEPS if count > EXACT else count * count << count):
+        if untried[-1]:
+            bit = untried[-1] & -untried[-1]
+            untried[-1] ^= bit
+            last = bit.bit_length() - 1
+            if (last, left ^ bit) in dead:
+                continue
+            path.append(last)
+            left ^= bit
+            if not left and allowed[0] & bit:
+                return [order[i] for i in path]
+            untried.append(left & allowed[last])
+        elif len(path) > 1:
             last = path.pop()
-            candidates.pop()
+            untried.pop()
             dead.add((last, left))
             left |= 1 << last
-        if count > EXACT and steps > _STEPS:
+        else:
             return None
     return None

@@ -1,0 +1,470 @@
+"""The real master and real members (both pure) with a scripted network between them; hypothesis looks for a way to break it.
+
+Daemons have FIFO queues to and from the master that may break at any byte, the engine finishes ops when the script
+says so, and time passes when it does. Checked all the while: what may commit, and what members hand to clients.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from transcript import GROUP, Room
+
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.peer import member as core
+from wancoll.wire import messages as m
+from wancoll_master.state import Announce, Broadcast, Disconnected, Received
+
+START, LEAST, DAEMONS = 3, 2, 5
+INDEX = st.integers(0, 1000)
+
+
+def program(seq: int) -> Descriptor:
+    """What every member calls at *seq*: every fourth call is update_membership, every third of the rest gives up."""
+    if seq % 4 == 0:
+        return Descriptor(Kind.update_membership)
+    on_failure = "raise" if seq % 3 == 0 else "retry"
+    return Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, seq, on_failure=on_failure)
+
+
+@dataclass(eq=False)
+class Client:
+    """A client's member, and what its engine and links are at."""
+
+    core: core.Member
+    next_seq: int = 0  # of the next call; 0: the group has not begun for it
+    engine: dict[int, core.Op] = field(default_factory=dict)
+    dialling: int = 0  # epoch whose links are not up yet
+    gone: bool = False
+    failures: int = 0
+
+    @property
+    def in_update(self) -> bool:
+        """The caller is blocked in update_membership."""
+        return any(op.descriptor.kind is Kind.update_membership for op in self.core.ops.values())
+
+
+@dataclass(eq=False)
+class Daemon:
+    """A daemon with its control connection's two directions."""
+
+    name: str
+    incarnation: int = 1
+    conn: int = 0  # 0: none
+    connections: int = 0
+    up: deque[Any] = field(default_factory=deque)
+    down: deque[Any] = field(default_factory=deque)
+    clients: list[Client] = field(default_factory=list)
+    connected: bool = False  # welcomed
+    asleep: bool = False
+    unreachable: bool = False  # probes of it and by it fail
+
+
+class Cluster(RuleBasedStateMachine):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = Room()
+        self.daemons = [Daemon(f"d{i}") for i in range(DAEMONS)]
+        self.names = 0
+        # What the script knows for certain:
+        self.told_done: dict[tuple[int, int, int], int] = {}  # (mid, epoch, seq) -> digest, as the master received it
+        self.told_update: set[tuple[int, int, int]] = set()
+        self.epochs: dict[int, m.Epoch] = {}
+        self.lives: dict[int, int] = {0: 0}  # epoch -> in which life of the group; it begins anew when nobody is left
+        self.voids: set[tuple[int, int]] = set()  # (life, seq)
+        self.committed = 0  # highest that the master has told
+        self.results: dict[tuple[int, int], tuple[int, tuple[str, ...], int]] = {}  # (life, seq) -> what it came to
+
+    # ---- the master's side ---------------------------------------------------------------------------
+
+    def step(self, event: Any) -> None:
+        self.room.now += 1e-6
+        self.room.step(event)
+        self.collect()
+
+    def collect(self) -> None:
+        for command in self.room.commands:
+            if isinstance(command, Announce):
+                self.check_epoch(command.epoch)
+            elif isinstance(command, Broadcast) and isinstance(command.message, m.Commit):
+                self.check_commit(command.message)
+        self.room.commands = []
+        by_conn = {daemon.conn: daemon for daemon in self.daemons if daemon.conn}
+        for conn, messages in self.room.inbox.items():
+            if conn in by_conn:
+                by_conn[conn].down.extend(messages)
+        self.room.inbox.clear()
+        for conn in self.room.closed:
+            if conn in by_conn:
+                by_conn[conn].down.append(None)  # end of stream
+        self.room.closed.clear()
+
+    @property
+    def last(self) -> int:
+        """The newest epoch."""
+        return max(self.lives)
+
+    def check_epoch(self, epoch: m.Epoch) -> None:
+        last = self.last
+        assert epoch.epoch > last, "epochs grow"
+        old = {member.mid for member in self.epochs[last].members} if last else set()
+        self.lives[epoch.epoch] = self.lives[last]
+        self.epochs[epoch.epoch] = epoch
+        if old.isdisjoint(member.mid for member in epoch.members):
+            self.lives[epoch.epoch] += 1
+            self.committed = 0
+            assert epoch.committed_upto == 0
+        assert epoch.committed_upto >= self.committed, "what is committed stays so"
+        if epoch.committed_upto > self.committed and not epoch.voids:  # voids: members strayed in a small world
+            self.check_admission(self.epochs[last], epoch.committed_upto)
+        self.committed = epoch.committed_upto
+        for void in epoch.voids:
+            assert void.seq > epoch.committed_upto
+            self.voids.add((self.lives[epoch.epoch], void.seq))
+
+    def check_admission(self, last: m.Epoch, upto: int) -> None:
+        for member in last.members:
+            assert (member.mid, last.epoch, upto) in self.told_update, "admitted before all stood at update_membership"
+        if len(last.members) >= last.min_world:
+            self.check_done(last, self.committed, upto)
+
+    def check_commit(self, commit: m.Commit) -> None:
+        epoch = self.epochs[commit.epoch]
+        assert commit.epoch == self.last
+        assert commit.upto > self.committed
+        assert len(epoch.members) >= epoch.min_world
+        self.check_done(epoch, self.committed, commit.upto)
+        self.committed = commit.upto
+
+    def check_done(self, epoch: m.Epoch, above: int, upto: int) -> None:
+        for seq in range(above + 1, upto + 1):
+            if (self.lives[epoch.epoch], seq) in self.voids:
+                continue
+            if program(seq).kind is Kind.update_membership:
+                assert all((member.mid, epoch.epoch, seq) in self.told_update for member in epoch.members)
+            else:
+                digests = {self.told_done.get((member.mid, epoch.epoch, seq)) for member in epoch.members}
+                assert len(digests) == 1, f"op {seq} committed with digests {digests}"
+                assert None not in digests
+
+    # ---- the daemons' side ---------------------------------------------------------------------------
+
+    def run(self, daemon: Daemon, client: Client, commands: list[core.Command]) -> None:
+        for command in commands:
+            match command:
+                case core.ToMaster(message):
+                    if daemon.conn and daemon.connected:
+                        daemon.up.append(message)
+                case core.ToClient(message):
+                    self.tell(client, message)
+                case core.StartOp(op):
+                    client.engine[op.engine_id] = op
+                case core.CancelOp(engine_id):
+                    if client.engine.pop(engine_id, None) is not None:
+                        self.run(daemon, client, client.core.op_cancelled(engine_id))
+                case core.EnterEpoch(epoch, _):
+                    client.dialling = epoch.epoch
+                    if not client.next_seq:
+                        client.next_seq = epoch.committed_upto + 1
+                case core.Over():
+                    client.gone = True
+        if client.gone and client in daemon.clients:
+            daemon.clients.remove(client)
+
+    def tell(self, client: Client, message: Any) -> None:
+        if isinstance(message, m.Failure):
+            client.failures += 1
+        elif isinstance(message, m.Result) and program(message.seq).kind is Kind.all_reduce:
+            place = (self.lives[message.epoch], message.seq)
+            assert place not in self.voids, "a void op has a result"
+            assert client.core.name in message.contributors
+            assert [one.name for one in self.epochs[message.epoch].members] == list(message.contributors)
+            result = (message.epoch, tuple(message.contributors), message.digest)
+            known = self.results.setdefault(place, result)
+            assert known == result, f"op {message.seq} has two outcomes: {known} and {result}"
+
+    def connect(self, daemon: Daemon) -> None:
+        if daemon.conn:
+            return
+        daemon.up.clear()
+        daemon.down.clear()
+        daemon.connected = False
+        daemon.connections += 1
+        daemon.conn = self.room._next_conn
+        self.room.hello(daemon.name, incarnation=daemon.incarnation)
+        self.collect()
+
+    def disconnect(self, daemon: Daemon, arrives: int) -> None:
+        """The connection breaks; the first *arrives* of the messages under way still get through."""
+        for _ in range(arrives):
+            self.deliver_up(daemon)
+        conn, daemon.conn, daemon.connected = daemon.conn, 0, False
+        daemon.up.clear()
+        if conn in self.room.conns.values():
+            self.room.conns = {name: other for name, other in self.room.conns.items() if other != conn}
+        self.step(Disconnected(conn, "connection reset"))
+
+    def deliver_up(self, daemon: Daemon) -> None:
+        if not daemon.up or not daemon.conn:
+            return
+        message = daemon.up.popleft()
+        if daemon.conn not in self.room.state.connections:
+            return  # the master has closed it
+        live = self.room.state.members.get(getattr(message, "mid", 0))
+        current = live is not None and live.in_epoch and live.group.epoch == getattr(message, "epoch", 0)
+        if current and isinstance(message, m.Done):
+            self.told_done.setdefault((message.mid, message.epoch, message.seq), message.digest)
+        elif current and isinstance(message, m.UpdateMembership):
+            self.told_update.add((message.mid, message.epoch, message.seq))
+        self.step(Received(daemon.conn, message))
+
+    def deliver_down(self, daemon: Daemon) -> None:
+        if not daemon.down or daemon.asleep:
+            return
+        message = daemon.down.popleft()
+        now = self.room.now
+        match message:
+            case None:
+                daemon.conn = 0
+                self.connect(daemon)
+            case m.Welcome():
+                daemon.connected = True
+                daemon.up.append(m.Heartbeat(0))
+                for client in list(daemon.clients):
+                    if client.core.epoch is None:
+                        self.run(daemon, client, client.core.join())
+            case m.Pong(number=0):
+                for client in list(daemon.clients):
+                    if client.core.epoch is not None and client.core.joined_connection != daemon.connections:
+                        self.run(daemon, client, client.core.forgotten("lost"))
+            case m.Joined():
+                for client in daemon.clients:
+                    if client.core.name == message.member and not client.core.mid:
+                        client.core.joined(message.mid, daemon.connections)
+            case m.Refused():
+                for client in list(daemon.clients):
+                    if client.core.name == message.member and client.core.epoch is None:
+                        self.run(daemon, client, client.core.refused(message.reason))
+            case m.Epoch():
+                for client in list(daemon.clients):
+                    if client.core.mid == message.to:
+                        self.run(daemon, client, client.core.enter_epoch(message, now))
+            case m.Commit():
+                for client in list(daemon.clients):
+                    self.run(daemon, client, client.core.commit(message, now))
+            case m.Abort():
+                for client in list(daemon.clients):
+                    self.run(daemon, client, client.core.abort(message))
+            case m.Evicted():
+                for client in list(daemon.clients):
+                    if client.core.mid == message.mid:
+                        self.run(daemon, client, client.core.evicted(message.reason, message.committed_upto, now))
+            case m.Probe():
+                bad = daemon.unreachable or any(
+                    other.unreachable for other in self.daemons if other.name == message.daemon
+                )
+                daemon.up.append(
+                    m.ProbeResult(message.group, message.joiner, message.prober, message.target, not bad, "")
+                )
+
+    def post(self, daemon: Daemon, client: Client) -> None:
+        if client.gone or not client.next_seq or client.in_update or len(client.core.ops) >= 4:
+            return
+        seq = client.next_seq
+        client.next_seq += 1
+        what = program(seq)
+        call = m.Post(seq, what.kind, what.dtype, what.op, what.count, what.codec, what.algorithm, what.on_failure, 0, 0)
+        self.run(daemon, client, client.core.post(call, what, self.room.now))
+
+    def finish(self, daemon: Daemon, client: Client, wrong: bool = False) -> None:
+        if client.engine:
+            engine_id, op = next(iter(client.engine.items()))
+            del client.engine[engine_id]
+            digest = 1000 * client.core.epoch_number + op.seq + (10**9 if wrong else 0)
+            self.run(daemon, client, client.core.op_finished(engine_id, digest, 0))
+
+    def ready(self, daemon: Daemon, client: Client) -> None:
+        if client.dialling:
+            epoch, client.dialling = client.dialling, 0
+            self.run(daemon, client, client.core.links_ready(epoch))
+
+    def live(self) -> list[tuple[Daemon, Client]]:
+        return [(daemon, client) for daemon in self.daemons for client in daemon.clients]
+
+    def pick(self, index: int) -> tuple[Daemon, Client] | None:
+        found = [(d, c) for d, c in self.live() if not d.asleep]
+        return found[index % len(found)] if found else None
+
+    # ---- rules ---------------------------------------------------------------------------------------
+
+    @initialize(placed=st.lists(st.integers(0, DAEMONS - 1), min_size=START, max_size=START))
+    def begin(self, placed: list[int]) -> None:
+        for index in placed:
+            self.join(index)
+        self.settle(2)
+        for daemon, client in self.live():
+            self.ready(daemon, client)
+
+    @rule(index=st.integers(0, DAEMONS - 1))
+    def join(self, index: int) -> None:
+        daemon = self.daemons[index]
+        if daemon.asleep or len(self.live()) >= 6:
+            return
+        self.names += 1
+        first = 1_000_000 * self.names
+        client = Client(core.Member(GROUP, f"m{self.names}", START, LEAST, first))
+        daemon.clients.append(client)
+        if not daemon.conn:
+            self.connect(daemon)
+        elif daemon.connected:
+            self.run(daemon, client, client.core.join())
+
+    @rule(index=st.integers(0, DAEMONS - 1), count=st.integers(1, 8))
+    def up(self, index: int, count: int) -> None:
+        for _ in range(count):
+            self.deliver_up(self.daemons[index])
+
+    @rule(index=st.integers(0, DAEMONS - 1), count=st.integers(1, 8))
+    def down(self, index: int, count: int) -> None:
+        for _ in range(count):
+            self.deliver_down(self.daemons[index])
+
+    @rule(index=INDEX, count=st.integers(1, 4))
+    def call(self, index: int, count: int) -> None:
+        for _ in range(count):
+            if picked := self.pick(index):
+                self.post(*picked)
+
+    @rule(index=INDEX, count=st.integers(1, 4), wrong=st.integers(0, 15))
+    def engine_finishes(self, index: int, count: int, wrong: int) -> None:
+        for _ in range(count):
+            if picked := self.pick(index):
+                self.finish(*picked, wrong=wrong == 1)
+
+    @rule()
+    def everybody_works(self) -> None:
+        for _ in range(3):
+            for daemon, client in self.live():
+                if not daemon.asleep:
+                    self.post(daemon, client)
+                    self.finish(daemon, client)
+
+    @rule(index=INDEX)
+    def links_are_up(self, index: int) -> None:
+        if picked := self.pick(index):
+            self.ready(*picked)
+
+    @rule(index=INDEX, other=INDEX, unreachable=st.booleans())
+    def link_breaks(self, index: int, other: int, unreachable: bool) -> None:
+        if (picked := self.pick(index)) and picked[1].core.epoch is not None:
+            daemon, client = picked
+            others = [one.mid for one in client.core.epoch.members if one.mid != client.core.mid]
+            if others:
+                complain = client.core.link_unreachable if unreachable else client.core.link_lost
+                self.run(daemon, client, complain(others[other % len(others)], "timed out"))
+                if not unreachable:
+                    client.dialling = client.core.epoch_number
+
+    @rule(index=INDEX)
+    def frames_disagree(self, index: int) -> None:
+        picked = self.pick(index)
+        if picked and picked[1].engine:
+            self.run(*picked, picked[1].core.mismatch(next(iter(picked[1].engine.values())).seq))
+
+    @rule(index=INDEX)
+    def leave(self, index: int) -> None:
+        if picked := self.pick(index):
+            self.run(*picked, picked[1].core.leave("detached"))
+            picked[0].clients[:] = [client for client in picked[0].clients if client is not picked[1]]
+
+    @rule(index=st.integers(0, DAEMONS - 1), arrives=st.integers(0, 6))
+    def daemon_dies(self, index: int, arrives: int) -> None:
+        daemon = self.daemons[index]
+        if daemon.conn:
+            self.disconnect(daemon, arrives)
+        self.daemons[index] = Daemon(daemon.name, daemon.incarnation + 1)
+
+    @rule(index=st.integers(0, DAEMONS - 1), arrives=st.integers(0, 6), read=st.integers(0, 6))
+    def connection_breaks(self, index: int, arrives: int, read: int) -> None:
+        daemon = self.daemons[index]
+        if daemon.conn and not daemon.asleep:
+            self.disconnect(daemon, arrives)
+            for _ in range(min(read, len(daemon.down))):
+                if daemon.down[0] is not None:
+                    self.deliver_down(daemon)
+            self.connect(daemon)
+
+    @rule(index=st.integers(0, DAEMONS - 1), asleep=st.booleans())
+    def pause(self, index: int, asleep: bool) -> None:
+        self.daemons[index].asleep = asleep
+
+    @rule(index=st.integers(0, DAEMONS - 1), unreachable=st.booleans())
+    def firewall(self, index: int, unreachable: bool) -> None:
+        self.daemons[index].unreachable = unreachable
+
+    @rule(seconds=st.sampled_from([0.05, 0.2, 1.1, 3.5]))
+    def time_passes(self, seconds: float) -> None:
+        until = self.room.now + seconds
+        while self.room.now < until:
+            self.room.asleep = {daemon.name for daemon in self.daemons if daemon.asleep}
+            self.room.sleep(min(0.05, until - self.room.now))
+            self.collect()
+
+    # ---- checks --------------------------------------------------------------------------------------
+
+    @invariant()
+    def members_never_run_ahead_of_the_master(self) -> None:
+        for _, client in self.live():
+            assert client.core.epoch_number <= self.last
+
+    def settle(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for daemon in self.daemons:
+                while daemon.up or daemon.down:
+                    self.deliver_up(daemon)
+                    self.deliver_down(daemon)
+
+    def teardown(self) -> None:
+        """Once nothing fails any more, everything that was called ends (promise 4)."""
+        for daemon in self.daemons:
+            daemon.asleep = daemon.unreachable = False
+        self.settle(2)
+        while len(self.live()) < START:
+            self.join(len(self.live()) % DAEMONS)
+        target = max((client.next_seq for _, client in self.live()), default=0) + 8
+        for _ in range(150):
+            self.settle(2)
+            for daemon, client in self.live():
+                self.ready(daemon, client)
+                if client.next_seq < target:
+                    self.post(daemon, client)
+                while client.engine:
+                    self.finish(daemon, client)
+            self.settle(2)
+            self.time_passes(0.05)
+        for daemon, client in self.live():
+            assert not client.core.ops, (daemon.name, client.core.name, client.core.waiting_for(), self.room.state.groups)
+            assert client.next_seq >= target, (client.core.name, client.next_seq, target)
+        assert sum(client.core.epoch is not None for _, client in self.live()) >= LEAST
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(
+    stateful_step_count=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+
+
+def test_epochs_survive_the_wire() -> None:
+    """The check in Room._deliver relies on it."""
+    void = m.Void(1, "OperationAborted", "x", {"a": "b"})
+    info = m.MemberInfo(1, "a", "b", ["c:1"])
+    epoch = m.Epoch("g", 1, 1, 1, [info], 1, b"k" * 16, 1, 0, [void], "r")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(epoch), type=m.FromMaster) == epoch

@@ -1,0 +1,235 @@
+"""A room for the master's state machine: daemons with inboxes, a clock, and every command checked as it comes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+
+from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
+from wancoll_master import membership
+from wancoll_master.state import (
+    Announce,
+    Broadcast,
+    Close,
+    Command,
+    Disconnected,
+    Event,
+    Persist,
+    Received,
+    Record,
+    Send,
+    SendStatus,
+    Tick,
+)
+
+GROUP = "g"
+
+
+class Room:
+    """A master's state and the daemons d0, d1, ... that talk to it. Member mI lives on daemon dI unless said otherwise."""
+
+    def __init__(self, limits: Limits | None = None, **state: Any) -> None:
+        self.limits = limits or Limits()
+        self.state = membership.new_state(self.limits, b"secret", **state)
+        self.now = 100.0
+        self.conns: dict[str, int] = {}  # of connected daemons
+        self.inbox: dict[int, list[Any]] = defaultdict(list)
+        self.closed: dict[int, str] = {}
+        self.records: list[Record] = []
+        self.persisted = (0, 0)
+        self.asleep: set[str] = set()  # daemons that send no heartbeats
+        self.commands: list[Command] = []  # of the last step
+        self._next_conn = 1
+
+    # ---- events --------------------------------------------------------------------------------------
+
+    def step(self, event: Event) -> None:
+        self.commands = membership.step(self.state, self.now, event)
+        for command in self.commands:
+            match command:
+                case Send(conn, message):
+                    self._deliver(conn, message)
+                case Broadcast(conns, message):
+                    assert len(set(conns)) == len(conns)
+                    for conn in conns:
+                        self._deliver(conn, message)
+                case Announce(to, epoch):
+                    assert self.persisted[0] >= epoch.epoch, "sent an epoch that the journal does not know"
+                    assert [mid for _, mid in to] == [member.mid for member in epoch.members]
+                    for conn, mid in to:
+                        self._deliver(conn, msgspec.structs.replace(epoch, to=mid))
+                case SendStatus(conn):
+                    self._deliver(conn, command)
+                case Close(conn, reason):
+                    assert conn not in self.closed
+                    self.closed[conn] = reason
+                    self.conns = {daemon: other for daemon, other in self.conns.items() if other != conn}
+                case Persist(epoch, next_mid):
+                    self.persisted = (max(self.persisted[0], epoch), max(self.persisted[1], next_mid))
+                case Record():
+                    self.records.append(command)
+
+    def _deliver(self, conn: int, message: Any) -> None:
+        assert conn not in self.closed, f"sent {message} over a closed connection"
+        if isinstance(message, msgspec.Struct):
+            msgspec.msgpack.decode(encode(message)[4:], type=m.FromMaster)  # a peer would accept it
+        if isinstance(message, m.Joined):
+            assert self.persisted[1] > message.mid, "gave out a mid that the journal does not know"
+        self.inbox[conn].append(message)
+
+    def hello(
+        self,
+        daemon: str,
+        *,
+        incarnation: int = 1,
+        lanes: int = 4,
+        addresses: tuple[str, ...] = (),
+        protocol: int = PROTOCOL_VERSION,
+    ) -> int:
+        conn, self._next_conn = self._next_conn, self._next_conn + 1
+        self.conns[daemon] = conn
+        where = list(addresses or (f"{daemon}:7000",))
+        self.step(Received(conn, m.Hello(protocol, daemon, incarnation, where, lanes, "0.1.0")))
+        return conn
+
+    def stranger(self, message: Any) -> int:
+        """A connection whose first message is *message*."""
+        conn, self._next_conn = self._next_conn, self._next_conn + 1
+        self.step(Received(conn, message))
+        return conn
+
+    def say(self, daemon: str, message: Any) -> None:
+        self.step(Received(self.conns[daemon], message))
+
+    def drop(self, daemon: str, reason: str = "connection reset") -> None:
+        self.step(Disconnected(self.conns.pop(daemon), reason))
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, with ticks when the master wants them and heartbeats from those that are awake."""
+        until = self.now + seconds
+        beat = self.now
+        while True:
+            tick = membership.next_deadline(self.state)
+            at = min(tick, beat, until)
+            assert at >= self.now - 1e-9, "a deadline lies in the past"
+            self.now = max(self.now, at)
+            if at == until:
+                return
+            if beat <= tick:
+                for daemon in [d for d in self.conns if d not in self.asleep]:
+                    self.say(daemon, m.Heartbeat(1))
+                    self.inbox[self.conns[daemon]].pop()
+                beat += self.limits.heartbeat_interval
+            else:
+                self.step(Tick())
+
+    # ---- members -------------------------------------------------------------------------------------
+
+    def join(self, member: str, *, daemon: str = "", start: int = 1, least: int = 1, group: str = GROUP) -> None:
+        daemon = daemon or "d" + member[1:]
+        if daemon not in self.conns:
+            self.hello(daemon)
+        self.say(daemon, m.Join(group, member, start, least))
+
+    def form(self, count: int, *, least: int = 1) -> None:
+        """Members m0, m1, ... with mids 1, 2, ... in epoch 1; inboxes are empty after it."""
+        for i in range(count):
+            self.join(f"m{i}", start=count, least=least)
+        assert self.epoch == 1
+        self.clear()
+
+    def admit(self, *members: str) -> None:
+        """All probes of *members* (which joined a running group) succeed."""
+        for daemon in list(self.conns):
+            for probe in self.take(daemon, m.Probe):
+                self.answer_probe(daemon, probe)
+
+    def answer_probe(self, daemon: str, probe: m.Probe, ok: bool = True, reason: str = "") -> None:
+        self.say(daemon, m.ProbeResult(probe.group, probe.joiner, probe.prober, probe.target, ok, reason))
+
+    @property
+    def group(self) -> Any:
+        return self.state.groups[GROUP]
+
+    @property
+    def epoch(self) -> int:
+        return int(self.group.epoch)
+
+    @property
+    def names(self) -> list[str]:
+        return [member.name for member in self.group.members]
+
+    def mid(self, name: str) -> int:
+        return next(mid for mid, member in self.state.members.items() if member.name == name)
+
+    def _daemon(self, name: str) -> str:
+        return self.state.members[self.mid(name)].daemon.name
+
+    def done(self, name: str, seq: int, digest: int = 7, fingerprint: int = 9, epoch: int = 0) -> None:
+        self.say(
+            self._daemon(name), m.Done(GROUP, self.mid(name), epoch or self.epoch, seq, digest, fingerprint)
+        )
+
+    def all_done(self, seq: int) -> None:
+        for name in self.names:
+            self.done(name, seq)
+
+    def update(self, name: str, seq: int) -> None:
+        self.say(self._daemon(name), m.UpdateMembership(GROUP, self.mid(name), self.epoch, seq))
+
+    def all_update(self, seq: int) -> None:
+        for name in self.names:
+            self.update(name, seq)
+
+    def mismatch(self, name: str, seq: int, call: str) -> None:
+        self.say(self._daemon(name), m.Mismatch(GROUP, self.mid(name), self.epoch, seq, call))
+
+    def give_up(self, name: str, *seqs: int) -> None:
+        self.say(self._daemon(name), m.GiveUp(GROUP, self.mid(name), self.epoch, list(seqs)))
+
+    def link_down(self, name: str, other: str, kind: str = "lost", epoch: int = 0) -> None:
+        self.say(
+            self._daemon(name),
+            m.LinkDown(GROUP, self.mid(name), epoch or self.epoch, self.mid(other), kind, "timed out"),
+        )
+
+    # ---- what came of it -----------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        self.inbox.clear()
+
+    def take(self, daemon: str, kind: Any = object, conn: int = 0) -> list[Any]:
+        """Messages of *kind* to the daemon since the last look, removed from its inbox."""
+        inbox = self.inbox[conn or self.conns[daemon]]
+        found = [message for message in inbox if isinstance(message, kind)]
+        inbox[:] = [message for message in inbox if not isinstance(message, kind)]
+        return found
+
+    def one(self, daemon: str, kind: Any) -> Any:
+        found = self.take(daemon, kind)
+        assert len(found) == 1, found
+        return found[0]
+
+    def epochs(self) -> list[m.Epoch]:
+        """The new epoch that every member was just told, equal but for Epoch.to; [] if none was."""
+        told = [message for member in self.group.members for message in self.take(member.daemon.name, m.Epoch)]
+        for message in told[1:]:
+            assert msgspec.structs.replace(message, to=told[0].to) == told[0]
+        assert not told or sorted(message.to for message in told) == sorted(member.mid for member in told[0].members)
+        return told
+
+    def new_epoch(self) -> m.Epoch:
+        """The one new epoch."""
+        told = self.epochs()
+        assert told, "no new epoch"
+        return told[0]
+
+    def no_epoch(self) -> None:
+        assert self.epochs() == []
+
+    def commits(self, daemon: str) -> list[int]:
+        return [commit.upto for commit in self.take(daemon, m.Commit)]
