@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from wancoll.demo.outcome import Outcome, percent
 
 WIDTH, HEIGHT, DPI = 9.0, 5.6, 150  # inches, inches, dots per inch
-ELASTIC, ALONE, KILL, JOIN, INK = "#1f6f8b", "#9aa5ad", "#c0392b", "#2e8b57", "#333333"
+MEANS = 80  # how many means of neighbouring steps the picture has room for
+ELASTIC, KILL, JOIN, INK = "#3a9bbf", "#c0392b", "#2e8b57", "#333333"
 
 
 def draw(outcome: Outcome, path: str) -> None:
@@ -29,23 +33,17 @@ def _losses(axes: Any, outcome: Outcome) -> None:
     history, alone = outcome.history, outcome.alone
     assert outcome.alone_finished is not None
     score = outcome.finished[outcome.members[0]].accuracy
-    axes.plot(
-        [step.step for step in history],
-        [step.loss for step in history],
-        color=ELASTIC,
-        linewidth=1.8,
-        label=f"{outcome.world_sizes()} processes: {percent(score)} of the test digits right",
-    )
-    axes.plot(
-        [step.step for step in alone],
-        [step.loss for step in alone],
-        color="black",
-        linewidth=0.8,
-        linestyle=(0, (2, 2)),
-        label=f"1 process: {percent(outcome.alone_finished.accuracy)}",
-    )
+    window = max(1, outcome.steps // MEANS)
+    for steps, color, width, style, label in (
+        (history, ELASTIC, 3.2, "-", f"{outcome.world_sizes()} processes: {percent(score)} of the test digits right"),
+        (alone, "black", 1.1, (0, (3, 2)), f"1 process: {percent(outcome.alone_finished.accuracy)}"),
+    ):
+        at, losses = np.array([step.step for step in steps]), np.array([step.loss for step in steps])
+        if color == ELASTIC:
+            axes.plot(at, losses, color=ELASTIC, linewidth=0.7, alpha=0.35)
+        axes.plot(at, trailing_means(losses, window), color=color, linewidth=width, linestyle=style, label=label)
     axes.set_yscale("log")
-    axes.set_ylabel("training loss (cross entropy)", color=INK)
+    axes.set_ylabel(f"training loss (thin: each step; thick: mean of {window})", color=INK)
     axes.grid(visible=True, which="major", color="#e6e6e6", linewidth=0.7)
     axes.set_title("Training goes on when a peer is killed in the middle of an all-reduce", color=INK, fontsize=12)
     axes.legend(loc="upper right", frameon=True, framealpha=1.0, edgecolor="white", fontsize=9)
@@ -67,6 +65,15 @@ def _losses(axes: Any, outcome: Outcome) -> None:
             fontsize=9,
             color=color,
         )
+
+
+def trailing_means(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """[i] is the mean of the last *window* values up to i, or of as many as there are."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    end = np.arange(1, len(values) + 1)
+    start = np.maximum(0, end - window)
+    means: NDArray[np.float64] = (sums[end] - sums[start]) / (end - start)
+    return means
 
 
 def _world(axes: Any, outcome: Outcome) -> None:

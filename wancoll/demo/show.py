@@ -58,10 +58,12 @@ class Show:
         if before is not None and before.contributors != report.contributors:
             self._change(before.contributors, report)
         size = len(report.contributors)
-        self._bar.update(self._task, completed=report.step, description=f"loss {report.loss:.4f}, {size} members")
+        self._bar.update(
+            self._task, completed=report.step, description=f"loss {report.loss:.4f}, {_count(size, 'member')}"
+        )
         if self._verbose or report.step % max(1, self._steps // _LINES) == 0:
             by = f", first told by {name}" if self._verbose else ""
-            self._line(f"step {report.step:4} of {self._steps}: loss {report.loss:.4f}, {size} members{by}")
+            self._line(f"step {report.step:4} of {self._steps}: loss {report.loss:.4f}, {_count(size, 'member')}{by}")
 
     def killed(self, outcome: Outcome) -> None:
         """The SIGKILL has been sent."""
@@ -74,7 +76,7 @@ class Show:
         """All survivors have the commit of the operation that was hit."""
         attempts = max(step.attempts for step in outcome.hit)
         self._line(
-            f"step {outcome.killed_in:4}: the {len(outcome.hit)} survivors committed it on attempt {attempts}, "
+            f"step {outcome.killed_in:4}: {_count(len(outcome.hit), 'survivor')} committed it on attempt {attempts}, "
             f"{1000 * outcome.recovery:.1f} ms after the kill"
         )
 
@@ -95,5 +97,9 @@ class Show:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def _members(names: list[str]) -> str:
-    return f"{len(names)} members ({', '.join(names)})"
+    return f"{_count(len(names), 'member')} ({', '.join(names)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from wancoll.chaos import Cluster
@@ -57,22 +58,27 @@ def play(plan: Plan, show: Show) -> Outcome:
     with (
         tempfile.TemporaryDirectory(prefix="wancoll-demo-") as folder,
         Cluster(plan.peers) as cluster,
+        ThreadPoolExecutor(max_workers=1) as helper,
         Crew(folder, plan.silence_timeout) as crew,
     ):
-        return _Director(plan, show, cluster, crew, os.path.join(folder, "digits.npz")).direct()
+        return _Director(plan, show, cluster, helper, crew, os.path.join(folder, "digits.npz")).direct()
 
 
 class _Director:
     """Reacts to the training processes' reports; see play()."""
 
-    def __init__(self, plan: Plan, show: Show, cluster: Cluster, crew: Crew, digits: str) -> None:
-        self._plan, self._show, self._cluster, self._crew, self._digits = plan, show, cluster, crew, digits
+    def __init__(
+        self, plan: Plan, show: Show, cluster: Cluster, helper: ThreadPoolExecutor, crew: Crew, digits: str
+    ) -> None:
+        self._plan, self._show, self._cluster, self._helper, self._crew = plan, show, cluster, helper, crew
+        self._digits = digits
         self._outcome = Outcome(plan.steps)
         self._common = [f"--digits={digits}", f"--seed={plan.seed}", f"--steps={plan.steps}"]
         self._alone: Trainer | None = None
         self._members: list[Trainer] = []  # [i] is the client of the cluster's daemon i
         self._ranks: dict[int, int] = {}  # rank -> index of the member, at the start
         self._waiting: set[str] = set()
+        self._new_daemon: Future[int] | None = None  # its index, once it runs
 
     def direct(self) -> Outcome:
         """Start all, react until all have finished."""
@@ -124,14 +130,13 @@ class _Director:
             case reports.Waiting():
                 self._waiting.add(trainer.name)
                 if self._waiting == {one.name for one in self._members if not one.killed}:
-                    self._waiting.clear()
                     self._all_wait(report.step)
             case reports.Stepped():
                 self._outcome.reports[trainer.name].append(report)
                 self._show.stepped(trainer.name, report)
                 if report.step == self._plan.kill_in and len(self._outcome.hit) == self._plan.peers - 1:
                     self._show.recovered(self._outcome)
-                if report.step >= self._plan.call_newcomer_in and not self._outcome.newcomer:
+                if report.step >= self._plan.call_newcomer_in:
                     self._call_newcomer()
             case reports.Finished():
                 self._outcome.finished[trainer.name] = report
@@ -139,8 +144,12 @@ class _Director:
     def _all_wait(self, step: int) -> None:
         """Every member that is alive waits for word, at the same step; a newcomer before it connects."""
         if step == self._plan.kill_in and not self._outcome.victim:
+            self._waiting.clear()
             self._kill_in_mid_op()
+        elif not self._outcome.newcomer:  # they are there sooner than it
+            self._call_newcomer(wait=True)
         else:
+            self._waiting.clear()
             for trainer in self._members:
                 if not trainer.killed:
                     trainer.go_on(self._plan.peers)
@@ -163,8 +172,11 @@ class _Director:
         self._cluster.kill(i)
         self._show.killed(self._outcome)
 
-    def _call_newcomer(self) -> None:
-        i = self._cluster.add_peer()
-        self._outcome.newcomer = self._cluster.name(i)
-        self._show.called(self._outcome.newcomer)
-        self._start_member("--wait-before=0")
+    def _call_newcomer(self, *, wait: bool = False) -> None:
+        """Start the newcomer's daemon beside the training, then its training process, which waits for word."""
+        if self._new_daemon is None:
+            self._new_daemon = self._helper.submit(self._cluster.add_peer)
+        if not self._outcome.newcomer and (wait or self._new_daemon.done()):
+            self._outcome.newcomer = self._cluster.name(self._new_daemon.result())
+            self._show.called(self._outcome.newcomer)
+            self._start_member("--wait-before=0")
