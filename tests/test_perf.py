@@ -110,7 +110,7 @@ class TwoRanks:
     def __init__(self, spoiled: int = 0, contributors: tuple[str, ...] = ("a", "b")) -> None:
         self._spoiled, self._contributors = spoiled, contributors
 
-    def all_reduce(self, x: np.ndarray[Any, Any], op: str) -> SimpleNamespace:
+    def all_reduce(self, x: np.ndarray[Any, Any], op: str, timeout: float) -> SimpleNamespace:
         x += np.resize(perf.known_values(op, 1, 2), x.shape).astype(x.dtype)
         x[: self._spoiled] += 1
         return SimpleNamespace(contributors=self._contributors, op_id="g/1")
@@ -119,13 +119,13 @@ class TwoRanks:
 @pytest.mark.parametrize("spoiled", [0, 1, 17])
 def test_wrong_elements_are_counted(spoiled: int) -> None:
     comm: Any = TwoRanks(spoiled)
-    assert perf.check_values(comm, np.empty(1000, np.float32), "sum", ("a", "b")) == spoiled
+    assert perf.check_values(comm, np.empty(1000, np.float32), "sum", ("a", "b"), 1.0) == spoiled
 
 
 def test_another_group_ends_the_measurement() -> None:
     comm: Any = TwoRanks(contributors=("a",))
     with pytest.raises(OperationAborted, match="the group changed while it was measured; expected a, b; got a; run it"):
-        perf.check_values(comm, np.empty(10, np.float32), "sum", ("a", "b"))
+        perf.check_values(comm, np.empty(10, np.float32), "sum", ("a", "b"), 1.0)
 
 
 # ---- the command --------------------------------------------------------------------------------------
@@ -187,3 +187,12 @@ def test_what_cannot_be_measured_is_refused(options: list[str], text: str) -> No
     out, err = process.communicate(timeout=DEADLINE)
     assert (process.returncode, out) == (2, "")
     assert text in " ".join(err.split())
+
+
+def test_ranks_that_stay_away_are_named_in_time() -> None:
+    with Cluster(peers=1) as cluster:
+        process = run("-n", "2", f"--socket={cluster.socket(0)}", "--timeout", "0.3")
+        _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1
+    assert "not all ranks came in time; expected 2 members, each within 0.3 s" in err
+    assert "Traceback" not in err

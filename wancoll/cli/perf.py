@@ -6,16 +6,17 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from wancoll.cli.options import between
+from wancoll.cli.options import Seconds, between
 from wancoll.collective import DType, ReduceOp
-from wancoll.errors import ConfigError, OperationAborted
+from wancoll.errors import ConfigError, OperationAborted, WancollError
 from wancoll.limits import DEFAULT
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 MAX_PEERS = 32  # the known values' reductions are exact in int8 up to 42
 EXIT_WRONG = 1
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-ROW_TIMEOUT = 600.0  # seconds for one size, after which a private cluster is given up
+OTHER_OPERATIONS = 5  # for each size: the check, what the ranks tell each other, and the start
 
 DTypeName = Literal["float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8"]
 OpName = Literal["sum", "avg", "min", "max", "prod"]
@@ -45,6 +46,7 @@ class Settings:
     dtype: str
     op: str
     arena: bool
+    timeout: float  # seconds for the group to start, and for each operation
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,12 @@ def all_reduce(
     dtype: Annotated[DTypeName, Parameter(help="Element type.")] = "float32",
     op: Annotated[OpName, Parameter(help="Reduce op.")] = "sum",
     lanes: Annotated[
-        int, Parameter(validator=between(1, DEFAULT.max_lanes), help="TCP connections per link of the private cluster.")
+        int,
+        Parameter(
+            validator=between(1, DEFAULT.max_lanes), help="TCP connections to each other peer; not with --socket."
+        ),
     ] = 8,
-    checksum: Annotated[bool, Parameter(help="Checksum the frames of the private cluster.")] = True,
+    checksum: Annotated[bool, Parameter(help="Send a checksum with every frame; not with --socket.")] = True,
     outside_arena: Annotated[
         bool, Parameter(negative=(), help="Use ordinary arrays, which are copied in and out, not those of comm.empty.")
     ] = False,
@@ -92,6 +97,7 @@ def all_reduce(
     ] = "",
     socket: Annotated[str, Parameter(help="Path of a running daemon's socket: join through it as one rank.")] = "",
     group: Annotated[str, Parameter(help="Name of the group, with --master or --socket.")] = "perf",
+    timeout: Annotated[Seconds, Parameter(help="Seconds for the group to start, and for each operation.")] = 60.0,
     as_json: Annotated[
         bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of the table.")
     ] = False,
@@ -111,12 +117,22 @@ def all_reduce(
         dtype=dtype,
         op=op,
         arena=not outside_arena,
+        timeout=timeout,
     )
     _check(settings)
     if master and socket:
         raise ConfigError("--master and --socket exclude each other", expected="one of them", got="both")
-    if master or socket:
-        rows = _join(settings, peers, {"master": master} if master else {"socket": socket}, group)
+    if master:
+        import wancoll
+
+        options = _peer_options(checksum)
+        rows = _sweep(
+            settings, partial(wancoll.connect, group, master=master, lanes=lanes, peer_options=options), peers
+        )
+    elif socket:
+        import wancoll
+
+        rows = _sweep(settings, partial(wancoll.connect, group, socket=socket), peers)
     else:
         rows = _private_cluster(settings, peers, lanes, checksum)
     with closing(rows):
@@ -173,23 +189,36 @@ def _check(settings: Settings) -> None:
 def _private_cluster(settings: Settings, peers: int, lanes: int, checksum: bool) -> Generator[Row, None, None]:
     from wancoll.chaos import Cluster
 
-    with Cluster(peers=peers, lanes=lanes, peer_args=[] if checksum else ["--no-checksum"]) as cluster:
-        ranks = [cluster.client(i, _rank, peers, settings) for i in range(peers)]
+    patience = settings.timeout * (settings.iterations + settings.warmup + OTHER_OPERATIONS)
+    with Cluster(peers=peers, lanes=lanes, peer_args=_peer_options(checksum)) as cluster:
+        ranks = [cluster.client(i, _rank, settings, peers) for i in range(peers)]
         for _ in settings.sizes:
-            rows = [rank.next(ROW_TIMEOUT) for rank in ranks]
+            rows = [rank.next(patience) for rank in ranks]
             yield rows[0]  # the ranks have agreed on one
 
 
-def _rank(socket: str, peers: int, settings: Settings) -> Generator[Row, None, None]:
-    yield from _join(settings, peers, {"socket": socket}, "perf")
-
-
-def _join(settings: Settings, peers: int, where: dict[str, str], group: str) -> Generator[Row, None, None]:
+def _rank(socket: str, settings: Settings, peers: int) -> Generator[Row, None, None]:
     import wancoll
 
-    with wancoll.connect(**where, group=group, start_world=peers, min_world=peers) as comm:
-        for size in settings.sizes:
-            yield measure(comm, settings, size)
+    yield from _sweep(settings, partial(wancoll.connect, "perf", socket=socket), peers)
+
+
+def _sweep(settings: Settings, connect: Callable[..., Communicator], peers: int) -> Generator[Row, None, None]:
+    try:
+        with connect(start_world=peers, min_world=peers, timeout=settings.timeout) as comm:
+            for size in settings.sizes:
+                yield measure(comm, settings, size)
+    except TimeoutError as late:
+        raise WancollError(
+            "not all ranks came in time",
+            expected=f"{peers} members, each within {settings.timeout:g} s",
+            got=str(late),
+            hint="start the command on every machine with the same options, or raise --timeout",
+        ) from late
+
+
+def _peer_options(checksum: bool) -> tuple[str, ...]:
+    return () if checksum else ("--no-checksum",)
 
 
 # ---- measuring ----------------------------------------------------------------------------------------
@@ -209,15 +238,15 @@ def measure(comm: Communicator, settings: Settings, size: int) -> Row:
     dtype = numpy_dtype(settings.dtype)
     tensor = comm.empty(count, dtype) if settings.arena else np.empty(count, dtype)
     world = comm.members
-    wrong = check_values(comm, tensor, settings.op, world)
+    wrong = check_values(comm, tensor, settings.op, world, settings.timeout)
     tensor[...] = 0
-    times, sent = time_all_reduce(comm, tensor, settings.op, settings.warmup, settings.iterations, world)
+    times, sent = time_all_reduce(comm, tensor, settings, world)
     mine = np.array([statistics.median(times), min(times), max(times)])
-    same_world(comm.all_reduce(mine, op="avg"), world)
+    same_world(comm.all_reduce(mine, op="avg", timeout=settings.timeout), world)
     totals = np.array([wrong], np.int64)
-    same_world(comm.all_reduce(totals), world)
+    same_world(comm.all_reduce(totals, timeout=settings.timeout), world)
     most = np.array([sent], np.int64)
-    same_world(comm.all_reduce(most, op="max"), world)
+    same_world(comm.all_reduce(most, op="max", timeout=settings.timeout), world)
     middle, low, high = (float(value) for value in mine)
     nbytes = count * dtype.itemsize
     return Row(
@@ -236,29 +265,31 @@ def measure(comm: Communicator, settings: Settings, size: int) -> Row:
 
 
 def time_all_reduce(
-    comm: Communicator, tensor: np.ndarray[Any, Any], op: str, warmup: int, iterations: int, world: tuple[str, ...]
+    comm: Communicator, tensor: np.ndarray[Any, Any], settings: Settings, world: tuple[str, ...]
 ) -> tuple[list[float], int]:
     """Seconds of each timed operation, in place and back to back, and the bytes that the last one sent."""
     times = []
     sent = 0
-    for i in range(warmup + iterations):
+    for i in range(settings.warmup + settings.iterations):
         begin = time.perf_counter()
-        receipt = comm.all_reduce(tensor, op=op)
+        receipt = comm.all_reduce(tensor, op=settings.op, timeout=settings.timeout)
         end = time.perf_counter()
         same_world(receipt, world)
         sent = receipt.bytes_sent
-        if i >= warmup:
+        if i >= settings.warmup:
             times.append(end - begin)
     return times, sent
 
 
-def check_values(comm: Communicator, tensor: np.ndarray[Any, Any], op: str, world: tuple[str, ...]) -> int:
+def check_values(
+    comm: Communicator, tensor: np.ndarray[Any, Any], op: str, world: tuple[str, ...], timeout: float
+) -> int:
     """Reduce known values in place; how many elements of this member's result are wrong."""
     import numpy as np
 
     contributions = [known_values(op, rank, len(world)) for rank in range(len(world))]
     tensor[...] = np.resize(contributions[comm.rank].astype(tensor.dtype), tensor.shape)
-    same_world(comm.all_reduce(tensor, op=op), world)
+    same_world(comm.all_reduce(tensor, op=op, timeout=timeout), world)
     expected = np.resize(reduced(op, contributions).astype(tensor.dtype), tensor.shape)
     return int(np.count_nonzero(tensor != expected))
 
@@ -317,10 +348,8 @@ def same_world(receipt: Receipt, world: tuple[str, ...]) -> None:
 def report_table(settings: Settings, peers: int, rows: Iterable[Row]) -> list[Row]:
     """Print each row when it is there, then the footer."""
     memory = "arrays in the arena" if settings.arena else "arrays outside the arena"
-    print(
-        f"# wancoll perf all_reduce: {peers} ranks; {settings.warmup} operations to warm up, {settings.iterations} timed,"
-    )
-    print(f"# in place, {memory}; time is the median of one operation")
+    print(f"# wancoll perf all_reduce: {peers} ranks, in place, {memory}")
+    print(f"# time: median of {settings.iterations} operations after {settings.warmup} to warm up")
     print(f"#{'size':>13} {'count':>13} {'type':>9} {'redop':>6} {'time':>10} {'algbw':>8} {'busbw':>8} {'#wrong':>8}")
     print(f"#{'(B)':>13} {'(elements)':>13} {'':>9} {'':>6} {'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8}", flush=True)
     done = []
