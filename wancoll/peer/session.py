@@ -46,7 +46,7 @@ class Session:
             attach.group, attach.member, attach.start_world, attach.min_world, first_engine_id, daemon.config.limits
         )
         self.links = daemon.links.member(
-            lambda epoch: self.run(self.member.links_ready(epoch)),
+            self._links_ready,
             lambda mid, reason: self.run(self.member.link_lost(mid, reason)),
             lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
         )
@@ -155,11 +155,14 @@ class Session:
                 case core.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
                 case core.EnterEpoch(epoch, rank):
-                    self._prepared.clear()
                     self._hit("on_epoch")
                     self.links.enter(epoch, self._neighbours(epoch, rank))
                 case core.Over():
                     self.links.close()
+
+    def _links_ready(self, epoch: int) -> None:
+        self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
+        self.run(self.member.links_ready(epoch))
 
     def _to_master(self, message: m.FromPeer) -> None:
         if isinstance(message, m.Done):
