@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from rich.table import Table
 
@@ -136,12 +135,3 @@ class Outcome:
 def percent(share: float) -> str:
     """0.975 as "97.50 %"."""
     return f"{100 * share:.2f} %"
-
-
-def changes(history: list[Stepped]) -> Iterator[tuple[Stepped, list[str], list[str]]]:
-    """Where the membership changes: the first step of the new one, who left, who joined."""
-    for before, after in pairwise(history):
-        left = [name for name in before.contributors if name not in after.contributors]
-        joined = [name for name in after.contributors if name not in before.contributors]
-        if left or joined:
-            yield after, left, joined
