@@ -327,10 +327,13 @@ def frame(payload: bytes, *, epoch: int = 5, seq: int = 1, step: int = 0, offset
 class Neighbour:
     """One engine whose link 9 ends here, at epoch 5."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, buffers: int = 0, **config: Any) -> None:
         self.engine = Engine(**{"segment": 64 * KIB, **config})
         self.engine.open_link(9, 1, 5)
         self.socket, theirs = tcp_pair()
+        if buffers:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffers)
         self.socket.settimeout(DEADLINE)
         self.kept: list[Any] = []
         self.engine.attach_lane(9, 0, hand_over(theirs))
@@ -357,8 +360,8 @@ class Neighbour:
 
 
 @pytest.fixture
-def neighbour() -> Iterator[Neighbour]:
-    one = Neighbour()
+def neighbour(request: pytest.FixtureRequest) -> Iterator[Neighbour]:
+    one = Neighbour(**getattr(request, "param", {}))
     yield one
     one.socket.close()
     one.engine.close()
@@ -432,6 +435,69 @@ def test_a_newer_frame_waits_until_this_end_has_learnt_of_it(neighbour: Neighbou
     neighbour.post(RECEIVE, values, back, epoch=6, seq=3)
     wait_for(neighbour.engine, Done)
     assert same(back, values)
+
+
+def test_a_later_op_waits_for_its_turn(neighbour: Neighbour) -> None:
+    values = random_bits(DType.int32, 100, seed=5)
+    first, second = np.zeros_like(values), np.zeros_like(values)
+    neighbour.post(RECEIVE, values, first, op_id=1, seq=1)
+    neighbour.post(RECEIVE, values, second, op_id=2, seq=2)
+    neighbour.socket.sendall(frame(values.tobytes(), seq=2))
+    wait_until(lambda: statistics(neighbour.engine, 9).parked)
+    neighbour.engine.cancel(1)
+    assert wait_for(neighbour.engine, Done).op == 2
+    assert same(second, values)
+    assert not first.any()
+
+
+@pytest.mark.parametrize("action", [Action.copy, Action.final])
+@pytest.mark.parametrize("arrived", [48, 49, 50 + 48, 48 + 399])
+def test_the_rest_of_a_given_up_frame_touches_nothing(neighbour: Neighbour, arrived: int, action: Action) -> None:
+    values = random_bits(DType.int32, 100, seed=5)
+    old, new = np.zeros_like(values), np.zeros_like(values)
+    neighbour.post((Transfer(Direction.recv, 1, 0, 0, action),), values, old)
+    given_up = frame(values.tobytes())
+    neighbour.socket.sendall(given_up[:arrived])
+    wait_until(lambda: statistics(neighbour.engine, 9).bytes_received == arrived)
+    neighbour.engine.set_epoch(9, 6)
+    neighbour.engine.cancel(1)
+    wait_for(neighbour.engine, Cancelled)
+    old[:] = 7
+    neighbour.post(RECEIVE, values, new, op_id=2, epoch=6)
+    neighbour.socket.sendall(given_up[arrived:] + frame(values.tobytes(), epoch=6))
+    wait_for(neighbour.engine, Done)
+    assert same(new, values)
+    assert (old == 7).all()
+    assert statistics(neighbour.engine, 9).frames_dropped == 1
+
+
+@pytest.mark.parametrize("neighbour", [{"segment": 1024 * KIB, "buffers": 64 * KIB}], indirect=True)
+def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> None:
+    front = random_bits(DType.int32, 4_000_003, seed=3)
+    before = front.tobytes()
+    neighbour.post(EXCHANGE[:1], front, np.zeros_like(front))
+    sent = -1
+    while sent != (sent := statistics(neighbour.engine, 9).bytes_sent) or not sent:
+        time.sleep(0.02)  # until the socket is full
+    assert sent % (48 + 1024 * KIB), "no frame is half sent: this test proves nothing"
+    neighbour.engine.set_epoch(9, 6)
+    neighbour.engine.cancel(1)
+    wait_for(neighbour.engine, Cancelled)
+    front[:] = 7
+    neighbour.post(EXCHANGE[:1], front[:1000], front[:1000].copy(), op_id=2, epoch=6)
+    offset = 0
+    while True:
+        head = neighbour.read(48)
+        _, _, _, _, epoch, _, _, at, length, checksum = HEADER.unpack(head)
+        payload = neighbour.read(length)
+        assert checksum == crc32c(head[:44] + payload)
+        if epoch == 6:
+            break
+        assert payload == before[at : at + length]
+        assert at == offset
+        offset += length
+    assert offset < len(before)
+    assert payload == front[:1000].tobytes()
 
 
 @pytest.mark.parametrize(
