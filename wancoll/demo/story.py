@@ -28,7 +28,7 @@ class Plan:
         steps: of training, in all.
         seed: of the first parameters and the batches.
         silence_timeout: seconds without a report from any process before the demo gives up.
-        spoil: flip one bit in a member's parameters at the end, so that the demo must fail; for its own test.
+        spoil: flip one bit in the newcomer's parameters at the end, so that the demo must fail; for its own test.
     """
 
     peers: int = 4
@@ -87,7 +87,6 @@ class _Director:
             self._start_member(
                 f"--wait-before={self._plan.kill_in}",
                 f"--wait-before={self._plan.join_before}",
-                *(["--spoil"] if self._plan.spoil and not self._members else []),
             )
         self._alone = self._crew.start(_ALONE, "wancoll.demo.alone", self._common)
         while not self._over():
@@ -179,4 +178,4 @@ class _Director:
         if not self._outcome.newcomer and (wait or self._new_daemon.done()):
             self._outcome.newcomer = self._cluster.name(self._new_daemon.result())
             self._show.called(self._outcome.newcomer)
-            self._start_member("--wait-before=0")
+            self._start_member("--wait-before=0", *(["--spoil"] if self._plan.spoil else []))
