@@ -39,7 +39,7 @@ class Control:
         data_socket: the lanes' listener, for the advertised addresses.
         on_message: called with every message of a live connection but Welcome and Pong.
         on_connected: called after each Welcome.
-        on_lost: called with the reason when a try failed (live=False) or a live connection is gone (live=True).
+        on_lost: called with the reason when a try failed (live=False) or a good connection is gone (live=True).
         on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
     """
 
@@ -61,6 +61,7 @@ class Control:
         self._stream: NowaitStream | None = None
         self.connected = False
         self.number = 0  # of the connection, counted from 1
+        self._nonsense = False
         self.lost = trio.Event()  # set while there is no master
         self.lost.set()
         self.addresses: list[str] = []
@@ -86,13 +87,14 @@ class Control:
         """Task: connect, serve, reconnect, until cancelled."""
         pause = 0.05
         while True:
+            self._nonsense = False
             reason = await self._serve_once()
             was_connected, self.connected = self.connected, False
             self.lost.set()
             if was_connected:
                 log.warning("lost the master", reason=reason)
                 pause = 0.05
-            self._on_lost(reason, live=was_connected)
+            self._on_lost(reason, live=was_connected and not self._nonsense)
             await trio.sleep(pause)
             pause = min(2 * pause, 0.5)
 
@@ -162,6 +164,7 @@ class Control:
                             self._on_message(message)
             return f"no welcome within {self._config.limits.handshake_timeout:.1f} s"
         except ProtocolError as bad:
+            self._nonsense = True  # it would do so again: reconnecting must not start the grace time anew
             return str(bad)
 
     async def _heartbeat(self, stream: NowaitStream) -> None:
