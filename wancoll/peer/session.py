@@ -59,12 +59,13 @@ class Session:
 
     async def serve(self, decoder: Decoder[m.FromClient], first: list[m.FromClient]) -> None:
         """Serve the client until it goes; *first* are messages that came with the attach."""
-        sent = socket.send_fds(
-            self._stream.socket,
-            [encode(m.Attached(self._daemon.name, self.arena.nbytes))],
-            [self.arena.fd],
-        )
-        assert sent > 0
+        attached = encode(m.Attached(self._daemon.name, self.arena.nbytes))
+        try:
+            socket.send_fds(self._stream.socket, [attached], [self.arena.fd])
+        except OSError:  # the client has gone already
+            self.links.close()
+            self.arena.close()
+            return
         self._daemon.add(self)
         reason = "the client closed the connection"
         try:
