@@ -59,6 +59,7 @@ def test_starts_serves_and_leaves_nothing_behind() -> None:
         assert cluster.peer_address(0) != cluster.peer_address(1)
         assert sorted(cluster.status().daemons) == ["peer-0", "peer-1"]
         assert cluster.add_peer(name="third") == 2
+        assert cluster.peer_status(2)["name"] == "third"
         pids.append(cluster.pid(2))
         assert cluster.name(2) == "third"
         assert "connected to the master" in cluster.logs(0)

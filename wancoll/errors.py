@@ -67,6 +67,12 @@ class CollectiveMismatch(WancollError):
         super().__init__(what, **fields)
         self.calls = calls or {}
 
+    def __str__(self) -> str:
+        who_by_call: dict[str, list[str]] = {}
+        for who, call in self.calls.items():
+            who_by_call.setdefault(call, []).append(who)
+        return "; ".join([super().__str__(), *(f"{', '.join(who)}: {call}" for call, who in who_by_call.items())])
+
 
 class MasterUnreachable(WancollError):
     """No master answered within its deadline; tensors are untouched."""

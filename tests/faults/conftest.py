@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 
 import pytest
 from support import PEERS, repair
 
 from wancoll.chaos import Cluster
+from wancoll.errors import WancollError
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,15 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     master = shared_cluster.master_pid
     yield shared_cluster
     assert shared_cluster.master_pid == master, shared_cluster.master_logs()
+    for i in range(PEERS):  # nothing but SIGKILL ends a daemon in these tests
+        if shared_cluster.running(i):
+            shared_cluster.resume(i)
+            try:
+                shared_cluster.peer_status(i)
+            except WancollError:
+                pytest.fail(f"peer {i} is going down:\n{shared_cluster.logs(i, 200)}", pytrace=False)
+        else:
+            assert shared_cluster.exit_code(i) == -signal.SIGKILL, shared_cluster.logs(i)
 
 
 @pytest.fixture

@@ -33,8 +33,12 @@ HELLOS = {
 def dial(cluster: Cluster, port: str, i: int) -> socket.socket:
     if port == "unix":
         connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(cluster.socket(i))  # waits while the queue is full; with a timeout set it would not
+        except BaseException:
+            connection.close()
+            raise
         connection.settimeout(10)
-        connection.connect(cluster.socket(i))
         return connection
     address = cluster.master_address if port == "master" else cluster.peer_address(i)
     return socket.create_connection(address, timeout=10)

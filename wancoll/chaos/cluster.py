@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -10,6 +11,7 @@ import socket
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
@@ -82,6 +84,7 @@ class Cluster:
         self._extra_args: list[list[str]] = []  # of each peer, for its restart
         self._peer_addresses: list[tuple[str, int]] = []
         self._clients: list[ClientProcess] = []
+        self._communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
         try:
             self.start_master()
             for _ in range(peers):
@@ -134,6 +137,10 @@ class Cluster:
         """Whether peer i's daemon is there; a paused one is."""
         return self._peers[i].running
 
+    def exit_code(self, i: int) -> int | None:
+        """Of peer i's daemon, None while it runs; -9 after SIGKILL."""
+        return self._peers[i].exit_code
+
     def logs(self, i: int, lines: int = 50) -> str:
         """The last lines of peer i's log."""
         return self._peers[i].log_tail(lines)
@@ -153,13 +160,21 @@ class Cluster:
             raise ConfigError("gave no status", who="the master", got=str(answer)[:200])
         return answer
 
+    def peer_status(self, i: int) -> dict[str, Any]:
+        """What peer i's daemon says of itself and its members."""
+        answer = self._ask_peer(i, m.LocalStatusRequest(), f"{self.name(i)}, status")
+        status: dict[str, Any] = json.loads(answer.text)
+        return status
+
     # ---- clients -------------------------------------------------------------------------------------
 
     def connect(self, i: int, **options: Any) -> Communicator:
         """`wancoll.connect` to peer i's daemon; *options* are its other arguments."""
         import wancoll
 
-        return wancoll.connect(socket=self.socket(i), **options)
+        communicator = wancoll.connect(socket=self.socket(i), **options)
+        self._communicators.add(communicator)
+        return communicator
 
     def client(self, i: int, target: Callable[..., Any], *arguments: Any) -> ClientProcess:
         """Run `target(socket of peer i, *arguments)` in a process of its own, which can be killed and paused.
@@ -257,7 +272,7 @@ class Cluster:
 
         Args:
             i: which daemon.
-            name: on_post (a client's call was read), mid_op (an op was handed to the engine), before_done, after_done
+            name: on_post (a client's call was read), mid_op (an op's first bytes moved), before_done, after_done
                 (Done written to the master), before_commit (the commit is known, the client is not told), after_commit
                 or on_epoch.
             action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm).
@@ -267,7 +282,9 @@ class Cluster:
     # ---- the end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End every process that was started here, also stopped ones, and remove the temporary folder. Idempotent."""
+        """Close what connect() gave, end every process, also stopped ones, remove the temporary folder. Idempotent."""
+        for communicator in list(self._communicators):
+            communicator.close()
         for client in self._clients:
             client.close()
         services = [*self._peers, *([self._master] if self._master is not None else [])]
@@ -325,18 +342,21 @@ class Cluster:
             time.sleep(0.005)
 
     def _arm(self, i: int, name: str, action: str) -> None:
-        who = f"{self.name(i)}, {action} {name}"
+        self._ask_peer(i, m.Arm(self._token, name, action), f"{self.name(i)}, {action} {name}")
+
+    def _ask_peer(self, i: int, question: m.Arm | m.LocalStatusRequest, who: str) -> Any:
         local = socket.socket(socket.AF_UNIX)
         try:
             local.settimeout(_ANSWER_TIMEOUT)
             local.connect(self.socket(i))
         except OSError as bad:
             local.close()
-            raise ConfigError("does not take the fault", who=who, got=str(bad), hint="was it killed?") from bad
-        answer = _ask(local, m.Arm(self._token, name, action), m.FromDaemon, who)
+            raise ConfigError("the daemon cannot be asked", who=who, got=str(bad), hint="was it killed?") from bad
+        answer = _ask(local, question, m.FromDaemon, who)
         if isinstance(answer, m.Failure):
             kind = BY_NAME.get(answer.error, ConfigError)
             raise kind(answer.what, who=answer.who, expected=answer.expected, got=answer.got, hint=answer.hint)
+        return answer
 
 
 def _dialable(bound: str) -> tuple[str, int]:
@@ -345,7 +365,9 @@ def _dialable(bound: str) -> tuple[str, int]:
     return ("127.0.0.1" if host in ("", "*", "0.0.0.0", "::") else host), port
 
 
-def _ask(connection: socket.socket, question: m.Arm | m.StatusRequest, kind: Any, who: str) -> Any:
+def _ask(
+    connection: socket.socket, question: m.Arm | m.LocalStatusRequest | m.StatusRequest, kind: Any, who: str
+) -> Any:
     """Send one message, return the one that comes back, close."""
     decoder: Decoder[Any] = Decoder(kind, DEFAULT.message_bytes, who)
     try:

@@ -55,7 +55,12 @@ class Service:
     @property
     def running(self) -> bool:
         """Whether the process is there; a stopped one is."""
-        return self._process.poll() is None
+        return self.exit_code is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, minus the signal's number if one ended it."""
+        return self._process.poll()
 
     def ready(self, timeout: float) -> str:
         """Wait for the readiness line; returns what follows "ready ".
