@@ -278,7 +278,7 @@ async def serve(
                 nursery.start_soon(daemon.control.run)
                 nursery.start_soon(daemon.watch_master)
                 nursery.start_soon(trio.serve_listeners, daemon.links.accept, [data_listener])
-                nursery.start_soon(trio.serve_listeners, FrontDoor(daemon).accept, [local_listener])
+                nursery.start_soon(trio.serve_listeners, FrontDoor(daemon, daemon.status).accept, [local_listener])
                 if config.watch_stdin:
                     nursery.start_soon(_watch_stdin, stop)
                 task_status.started(Ready(name, path, [join_address(*data_socket.getsockname()[:2])]))

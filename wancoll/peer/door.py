@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import structlog
 import trio
@@ -16,13 +16,10 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.peer import member as core
 from wancoll.peer.failpoints import NAMES
-from wancoll.peer.session import Session
+from wancoll.peer.session import Host, Session
 from wancoll.peer.stream import NowaitStream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
-
-if TYPE_CHECKING:
-    from wancoll.peer.daemon import Daemon
 
 log = structlog.get_logger("wancoll.door")
 
@@ -61,10 +58,11 @@ class FrontDoor:
 
     Args:
         daemon: what the clients attach to.
+        status: the daemon's view of itself, ready for JSON.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, daemon: Host, status: Callable[[], dict[str, object]]) -> None:
+        self._daemon, self._status = daemon, status
         self._pending = 0  # connections that have not said yet what they want
         self._next_range = 1  # of engine op ids; one for each client that ever attached
 
@@ -100,7 +98,7 @@ class FrontDoor:
     ) -> None:
         first = messages[0]
         if isinstance(first, m.LocalStatusRequest):
-            client.send_nowait(encode(m.LocalStatus(json.dumps(self._daemon.status()))))
+            client.send_nowait(encode(m.LocalStatus(json.dumps(self._status()))))
         elif isinstance(first, m.Arm):
             client.send_nowait(encode(self._arm(first)))
         elif isinstance(first, m.Attach):

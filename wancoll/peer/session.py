@@ -3,28 +3,55 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Protocol
 
 import structlog
 import trio
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
-from wancoll.engine import Prepared
+from wancoll.engine import Engine, Prepared
 from wancoll.errors import ProtocolError
 from wancoll.peer import member as core
 from wancoll.peer.arena import Arena
+from wancoll.peer.config import PeerConfig
+from wancoll.peer.control import Control
+from wancoll.peer.failpoints import Failpoints
+from wancoll.peer.links import LinkHub
 from wancoll.peer.stream import NowaitStream
 from wancoll.schedule.plan import chunk_bounds
 from wancoll.schedule.ring import membership_token, ring_all_reduce
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
-if TYPE_CHECKING:
-    from wancoll.peer.daemon import Daemon
-
 log = structlog.get_logger("wancoll.session")
 
 _PREPARED_KEPT = 256  # schedules ready for the engine, per epoch
+
+
+class Host(Protocol):
+    """What a session needs of its daemon."""
+
+    config: PeerConfig
+    name: str
+    arena_bytes: int
+    engine: Engine
+    links: LinkHub
+    control: Control
+    failpoints: Failpoints
+    stopping: bool
+
+    def add(self, session: Session) -> None:
+        """The session has attached: join its group."""
+
+    def remove(self, session: Session) -> None:
+        """The session is over."""
+
+    def started(self, engine_id: int, session: Session) -> None:
+        """The session's op is in the engine: its events are the session's."""
+
+    def watch_first_bytes(self, engine_links: Iterable[int]) -> None:
+        """Fault injection: hit "mid_op" once one of these links receives something."""
 
 
 class Session:
@@ -37,7 +64,7 @@ class Session:
         first_engine_id: start of this member's range of engine op ids.
     """
 
-    def __init__(self, daemon: Daemon, stream: NowaitStream, attach: m.Attach, first_engine_id: int) -> None:
+    def __init__(self, daemon: Host, stream: NowaitStream, attach: m.Attach, first_engine_id: int) -> None:
         self._daemon, self._stream = daemon, stream
         self.attached_at = trio.current_time()
         self.pid = attach.pid
