@@ -40,7 +40,7 @@ def claim_socket(path: str) -> socket.socket:
                 other.settimeout(1)
                 try:
                     other.connect(path)
-                except OSError:
+                except ConnectionRefusedError:
                     os.unlink(path)
                 else:
                     raise ConfigError("another daemon serves this socket", who=path, hint=hint)
@@ -63,7 +63,7 @@ class FrontDoor:
 
     def __init__(self, daemon: Host, status: Callable[[], dict[str, object]]) -> None:
         self._daemon, self._status = daemon, status
-        self._pending = 0  # connections that have not said yet what they want
+        self._greeting: dict[trio.CancelScope, None] = {}  # clients that have not said yet what they want, oldest first
         self._next_range = 1  # of engine op ids; one for each client that ever attached
 
     async def accept(self, stream: trio.SocketStream) -> None:
@@ -72,16 +72,16 @@ class FrontDoor:
         client = NowaitStream(socket.socket(fileno=stream.socket.detach()), limits.message_bytes * 4, "client")
         decoder: Decoder[m.FromClient] = Decoder(m.FromClient, limits.message_bytes, "client")
         try:
-            if self._pending >= limits.pending_connections:
-                return
-            self._pending += 1
-            try:
-                messages: list[m.FromClient] = []
-                with trio.move_on_after(limits.local_handshake_timeout):
+            messages: list[m.FromClient] = []
+            if len(self._greeting) >= limits.pending_connections:
+                next(iter(self._greeting)).cancel()  # the oldest gives way, so that idle connections block nobody
+            with trio.move_on_after(limits.local_handshake_timeout) as scope:
+                self._greeting[scope] = None
+                try:
                     while not messages and (data := await client.receive()):
                         messages = decoder.feed(data)
-            finally:
-                self._pending -= 1
+                finally:
+                    del self._greeting[scope]
             if messages:
                 await self._first_message(client, decoder, messages)
         except ProtocolError as bad:
