@@ -24,7 +24,7 @@ chaos: $(VENV)/.dev $(VENV)/.torch
 	HYPOTHESIS_PROFILE=chaos $(PYTEST) -m "chaos or slow" --timeout=1800
 
 bench: $(VENV)/.dev $(VENV)/.torch
-	$(PYTEST) -m bench -s --timeout=1800
+	$(BIN)/python -m tests.bench
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
