@@ -314,6 +314,30 @@ def test_a_lost_lane_is_named_and_can_be_attached_again() -> None:
         assert wait_for(ring.engines[1], LaneDown).link == 100
 
 
+def test_a_lane_that_carried_bytes_starts_again_with_the_next_epoch_only() -> None:
+    with ring_of(2, 1) as ring:
+        inputs = [random_bits(DType.int32, 1000, seed=rank) for rank in range(2)]
+        ring.all_reduce(inputs, DType.int32, ReduceOp.sum)
+        a, b = tcp_pair()
+        ring.engines[0].attach_lane(101, 0, hand_over(a))
+        ring.engines[1].attach_lane(100, 0, hand_over(b))
+        backs = [np.zeros_like(front) for front in inputs]
+        for rank, engine in enumerate(ring.engines):
+            ring.post(rank, 2, inputs[rank], backs[rank], DType.int32, ReduceOp.sum)
+            assert not select.select([engine.fd], [], [], 0.05)[0] or all(
+                isinstance(e, LaneDown) for e in engine.events()
+            )
+        assert statistics(ring.engines[0], 101).parked
+        ring.epoch = 2
+        for rank, engine in enumerate(ring.engines):
+            engine.set_epoch(100 + 1 - rank, 2)
+            engine.cancel(1002)
+            ring.post(rank, 2, inputs[rank], backs[rank], DType.int32, ReduceOp.sum)
+        for rank, engine in enumerate(ring.engines):
+            assert wait_for(engine, Done).op == 2002
+            assert same(backs[rank], inputs[0] + inputs[1])
+
+
 # ---- the wire, with this test as the neighbour -----------------------------------------------------------
 
 
