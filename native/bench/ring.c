@@ -408,6 +408,7 @@ static void launch(const options *o, int *controls)
             die("fork");
         if (pid == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
+            setsid(); /* the scheduler shares a core between sessions; a daemon has its own, too */
             close(pair[0]);
             for (int k = 0; k < i; k++)
                 close(controls[k]);

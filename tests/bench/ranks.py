@@ -118,6 +118,7 @@ class Ranks:
 def _serve(
     parent: int, pipe: Connection, make: Callable[..., Member], rank: int, world_size: int, extra: tuple[Any, ...]
 ) -> None:
+    os.setsid()  # the scheduler shares a core between sessions: every process of every contender gets its own
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
