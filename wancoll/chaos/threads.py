@@ -51,7 +51,7 @@ def in_threads(fn: Callable[[int], T], which: int | Iterable[int], timeout: floa
             if not changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                 break
         missing = [index for place, index in enumerate(indices) if place not in results and place not in failures]
-        late = f"calls {missing} had not returned after {timeout:.0f} s" if missing else ""
+        late = f"calls {missing} had not returned in time" if missing else ""
         if failures:
             first = failures[min(failures)]
             for place in sorted(failures):
