@@ -100,7 +100,9 @@ class Descriptor:
 
     def fingerprint(self) -> int:
         """64 bits that travel with every frame, so that members that disagree find out at once."""
-        text = repr((int(self.kind), int(self.dtype), int(self.op), self.count, self.codec, self.algorithm, self.on_failure))
+        text = repr(
+            (int(self.kind), int(self.dtype), int(self.op), self.count, self.codec, self.algorithm, self.on_failure)
+        )
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
