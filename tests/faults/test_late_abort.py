@@ -53,9 +53,10 @@ def clean_seconds(comms: list[Any], tensors: list[list[Any]]) -> float:
     fill(tensors)
     started = time.monotonic()
     outcomes = in_threads(lambda k: reduce_in_place(comms, tensors, k), PEERS)
+    ended = max(outcome.ended for mine in outcomes for outcome in mine)
     for op in range(len(tensors[0])):
         check_agreed([mine[op] for mine in outcomes], [mine[op] for mine in tensors])
-    return time.monotonic() - started
+    return ended - started
 
 
 def trial(cluster: Cluster, rng: random.Random, ops: int) -> tuple[int, float]:
@@ -63,10 +64,10 @@ def trial(cluster: Cluster, rng: random.Random, ops: int) -> tuple[int, float]:
     comms = join(cluster, range(PEERS))
     count = OP_BYTES // 4 // ops
     tensors = [[comm.empty(count, "float32") for _ in range(ops)] for comm in comms]
-    clean = clean_seconds(comms, tensors)
+    clean = [clean_seconds(comms, tensors) for _ in range(2)][-1]  # the first one touches pages and warms lanes
     fill(tensors)
     victim = rng.randrange(PEERS)
-    moment = rng.uniform(0, 1.1 * clean)
+    moment = rng.uniform(0, clean)
     running = Background(lambda k: reduce_in_place(comms, tensors, k), PEERS)
     time.sleep(moment)  # the random moment is the test
     cluster.pause(victim)
