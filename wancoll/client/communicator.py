@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import time
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -190,7 +192,7 @@ class Communicator:
         self._connection.post(work, deadline)
         return work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
-    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
+    def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
         """A numpy array in the arena, contents undefined: all_reduce on the whole of it copies nothing.
 
         Args:
@@ -202,7 +204,7 @@ class Communicator:
         """
         self._connection.check_usable()
         kind = numpy_dtype(dtype)
-        dims = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        dims = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
         if any(n < 0 for n in dims):
             raise ConfigError(
                 "a dimension is negative", who="empty(shape)", expected="dimensions of 0 or more", got=str(dims)
@@ -215,7 +217,7 @@ class Communicator:
         memory = ArrayMemory(self._connection.arena.take(nbytes), nbytes)
         return np.asarray(memory).view(kind).reshape(dims)
 
-    def zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
+    def zeros(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
         """As empty(), filled with zeros."""
         array = self.empty(shape, dtype)
         array.fill(0)

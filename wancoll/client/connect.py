@@ -62,9 +62,9 @@ def connect(
         TimeoutError: the group did not start, or did not admit this joiner, within *timeout*.
         WancollError: refused, or no master.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
     start_world = min_world if start_world is None else start_world
     _check(group, name, start_world, min_world, timeout)
+    deadline = None if timeout is None else time.monotonic() + timeout
     path, private_master = _where(socket, master)
     options = [*(["--lanes", str(lanes)] if lanes is not None else []), *peer_options]
     if options and private_master is None:

@@ -101,7 +101,7 @@ class Connection:
             placement = work.placement
             if placement is not None:
                 for other in self.pending:
-                    if other.placement is not None and placement.overlaps(other.placement):
+                    if other.placement is not None and placement.conflicts(other.placement):
                         raise _in_use(work, other)
                 placement.prepare()
             while not self._send(work):

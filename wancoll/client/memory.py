@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from typing import Any
@@ -44,14 +45,16 @@ class Block:
         nbytes: size, for good.
         used: bytes that the holder asked for.
         stamp: when it was last given back; counts up.
+        returning: gives it back when its lease dies.
     """
 
-    __slots__ = ("address", "nbytes", "pages", "stamp", "used")
+    __slots__ = ("address", "nbytes", "pages", "returning", "stamp", "used")
 
     def __init__(self, address: int, offset: int, nbytes: int) -> None:
         self.pages = ffi.new("wc_block *", (address, offset, nbytes))
         self.address, self.nbytes = address, nbytes
         self.used = self.stamp = 0
+        self.returning: _Returning | None = None
 
     @property
     def offset(self) -> int:
@@ -62,13 +65,21 @@ class Block:
 class Lease:
     """Holds a block; the block goes back when the last reference to this is gone."""
 
-    __slots__ = ("arena", "block")
+    __slots__ = ("__weakref__", "arena", "block")
 
     def __init__(self, arena: Arena, block: Block) -> None:
         self.arena, self.block = arena, block
 
-    def __del__(self) -> None:
-        self.arena.give_back(self.block)
+
+class _Returning(weakref.ref[Lease]):
+    """Tells the arena that a block's lease died.
+
+    Its callback is a deque's own append, and not a __del__: no Python code runs while memory is collected, at whatever
+    moment and in whatever thread that happens, so nothing there can deadlock or swallow a Ctrl-C.
+    """
+
+    __slots__ = ("block",)
+    block: Block
 
 
 class ArrayMemory:
@@ -118,7 +129,7 @@ class Arena:
         self._starts: list[int] = []  # addresses of all blocks, sorted
         self._blocks: dict[int, Block] = {}  # address -> block
         self._idle: dict[int, dict[Block, None]] = {}  # size -> blocks nobody holds, the last one is the warmest
-        self._returned: deque[Block] = deque()  # given back, not in _idle yet
+        self._returned: deque[_Returning] = deque()  # their leases died, not in _idle yet
         self._lock = threading.Lock()
         self._stamp = 0
         self._leased = self._peak = 0  # bytes of blocks that are held; their recent maximum
@@ -143,24 +154,15 @@ class Arena:
             block = next(reversed(warm)) if warm else self._bind(size, nbytes)
             # First the lease, then the removal: whatever is interrupted in between gives the block back.
             lease = Lease(self, block)
+            returning = _Returning(lease, self._returned.append)  # type: ignore[arg-type]
+            returning.block = block
+            block.returning = returning
             block.used = nbytes
             if warm:
                 del warm[block]
             self._leased += size
             self._peak = max(self._leased, self._peak - self._peak // 1024)
         return lease
-
-    def give_back(self, block: Block) -> None:
-        """Called by the lease, in whatever thread and at whatever moment it dies."""
-        if self._closed:
-            lib.wc_pages_discard(block.pages, self._fd)
-            return
-        self._returned.append(block)
-        if block.nbytes >= LARGE and self._lock.acquire(blocking=False):
-            try:
-                self._settle()
-            finally:
-                self._lock.release()
 
     def find(self, address: int, nbytes: int) -> Block | None:
         """The block that holds these bytes, if they lie in the arena."""
@@ -175,7 +177,7 @@ class Arena:
         if not returned or self._closed:
             return
         while returned:
-            block = returned[0]
+            block = returned[0].block
             self._stamp += 1
             block.stamp = self._stamp
             if self._blocks.get(block.address) is block:  # else it was abandoned

@@ -24,7 +24,7 @@ class Placement:
         target: where the result belongs (x itself, in place).
     """
 
-    __slots__ = ("_arena", "_back", "_exchanged", "_front", "_target", "_x", "back", "front", "reads", "writes")
+    __slots__ = ("_arena", "_back", "_exchanged", "_front", "_target", "_x", "back", "front", "pins", "reads", "writes")
 
     def __init__(self, arena: Arena, x: Region, target: Region) -> None:
         self._arena, self._x, self._target = arena, x, target
@@ -32,16 +32,16 @@ class Placement:
         self._back: Lease | None = None
         self._exchanged: Block | None = None  # the target's block, if its pages will be exchanged
         self.front = self.back = 0
-        # The caller's memory, as (start, end), that is in use until the operation is finished.
+        # The caller's memory, as (start, end).
         self.writes = (target.address, target.address + target.nbytes)
-        inside = arena.find(x.address, x.nbytes)  # else it is copied first
-        self.reads = (x.address, x.address + x.nbytes) if inside else (0, 0)
+        self.reads = (x.address, x.address + x.nbytes)
+        self.pins = self.reads if arena.find(x.address, x.nbytes) else (0, 0)  # outside the arena it is copied first
 
-    def overlaps(self, other: Placement) -> bool:
-        """Whether one of the two would write what the other one uses."""
+    def conflicts(self, earlier: Placement) -> bool:
+        """Whether this call would use what *earlier* is going to write, or write what *earlier* still reads."""
         return any(
             a[0] < b[1] and b[0] < a[1]
-            for a, b in ((self.writes, other.writes), (self.writes, other.reads), (self.reads, other.writes))
+            for a, b in ((self.writes, earlier.writes), (self.reads, earlier.writes), (self.writes, earlier.pins))
         )
 
     def prepare(self) -> None:

@@ -1,0 +1,1060 @@
+"""The communicator against a test double of the daemon: values, memory, threads, timeouts, interruptions, every error."""
+
+from __future__ import annotations
+
+import array
+import gc
+import os
+import random
+import signal
+import stat
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from fake_daemon import ARENA, FakeDaemon, reduced
+
+import wancoll
+from wancoll.client import connection as connection_module
+from wancoll.client.communicator import Communicator
+from wancoll.client.memory import EXCHANGE_BYTES
+from wancoll.client.tensors import region
+from wancoll.collective import DType, ReduceOp
+from wancoll.errors import (
+    BY_NAME,
+    CollectiveMismatch,
+    ConfigError,
+    Evicted,
+    MasterUnreachable,
+    PeerDaemonLost,
+    ProtocolError,
+    WorldTooSmall,
+)
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.wire import messages as m
+
+BIG = 2 * EXCHANGE_BYTES // 4  # float32 elements of a tensor whose pages are exchanged
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "peer.sock")
+
+
+@pytest.fixture
+def daemon(path: str) -> Iterator[FakeDaemon]:
+    with FakeDaemon(path) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def comm(daemon: FakeDaemon) -> Iterator[Communicator]:
+    with wancoll.connect(socket=daemon.path, timeout=10) as comm:
+        yield comm
+
+
+@pytest.fixture
+def manual(path: str) -> Iterator[FakeDaemon]:
+    with FakeDaemon(path, manual=True) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def held(manual: FakeDaemon) -> Iterator[Communicator]:
+    """A communicator whose calls are answered only when the test says so."""
+    with wancoll.connect(socket=manual.path, timeout=10) as comm:
+        yield comm
+
+
+def address(x: Any) -> int:
+    return region(x, "x").address
+
+
+def in_thread(f: Callable[[], Any]) -> Callable[[], Any]:
+    """Start f in a thread; call what is returned to join it and get its result, or what it raised."""
+    box: list[Any] = []
+
+    def run() -> None:
+        try:
+            box.append(f())
+        except BaseException as bad:
+            box.append(bad)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def join() -> Any:
+        thread.join(20)
+        assert not thread.is_alive()
+        return box[0]
+
+    return join
+
+
+# ---- connect ----------------------------------------------------------------------------------------
+
+
+def test_connect_tells_the_daemon_what_is_wanted(daemon: FakeDaemon) -> None:
+    with wancoll.connect("gang", start_world=3, min_world=2, name="me", socket=daemon.path) as comm:
+        assert daemon.attach == m.Attach(PROTOCOL_VERSION, "gang", "me", 3, 2, os.getpid())
+        assert (comm.group, comm.name, comm.rank, comm.world_size, comm.epoch) == ("gang", "me", 0, 2, 1)
+        assert comm.members == ("me", "other")
+        assert repr(comm) == "<Communicator 'me' of group 'gang': rank 0 of 2, epoch 1>"
+    daemon.wait_for(lambda: daemon.detached)
+
+
+def test_start_world_defaults_to_min_world(daemon: FakeDaemon) -> None:
+    wancoll.connect(min_world=2, socket=Path(daemon.path)).close()
+    assert daemon.attach is not None
+    assert (daemon.attach.start_world, daemon.attach.min_world, daemon.attach.group) == (2, 2, "default")
+
+
+def test_the_socket_comes_from_the_environment(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANCOLL_SOCKET", daemon.path)
+    monkeypatch.setenv("WANCOLL_MASTER", "nowhere:1")  # the socket wins
+    wancoll.connect(timeout=10).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"group": ""}, ("group cannot be used", "connect(group=...)", "1 to 128 printable characters", "got ''")),
+        ({"group": "a\nb"}, ("group cannot be used", "printable")),
+        ({"name": "x" * 129}, ("name cannot be used", "0 to 128")),
+        ({"min_world": 0}, ("min_world cannot be used", "a whole number from 1 to 1024", "got 0")),
+        ({"min_world": 1.0}, ("min_world cannot be used", "got 1.0")),
+        ({"start_world": 2000}, ("start_world cannot be used", "got 2000")),
+        ({"start_world": 1, "min_world": 2}, ("cannot start below min_world", "at least min_world, 2", "got 1")),
+        ({"timeout": -1}, ("timeout cannot be used", "seconds, 0 or more", "got -1")),
+        ({"timeout": float("nan")}, ("timeout cannot be used",)),
+        ({"timeout": "1"}, ("timeout cannot be used", "got '1'")),
+        ({"master": "h:1"}, ("exclude each other", "socket= of a running daemon, or master=", "got both")),
+        ({"lanes": 3}, ("for a private daemon", "give them to `wancoll peer`")),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], words: tuple[str, ...], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wancoll.connect(**{"socket": path, **options})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_bad_master_address() -> None:
+    with pytest.raises(ConfigError, match="master cannot be read; expected host:port"):
+        wancoll.connect(master="nowhere")
+
+
+def test_no_daemon(path: str) -> None:
+    with pytest.raises(PeerDaemonLost) as caught:
+        wancoll.connect(socket=path)
+    text = str(caught.value)
+    assert "no peer daemon answers" in text
+    assert f"connect(socket='{path}')" in text
+    assert "No such file" in text
+    assert f"wancoll peer --master HOST:PORT --socket {path}" in text
+    assert "master='HOST:PORT'" in text
+    Path(path).touch()
+    with pytest.raises(PeerDaemonLost, match="Connection refused"):
+        wancoll.connect(socket=path)
+
+
+def test_path_too_long() -> None:
+    with pytest.raises(ConfigError, match="too long for a unix socket.*at most 107 bytes.*got 121"):
+        wancoll.connect(socket="/tmp/" + "x" * 116)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        ([m.Failure(0, "Evicted", "refused", "me", "another name", "this", "pick one", {})], Evicted, "me: refused"),
+        ([m.Ok()], ProtocolError, "sent a message out of place; expected Attached; got Ok"),
+        ([m.Attached("fake", 4096)], ProtocolError, "sent no arena; expected one file descriptor; got 0"),
+        ([], PeerDaemonLost, "closed the connection during the handshake"),
+    ],
+)
+def test_handshakes_that_fail(daemon: FakeDaemon, answer: list[Any], error: type[Exception], words: str) -> None:
+    def on_attach(attach: m.Attach) -> list[Any]:
+        if not answer:
+            daemon.hang_up()
+        return answer
+
+    daemon.on_attach = on_attach
+    with pytest.raises(error, match=words):
+        wancoll.connect(socket=daemon.path)
+
+
+def test_a_silent_daemon(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    from wancoll.client import connect as module
+
+    module = sys.modules["wancoll.client.connect"]
+    monkeypatch.setattr(module, "DEFAULT", dataclasses.replace(module.DEFAULT, local_handshake_timeout=0.05))
+    daemon.on_attach = lambda attach: []
+    with pytest.raises(PeerDaemonLost, match="no peer daemon answers.*timed out"):
+        wancoll.connect(socket=daemon.path)
+
+
+def test_a_group_that_does_not_start(daemon: FakeDaemon) -> None:
+    daemon.epoch = lambda number, members: None  # type: ignore[method-assign, assignment]
+    with pytest.raises(TimeoutError) as caught:
+        wancoll.connect("gang", socket=daemon.path, timeout=0.05)
+    assert "group 'gang' did not take this member in" in str(caught.value)
+    assert f"peer daemon 'fake' at {daemon.path}" in str(caught.value)
+    assert "wancoll status" in str(caught.value)
+    daemon.wait_for(lambda: daemon.detached)  # nothing stays behind
+
+
+def test_a_refusal_while_waiting_for_the_group(daemon: FakeDaemon) -> None:
+    daemon.epoch = lambda number, members: daemon.send(  # type: ignore[method-assign, assignment]
+        m.Failure(0, "MasterUnreachable", "no master", "peer", "", "", "", {})
+    )
+    with pytest.raises(MasterUnreachable, match="peer: no master"):
+        wancoll.connect(socket=daemon.path, timeout=10)
+
+
+# ---- all_reduce: values and receipts ----------------------------------------------------------------
+
+
+def test_the_receipt(comm: Communicator) -> None:
+    x = np.ones(5, np.float32)
+    receipt = comm.all_reduce(x)
+    assert receipt.out is x
+    assert (receipt.op_id, receipt.epoch, receipt.seq, receipt.attempts) == ("default/1", 1, 1, 1)
+    assert (receipt.contributors, receipt.world_size) == (("me", "other"), 2)
+    assert (receipt.digest, receipt.algorithm, receipt.bytes_sent, receipt.seconds) == ("0000000000000abc", "ring", 101, 0.5)
+    assert (x == 2).all()
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("count", [0, 1, 1000, 3 * EXCHANGE_BYTES + 5])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_values(comm: Communicator, dtype: DType, count: int, inside: bool, in_place: bool) -> None:
+    make = comm.empty if inside else np.empty
+    kind = ml_dtypes.bfloat16 if dtype is DType.bfloat16 else np.dtype(dtype.name)
+    x, out = make(count, kind), make(count, kind)
+    x[:] = np.arange(count) % 50
+    out[:] = 99
+    before = x.copy()
+    receipt = comm.all_reduce(x, None if in_place else out)
+    target = x if in_place else out
+    assert receipt.out is target
+    assert target.dtype == kind
+    assert (target == before + before).all()
+    assert in_place or (x == before).all()
+
+
+@pytest.mark.parametrize("op", ReduceOp.__members__)
+def test_ops_travel(comm: Communicator, daemon: FakeDaemon, op: str) -> None:
+    comm.all_reduce(np.ones(3, np.int32), op=op, on_failure="raise", algorithm="ring")
+    post = daemon.seen[0]
+    assert (post.kind, post.dtype, post.op, post.count) == (0, DType.int32, ReduceOp[op], 3)
+    assert (post.codec, post.algorithm, post.on_failure) == ("none", "ring", "raise")
+
+
+def test_other_kinds_of_tensors(comm: Communicator) -> None:
+    x = array.array("d", [1, 2, 3])
+    assert comm.all_reduce(x).out is x
+    assert x.tolist() == [2, 4, 6]
+    out = bytearray(3)
+    comm.all_reduce(b"abc", out)  # read-only is fine as an input
+    assert out == bytes(2 * c & 255 for c in b"abc")
+    scalar = np.array(3.5)
+    comm.all_reduce(scalar)
+    assert scalar == 7
+    matrix = np.arange(6.0).reshape(2, 3)
+    comm.all_reduce(matrix[1])
+    assert matrix.tolist() == [[0, 1, 2], [6, 8, 10]]
+
+
+def test_torch_tensors(comm: Communicator) -> None:
+    torch = pytest.importorskip("torch")
+    for count in (7, BIG):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.arange(count, dtype=torch.float32).remainder(10).to(dtype)
+            before = x.clone()
+            assert comm.all_reduce(x).out is x
+            assert torch.equal(x, before + before)
+    shared = torch.from_numpy(comm.zeros(BIG))
+    shared += 3
+    comm.all_reduce(shared)
+    assert (shared == 6).all()
+
+
+def test_update_membership(comm: Communicator, daemon: FakeDaemon) -> None:
+    daemon.manual = True
+
+    def serve() -> None:
+        daemon.wait_for_posts(1)
+        daemon.epoch(7, ("other", "me", "new"))
+        daemon.answer(daemon.posts[0])
+
+    join = in_thread(serve)
+    receipt = comm.update_membership(timeout=10)
+    join()
+    assert receipt.out is None
+    assert (comm.epoch, comm.world_size, comm.members) == (7, 3, ("other", "me", "new"))
+    assert daemon.seen[0].kind == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"op": "mean"}, ("op is not available", "all_reduce(op=...)", "sum or avg or min or max or prod", "got 'mean'")),
+        ({"codec": "int8"}, ("codec is not available", "expected none", "got 'int8'")),
+        ({"algorithm": "tree"}, ("algorithm is not available", "expected auto or ring", "got 'tree'")),
+        ({"on_failure": "ignore"}, ("on_failure is not available", "retry or raise")),
+        ({"timeout": -1}, ("timeout cannot be used", "got -1")),
+        ({"timeout": 1, "async_op": True}, ("timeout says how long", ".wait(timeout=...)")),
+        ({"out": np.zeros(3, np.int8)}, ("another dtype", "expected float32", "got int8")),
+        ({"out": np.zeros(4, np.float32)}, ("another shape", "expected (3,)", "got (4,)")),
+        ({"out": np.zeros((3, 2), np.float32)[:, 0]}, ("not C-contiguous", "all_reduce(out=...)")),
+        ({"out": bytes(12)}, ("another dtype",)),
+        ({"out": np.frombuffer(bytes(12), np.float32)}, ("read-only", "all_reduce(out=...)")),
+        ({"x": np.frombuffer(bytes(12), np.float32)}, ("read-only", "all_reduce(x)", "pass out=")),
+        ({"x": np.zeros(3, bool)}, ("the dtype is unknown", "all_reduce(x)")),
+        ({"x": [1, 2]}, ("cannot be reduced", "all_reduce(x)")),
+    ],
+)
+def test_refused_before_anything_is_sent(
+    comm: Communicator, daemon: FakeDaemon, options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    options = {"x": np.ones(3, np.float32), **options}
+    with pytest.raises(ConfigError) as caught:
+        comm.all_reduce(**options)
+    for word in words:
+        assert word in str(caught.value)
+    comm.all_reduce(np.ones(1))
+    assert len(daemon.seen) == 1  # and the numbers have no gap
+
+
+# ---- memory -----------------------------------------------------------------------------------------
+
+
+def test_a_commit_in_place_copies_nothing(comm: Communicator, daemon: FakeDaemon) -> None:
+    x = comm.empty(BIG)
+    where = address(x)
+    half = x[BIG // 2 :]
+    offsets = []
+    for i in range(4):
+        x[:] = i + 1
+        comm.all_reduce(x)
+        post = daemon.seen[-1]
+        offsets.append((post.front, post.back))
+        assert (x == 2 * (i + 1)).all()
+        assert (half == 2 * (i + 1)).all()  # views see it too
+        assert address(x) == where
+        # What x shows is the very page that the daemon built the result in.
+        daemon.bytes[post.back : post.back + 4].view(np.float32)[0] = -1
+        assert x[0] == -1
+    assert offsets[1] == (offsets[0][1], offsets[0][0])  # the two blocks take turns, so both stay warm
+    assert offsets[2:] == offsets[:2]
+
+
+def test_out_is_exchanged_and_the_input_stays(comm: Communicator, daemon: FakeDaemon) -> None:
+    x, out = comm.empty(BIG), comm.empty(BIG)
+    x[:], out[:] = 3, 4
+    comm.all_reduce(x, out)
+    post = daemon.seen[-1]
+    assert (x == 3).all()
+    assert (out == 6).all()
+    daemon.bytes[post.back : post.back + 4].view(np.float32)[0] = -1
+    assert out[0] == -1
+
+
+def test_a_part_of_an_arena_array(comm: Communicator, daemon: FakeDaemon) -> None:
+    whole = comm.zeros((4, BIG))
+    for row, part in enumerate((whole[1], whole[2][5:-3], whole[0][:BIG - 1], whole[:2])):
+        whole[:] = 1
+        comm.all_reduce(part)
+        assert (part == 2).all()
+        assert whole.sum() == whole.size + part.size, row
+        base = daemon.seen[0].front - BIG * 4
+        assert daemon.seen[-1].front == base + address(part) - address(whole)  # read in place, not copied
+    whole[:] = 1
+    comm.all_reduce(whole)
+    assert (whole == 2).all()
+
+
+def test_outside_memory_uses_the_same_blocks_again(comm: Communicator, daemon: FakeDaemon) -> None:
+    x = np.empty(BIG, np.float32)
+    for i in range(5):
+        x[:] = i
+        comm.all_reduce(x)
+        assert (x == 2 * i).all()
+    assert len({(post.front, post.back) for post in daemon.seen}) == 1
+
+
+def test_arena_memory_is_twice_the_tensor(comm: Communicator, daemon: FakeDaemon) -> None:
+    x = comm.empty(16 << 20)
+    x[:] = 1
+    for _ in range(3):
+        comm.all_reduce(x)
+    assert os.fstat(daemon.fd).st_blocks * 512 == 2 * x.nbytes
+
+
+def test_empty_arrays(comm: Communicator) -> None:
+    assert comm.empty(5).dtype == np.float32
+    x = comm.empty((3, 4), "int16")
+    assert (x.shape, x.dtype, x.flags.c_contiguous, x.flags.writeable) == ((3, 4), np.int16, True, True)
+    assert comm.empty((2, 0)).size == 0
+    assert comm.empty(()).shape == ()
+    assert comm.empty(np.int64(3)).shape == (3,)
+    assert comm.empty([2, 2]).shape == (2, 2)
+    assert comm.empty(3, "bfloat16").dtype == ml_dtypes.bfloat16
+    x[:] = 9
+    place = address(x)
+    del x
+    gc.collect()
+    again = comm.zeros((3, 4), np.int16)
+    assert address(again) == place
+    assert not again.any()
+    with pytest.raises(ConfigError, match=r"empty\(shape\): a dimension is negative.*got \(-1,\)"):
+        comm.empty(-1)
+    with pytest.raises(ConfigError, match=r"empty\(dtype=...\): the dtype is unknown"):
+        comm.empty(1, bool)
+    with pytest.raises(ConfigError, match="the arena has no room"):
+        comm.empty(ARENA)
+
+
+def test_memory_of_a_pending_call_is_off_limits(held: Communicator, manual: FakeDaemon) -> None:
+    for make in (held.zeros, np.zeros):
+        x, y, z = (make(BIG, np.float32) for _ in range(3))
+        first = held.all_reduce(x, y, async_op=True)
+        for bad in ((y, None), (y, z), (z, y), (y[:5], None)):
+            with pytest.raises(ConfigError) as caught:
+                held.all_reduce(*bad)
+            assert "the memory is in use by a call that is not finished" in str(caught.value)
+            assert f"memory of call {first.id}, all_reduce({BIG} x float32, op=sum)" in str(caught.value)
+            assert "wait() for that call first" in str(caught.value)
+        second = held.all_reduce(x, z, async_op=True)  # both only read x
+        if make is held.zeros:
+            with pytest.raises(ConfigError, match="in use"):
+                held.all_reduce(x)  # would write what the first one reads
+        manual.wait_for_posts(2)
+        for post in list(manual.posts):
+            manual.answer(post)
+        first.wait(10)
+        second.wait(10)
+
+
+def test_the_tensor_may_be_dropped_while_the_call_runs(held: Communicator, manual: FakeDaemon) -> None:
+    x = held.empty(BIG)
+    x[:] = 1
+    block = address(x)
+    work = held.all_reduce(x, async_op=True)
+    del x
+    gc.collect()
+    other = held.empty(BIG)
+    assert address(other) != block  # still the daemon's to read
+    manual.wait_for_posts(1)
+    manual.answer(manual.posts[0])
+    assert (work.wait(10).out == 2).all()
+
+
+def test_works_that_nobody_waits_for_still_bring_their_result(held: Communicator, manual: FakeDaemon) -> None:
+    x, y = np.ones(5), np.ones(5)
+    held.all_reduce(x, async_op=True)
+    last = held.all_reduce(y, async_op=True)
+    manual.wait_for_posts(2)
+    for post in list(manual.posts):
+        manual.answer(post)
+    last.wait(10)
+    assert (x == 2).all()
+    assert held.pending == ()
+
+
+# ---- asynchronous calls, timeouts, interruptions ----------------------------------------------------------
+
+
+def test_answers_in_any_order(held: Communicator, manual: FakeDaemon) -> None:
+    tensors = [np.full(10 + i, i, np.int64) for i in range(6)]
+    works = [held.all_reduce(x, async_op=True) for x in tensors]
+    assert [work.id for work in held.pending] == [1, 2, 3, 4, 5, 6]
+    assert repr(works[0]) == "<Work 1 of group 'default': all_reduce(10 x int64, op=sum), pending>"
+    assert not works[3].done()
+    manual.wait_for_posts(6)
+    posts = list(manual.posts)
+    for i in (4, 2, 5, 0, 1, 3):
+        manual.answer(posts[i])
+        assert works[i].wait(10).seq == i + 1
+        assert works[i].done()
+        assert (tensors[i] == 2 * i).all()
+    assert works[0].wait() == works[0].wait(0)  # again is fine
+    assert repr(works[0]).endswith("committed>")
+
+
+def test_done_takes_in_the_answer(held: Communicator, manual: FakeDaemon) -> None:
+    work = held.all_reduce(np.ones(3), async_op=True)
+    manual.wait_for_posts(1)
+    manual.answer(manual.posts[0])
+    deadline = time.monotonic() + 10
+    while not work.done():
+        assert time.monotonic() < deadline
+    assert (work.wait(0).out == 2).all()
+
+
+def test_a_timeout_loses_nothing(held: Communicator, manual: FakeDaemon) -> None:
+    x = np.ones(1000)
+    started = time.monotonic()
+    with pytest.raises(TimeoutError) as caught:
+        held.all_reduce(x, timeout=0.1)
+    assert 0.1 <= time.monotonic() - started < 5
+    assert type(caught.value) is TimeoutError
+    text = str(caught.value)
+    assert "all_reduce(1000 x float64, op=sum) of group 'default', call 1 of member 'me'" in text
+    assert "is still pending 0." in text
+    assert ".work.wait() goes on waiting" in text
+    work: wancoll.Work = caught.value.work  # type: ignore[attr-defined]
+    assert held.pending == (work,)
+    assert (x == 1).all()
+    with pytest.raises(TimeoutError):
+        work.wait(0)
+    manual.wait_for_posts(1)
+    manual.answer(manual.posts[0])
+    assert work.wait(10).out is x
+    assert (x == 2).all()
+    for bad in (-1, "1", float("nan")):
+        with pytest.raises(ConfigError, match="timeout cannot be used"):
+            work.wait(bad) if not work.finished else held.update_membership(bad)  # type: ignore[arg-type]
+
+
+def test_update_membership_times_out_too(held: Communicator, manual: FakeDaemon) -> None:
+    with pytest.raises(TimeoutError, match=r"update_membership\(\) of group 'default'.*still pending") as caught:
+        held.update_membership(timeout=0.05)
+    manual.wait_for_posts(1)
+    manual.answer(manual.posts[0])
+    caught.value.work.wait(10)  # type: ignore[attr-defined]
+
+
+def test_ctrl_c_while_waiting(held: Communicator, manual: FakeDaemon) -> None:
+    x = held.empty(BIG)
+    for i in range(20):
+        x[:] = i
+
+        def interrupt() -> None:
+            manual.wait_for_posts(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        join = in_thread(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            held.all_reduce(x)
+        join()
+        (work,) = held.pending
+        assert (x == i).all()
+        manual.answer(manual.posts[0])
+        assert work.wait(10).out is x
+        assert (x == 2 * i).all()
+
+
+def test_ctrl_c_at_any_moment(daemon: FakeDaemon, comm: Communicator) -> None:
+    """Alarms hit at random bytecodes; every call is then either pending or was never made, and values are right."""
+    choose = random.Random(3)
+    small, big = comm.zeros(10), comm.zeros(BIG)
+    hits = 0
+
+    def on_alarm(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        for i in range(600):
+            x = small if i % 3 else big
+            x[:] = i
+            calls = len(daemon.seen)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-6, 4e-4))
+                comm.all_reduce(x)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                hits += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            for work in comm.pending:
+                work.wait(10)
+            made = len(daemon.seen) - calls
+            assert made in (0, 1)
+            assert (x == i * (1 + made)).all()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert hits > 20
+    assert comm.all_reduce(np.ones(3)).seq == len(daemon.seen)
+
+
+def test_many_calls_in_flight(path: str) -> None:
+    with FakeDaemon(path) as daemon, wancoll.connect(socket=path) as comm:
+        tensors = [np.full(3, i) for i in range(3000)]
+        works = [comm.all_reduce(x, async_op=True) for x in tensors]
+        for work in works:
+            work.wait(20)
+        assert all((x == 2 * i).all() for i, x in enumerate(tensors))
+        assert len(daemon.seen) == 3000
+
+
+def test_no_more_calls_in_flight_than_the_limit(
+    held: Communicator, manual: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = connection_module.DEFAULT
+    monkeypatch.setattr(connection_module, "_READ_WHILE_POSTING", 2)
+    monkeypatch.setattr(connection_module, "DEFAULT", type(limits)(ops_in_flight=4))
+    works = [held.all_reduce(np.ones(1), async_op=True) for _ in range(4)]
+    with pytest.raises(TimeoutError, match="was not posted in time: 4 calls are pending"):
+        held.all_reduce(np.ones(1), timeout=0.05)
+    join = in_thread(lambda: held.all_reduce(np.ones(1), timeout=10))
+    manual.wait_for_posts(4)
+    manual.answer(manual.posts[0])
+    manual.wait_for_posts(4)
+    for post in list(manual.posts):
+        manual.answer(post)
+    assert join().seq == 5
+    for work in works:
+        work.wait(10)
+
+
+def test_threads_wait_for_different_works(held: Communicator, manual: FakeDaemon) -> None:
+    tensors = [np.full(100 + i, i) for i in range(8)]
+    works = [held.all_reduce(x, async_op=True) for x in tensors]
+    joins = [in_thread(lambda work=work: work.wait(20)) for work in works]  # type: ignore[misc]
+    manual.wait_for_posts(8)
+    posts = list(manual.posts)
+    random.Random(1).shuffle(posts)
+    for post in posts:
+        manual.answer(post)
+        assert joins[post.id - 1]().seq == post.id  # nobody else needs to be answered first
+    assert all((x == 2 * i).all() for i, x in enumerate(tensors))
+
+
+def test_a_waiting_thread_takes_over_the_reading(held: Communicator, manual: FakeDaemon) -> None:
+    first, second = (held.all_reduce(np.ones(3), async_op=True) for _ in range(2))
+    manual.wait_for_posts(2)
+    one, two = list(manual.posts)
+    reader = in_thread(lambda: first.wait(20))
+    deadline = time.monotonic() + 10
+    while not held._connection._reading:
+        assert time.monotonic() < deadline
+    with pytest.raises(TimeoutError):
+        second.wait(0.05)  # waits behind the reader, by its own clock
+    follower = in_thread(lambda: second.wait(20))
+    manual.answer(one)
+    assert reader().seq == 1
+    manual.answer(two)
+    assert follower().seq == 2
+
+
+def test_threads_post_and_wait_at_once(comm: Communicator) -> None:
+    def work(mark: int) -> int:
+        wrong = 0
+        for i in range(100):
+            x = comm.zeros(BIG if i % 10 == 0 else 50)
+            x[:] = mark
+            comm.all_reduce(x, timeout=20)
+            wrong += int((x != 2 * mark).any())
+        return wrong
+
+    joins = [in_thread(lambda mark=mark: work(mark)) for mark in range(1, 5)]  # type: ignore[misc]
+    assert [join() for join in joins] == [0, 0, 0, 0]
+
+
+def test_a_thread_that_computes_is_not_held_up(held: Communicator, manual: FakeDaemon) -> None:
+    join = in_thread(lambda: held.all_reduce(np.ones(3), timeout=20))
+    manual.wait_for_posts(1)
+    assert sum(range(1000)) == 499500  # the GIL is free
+    manual.answer(manual.posts[0])
+    assert join().seq == 1
+
+
+# ---- failures ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("count", [10, BIG])
+def test_a_failed_call_leaves_everything_as_it_was(
+    held: Communicator, manual: FakeDaemon, name: str, count: int
+) -> None:
+    for make in (held.empty, np.empty):
+        x, out = make(count), make(count)
+        x[:], out[:] = 5, 6
+        for target in (None, out):
+            work = held.all_reduce(x, target, async_op=True)
+            manual.wait_for_posts(1)
+            manual.fail(manual.posts[0], name, {"me": "all_reduce"})
+            for _ in range(2):
+                with pytest.raises(BY_NAME[name]) as caught:
+                    work.wait(10)
+                assert str(caught.value).startswith("who: what; expected expected; got got; hint")
+                assert type(caught.value) is BY_NAME[name]
+                if isinstance(caught.value, CollectiveMismatch):
+                    assert caught.value.calls == {"me": "all_reduce"}
+            assert work.done()
+            assert repr(work).endswith("failed>")
+            assert (x == 5).all()
+            assert (out == 6).all()
+    # The group is usable afterwards.
+    manual.manual = False
+    assert (held.all_reduce(np.ones(3)).out == 2).all()
+
+
+def test_an_error_of_a_newer_daemon(held: Communicator, manual: FakeDaemon) -> None:
+    work = held.all_reduce(np.ones(3), async_op=True)
+    manual.wait_for_posts(1)
+    manual.fail(manual.posts[0], "SomethingNew")
+    with pytest.raises(wancoll.WancollError, match="who: what"):
+        work.wait(10)
+
+
+def over(comm: Communicator, error: type[Exception], words: str) -> None:
+    for call in (
+        lambda: comm.all_reduce(np.ones(3)),
+        lambda: comm.all_reduce(np.ones(3), async_op=True),
+        lambda: comm.update_membership(),
+        lambda: comm.empty(3),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+    assert comm.pending == ()
+
+
+def test_the_end_of_a_membership_fails_all_that_is_pending(held: Communicator, manual: FakeDaemon) -> None:
+    x, y, z = held.zeros(BIG), np.zeros(BIG), np.zeros(3)
+    works = [held.all_reduce(t, async_op=True) for t in (x, y, z)]
+    joins = [in_thread(lambda work=work: work.wait(20)) for work in works[:2]]  # type: ignore[misc]
+    manual.wait_for_posts(3)
+    for post in manual.posts:
+        manual.back(post)[:] = 0xEE
+    manual.send(m.Failure(0, "Evicted", "was silent", "me", "", "3.1 s", "connect again", {}))
+    assert [type(join()) for join in joins] == [Evicted, Evicted]
+    with pytest.raises(Evicted, match="me: was silent; got 3.1 s; connect again"):
+        works[2].wait(10)
+    assert not any(t.any() for t in (x, y, z))
+    over(held, Evicted, "me: was silent")
+    assert repr(held) == "<Communicator 'me' of group 'default': over (Evicted)>"
+
+
+def test_the_daemon_dies(held: Communicator, manual: FakeDaemon) -> None:
+    x = held.zeros(BIG)
+    work = held.all_reduce(x, async_op=True)
+    manual.wait_for_posts(1)
+    manual.hang_up()
+    with pytest.raises(PeerDaemonLost) as caught:
+        work.wait(10)
+    text = str(caught.value)
+    assert f"peer daemon 'fake' at {manual.path}: the connection to the peer daemon is gone" in text
+    assert "it closed the connection" in text
+    assert "wancoll peer" in text
+    over(held, PeerDaemonLost, "is gone")
+    assert not x.any()
+
+
+def test_the_daemon_says_why_before_it_goes(held: Communicator, manual: FakeDaemon) -> None:
+    manual.send(m.Failure(0, "Evicted", "out", "", "", "", "", {}))
+    manual.hang_up()
+    with pytest.raises(Evicted):
+        held.all_reduce(np.ones(3), timeout=10)  # the send may fail, the reason counts
+    over(held, Evicted, "out")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\xff\xff\xff", "sent an oversized frame; expected at most 1048576 bytes; got 4294967295"),
+        (b"\x00\x00\x00\x02\xc1\xc1", "sent a message that cannot be read"),
+        (b"\x00\x00\x00\x04\x93\xa1x\x01\x02", "sent a message that cannot be read"),
+        (b"\x00\x00\x00\x04\x91\xa2Ok", "sent a message out of place; expected Result, Failure or EpochInfo; got Ok"),
+    ],
+)
+def test_nonsense_from_the_daemon(held: Communicator, manual: FakeDaemon, data: bytes, words: str) -> None:
+    work = held.all_reduce(np.ones(3), async_op=True)
+    assert manual.client is not None
+    manual.client.sendall(data)
+    with pytest.raises(ProtocolError, match=words) as caught:
+        work.wait(10)
+    assert "peer daemon 'fake'" in caught.value.who
+    over(held, ProtocolError, "sent a")
+
+
+def test_one_byte_at_a_time(held: Communicator, manual: FakeDaemon) -> None:
+    from wancoll.wire.framing import encode
+
+    x = np.ones(3)
+    join = in_thread(lambda: held.all_reduce(x, timeout=20))
+    manual.wait_for_posts(1)
+    post = manual.posts[0]
+    manual.compute(post)
+    manual.drop(post)
+    assert manual.client is not None
+    for byte in encode(m.EpochInfo(2, 0, "me", ["me"] * 1000)) + encode(manual.result(post)):
+        manual.client.sendall(bytes([byte]))
+    assert join().seq == 1
+    assert held.world_size == 1000
+
+
+def test_an_answer_for_nobody_is_ignored(comm: Communicator, daemon: FakeDaemon) -> None:
+    daemon.send(m.Failure(99, "Evicted", "", "", "", "", "", {}))
+    assert comm.all_reduce(np.ones(3)).seq == 1
+
+
+# ---- the end ----------------------------------------------------------------------------------------
+
+
+def test_close(held: Communicator, manual: FakeDaemon) -> None:
+    x, y = held.empty(BIG), np.ones(3)
+    x[:] = 4
+    work = held.all_reduce(x, async_op=True)
+    waiting = in_thread(held.all_reduce(y, async_op=True).wait)
+    manual.wait_for_posts(2)
+    held.close()
+    held.close()
+    manual.wait_for(lambda: manual.detached)
+    with pytest.raises(ConfigError, match="group 'default': the communicator is closed; connect again"):
+        work.wait(10)
+    assert "the communicator is closed" in str(waiting())
+    over(held, ConfigError, "closed")
+    assert (x == 4).all()  # readable for as long as it lives
+    assert (y == 1).all()
+
+
+def test_arrays_outlive_the_communicator(daemon: FakeDaemon) -> None:
+    with wancoll.connect(socket=daemon.path) as comm:
+        x = comm.empty(BIG)
+        x[:] = 1
+        comm.all_reduce(x)
+    del comm
+    gc.collect()
+    assert (x == 2).all()
+    x += 1
+    assert (x == 3).all()
+
+
+def test_at_exit_the_daemon_is_told(daemon: FakeDaemon, tmp_path: Path) -> None:
+    script = tmp_path / "client.py"
+    script.write_text(f"import wancoll\ncomm = wancoll.connect(socket={daemon.path!r})\nx = comm.empty(10)\n")
+    child = os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-W", "error", str(script))
+    assert child == 0
+    daemon.wait_for(lambda: daemon.detached)
+
+
+def test_a_forked_child(comm: Communicator, daemon: FakeDaemon) -> None:
+    x = comm.empty(BIG)
+    x[:] = 1
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            text = ""
+            try:
+                comm.all_reduce(x)
+            except ConfigError as bad:
+                text = str(bad)
+            comm.close()
+            os.write(writing, text.encode() + (b" sum %d" % x.sum()))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    assert "a communicator belongs to the process that connected" in text
+    assert f"expected process {os.getpid()}; got its child {child}" in text
+    assert f"sum {BIG}" in text
+    comm.all_reduce(x)
+    assert (x == 2).all()
+
+
+def test_the_daemon_sees_the_parent_die_though_a_forked_child_lives(daemon: FakeDaemon, tmp_path: Path) -> None:
+    script = tmp_path / "client.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import os, signal, time, wancoll
+            comm = wancoll.connect(socket={daemon.path!r})
+            if os.fork() == 0:
+                time.sleep(30)
+            print(flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    pid = os.spawnl(os.P_NOWAIT, sys.executable, sys.executable, str(script))
+    daemon.wait_for(lambda: daemon.detached)
+    os.waitpid(pid, 0)
+
+
+# ---- the private daemon -----------------------------------------------------------------------------------
+
+_PEER = """
+import os, socket, sys
+sys.path.insert(0, {tests!r})
+arguments = sys.argv[1:]
+assert arguments[:2] == ["peer", "--master"], arguments
+path = arguments[arguments.index("--socket") + 1]
+assert "--watch-stdin" in arguments
+print("a line for the log", file=sys.stderr, flush=True)
+open({notes!r}, "w").write(repr((arguments, os.getpid())))
+{body}
+"""
+_SERVES = """
+from fake_daemon import FakeDaemon
+daemon = FakeDaemon(path)
+print("wancoll peer ready socket=" + path, flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Let `python -m wancoll` be a script of the test's."""
+
+    def prepare(body: str) -> Path:
+        script, notes = tmp_path / "python", tmp_path / "notes"
+        peer = tmp_path / "peer.py"
+        peer.write_text(_PEER.format(tests=str(Path(__file__).parent), notes=str(notes), body=body))
+        script.write_text(f'#!/bin/sh\n[ "$1 $2" = "-m wancoll" ] || exit 9\nshift 2\nexec {sys.executable} {peer} "$@"\n')
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(sys, "executable", str(script))
+        return notes
+
+    return prepare
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("from_environment", [True, False])
+def test_a_private_daemon(private: Any, monkeypatch: pytest.MonkeyPatch, from_environment: bool) -> None:
+    notes = private(_SERVES)
+    options: dict[str, Any] = {"master": "host:7400"}
+    if from_environment:
+        options = {}
+        monkeypatch.setenv("WANCOLL_MASTER", "host:7400")
+    with wancoll.connect(lanes=3, peer_options=["--listen", "127.0.0.1:0"], timeout=30, **options) as comm:
+        arguments, pid = eval(notes.read_text())
+        assert arguments[2] == "host:7400"
+        assert arguments[-4:] == ["--lanes", "3", "--listen", "127.0.0.1:0"]
+        assert (comm.all_reduce(np.ones(3), timeout=10).out == 2).all()
+        path = arguments[arguments.index("--socket") + 1]
+        assert Path(path).parent.stat().st_mode & 0o077 == 0
+    assert gone(pid)
+    assert not Path(path).parent.exists()
+
+
+def test_a_private_daemon_that_ends(private: Any) -> None:
+    private("sys.exit('no master answers')")
+    with pytest.raises(PeerDaemonLost) as caught:
+        wancoll.connect(master="host:7400")
+    text = str(caught.value)
+    assert "wancoll peer --master host:7400: the private peer daemon did not start" in text
+    assert "expected a line that starts with 'wancoll peer ready'" in text
+    assert "it ended with status 1" in text
+    assert "a line for the log\nno master answers" in text
+
+
+def test_a_private_daemon_that_never_gets_ready(private: Any) -> None:
+    notes = private("print('hello', flush=True); sys.stdin.read()")
+    with pytest.raises(PeerDaemonLost, match=r"it was not ready after 1(\.\d+)? s|not ready after 0\.9"):
+        wancoll.connect(master="host:7400", timeout=1)
+    assert not notes.exists() or gone(eval(notes.read_text())[1])
+
+
+def test_a_private_daemon_that_does_not_want_to_end(private: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wancoll.client import private as module
+
+    monkeypatch.setattr(module, "_STOP_SECONDS", 0.2)
+    ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    notes = private(ignore + _SERVES.replace("os._exit(0)", "time.sleep(60)"))
+    comm = wancoll.connect(master="host:7400", timeout=30)
+    comm.close()
+    assert gone(eval(notes.read_text())[1])
+
+
+def test_a_private_daemon_that_is_killed(private: Any) -> None:
+    notes = private(_SERVES)
+    with wancoll.connect(master="host:7400", timeout=30) as comm:
+        os.kill(eval(notes.read_text())[1], signal.SIGKILL)
+        with pytest.raises(PeerDaemonLost) as caught:
+            comm.update_membership(timeout=10)
+        assert "the end of the private daemon's log: a line for the log" in str(caught.value)
+
+
+# ---- everything at once -----------------------------------------------------------------------------
+
+
+def test_a_thousand_calls_against_a_model(held: Communicator, manual: FakeDaemon) -> None:
+    """Random tensors in and out of the arena, in flight together, answered in random order; some fail."""
+    choose = random.Random(20)
+    sizes = (0, 1, 3, 100, 1025, 40000, EXCHANGE_BYTES // 2, 3 * EXCHANGE_BYTES)
+    dtypes = ["float32", "int64", "int8", "float16", "uint8"]
+    pool: list[tuple[Any, Any]] = []  # (tensor, what it must hold)
+    flying: dict[int, tuple[wancoll.Work, Any, Any, Any, Any]] = {}
+    posted = 0
+
+    def tensor(count: int, dtype: str) -> tuple[Any, Any]:
+        made = held.empty(count, dtype) if choose.random() < 0.6 else np.empty(count, dtype)
+        made[:] = choose.randrange(100)
+        if count > 2 and choose.random() < 0.2:
+            made = made[1:-1]
+        return made, made.copy()
+
+    def busy(x: Any) -> bool:
+        return any(x is a or x is b for _, a, b, _, _ in flying.values())
+
+    def land() -> None:
+        manual.wait_for(lambda: len(manual.seen) == posted)
+        post = choose.choice(manual.posts)
+        work, x, out, x_model, out_model = flying[post.id]
+        assert (x == x_model).all()
+        assert (out == out_model).all()
+        if choose.random() < 0.15:
+            manual.fail(post)
+            with pytest.raises(WorldTooSmall):
+                work.wait(10)
+        else:
+            manual.answer(post)
+            receipt = work.wait(10)
+            assert receipt.seq == post.id
+            raw = reduced(x_model.reshape(-1).view(np.uint8), DType(post.dtype), ReduceOp(post.op), 2)
+            out_model[...] = raw.view(out_model.dtype)
+        del flying[post.id]
+        assert (out == out_model).all()
+        assert (x == x_model).all()
+
+    for _ in range(1000):
+        if not pool or choose.random() < 0.2:
+            pool.append(tensor(choose.choice(sizes), choose.choice(dtypes)))
+        if len(pool) > 12:
+            pool.pop(choose.randrange(len(pool)))
+        free = [pair for pair in pool if not busy(pair[0])]
+        if free:
+            x, x_model = choose.choice(free)
+            out, out_model = x, x_model
+            same = [p for p in free if p[0].dtype == x.dtype and p[0].shape == x.shape]
+            if choose.random() < 0.4:
+                out, out_model = choose.choice(same)
+            op = choose.choice(["sum", "max", "min"])
+            work = held.all_reduce(x, None if out is x else out, op=op, async_op=True)
+            posted += 1
+            flying[work.id] = (work, x, out, x_model, out_model)
+        while flying and (len(flying) > 6 or choose.random() < 0.4):
+            land()
+    while flying:
+        land()
+    assert posted > 900
+    for x, model in pool:
+        assert (x == model).all()
+    arena = held._connection.arena
+    pool.clear()
+    del x, out, free, same, work
+    gc.collect()
+    arena.take(1)
+    assert arena.leased_bytes == 4096

@@ -1,0 +1,354 @@
+"""What all_reduce accepts, what it sees in it, and every refusal's words."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import subprocess
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wancoll.client import dlpack
+from wancoll.client.tensors import check_pair, numpy_dtype, region, require_writable
+from wancoll.collective import DType
+from wancoll.errors import ConfigError
+
+NUMPY = [d for d in DType if d is not DType.bfloat16]
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def refusal(x: Any, who: str = "all_reduce(x)") -> str:
+    with pytest.raises(ConfigError) as caught:
+        region(x, who)
+    assert caught.value.who == who
+    assert caught.value.expected
+    assert caught.value.got
+    return str(caught.value)
+
+
+def peek(found: Any) -> bytes:
+    return ctypes.string_at(found.address, found.nbytes) if found.nbytes else b""
+
+
+# ---- numpy ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (2, 3, 4)])
+def test_numpy_arrays(dtype: DType, shape: tuple[int, ...]) -> None:
+    x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype.name)
+    found = region(x, "x")
+    assert (found.dtype, found.shape, found.count, found.nbytes) == (dtype, shape, x.size, x.nbytes)
+    assert found.address == (x.ctypes.data if x.size else 0)
+    assert found.writable
+    assert found.owner is x
+    assert peek(found) == x.tobytes()
+
+
+def test_equal_numpy_types_of_other_names() -> None:
+    for name, dtype in (("longlong", DType.int64), ("intp", DType.int64), ("intc", DType.int32), ("=f4", DType.float32)):
+        assert region(np.ones(3, name), "x").dtype is dtype
+
+
+def test_ml_dtypes_bfloat16() -> None:
+    x = np.arange(6, dtype=np.float32).astype(ml_dtypes.bfloat16).reshape(2, 3)
+    found = region(x, "x")
+    assert (found.dtype, found.shape, found.nbytes, found.address) == (DType.bfloat16, (2, 3), 12, x.ctypes.data)
+    assert region(x[:0], "x").address == 0
+
+
+@pytest.mark.parametrize(
+    "dtype", [bool, "complex64", "complex128", object, "uint16", "uint32", "uint64", "longdouble", "S4", "M8[s]", "f4,i4", ml_dtypes.float8_e4m3fn]
+)  # fmt: skip
+def test_unknown_numpy_dtypes(dtype: Any) -> None:
+    text = refusal(np.zeros(3, dtype))
+    assert "the dtype is unknown" in text
+    assert "one of float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8" in text
+    assert np.dtype(dtype).str in text
+
+
+def test_foreign_byte_order() -> None:
+    text = refusal(np.zeros(3, ">f4"))
+    assert ">f4" in text
+    assert "x.astype(x.dtype.newbyteorder('='))" in text
+
+
+def test_numpy_layouts() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    text = refusal(x[:, ::2])
+    assert "not C-contiguous" in text
+    assert "strides (16, 8)" in text
+    assert "ascontiguousarray" in text
+    text = refusal(x.T)
+    assert "x.T, which shares the memory" in text
+    refusal(np.broadcast_to(np.float32(1), (4,)))
+    refusal(x[0][::-1])
+    assert region(x[1], "x").address == x.ctypes.data + 16
+    assert region(np.asfortranarray(np.ones((5, 1))), "x").count == 5  # in both orders at once
+
+
+def test_read_only_numpy() -> None:
+    x = np.ones(3, np.float32)
+    x.flags.writeable = False
+    found = region(x, "x")
+    assert not found.writable
+    with pytest.raises(ConfigError) as caught:
+        require_writable(found, "all_reduce(x)")
+    assert "read-only" in str(caught.value)
+    assert caught.value.who == "all_reduce(x)"
+    assert "numpy.ndarray" in caught.value.got
+    assert "pass out=" in caught.value.hint
+    require_writable(region(np.ones(3), "x"), "x")
+
+
+def test_subclasses_of_ndarray(tmp_path: Any) -> None:
+    mapped = np.memmap(tmp_path / "m", np.int32, "w+", shape=(4,))
+    assert region(mapped, "x").dtype is DType.int32
+    text = refusal(np.ma.masked_array([1.0, 2.0], [True, False]))
+    assert "mask" in text
+    assert "x.filled(0)" in text
+
+
+# ---- buffers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [("f", DType.float32), ("d", DType.float64), ("b", DType.int8), ("B", DType.uint8), ("h", DType.int16),
+     ("i", DType.int32), ("l", DType.int64), ("q", DType.int64)],
+)  # fmt: skip
+def test_array_module(code: str, dtype: DType) -> None:
+    x = array.array(code, [1, 2, 3])
+    found = region(x, "x")
+    assert (found.dtype, found.shape, found.address) == (dtype, (3,), x.buffer_info()[0])
+    assert found.writable
+
+
+def test_array_module_unsigned_is_unknown() -> None:
+    assert "buffer format 'H'" in refusal(array.array("H", [1]))
+
+
+def test_bytes_like() -> None:
+    found = region(bytearray(b"abc"), "x")
+    assert (found.dtype, found.count, found.writable) == (DType.uint8, 3, True)
+    assert peek(found) == b"abc"
+    found = region(b"abc", "x")
+    assert not found.writable
+    assert peek(found) == b"abc"
+    with pytest.raises(ConfigError, match="got bytes that is read-only"):
+        require_writable(found, "x")
+
+
+def test_a_bytearray_in_use_cannot_be_resized() -> None:
+    x = bytearray(8)
+    found = region(x, "x")
+    with pytest.raises(BufferError):
+        x.append(1)
+    del found
+    x.append(1)
+
+
+def test_memoryviews() -> None:
+    x = memoryview(array.array("f", range(6))).cast("B").cast("f", (2, 3))
+    found = region(x, "x")
+    assert (found.dtype, found.shape) == (DType.float32, (2, 3))
+    assert "not C-contiguous" in refusal(memoryview(bytearray(8))[::2])
+    assert "buffer format '?'" in refusal(memoryview(bytearray(8)).cast("?"))
+    assert region(memoryview(np.ones(2, np.float16)), "x").dtype is DType.float16
+    assert region(np.float32(3), "x").shape == ()
+
+
+def test_ctypes_arrays() -> None:
+    x = (ctypes.c_float * 3)(1, 2, 3)
+    found = region(x, "x")
+    assert (found.dtype, found.count, found.address) == (DType.float32, 3, ctypes.addressof(x))
+    big = (ctypes.c_int32.__ctype_be__ * 3)(1, 2, 3)  # type: ignore[attr-defined]
+    assert "buffer format '>i'" in refusal(big)
+
+
+@pytest.mark.parametrize("x", [[1.0], (1,), 3, None, "text", {}])
+def test_not_a_tensor(x: Any) -> None:
+    text = refusal(x)
+    assert "cannot be reduced" in text
+    assert f"got {type(x).__name__}" in text
+    assert "numpy.asarray" in text
+
+
+# ---- torch ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_torch_tensors(torch: Any, dtype: DType) -> None:
+    for shape in ((), (0,), (5,), (2, 3)):
+        x = torch.zeros(shape, dtype=getattr(torch, dtype.name))
+        found = region(x, "x")
+        assert (found.dtype, found.shape, found.count, found.owner) == (dtype, shape, x.numel(), x)
+        assert found.address == (x.data_ptr() if x.numel() else 0)
+        assert found.writable
+
+
+def test_torch_refusals(torch: Any) -> None:
+    text = refusal(torch.zeros(3, requires_grad=True))
+    assert "requires grad" in text
+    assert ".detach()" in text
+    assert region(torch.zeros(3, requires_grad=True).detach(), "x").count == 3
+    assert "torch.complex64" in refusal(torch.zeros(3, dtype=torch.complex64))
+    assert "torch.bool" in refusal(torch.zeros(3, dtype=torch.bool))
+    assert "not C-contiguous" in refusal(torch.zeros(3, 4).T)
+    assert "torch.sparse_coo" in refusal(torch.zeros(3, 4).to_sparse())
+    assert "meta" in refusal(torch.zeros(3, device="meta"))
+
+
+def test_torch_is_never_imported() -> None:
+    code = (
+        "import sys, numpy; from wancoll.client.tensors import region; region(numpy.ones(3), 'x'); region(bytearray(3), 'x');"
+        "sys.exit('torch' in sys.modules or 'trio' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_package_imports_lightly() -> None:
+    code = (
+        "import sys, wancoll; wancoll.WancollError; heavy = {'numpy', 'trio', 'torch', 'wancoll._native'} & set(sys.modules);"
+        "assert not heavy, heavy; wancoll.connect; wancoll.Work; wancoll.Communicator; wancoll.Receipt;"
+        "assert set(wancoll.__all__) <= set(dir(wancoll)); assert 'trio' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- DLPack -----------------------------------------------------------------------------------------
+
+
+class Exporter:
+    """Only DLPack, as some other library's tensor."""
+
+    def __init__(self, inner: Any, versioned: bool = True, device: tuple[int, int] = (1, 0)) -> None:
+        self.inner, self.versioned, self.device = inner, versioned, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if not self.versioned and options:
+            raise TypeError("unexpected keyword argument 'max_version'")
+        return self.inner.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_dlpack(dtype: DType, versioned: bool) -> None:
+    x = np.arange(6).astype(dtype.name).reshape(2, 3)
+    found = region(Exporter(x, versioned), "x")
+    assert (found.dtype, found.shape, found.address, found.count) == (dtype, (2, 3), x.ctypes.data, 6)
+    assert found.writable
+    assert region(Exporter(x[1], versioned), "x").address == x.ctypes.data + 3 * x.itemsize
+    assert region(Exporter(np.ones(()), versioned), "x").shape == ()
+
+
+def test_dlpack_bfloat16(torch: Any) -> None:
+    x = torch.ones(4, dtype=torch.bfloat16)
+    for versioned in (True, False):
+        found = region(Exporter(x, versioned), "x")
+        assert (found.dtype, found.address) == (DType.bfloat16, x.data_ptr())
+
+
+def test_dlpack_says_read_only() -> None:
+    x = np.ones(3)
+    x.flags.writeable = False
+    assert not region(Exporter(x), "x").writable
+
+
+def test_dlpack_of_immutable_libraries() -> None:
+    jax_like = type("Array", (Exporter,), {"__module__": "jaxlib._jax"})
+    found = region(jax_like(np.ones(3)), "x")
+    assert not found.writable
+    with pytest.raises(ConfigError, match=r"jaxlib\._jax\.Array that is read-only.*pass out="):
+        require_writable(found, "x")
+
+
+def test_dlpack_refusals() -> None:
+    assert "not C-contiguous" in refusal(Exporter(np.ones((3, 4))[:, ::2]))
+    text = refusal(Exporter(np.ones(3, np.complex64)))
+    assert "got complex64" in text
+    text = refusal(Exporter(np.ones(3), device=(2, 1)))
+    assert "not in host memory" in text
+    assert "on cuda:1" in text
+    assert "copy it to the host" in text
+    assert "device type 99:0" in refusal(Exporter(np.ones(3), device=(99, 0)))
+    assert region(Exporter(np.ones(3), device=(3, 0)), "x").count == 3  # pinned host memory
+    text = refusal(Exporter(object()))
+    assert "AttributeError" in text
+    not_a_capsule = type("T", (), {"__dlpack__": lambda self, **o: 3, "__dlpack_device__": lambda self: (1, 0)})
+    assert "not a DLPack capsule" in refusal(not_a_capsule())
+
+
+def test_dlpack_memory_is_kept_and_then_freed() -> None:
+    x = np.ones(1000)
+    before = sys.getrefcount(x)
+    found = region(Exporter(x), "x")
+    assert sys.getrefcount(x) > before
+    del found
+    assert sys.getrefcount(x) == before
+
+
+def test_dlpack_contiguity() -> None:
+    def exported(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> bool:
+        return dlpack.Exported(None, 0, "float32", shape, strides, False).contiguous
+
+    assert exported((2, 3), None)
+    assert exported((2, 3), (3, 1))
+    assert exported((2, 1, 3), (3, 99, 1))
+    assert exported((0, 3), (7, 7))
+    assert exported((), ())
+    assert not exported((2, 3), (1, 2))
+    assert not exported((2, 3), (4, 1))
+
+
+# ---- out= and empty() -------------------------------------------------------------------------------
+
+
+def test_pairs() -> None:
+    x = np.zeros(8, np.float32)
+    assert check_pair(region(x, "x"), region(x.view(), "out"))
+    assert not check_pair(region(x, "x"), region(x.copy(), "out"))
+    assert not check_pair(region(x[:4], "x"), region(x[4:], "out"))
+    assert check_pair(region(x[:0], "x"), region(x[:0].copy(), "out"))
+    for out, words in (
+        (np.zeros(8, np.int32), ("another dtype", "expected float32", "got int32")),
+        (np.zeros(7, np.float32), ("another shape", "expected (8,)", "got (7,)")),
+        (np.zeros((8, 1), np.float32), ("another shape", "expected (8,)", "got (8, 1)")),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_pair(region(x, "x"), region(out, "out"))
+        assert caught.value.who == "all_reduce(out=...)"
+        assert all(word in str(caught.value) for word in words)
+    with pytest.raises(ConfigError, match="overlaps a part of the tensor.*4 bytes apart, 28 bytes long"):
+        check_pair(region(x[:7], "x"), region(x[1:], "out"))
+    with pytest.raises(ConfigError, match="overlaps"):
+        check_pair(region(x[1:], "x"), region(x[:7], "out"))
+
+
+def test_numpy_dtype() -> None:
+    for dtype in NUMPY:
+        assert numpy_dtype(dtype.name) == np.dtype(dtype.name)
+    assert numpy_dtype("bfloat16") == ml_dtypes.bfloat16
+    assert numpy_dtype(ml_dtypes.bfloat16) == ml_dtypes.bfloat16
+    assert numpy_dtype(float) == np.float64
+    for bad in ("complex64", ">f4", bool, "nonsense", object()):
+        with pytest.raises(ConfigError, match="the dtype is unknown.*one of float32") as caught:
+            numpy_dtype(bad)
+        assert caught.value.who == "empty(dtype=...)"
+
+
+def test_bfloat16_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ConfigError, match="numpy has no bfloat16.*not installed.*pip install ml_dtypes"):
+        numpy_dtype("bfloat16")
