@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import socket
 import struct
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from support import PEERS, close_all, contribution, join, new_group, reduce_all
+from support import PEERS, close_all, contribution, join, new_group, reduce_all, wait_until
 
 from wancoll.chaos import Cluster, in_threads
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
@@ -163,6 +164,20 @@ def all_up(cluster: Cluster, pids: list[int]) -> bool:
     )
 
 
+def open_files(pids: list[int]) -> list[int]:
+    return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+
+
+def check_unharmed(cluster: Cluster, pids: list[int], files: list[int]) -> None:
+    """The same processes, and what the attacks and the groups had open is closed again."""
+    assert all_up(cluster, pids)
+    wait_until(
+        lambda: all(now <= before for now, before in zip(open_files(pids), files, strict=True)),
+        DEFAULT.handshake_timeout + 5.0,
+        f"open files as before, {files}",
+    )
+
+
 def joins_and_ops(cluster: Cluster, seconds: float) -> int:
     """Fresh groups, one after the other, with ops of several sizes; returns how many."""
     until = time.monotonic() + seconds
@@ -178,22 +193,28 @@ def joins_and_ops(cluster: Cluster, seconds: float) -> int:
 
 
 def test_hostile_bytes_while_joins_and_ops_go_on(cluster: Cluster, rng: random.Random) -> None:
+    joins_and_ops(cluster, 0)
     pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]
+    wait_until(lambda: not cluster.status().groups, 5, "the groups so far are gone")
+    files = open_files(pids)
     with under_attack(cluster, rng) as made:
         groups = joins_and_ops(cluster, 4.0)
     print(f"{groups} groups joined and reduced under {made} attacks")
-    assert all_up(cluster, pids)
     joins_and_ops(cluster, 0)
+    check_unharmed(cluster, pids, files)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_hostile_bytes_for_two_minutes(cluster: Cluster, rng: random.Random) -> None:
+    joins_and_ops(cluster, 0)
     pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]
+    wait_until(lambda: not cluster.status().groups, 5, "the groups so far are gone")
+    files = open_files(pids)
     with under_attack(cluster, rng) as made:
         groups = joins_and_ops(cluster, 120.0)
     print(f"{groups} groups joined and reduced under {made} attacks")
-    assert all_up(cluster, pids)
+    check_unharmed(cluster, pids, files)
 
 
 @pytest.mark.parametrize("port", PORTS)
