@@ -12,6 +12,11 @@ static uint32_t part_count(uint64_t length, uint32_t lanes, uint32_t stripe)
     return wanted < 1 ? 1 : wanted > lanes ? lanes : (uint32_t)wanted;
 }
 
+static uint32_t op_stripe(const wc_engine *engine, const wc_op *op)
+{
+    return op->stripe ? op->stripe : engine->config.stripe;
+}
+
 /* Where part `index` of `count` begins: inside the chunk at absolute multiples of the digest's block. */
 static uint64_t part_cut(uint64_t offset, uint64_t length, uint32_t count, uint32_t index)
 {
@@ -80,11 +85,12 @@ static void make_parts(wc_engine *engine, wc_work *work, size_t *first)
     for (uint32_t i = 0; i < op->transfers_count; i++) {
         const wc_transfer *t = &op->transfers[i];
         wc_link *link = wc_link_find(engine, t->link);
-        uint32_t count = part_count(t->length, op->lanes, engine->config.stripe);
+        uint32_t count = part_count(t->length, op->lanes, op_stripe(engine, op));
+        uint64_t spread = t->length < op_stripe(engine, op) ? op->seq : 0; /* small ops take turns, large ones stay warm */
         first[i] = next;
         for (uint32_t p = 0; p < count; p++) {
             wc_part *part = &work->parts[next++];
-            uint32_t lane = (uint32_t)((op->seq + p) % op->lanes);
+            uint32_t lane = (uint32_t)((spread + p) % op->lanes);
             part->work = work;
             part->lane = &link->lanes[lane];
             part->worker = lane % engine->config.workers;
@@ -122,7 +128,7 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
     uint32_t workers = engine->config.workers;
     size_t parts = 0;
     for (uint32_t i = 0; i < op->transfers_count; i++)
-        parts += part_count(op->transfers[i].length, op->lanes, engine->config.stripe);
+        parts += part_count(op->transfers[i].length, op->lanes, op_stripe(engine, op));
     uint64_t blocks = op->digest ? (op->bytes + WC_DIGEST_BLOCK - 1) / WC_DIGEST_BLOCK : 0;
 
     wc_work *work = calloc(1, sizeof *work);

@@ -111,6 +111,7 @@ class Ring:
             count=front.size,
             world_size=n,
             lanes=self.lanes,
+            stripe=numbers.get("stripe", 0),
         )
         self.engines[rank].post(
             prepared,
@@ -201,6 +202,25 @@ def test_bytes_on_the_wire(world: int) -> None:
             assert sum(lane.bytes_sent for lane in lanes) == d.bytes_sent
             received += sum(lane.bytes_received for lane in lanes)
         assert received == sum(d.bytes_sent for d in done)
+
+
+@pytest.mark.parametrize(
+    ("seq", "stripe", "busy"),
+    [(2, 64 * KIB, [0, 1, 2]), (2, 1 << 20, [0, 1]), (2, 2 << 20, [0]), (2, 4 << 20, [2]), (4, 4 << 20, [1])],
+)
+def test_an_op_uses_the_lanes_that_its_stripe_says(seq: int, stripe: int, busy: list[int]) -> None:
+    """Chunks of 2 MiB over 3 lanes; what is below the stripe goes to the lane whose turn it is."""
+    fronts = [np.full(1 << 20, rank + 1, np.float32) for rank in range(2)]
+    backs = [np.zeros_like(front) for front in fronts]
+    with ring_of(2) as ring:
+        for rank in range(2):
+            ring.post(rank, seq, fronts[rank], backs[rank], DType.float32, ReduceOp.sum, stripe=stripe)
+        for engine in ring.engines:
+            wait_for(engine, Done)
+        assert all((back == 3).all() for back in backs)
+        for rank, engine in enumerate(ring.engines):
+            sent = [statistics(engine, 101 - rank, lane).bytes_sent for lane in range(3)]
+            assert [lane for lane in range(3) if sent[lane]] == busy
 
 
 def test_pipelined_ops_finish_in_any_size() -> None:

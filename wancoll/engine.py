@@ -95,6 +95,7 @@ def prepare(
     count: int,
     world_size: int,
     lanes: int,
+    stripe: int = 0,
     digest: bool = True,
 ) -> Prepared:
     """Translate a schedule for the engine.
@@ -108,6 +109,8 @@ def prepare(
         count: elements of the tensor.
         world_size: divisor of avg.
         lanes: of every link used.
+        stripe: transfers are not cut into parts smaller than this, bytes; 0: as the engine was told. The same on all
+            members.
         digest: whether Done carries one.
 
     Raises:
@@ -126,7 +129,7 @@ def prepare(
     prepared = ffi.new("wc_op *")
     prepared.bytes = count * size
     prepared.dtype, prepared.op = int(dtype), int(op)
-    prepared.divisor, prepared.lanes = world_size, lanes
+    prepared.divisor, prepared.lanes, prepared.stripe = world_size, lanes, stripe
     prepared.transfers_count, prepared.digest = len(schedule), int(digest)
     prepared.transfers = transfers
     return Prepared(prepared, transfers)
@@ -219,6 +222,7 @@ class Engine:
         count: int,
         world_size: int,
         lanes: int,
+        stripe: int = 0,
         digest: bool = True,
     ) -> Prepared:
         """See the function prepare."""
@@ -231,6 +235,7 @@ class Engine:
             count=count,
             world_size=world_size,
             lanes=lanes,
+            stripe=stripe,
             digest=digest,
         )
 

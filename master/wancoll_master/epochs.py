@@ -26,7 +26,7 @@ from wancoll_master.state import (
     clip,
     names,
 )
-from wancoll_master.topology import pair, ring_order
+from wancoll_master.topology import pair, ring_order, stripe
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
 GONE_DAEMONS = 1024  # lost daemons whose members' fate is kept for when they come back
@@ -55,6 +55,7 @@ def new_epoch(state: State, group: Group, reason: str) -> None:
         epoch=group.epoch,
         members=[m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses) for one in members],
         lanes=min(member.daemon.lanes for member in members),
+        stripe=stripe(address for member in members for address in member.daemon.addresses),
         key=group.key,
         min_world=group.min_world,
         committed_upto=group.committed,

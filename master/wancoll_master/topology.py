@@ -1,11 +1,16 @@
-"""Ring orders that keep pairs of members apart that cannot reach each other. Pure."""
+"""What the members' places mean for an epoch's plan: the ring's order, how finely lanes share the work. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+from wancoll.limits import KIB, MIB
+from wancoll.local import split_address
 
 EXACT = 10  # members up to which an order is found if there is one
 _STEPS = 50_000  # beyond, the search gives up after this many
+STRIPE = 256 * KIB  # over a network: all lanes share a transfer, since one connection does not fill the path
+LOCAL_STRIPE = 16 * MIB  # within one machine: one connection does, and every further busy one costs caches and calls
 
 
 def pair(a: int, b: int) -> tuple[int, int]:
@@ -57,3 +62,9 @@ def ring_order(order: Sequence[int], bad: Collection[tuple[int, int]]) -> list[i
         else:
             return None
     return None
+
+
+def stripe(addresses: Iterable[str]) -> int:
+    """Bytes below which a transfer is not cut into further parts, for members whose lanes are at *addresses*."""
+    hosts = {split_address(address)[0] for address in addresses}
+    return LOCAL_STRIPE if len(hosts) == 1 else STRIPE

@@ -249,6 +249,7 @@ class Session:
                 count=descriptor.count,
                 world_size=member.world_size,
                 lanes=member.epoch.lanes,
+                stripe=member.epoch.stripe,
                 digest=data,
             )
         return ready
