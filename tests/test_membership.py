@@ -127,6 +127,14 @@ def test_another_protocol_version_is_told_why(room):
     assert room.state.daemons == {}
 
 
+@pytest.mark.parametrize("address", ["nowhere", "host:", "host:99999", ":7000", "host:0", "::1:7000", "host:7x"])
+def test_an_address_that_nobody_can_dial_is_refused_at_once(room, address):
+    conn = room.hello("d0", addresses=("10.0.0.1:7000", address))
+    assert repr(address) in room.closed[conn]
+    assert "--advertise" in room.closed[conn]
+    assert room.state.daemons == {}
+
+
 def test_heartbeats_are_answered(room):
     room.hello("d0")
     room.clear()
@@ -394,6 +402,34 @@ def test_a_joiner_of_a_members_own_daemon_needs_no_probe(room):
     assert [one.name for one in room.new_epoch().members] == ["m0", "x"]
 
 
+def test_a_joiner_is_not_admitted_before_all_members_stand_at_the_update(room):
+    room.form(2)
+    room.join("m2", start=2)
+    room.update("m0", 1)
+    room.admit("m2")
+    room.no_epoch()
+    room.update("m1", 1)
+    assert room.names == ["m0", "m1", "m2"]
+
+
+def test_each_update_waits_anew_for_probes(room):
+    room.form(1)
+    room.join("m1", start=1)
+    room.asleep.add("d0")  # so that m1 is not refused for its silence
+    room.sleep(1.1)
+    room.answer_probe("d1", room.one("d1", m.Probe), ok=False)
+    room.asleep.clear()
+    room.update("m0", 1)
+    room.sleep(2.4)
+    room.join("m2", start=1)  # comes too late for this one
+    room.sleep(0.2)
+    assert room.commits("d0") == [1]
+    room.join("m3", start=1)
+    room.clear()
+    room.update("m0", 2)
+    assert room.commits("d0") == []
+
+
 def test_an_update_waits_for_probes_under_way(room):
     room.form(2)
     room.join("m2", start=2)
@@ -408,8 +444,13 @@ def test_an_update_waits_for_probes_under_way(room):
     assert room.new_epoch().committed_upto == 1
 
 
-@pytest.mark.parametrize(("prober", "says"), [("d1", "m1 (daemon d1) cannot reach m2 (daemon d2) at d2:7000"),
-                                              ("d2", "m2 (daemon d2) cannot reach m0 (daemon d0) at d0:7000")])
+@pytest.mark.parametrize(
+    ("prober", "says"),
+    [
+        ("d1", "m1 (daemon d1) cannot reach m2 (daemon d2) at d2:7000"),
+        ("d2", "m2 (daemon d2) cannot reach m0 (daemon d0) at d0:7000"),
+    ],
+)
 def test_a_joiner_that_cannot_be_reached_is_refused_and_the_members_go_on(room, prober, says):
     room.form(2)
     room.join("m2", start=2)
@@ -545,6 +586,7 @@ def test_a_small_world_still_gets_its_epoch_and_resumes_through_update_membershi
     told = room.take("d0", m.Epoch)[-1]
     assert (told.epoch, told.min_world, told.committed_upto) == (3, 2, 1)
     room.done("m0", 2)  # members fail these by themselves; the master lets none through
+    assert room.group.pending == {}
     room.update("m0", 6)
     room.sleep(30)
     assert room.commits("d0") == [1]
@@ -852,6 +894,8 @@ def test_giving_up_voids_for_all_what_is_not_committed(room):
     assert "the group has formed" in told.voids[0].text
     room.give_up("m1", 1, 2)  # known already
     room.no_epoch()
+    room.done("m1", 4)
+    assert room.group.pending == {}
     room.all_done(5)
     assert room.commits("d0") == [1]
     room.all_done(3)
@@ -979,6 +1023,7 @@ def test_status_says_what_a_group_waits_for(room):
     room.done("m1", 1)
     room.sleep(1.5)
     assert waiting() == "m0, m2 to be done with operation 1, for 1.5 s"
+    assert [one.done_upto for one in report.groups(room.state, room.now)[0].members] == [0, 1, 0]
     room.all_done(1)
     room.join("m3", start=3, least=2)
     room.all_update(2)
@@ -1045,3 +1090,21 @@ def test_next_deadline_moves_with_the_state(room):
     assert membership.next_deadline(room.state) == float("inf")
     room.step(Received(50, m.Hello(PROTOCOL_VERSION, "d0", 1, ["a:1"], 1, "v")))
     assert membership.next_deadline(room.state) == room.now + room.limits.heartbeat_timeout
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (["127.0.0.1:1", "127.0.0.1:2"], 16 << 20),
+        (["[::1]:1", "[::1]:2"], 16 << 20),
+        (["10.0.0.1:1", "10.0.0.2:1"], 256 << 10),
+        (["127.0.0.1:1", "10.0.0.2:1"], 256 << 10),
+    ],
+)
+def test_the_plan_cuts_finely_between_machines_and_coarsely_within_one(addresses, expected):
+    room = Room()
+    for number, address in enumerate(addresses):
+        room.hello(f"d{number}", addresses=(address,))
+        room.say(f"d{number}", m.Join(GROUP, f"m{number}", 2, 1))
+    epochs = [message for conn in room.conns.values() for message in room.inbox[conn] if isinstance(message, m.Epoch)]
+    assert [epoch.stripe for epoch in epochs] == [expected, expected]

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from wancoll.errors import ProtocolError
+from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.local import split_address
 from wancoll.wire import messages as m
 from wancoll_master import epochs, links, probing
 from wancoll_master.state import (
@@ -108,8 +109,24 @@ def _check_protocol(theirs: int) -> None:
         )
 
 
+def _check_addresses(addresses: list[str]) -> None:
+    for address in addresses:
+        try:
+            host, port = split_address(address)
+        except ConfigError:
+            host, port = "", 0
+        if not host or not port:
+            raise ProtocolError(
+                "cannot be dialled at its address",
+                expected="host:port, IPv6 in brackets: [::1]:7400",
+                got=repr(address),
+                hint="give its daemon --advertise HOST:PORT",
+            )
+
+
 def _hello(state: State, conn: int, hello: m.Hello) -> None:
     _check_protocol(hello.protocol)
+    _check_addresses(hello.addresses)
     old = state.daemons.get(hello.daemon)
     if old is not None:
         same = old.incarnation == hello.incarnation

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 
-import msgpack
 import msgspec
 import structlog
 import trio
@@ -63,10 +62,7 @@ async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]]
                 nursery.start_soon(server.keep_time)
                 task_status.started([join_address(*one.getsockname()[:2]) for one in listeners])
                 sockets = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in listeners]
-                try:
-                    await trio.serve_listeners(server.accept, sockets)
-                finally:
-                    server.say_bye("the master is stopping")
+                await trio.serve_listeners(server.accept, sockets)
         finally:
             for one in listeners:
                 one.close()
@@ -214,15 +210,6 @@ class Server:
             self.apply(Tick())
             self.flush()
 
-    def say_bye(self, reason: str) -> None:
-        """Tell every connection that the master ends, as far as that goes without waiting."""
-        for number, connection in self._connections.items():
-            connection.add(encode(m.Bye(reason)))
-            self._dirty[number] = connection
-        self.flush()
-        for connection in self._connections.values():
-            connection.end()
-
     # ---- connections ---------------------------------------------------------------------------------
 
     async def accept(self, stream: trio.SocketStream) -> None:
@@ -251,7 +238,10 @@ class Server:
                 self.apply(Disconnected(number, reason))
                 self.flush()
         finally:
-            self._connections.pop(number, None)
+            if self._connections.pop(number, None) is not None:  # serve() was cancelled
+                connection.add(encode(m.Bye("the master is stopping")))
+                connection.flush_batch()
+                connection.end()
             await connection.close(deliver=connection.ending and not connection.overflow)
 
     async def _read(self, connection: Connection) -> str:
@@ -297,13 +287,10 @@ def _version() -> str:
 
 
 def encode_epochs(epoch: m.Epoch, mids: list[int]) -> list[bytes]:
-    """The frames of *epoch* for each of *mids*: all but the one field is encoded once, since worlds may be large."""
-    tag, group, _, *rest = msgspec.to_builtins(epoch, builtin_types=(bytes,))
-    packer = msgpack.Packer(use_bin_type=True)
-    head = packer.pack_array_header(3 + len(rest)) + packer.pack(tag) + packer.pack(group)
-    tail = b"".join(packer.pack(each) for each in rest)
-    frames = []
-    for mid in mids:
-        body = head + packer.pack(mid) + tail
-        frames.append(len(body).to_bytes(HEADER_BYTES, "big") + body)
-    return frames
+    """The frames of *epoch* for each of *mids*: all but Epoch.to is encoded once, since worlds may be large."""
+    pack = msgspec.msgpack.encode
+    whole = pack(msgspec.structs.replace(epoch, to=0))
+    at = 1 + len(pack(type(epoch).__name__)) + len(pack(epoch.group))  # an array's first byte, tag, group; then the 0
+    head, tail = whole[:at], whole[at + 1 :]
+    bodies = (head + pack(mid) + tail for mid in mids)
+    return [len(body).to_bytes(HEADER_BYTES, "big") + body for body in bodies]

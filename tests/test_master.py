@@ -1,0 +1,427 @@
+"""The real master over real sockets: values, hostile bytes, silence, status, its journal and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import socket
+import sqlite3
+import struct
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from wancoll.errors import ConfigError
+from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.local import split_address
+from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
+from wancoll_master import journal as journal_module
+from wancoll_master.journal import Journal
+from wancoll_master.server import MESSAGE_FROM_PEER_BYTES, MasterConfig, encode_epochs, serve
+
+QUICK = Limits(heartbeat_interval=0.05, heartbeat_timeout=0.4, handshake_timeout=0.4)
+
+
+class Peer:
+    """A daemon's control connection."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._decoder: Decoder[Any] = Decoder(m.FromMaster, 1 << 20)
+        self._ready: list[Any] = []
+        self.ended = False
+
+    async def say(self, *messages: Any) -> None:
+        await self.stream.send_all(b"".join(map(encode, messages)))
+
+    async def hear(self) -> Any:
+        """The next message; None at the end of the stream."""
+        with trio.fail_after(10):
+            while not self._ready:
+                try:
+                    data = await self.stream.receive_some()
+                except trio.BrokenResourceError:
+                    data = b""
+                if not data:
+                    return None
+                self._ready = self._decoder.feed(data)
+        return self._ready.pop(0)
+
+    async def expect(self, kind: Any) -> Any:
+        """The next message of *kind*; others are skipped."""
+        while True:
+            message = await self.hear()
+            assert message is not None, f"the connection ended before {kind.__name__}"
+            if isinstance(message, kind):
+                return message
+
+
+def hello(name: str, incarnation: int = 1) -> m.Hello:
+    return m.Hello(PROTOCOL_VERSION, name, incarnation, ["127.0.0.1:9"], 4, "0.1.0")
+
+
+class Connect:
+    """Connects to a running master.
+
+    Args:
+        address: its own, as it says.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.host, self.port = split_address(address)
+        self.peers: list[Peer] = []
+
+    async def __call__(self) -> Peer:
+        peer = Peer(await trio.open_tcp_stream("::1" if self.host == "::" else self.host, self.port))
+        self.peers.append(peer)
+        return peer
+
+
+@contextlib.asynccontextmanager
+async def master(limits: Limits = QUICK, **config: Any) -> AsyncIterator[Connect]:
+    """A running master; its clients' connections are closed before it stops."""
+    async with trio.open_nursery() as nursery:
+        (address, *_) = await nursery.start(
+            serve, MasterConfig(**{"listen": "127.0.0.1:0", "limits": limits, **config})
+        )
+        connect = Connect(address)
+        try:
+            yield connect
+        finally:
+            for peer in connect.peers:
+                peer.stream.socket.close()
+            nursery.cancel_scope.cancel()
+
+
+async def member(connect: Connect, name: str, start: int, group: str = "g") -> tuple[Peer, int]:
+    """A daemon with one member of the same name; returns its mid."""
+    peer = await connect()
+    await peer.say(hello(name), m.Join(group, name, start, 1))
+    return peer, (await peer.expect(m.Joined)).mid
+
+
+async def join_and_commit(connect: Connect, group: str) -> None:
+    """Two fresh daemons form *group* and commit an op: what must always work, and quickly."""
+    with trio.fail_after(5):
+        peers = [await member(connect, f"{group}{i}", 2, group) for i in range(2)]
+        for peer, mid in peers:
+            epoch = await peer.expect(m.Epoch)
+            assert epoch.to == mid
+            await peer.say(m.Done(group, mid, epoch.epoch, 1, 7, 9))
+        for peer, _ in peers:
+            assert (await peer.expect(m.Commit)).upto == 1
+            await peer.stream.aclose()
+
+
+# ---- the ordinary -----------------------------------------------------------------------------------
+
+
+async def test_members_join_commit_and_hear_of_a_death():
+    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+        peers = [await member(connect, f"m{i}", 3) for i in range(3)]
+        epochs = [await peer.expect(m.Epoch) for peer, _ in peers]
+        assert [epoch.to for epoch in epochs] == [mid for _, mid in peers] == [1, 2, 3]
+        assert [one.name for one in epochs[0].members] == ["m0", "m1", "m2"]
+        assert len(epochs[0].key) == 16
+        for seq in range(1, 51):
+            for peer, mid in peers:
+                await peer.say(m.Done("g", mid, 1, seq, 7 * seq, 9))
+        for peer, _ in peers:
+            upto = 0
+            while upto < 50:
+                commit = await peer.expect(m.Commit)
+                assert commit.upto > upto
+                upto = commit.upto
+        await peers[1][0].stream.aclose()
+        told = await peers[0][0].expect(m.Epoch)
+        assert (told.epoch, told.committed_upto, [one.mid for one in told.members]) == (2, 50, [1, 3])
+        assert "closed by the other end" in told.reason
+
+
+async def test_commits_are_quick():
+    """Generous, since machines differ: the bound catches something that waits, such as a delayed ACK."""
+    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+        peers = [await member(connect, f"m{i}", 2) for i in range(2)]
+        for peer, _ in peers:
+            await peer.expect(m.Epoch)
+        took = []
+        for seq in range(1, 301):
+            started = time.perf_counter()
+            for peer, mid in peers:
+                await peer.say(m.Done("g", mid, 1, seq, 7, 9))
+            for peer, _ in peers:
+                assert (await peer.expect(m.Commit)).upto == seq
+            took.append(time.perf_counter() - started)
+        assert sorted(took)[150] < 0.01
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "*:0", "localhost:0"])
+async def test_listen_addresses(listen):
+    async with master(listen=listen) as connect:
+        await join_and_commit(connect, "g")
+        if listen == "*:0":
+            stream = await trio.open_tcp_stream("127.0.0.1", connect.port)
+            await stream.aclose()
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "nowhere.invalid:0", "127.0.0.1:99999", "192.0.2.1:0"])
+async def test_a_bad_listen_address_is_a_clear_error(listen):
+    with pytest.raises(ConfigError, match=r"expected (host:port|an address of this machine)"):
+        await serve(MasterConfig(listen=listen))
+
+
+async def test_a_port_in_use_is_a_clear_error():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen there"):
+        await serve(MasterConfig(listen=f"127.0.0.1:{taken.getsockname()[1]}"))
+
+
+async def test_stopping_says_bye_to_all():
+    async with trio.open_nursery() as outer:
+        (address,) = await outer.start(serve, MasterConfig(listen="127.0.0.1:0", limits=QUICK))
+        connect = Connect(address)
+        greeted, idle = await connect(), await connect()
+        await greeted.say(hello("d0"))
+        await greeted.expect(m.Welcome)
+        outer.cancel_scope.cancel()
+    for peer in (greeted, idle):
+        assert (await peer.expect(m.Bye)).reason == "the master is stopping"
+        assert await peer.hear() is None
+        await peer.stream.aclose()
+    with pytest.raises(OSError, match="connect"):
+        await connect()
+
+
+# ---- silence ----------------------------------------------------------------------------------------
+
+
+async def test_a_silent_daemon_is_evicted_and_the_others_go_on():
+    async with master() as connect, trio.open_nursery() as nursery:
+        (lively, mid), (silent, silent_mid) = [await member(connect, f"m{i}", 2) for i in range(2)]
+
+        async def beat() -> None:
+            while True:
+                await lively.say(m.Heartbeat(1))
+                await trio.sleep(0.05)
+
+        nursery.start_soon(beat)
+        started = trio.current_time()
+        await silent.expect(m.Epoch)
+        evicted = await silent.expect(m.Evicted)
+        assert 0.3 < trio.current_time() - started < 2
+        assert (evicted.mid, evicted.committed_upto) == (silent_mid, 0)
+        assert "silent" in evicted.reason
+        assert "silent" in (await silent.expect(m.Bye)).reason
+        assert await silent.hear() is None
+        first, second = await lively.expect(m.Epoch), await lively.expect(m.Epoch)
+        assert (first.epoch, second.epoch, [one.mid for one in second.members]) == (1, 2, [mid])
+        nursery.cancel_scope.cancel()
+
+
+# ---- hostile ----------------------------------------------------------------------------------------
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack("!I", len(body)) + body
+
+
+HOSTILE = {
+    "zeros": b"\0" * 100_000,
+    "random": random.Random(1).randbytes(100_000),
+    "oversized": struct.pack("!I", MESSAGE_FROM_PEER_BYTES + 1) + b"x" * 100_000,
+    "huge": b"\xff" * 8,
+    "no msgpack": frame(b"\xc1" * 50),
+    "deep": frame(b"\x91" * 5000),
+    "another protocol": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "wrong type": frame(msgspec.msgpack.encode(["Hello", "one", "d", 1, ["a:1"], 1, "v"])),
+    "unknown message": frame(msgspec.msgpack.encode(["Explode", 1])),
+    "negative": frame(msgspec.msgpack.encode(["Done", "g", -1, 1, 1, 1, 1])),
+    "a map": frame(msgspec.msgpack.encode({"type": "Hello"})),
+    "not first": encode(m.Heartbeat(1)),
+    "hello twice": encode(hello("evil")) * 2,
+    "nonsense later": encode(hello("evil")) + encode(m.Join("evil", "x", 1, 1)) + b"\xff" * 50,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_hostile_bytes_end_their_own_connection_only(kind):
+    async with master() as connect:
+        hostile = await connect()
+        with trio.move_on_after(5):
+            with contextlib.suppress(trio.BrokenResourceError):  # the master has had enough already
+                await hostile.stream.send_all(HOSTILE[kind])
+        last = None
+        while (message := await hostile.hear()) is not None:
+            last = message
+        assert last is None or isinstance(last, m.Bye)
+        if kind not in ("random", "zeros", "oversized"):  # there a reset may overtake the Bye
+            assert last is not None
+            assert last.reason
+        await join_and_commit(connect, "g")
+
+
+async def test_truncated_frames_and_endings_at_any_byte():
+    whole = encode(hello("d")) + encode(m.Join("h", "x", 1, 1))
+    async with master() as connect:
+        for cut in range(0, len(whole), 3):
+            peer = await connect()
+            await peer.stream.send_all(whole[:cut])
+            await peer.stream.aclose()
+        await join_and_commit(connect, "g")
+
+
+async def test_a_reset_instead_of_a_close():
+    async with master() as connect:
+        for data in (b"", b"\0", encode(hello("d"))):
+            peer = await connect()
+            await peer.stream.send_all(data)
+            peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await peer.stream.aclose()
+        await join_and_commit(connect, "g")
+
+
+async def test_one_byte_at_a_time_is_only_slow():
+    async with master(replace(QUICK, handshake_timeout=20, heartbeat_timeout=20)) as connect:
+        peer = await connect()
+        for byte in encode(hello("d0")) + encode(m.Join("g", "m0", 1, 1)):
+            await peer.stream.send_all(bytes([byte]))
+            await trio.lowlevel.checkpoint()
+        assert (await peer.expect(m.Epoch)).members[0].name == "m0"
+
+
+async def test_idle_connections_are_closed_in_time_and_block_nobody():
+    async with master(replace(QUICK, pending_connections=8, handshake_timeout=1.0)) as connect:
+        started = trio.current_time()
+        idle = [await connect() for _ in range(40)]
+        await join_and_commit(connect, "g")
+        for peer in idle:
+            bye = await peer.hear()
+            assert isinstance(bye, m.Bye)
+            assert "did not introduce itself" in bye.reason
+            assert await peer.hear() is None
+        assert trio.current_time() - started < 5
+
+
+async def test_a_peer_that_does_not_read_is_cut_off_and_memory_is_bounded():
+    async with master(replace(QUICK, heartbeat_timeout=30, send_queue_messages=50)) as connect:
+        deaf = await connect()
+        await deaf.say(hello("deaf"))
+        await deaf.expect(m.Welcome)
+        beats = encode(m.Heartbeat(1)) * 5000
+        with trio.fail_after(20), contextlib.suppress(trio.BrokenResourceError):
+            while True:
+                await deaf.stream.send_all(beats)
+        await join_and_commit(connect, "g")
+
+
+# ---- status and journal -----------------------------------------------------------------------------
+
+
+async def status(connect: Connect) -> m.Status:
+    peer = await connect()
+    await peer.say(m.StatusRequest(PROTOCOL_VERSION))
+    answer = await peer.expect(m.Status)
+    assert await peer.hear() is None
+    return answer  # type: ignore[no-any-return]
+
+
+async def test_status_is_the_first_and_only_message():
+    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+        peer, mid = await member(connect, "m0", 1)
+        await peer.say(m.Done("g", mid, 1, 1, 7, 9))
+        await peer.expect(m.Commit)
+        answer = await status(connect)
+        (group,) = answer.groups
+        assert answer.daemons == ["m0"]
+        assert (group.name, group.phase, group.epoch, group.committed_upto, group.lanes) == ("g", "running", 1, 1, 4)
+        assert [(one.name, one.mid, one.rank, one.done_upto) for one in group.members] == [("m0", 1, 0, 1)]
+        assert [event.kind for event in answer.events] == ["daemon", "joined", "epoch"]
+        assert abs(answer.events[0].time - time.time()) < 60
+        assert answer.uptime < 60
+
+
+async def test_a_restarted_master_has_a_higher_term_and_higher_numbers(tmp_path):
+    path = str(tmp_path / "journal")
+    seen = []
+    for _ in range(3):
+        async with master(journal=path) as connect:
+            peer = await connect()
+            await peer.say(hello("d0"), m.Join("g", "m0", 1, 1))
+            term = (await peer.expect(m.Welcome)).term
+            mid = (await peer.expect(m.Joined)).mid
+            seen.append((term, mid, (await peer.expect(m.Epoch)).epoch))
+            events = len((await status(connect)).events)
+    for before, after in itertools.pairwise(seen):
+        assert all(a < b for a, b in zip(before, after, strict=True))
+    assert events > 3  # of all terms
+
+
+def test_the_journal_keeps_numbers_that_never_fall(tmp_path):
+    path = str(tmp_path / "journal")
+    journal = Journal(path)
+    journal.persist(7, 1025)
+    journal.persist(3, 9)
+    journal.close()
+    journal = Journal(path)
+    assert (journal.facts.term, journal.facts.highest_epoch, journal.facts.next_mid) == (2, 7, 1025)
+    journal.close()
+
+
+def test_the_journal_keeps_the_newest_events(monkeypatch):
+    monkeypatch.setattr(journal_module, "EVENTS_KEPT", 20)
+    monkeypatch.setattr(journal_module, "_TRIM_EVERY", 5)
+    journal = Journal(":memory:")
+    for i in range(103):
+        journal.add(m.EventRecord(float(i), "g", i, "kind", f"text {i}"))
+    found = journal.events(1000)
+    assert 20 <= len(found) <= 25
+    assert [event.epoch for event in found] == list(range(103 - len(found), 103))
+    assert journal.events(2) == found[-2:]
+    journal.close()
+
+
+@pytest.mark.parametrize("kind", ["a folder", "no database", "another format", "nowhere"])
+def test_a_journal_that_cannot_be_used_is_a_clear_error(tmp_path, kind):
+    path = tmp_path / "journal"
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "no database":
+        path.write_bytes(os.urandom(5000))
+    elif kind == "nowhere":
+        path = path / "deeper"
+    else:
+        Journal(str(path)).close()
+        with sqlite3.connect(path) as db:
+            db.execute("update facts set value = 99 where name = 'format'")
+        db.close()
+    with pytest.raises(ConfigError, match="the journal cannot be used"):
+        Journal(str(path))
+
+
+async def test_a_journal_that_fails_later_stops_nobody(tmp_path, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Journal, "add", fail)
+    monkeypatch.setattr(Journal, "persist", fail)
+    async with master(journal=str(tmp_path / "journal")) as connect:
+        await join_and_commit(connect, "g")
+
+
+def test_epochs_for_many_are_what_each_would_have_been_sent():
+    infos = [m.MemberInfo(i, f"m{i}", "d", ["a:1", "[::1]:2"]) for i in range(20)]
+    void = m.Void(9, "CollectiveMismatch", "text", {"m0": "call"})
+    fields = {
+        name: {"group": "g", "members": infos, "key": b"k" * 16, "voids": [void], "reason": "why"}.get(name, 3)
+        for name in m.Epoch.__struct_fields__
+    }
+    epoch = m.Epoch(**fields)
+    mids = [0, 5, 1 << 40]
+    assert encode_epochs(epoch, mids) == [encode(msgspec.structs.replace(epoch, to=mid)) for mid in mids]
