@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class FakeDaemon:
         os.close(self.fd)
         assert not self.errors, self.errors
 
-    def __enter__(self) -> FakeDaemon:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -182,7 +182,11 @@ def reduced(raw: np.ndarray[Any, Any], dtype: DType, op: ReduceOp, world: int) -
     """Bytes of the result when *world* members contribute the same."""
     if dtype is DType.bfloat16:
         wide = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        return np.ascontiguousarray((wide * (world if op is ReduceOp.sum else 1)).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return (
+            np.ascontiguousarray((wide * (world if op is ReduceOp.sum else 1)).view(np.uint32) >> 16)
+            .astype(np.uint16)
+            .view(np.uint8)
+        )
     x = raw.view(dtype.name)
     with np.errstate(over="ignore"):
         if op is ReduceOp.sum:

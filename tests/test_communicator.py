@@ -1,8 +1,9 @@
-"""The communicator against a test double of the daemon: values, memory, threads, timeouts, interruptions, every error."""
+"""The communicator against a test double of the daemon: values, memory, threads, timeouts, Ctrl-C, every error."""
 
 from __future__ import annotations
 
 import array
+import dataclasses
 import gc
 import os
 import random
@@ -166,7 +167,7 @@ def test_no_daemon(path: str) -> None:
 
 
 def test_path_too_long() -> None:
-    with pytest.raises(ConfigError, match="too long for a unix socket.*at most 107 bytes.*got 121"):
+    with pytest.raises(ConfigError, match=r"too long for a unix socket.*at most 107 bytes.*got 121"):
         wancoll.connect(socket="/tmp/" + "x" * 116)
 
 
@@ -191,14 +192,10 @@ def test_handshakes_that_fail(daemon: FakeDaemon, answer: list[Any], error: type
 
 
 def test_a_silent_daemon(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
-    from wancoll.client import connect as module
-
     module = sys.modules["wancoll.client.connect"]
     monkeypatch.setattr(module, "DEFAULT", dataclasses.replace(module.DEFAULT, local_handshake_timeout=0.05))
     daemon.on_attach = lambda attach: []
-    with pytest.raises(PeerDaemonLost, match="no peer daemon answers.*timed out"):
+    with pytest.raises(PeerDaemonLost, match=r"no peer daemon answers.*timed out"):
         wancoll.connect(socket=daemon.path)
 
 
@@ -229,7 +226,12 @@ def test_the_receipt(comm: Communicator) -> None:
     assert receipt.out is x
     assert (receipt.op_id, receipt.epoch, receipt.seq, receipt.attempts) == ("default/1", 1, 1, 1)
     assert (receipt.contributors, receipt.world_size) == (("me", "other"), 2)
-    assert (receipt.digest, receipt.algorithm, receipt.bytes_sent, receipt.seconds) == ("0000000000000abc", "ring", 101, 0.5)
+    assert (receipt.digest, receipt.algorithm, receipt.bytes_sent, receipt.seconds) == (
+        "0000000000000abc",
+        "ring",
+        101,
+        0.5,
+    )
     assert (x == 2).all()
 
 
@@ -308,7 +310,10 @@ def test_update_membership(comm: Communicator, daemon: FakeDaemon) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"op": "mean"}, ("op is not available", "all_reduce(op=...)", "sum or avg or min or max or prod", "got 'mean'")),
+        (
+            {"op": "mean"},
+            ("op is not available", "all_reduce(op=...)", "sum or avg or min or max or prod", "got 'mean'"),
+        ),
         ({"codec": "int8"}, ("codec is not available", "expected none", "got 'int8'")),
         ({"algorithm": "tree"}, ("algorithm is not available", "expected auto or ring", "got 'tree'")),
         ({"on_failure": "ignore"}, ("on_failure is not available", "retry or raise")),
@@ -372,7 +377,7 @@ def test_out_is_exchanged_and_the_input_stays(comm: Communicator, daemon: FakeDa
 
 def test_a_part_of_an_arena_array(comm: Communicator, daemon: FakeDaemon) -> None:
     whole = comm.zeros((4, BIG))
-    for row, part in enumerate((whole[1], whole[2][5:-3], whole[0][:BIG - 1], whole[:2])):
+    for row, part in enumerate((whole[1], whole[2][5:-3], whole[0][: BIG - 1], whole[:2])):
         whole[:] = 1
         comm.all_reduce(part)
         assert (part == 2).all()
@@ -555,6 +560,7 @@ def test_ctrl_c_while_waiting(held: Communicator, manual: FakeDaemon) -> None:
         assert (x == 2 * i).all()
 
 
+@pytest.mark.timeout(60, method="thread")  # the other method needs the alarm itself
 def test_ctrl_c_at_any_moment(daemon: FakeDaemon, comm: Communicator) -> None:
     """Alarms hit at random bytecodes; every call is then either pending or was never made, and values are right."""
     choose = random.Random(3)
@@ -714,7 +720,7 @@ def over(comm: Communicator, error: type[Exception], words: str) -> None:
     for call in (
         lambda: comm.all_reduce(np.ones(3)),
         lambda: comm.all_reduce(np.ones(3), async_op=True),
-        lambda: comm.update_membership(),
+        comm.update_membership,
         lambda: comm.empty(3),
     ):
         with pytest.raises(error, match=words):
@@ -731,7 +737,7 @@ def test_the_end_of_a_membership_fails_all_that_is_pending(held: Communicator, m
         manual.back(post)[:] = 0xEE
     manual.send(m.Failure(0, "Evicted", "was silent", "me", "", "3.1 s", "connect again", {}))
     assert [type(join()) for join in joins] == [Evicted, Evicted]
-    with pytest.raises(Evicted, match="me: was silent; got 3.1 s; connect again"):
+    with pytest.raises(Evicted, match=r"me: was silent; got 3.1 s; connect again"):
         works[2].wait(10)
     assert not any(t.any() for t in (x, y, z))
     over(held, Evicted, "me: was silent")
@@ -915,7 +921,9 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         script, notes = tmp_path / "python", tmp_path / "notes"
         peer = tmp_path / "peer.py"
         peer.write_text(_PEER.format(tests=str(Path(__file__).parent), notes=str(notes), body=body))
-        script.write_text(f'#!/bin/sh\n[ "$1 $2" = "-m wancoll" ] || exit 9\nshift 2\nexec {sys.executable} {peer} "$@"\n')
+        script.write_text(
+            f'#!/bin/sh\n[ "$1 $2" = "-m wancoll" ] || exit 9\nshift 2\nexec {sys.executable} {peer} "$@"\n'
+        )
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(script))
         return notes

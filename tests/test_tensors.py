@@ -54,7 +54,12 @@ def test_numpy_arrays(dtype: DType, shape: tuple[int, ...]) -> None:
 
 
 def test_equal_numpy_types_of_other_names() -> None:
-    for name, dtype in (("longlong", DType.int64), ("intp", DType.int64), ("intc", DType.int32), ("=f4", DType.float32)):
+    for name, dtype in (
+        ("longlong", DType.int64),
+        ("intp", DType.int64),
+        ("intc", DType.int32),
+        ("=f4", DType.float32),
+    ):
         assert region(np.ones(3, name), "x").dtype is dtype
 
 
@@ -66,7 +71,9 @@ def test_ml_dtypes_bfloat16() -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [bool, "complex64", "complex128", object, "uint16", "uint32", "uint64", "longdouble", "S4", "M8[s]", "f4,i4", ml_dtypes.float8_e4m3fn]
+    "dtype",
+    [bool, "complex64", "complex128", object, "uint16", "uint32", "uint64", "longdouble", "S4", "M8[s]", "f4,i4",
+     ml_dtypes.float8_e4m3fn],
 )  # fmt: skip
 def test_unknown_numpy_dtypes(dtype: Any) -> None:
     text = refusal(np.zeros(3, dtype))
@@ -209,7 +216,8 @@ def test_torch_refusals(torch: Any) -> None:
 
 def test_torch_is_never_imported() -> None:
     code = (
-        "import sys, numpy; from wancoll.client.tensors import region; region(numpy.ones(3), 'x'); region(bytearray(3), 'x');"
+        "import sys, numpy; from wancoll.client.tensors import region;"
+        "region(numpy.ones(3), 'x'); region(bytearray(3), 'x');"
         "sys.exit('torch' in sys.modules or 'trio' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -217,8 +225,9 @@ def test_torch_is_never_imported() -> None:
 
 def test_the_package_imports_lightly() -> None:
     code = (
-        "import sys, wancoll; wancoll.WancollError; heavy = {'numpy', 'trio', 'torch', 'wancoll._native'} & set(sys.modules);"
-        "assert not heavy, heavy; wancoll.connect; wancoll.Work; wancoll.Communicator; wancoll.Receipt;"
+        "import sys, wancoll; wancoll.WancollError;"
+        "heavy = {'numpy', 'trio', 'torch', 'wancoll._native'} & set(sys.modules); assert not heavy, heavy;"
+        "wancoll.connect; wancoll.Work; wancoll.Communicator; wancoll.Receipt;"
         "assert set(wancoll.__all__) <= set(dir(wancoll)); assert 'trio' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -330,7 +339,7 @@ def test_pairs() -> None:
             check_pair(region(x, "x"), region(out, "out"))
         assert caught.value.who == "all_reduce(out=...)"
         assert all(word in str(caught.value) for word in words)
-    with pytest.raises(ConfigError, match="overlaps a part of the tensor.*4 bytes apart, 28 bytes long"):
+    with pytest.raises(ConfigError, match=r"overlaps a part of the tensor.*4 bytes apart, 28 bytes long"):
         check_pair(region(x[:7], "x"), region(x[1:], "out"))
     with pytest.raises(ConfigError, match="overlaps"):
         check_pair(region(x[1:], "x"), region(x[:7], "out"))
@@ -343,12 +352,12 @@ def test_numpy_dtype() -> None:
     assert numpy_dtype(ml_dtypes.bfloat16) == ml_dtypes.bfloat16
     assert numpy_dtype(float) == np.float64
     for bad in ("complex64", ">f4", bool, "nonsense", object()):
-        with pytest.raises(ConfigError, match="the dtype is unknown.*one of float32") as caught:
+        with pytest.raises(ConfigError, match=r"the dtype is unknown.*one of float32") as caught:
             numpy_dtype(bad)
         assert caught.value.who == "empty(dtype=...)"
 
 
 def test_bfloat16_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(ConfigError, match="numpy has no bfloat16.*not installed.*pip install ml_dtypes"):
+    with pytest.raises(ConfigError, match=r"numpy has no bfloat16.*not installed.*pip install ml_dtypes"):
         numpy_dtype("bfloat16")

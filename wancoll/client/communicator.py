@@ -192,7 +192,9 @@ class Communicator:
         self._connection.post(work, deadline)
         return work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
-    def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
+    def empty(
+        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32
+    ) -> np.ndarray[Any, Any]:
         """A numpy array in the arena, contents undefined: all_reduce on the whole of it copies nothing.
 
         Args:
@@ -217,7 +219,9 @@ class Communicator:
         memory = ArrayMemory(self._connection.arena.take(nbytes), nbytes)
         return np.asarray(memory).view(kind).reshape(dims)
 
-    def zeros(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
+    def zeros(
+        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32
+    ) -> np.ndarray[Any, Any]:
         """As empty(), filled with zeros."""
         array = self.empty(shape, dtype)
         array.fill(0)

@@ -22,6 +22,7 @@ from wancoll.limits import DEFAULT
 from wancoll.wire import messages as m
 
 _READ_WHILE_POSTING = 128  # pending calls from which on a call also takes in the answers that are there
+_FOLLOW_SECONDS = 1.0  # then look again: the thread that reads may have been interrupted before it woke the others
 _CLOSE_SECONDS = 5.0  # close() waits this long for a thread that is reading
 
 
@@ -48,8 +49,9 @@ class Connection:
         self._pending: dict[int, Work] = {}  # posted, not finished; in program order
         self._last_id = 0
         self._posting = threading.Lock()
-        self._turn = threading.Condition(threading.Lock())
-        self._reading = False  # some thread reads the socket; guarded by _turn
+        self._turn = threading.Lock()
+        self._reading = False  # some thread reads the socket; becomes true under _turn
+        self._followers: list[threading.Lock] = []  # of threads that wait for it; guarded by _turn
 
     @property
     def pending(self) -> tuple[Work, ...]:
@@ -76,8 +78,8 @@ class Connection:
             left = _left(deadline)
             if left is not None and left <= 0:
                 raise TimeoutError(
-                    f"group {self.group!r} did not take this member in by the time given: {self._channel.who} waits for "
-                    "more members, or for the group's next update_membership(); `wancoll status` shows which"
+                    f"group {self.group!r} did not take this member in by the time given: {self._channel.who} waits "
+                    "for more members, or for the group's next update_membership(); `wancoll status` shows which"
                 )
             self._step(None, left)
 
@@ -164,8 +166,8 @@ class Connection:
     def _still_pending(self, work: Work) -> TimeoutError:
         error = TimeoutError(
             f"{work.descriptor} of group {self.group!r}, call {work.id} of member {self.place.member!r}, is still "
-            f"pending {time.monotonic() - work.posted_at:.3f} s after it was posted; nothing is lost: .work.wait() goes "
-            "on waiting"
+            f"pending {time.monotonic() - work.posted_at:.3f} s after it was posted; nothing is lost: .work.wait() "
+            "goes on waiting"
         )
         error.work = work  # type: ignore[attr-defined]
         return error
@@ -177,16 +179,20 @@ class Connection:
 
     def _step(self, work: Work | None, timeout: float | None) -> None:
         """Read the socket once, or, while another thread reads, wait until it has; nothing if *work* is finished."""
-        mine = False
+        # A Condition would be shorter, but it is written in Python: a Ctrl-C inside its __exit__ leaves it locked.
+        mine, follower = False, threading.Lock()
         try:
             with self._turn:
                 if work is not None and work.finished:
                     return
                 if self._reading:
-                    self._turn.wait(timeout)
-                    return
-                self._reading = mine = True
-            if self._over is None:
+                    follower.acquire()
+                    self._followers.append(follower)
+                else:
+                    self._reading = mine = True
+            if not mine:
+                follower.acquire(timeout=_FOLLOW_SECONDS if timeout is None else min(timeout, _FOLLOW_SECONDS))
+            elif self._over is None:
                 self._channel.receive(self._handle, timeout)
             else:
                 self._end(self._over)  # whoever came first may have been interrupted
@@ -194,9 +200,11 @@ class Connection:
             self._end(as_failure(bad))
         finally:
             if mine:
+                self._reading = False
                 with self._turn:
-                    self._reading = False
-                    self._turn.notify_all()
+                    followers, self._followers = self._followers, []
+                for each in followers:
+                    each.release()
 
     def _handle(self, message: Any) -> None:
         """One message of the daemon. May see a message twice if it was interrupted."""
@@ -225,8 +233,9 @@ class Connection:
             self._channel.send(frame(m.Detach()), [])
         self._over = self._over or as_failure(_closed(self.group))
         self._channel.shutdown()  # wakes a thread that reads
-        with self._turn:
-            self._turn.wait_for(lambda: not self._reading, _CLOSE_SECONDS)
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while self._reading and (left := deadline - time.monotonic()) > 0:
+            self._step(None, left)
         self._step(None, 0)
         self._channel.close()
         if self._private is not None:

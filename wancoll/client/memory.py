@@ -154,7 +154,7 @@ class Arena:
             block = next(reversed(warm)) if warm else self._bind(size, nbytes)
             # First the lease, then the removal: whatever is interrupted in between gives the block back.
             lease = Lease(self, block)
-            returning = _Returning(lease, self._returned.append)  # type: ignore[arg-type]
+            returning = _Returning(lease, self._returned.append)
             returning.block = block
             block.returning = returning
             block.used = nbytes
