@@ -55,7 +55,7 @@ class Driver:
         self.calls += 1
         d = descriptor or data()
         message = m.Post(self.calls, d.kind, d.dtype, d.op, d.count, d.codec, d.algorithm, d.on_failure, 0, 4096)
-        return self.member.post(message, d, 1.0)
+        return self.member.post(message, d, d.fingerprint(), 1.0)
 
     def update(self) -> list[core.Command]:
         return self.post(Descriptor(Kind.update_membership))
@@ -199,7 +199,7 @@ def test_a_joiner_starts_its_count_behind_what_was_committed() -> None:
     member.joined(1, 1)
     member.enter_epoch(epoch(5, 2, 1, upto=41), 0.0)
     member.links_ready(5)
-    [start] = member.post(m.Post(1, 0, 0, 0, 4, "none", "auto", "retry", 0, 64), data(), 0.0)
+    [start] = member.post(m.Post(1, 0, 0, 0, 4, "none", "auto", "retry", 0, 64), data(), data().fingerprint(), 0.0)
     assert isinstance(start, core.StartOp)
     assert start.op.seq == 42
 

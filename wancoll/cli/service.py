@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -59,6 +60,8 @@ def run(name: str, serve: Serve, describe: Callable[[Any], str]) -> None:
             use, for example).
     """
     notifier = Notifier.from_environment()
+    gc.collect()
+    gc.freeze()  # what was imported stays: later collections, which interrupt operations, need not walk it
     try:
         trio.run(_run, name, serve, describe, notifier)
     finally:

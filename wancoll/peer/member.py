@@ -200,9 +200,9 @@ class Member:
         self.mid = 0
         return [ToMaster(m.Join(self.group, self.name, self.start_world, self.min_world))]
 
-    def post(self, post: m.Post, descriptor: Descriptor, now: float) -> list[Command]:
-        """The client made a call. It takes the next seq, whatever becomes of it."""
-        op = Op(self._next_seq, post.id, descriptor, descriptor.fingerprint(), post.front, post.back, posted_at=now)
+    def post(self, post: m.Post, descriptor: Descriptor, fingerprint: int, now: float) -> list[Command]:
+        """The client called *descriptor*, which has this *fingerprint*. It takes the next seq, whatever comes of it."""
+        op = Op(self._next_seq, post.id, descriptor, fingerprint, post.front, post.back, posted_at=now)
         self._next_seq += 1
         if self.over:
             return [ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))]

@@ -26,7 +26,7 @@ from wancoll.wire.framing import Decoder, encode
 
 log = structlog.get_logger("wancoll.session")
 
-_PREPARED_KEPT = 256  # schedules ready for the engine, per epoch
+_SHAPES_KEPT = 256  # descriptors, and schedules ready for the engine
 
 
 class Host(Protocol):
@@ -77,7 +77,8 @@ class Session:
             lambda mid, reason: self.run(self.member.link_lost(mid, reason)),
             lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
         )
-        self._prepared: dict[tuple[object, ...], Prepared] = {}
+        self._described: dict[tuple[int | str, ...], tuple[Descriptor, int]] = {}  # by the fields of Post
+        self._prepared: dict[int, Prepared] = {}  # by fingerprint
         self._in_engine: set[int] = set()
         self._room = trio.Event()  # set when an op left; wakes a reader held back by ops_in_flight
         self._idle = trio.Event()
@@ -134,15 +135,7 @@ class Session:
         return True
 
     def _post(self, post: m.Post) -> None:
-        descriptor = Descriptor(
-            Kind(post.kind),
-            DType(post.dtype),
-            ReduceOp(post.op),
-            post.count,
-            post.codec,
-            post.algorithm,
-            post.on_failure,
-        )
+        descriptor, fingerprint = self._describe(post)
         for region in (post.front, post.back):
             if not self.arena.holds(region, descriptor.nbytes):
                 raise ProtocolError(
@@ -154,7 +147,18 @@ class Session:
         if post.front < post.back + descriptor.nbytes and post.back < post.front + descriptor.nbytes:
             raise ProtocolError("front and back overlap", who=f"{self.member.name}, {descriptor}")
         self._hit("on_post")
-        self.run(self.member.post(post, descriptor, trio.current_time()))
+        self.run(self.member.post(post, descriptor, fingerprint, trio.current_time()))
+
+    def _describe(self, post: m.Post) -> tuple[Descriptor, int]:
+        """What is called, and its fingerprint; kept, since training repeats its calls."""
+        key = (post.kind, post.dtype, post.op, post.count, post.codec, post.algorithm, post.on_failure)
+        known = self._described.get(key)
+        if known is None:
+            descriptor = Descriptor(Kind(post.kind), DType(post.dtype), ReduceOp(post.op), *key[3:])
+            if len(self._described) >= _SHAPES_KEPT:
+                self._described.pop(next(iter(self._described)))
+            known = self._described[key] = descriptor, descriptor.fingerprint()
+        return known
 
     def tell(self, message: m.FromDaemon) -> None:
         """Send to the client; one that does not read is cut off."""
@@ -218,7 +222,7 @@ class Session:
         self._daemon.started(op.engine_id, self)
         base = self.arena.address
         self._daemon.engine.post(
-            self._prepare(op.descriptor),
+            self._prepare(op.descriptor, op.fingerprint),
             op.engine_id,
             self.member.epoch_number,
             op.seq,
@@ -229,18 +233,17 @@ class Session:
         if self._daemon.failpoints.armed:
             self._daemon.watch_first_bytes(self.links.engine_ids().values())
 
-    def _prepare(self, descriptor: Descriptor) -> Prepared:
+    def _prepare(self, descriptor: Descriptor, fingerprint: int) -> Prepared:
         """The op's schedule in the engine's terms; kept, since training repeats its shapes."""
-        key = (descriptor.kind, descriptor.dtype, descriptor.op, descriptor.count)
-        ready = self._prepared.get(key)
+        ready = self._prepared.get(fingerprint)
         if ready is None:
             member = self.member
             assert member.epoch is not None
             data = descriptor.kind is Kind.all_reduce
             make = ring_all_reduce if data else membership_token
-            if len(self._prepared) >= _PREPARED_KEPT:
+            if len(self._prepared) >= _SHAPES_KEPT:
                 self._prepared.pop(next(iter(self._prepared)))
-            ready = self._prepared[key] = self._daemon.engine.prepare(
+            ready = self._prepared[fingerprint] = self._daemon.engine.prepare(
                 make(member.rank, member.world_size),
                 self.links.engine_ids(),
                 chunk_bounds(descriptor.count, member.world_size),

@@ -12,7 +12,7 @@ import trio
 
 from wancoll.errors import ProtocolError
 
-_READ_BYTES = 64 * 1024
+_READ_BYTES = 16 * 1024
 
 
 class NowaitStream:
