@@ -26,7 +26,7 @@ from wancoll_master.state import (
     clip,
     names,
 )
-from wancoll_master.topology import pair, ring_order, stripe
+from wancoll_master.topology import ring_order, stripe
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
 GONE_DAEMONS = 1024  # lost daemons whose members' fate is kept for when they come back
@@ -117,7 +117,16 @@ def lose(state: State, gone: list[Member], why: str, kind: str, *, tell: bool) -
         _after_loss(state, group, text, any(member.in_epoch for member in lost))
 
 
-def remember_gone(state: State, daemon: Daemon, why: str) -> None:
+def end_daemon(state: State, daemon: Daemon, why: str, kind: str, *, close: bool) -> None:
+    """The daemon's connection is over; so are its memberships. With *close* the master ends it and says why."""
+    _remember_gone(state, daemon, why)
+    del state.connections[daemon.conn], state.daemons[daemon.name]
+    lose(state, list(daemon.members.values()), why, kind, tell=close)
+    if close:
+        state.out.append(Close(daemon.conn, why))
+
+
+def _remember_gone(state: State, daemon: Daemon, why: str) -> None:
     """Keep what the daemon's members have to be told, for when it comes back (R8)."""
     evicted = [_evicted(member, why) for member in daemon.members.values() if member.in_epoch]
     if evicted:
@@ -394,26 +403,3 @@ def give_up(state: State, member: Member, message: m.GiveUp) -> None:
         group.voids[seq] = m.Void(seq, "OperationAborted", text, {})
     several = f"operations {seqs[0]} to {seqs[-1]}" if len(seqs) > 1 else f"operation {seqs[0]}"
     new_epoch(state, group, f"{member.name} gave up {several}")
-
-
-# ---- nonsense ---------------------------------------------------------------------------------------
-
-
-def end_daemon(state: State, daemon: Daemon, why: str, kind: str, *, close: bool) -> None:
-    """The daemon's connection is over; so are its memberships. With *close* the master ends it and says why."""
-    remember_gone(state, daemon, why)
-    del state.connections[daemon.conn], state.daemons[daemon.name]
-    lose(state, list(daemon.members.values()), why, kind, tell=close)
-    if close:
-        state.out.append(Close(daemon.conn, why))
-
-
-def check_pair(member: Member, other: int) -> tuple[int, int]:
-    """The pair of a complaint.
-
-    Raises:
-        ProtocolError: a member complains about itself.
-    """
-    if member.mid == other:
-        raise ProtocolError("complains about a link to itself")
-    return pair(member.mid, other)

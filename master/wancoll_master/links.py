@@ -6,7 +6,7 @@ from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.epochs import check_pair, lose, new_epoch
+from wancoll_master.epochs import lose, new_epoch
 from wancoll_master.state import Complaint, Group, Member, State, clip
 from wancoll_master.topology import pair, ring_order
 
@@ -22,7 +22,8 @@ def link_down(state: State, member: Member, message: m.LinkDown) -> None:
     group = member.group
     if message.kind not in ("lost", "unreachable"):
         raise ProtocolError("complains of an unknown kind", expected="lost or unreachable", got=message.kind[:32])
-    ends = check_pair(member, message.other)
+    if message.other == member.mid:
+        raise ProtocolError("complains about a link to itself")
     other = state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch:
         return
@@ -32,7 +33,7 @@ def link_down(state: State, member: Member, message: m.LinkDown) -> None:
             message.kind, clip(message.reason, 300), state.now, group.committed
         )
     if message.kind == "unreachable":
-        group.bad_pairs[ends] = state.now + BAD_PAIR_SECONDS
+        group.bad_pairs[pair(member.mid, other.mid)] = state.now + BAD_PAIR_SECONDS
     group.settle_at = min(group.settle_at, state.now + state.limits.link_settle)
     state.alarm(group.settle_at)
 
