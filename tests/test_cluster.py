@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,17 +117,19 @@ def test_children_end_with_a_parent_that_is_killed() -> None:
         "from wancoll.chaos import Cluster\n"
         "cluster = Cluster(2)\n"
         "cluster.pause(1)\n"
-        "print(cluster.master_pid, cluster.pid(0), cluster.pid(1), flush=True)\n"
+        "print(cluster.socket(0), cluster.master_pid, cluster.pid(0), cluster.pid(1), flush=True)\n"
         "time.sleep(600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        path, *numbers = parent.stdout.readline().decode().split()
+        pids = [int(pid) for pid in numbers]
         assert len(pids) == 3
         assert all(alive(pid) for pid in pids)
         parent.send_signal(signal.SIGKILL)
     wait_gone(pids)
+    shutil.rmtree(Path(path).parent)  # nobody was left to do it
 
 
 def test_children_survive_the_thread_that_asked_for_them() -> None:
