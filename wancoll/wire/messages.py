@@ -57,7 +57,7 @@ class Heartbeat(_Message, frozen=True):
 
 
 class Done(_Message, frozen=True):
-    """Every op up to *seq* that is not void is finished on this member; *digest* is that of *seq*."""
+    """Op *seq* is finished on this member, with this result; members may finish ops out of order."""
 
     group: Name
     mid: U64
