@@ -300,7 +300,7 @@ class Cluster(RuleBasedStateMachine):
         call = m.Post(
             seq, what.kind, what.dtype, what.op, what.count, what.codec, what.algorithm, what.on_failure, 0, 0
         )
-        self.run(daemon, client, client.core.post(call, what, self.room.now))
+        self.run(daemon, client, client.core.post(call, what, what.fingerprint(), self.room.now))
 
     def finish(self, daemon: Daemon, client: Client, wrong: bool = False) -> None:
         if client.engine:
