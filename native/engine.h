@@ -53,7 +53,7 @@ typedef struct {
     uint64_t bytes; /* of the tensor */
     uint32_t dtype, op;
     uint32_t divisor; /* for WC_FINAL of avg: the world size */
-    uint32_t lanes; /* of the epoch's links; part p goes to lane p % lanes, of a transfer below stripe to (seq + p) % lanes */
+    uint32_t lanes; /* of the epoch's links; part p goes to lane (seq + p) % lanes */
     uint32_t stripe; /* as in wc_config, for this op; 0: the engine's */
     uint32_t transfers_count;
     uint32_t digest; /* 0: no digest wanted (no data) */
@@ -63,7 +63,8 @@ typedef struct {
 enum {
     WC_EV_DONE = 1, /* op finished here: value = digest, extra = bytes sent */
     WC_EV_CANCELLED, /* the engine no longer touches the op's memory */
-    WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end); text says more */
+    WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end, EPROTO: broke the protocol, EBADMSG: checksum);
+                        value = which attach of this lane, from 1; text says more */
     WC_EV_MISMATCH, /* link; op's seq met another fingerprint: value = seq, extra = the other's fingerprint */
 };
 
@@ -92,14 +93,17 @@ int wc_engine_events(wc_engine *engine, wc_event *out, int cap);
 
 /* A link with `lanes` lanes, none attached yet, at `epoch`. */
 int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint64_t epoch);
-/* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. A lane that was attached before is replaced. */
+/* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. A lane that was attached before is replaced.
+   If bytes of the link's present epoch were on the former socket, some may be lost: the lane then moves nothing until the next epoch. */
 int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd);
 /* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and queued transfers of older epochs leave its FIFOs
    (a frame that is half sent is completed from a private copy). Call it for every link of the group before posting the first op of the epoch. */
 int wc_link_epoch(wc_engine *engine, uint64_t link, uint64_t epoch);
 /* Closes the link's lanes; no LANE_DOWN events follow for it. */
 int wc_link_close(wc_engine *engine, uint64_t link);
-/* Starts an op. Parts wait in their lanes' FIFOs in the order of the posts. */
+/* Starts an op. Parts wait in their lanes' FIFOs in the order of the posts. EINVAL: the id is taken by a live op, a link is not open, is not at the
+   op's epoch or has another number of lanes, or a chunk does not lie within the tensor. Post in ascending seq within an epoch. The memory of an op
+   that was cancelled before may be used again at once: no worker starts before all have let go of that one. */
 int wc_post(wc_engine *engine, const wc_op *op);
 /* Takes an op out of everything; answered by one WC_EV_CANCELLED, or by WC_EV_DONE and then WC_EV_CANCELLED if it had just finished.
    An unknown op is answered with WC_EV_CANCELLED too. */

@@ -24,13 +24,13 @@ enum {
     WC_TX_FRAMES = 8,             /* frames that one sendmsg carries at most */
     WC_TX_BATCH = 128 << 10,      /* no further frame joins a sendmsg that has this many bytes */
     WC_READ_BYTES = 256 << 10,    /* one read; with the source and the result it stays within a core's L2 */
-    WC_WAKE_BYTES = 1 << 20,      /* what one lane may read, and send, before the other lanes have their turn */
+    WC_WAKE_BYTES = 256 << 10,    /* what one lane may read, and send, before the other lanes have their turn */
     WC_COPY_SLICE = 4 << 20,      /* world size 1: copied per turn */
     WC_MAX_SEGMENT = 16 << 20,
     WC_MAX_LANES = 256,
     WC_MAX_WORKERS = 64,
     WC_MAX_TRANSFERS = 1 << 16,
-    WC_PART_FRAMES = 8,           /* shorter parts get shorter frames, so that a ring's steps overlap */
+    WC_PART_FRAMES = 2,           /* shorter parts get shorter frames, so that a ring's steps overlap */
     WC_BUCKETS = 256,
 };
 
@@ -159,7 +159,7 @@ struct wc_worker {
     wc_command *todo;             /* taken from the queue; the first one may wait for other workers' cancels */
     atomic_ullong cancelled;      /* number of the last cancel processed */
     wc_work *copies;
-    uint8_t *scratch;             /* WC_READ_BYTES + 64 */
+    uint8_t *scratch;             /* WC_READ_BYTES, and room for a split element */
 };
 
 typedef struct {

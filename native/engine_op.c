@@ -86,11 +86,11 @@ static void make_parts(wc_engine *engine, wc_work *work, size_t *first)
         const wc_transfer *t = &op->transfers[i];
         wc_link *link = wc_link_find(engine, t->link);
         uint32_t count = part_count(t->length, op->lanes, op_stripe(engine, op));
-        uint64_t spread = t->length < op_stripe(engine, op) ? op->seq : 0; /* small ops take turns, large ones stay warm */
         first[i] = next;
         for (uint32_t p = 0; p < count; p++) {
             wc_part *part = &work->parts[next++];
-            uint32_t lane = (uint32_t)((spread + p) % op->lanes);
+            /* Part 0 of any call with this seq is on this lane: members whose calls differ in size meet there and find out. */
+            uint32_t lane = (uint32_t)((op->seq % op->lanes + p) % op->lanes);
             part->work = work;
             part->lane = &link->lanes[lane];
             part->worker = lane % engine->config.workers;

@@ -82,14 +82,16 @@ static void cancel(wc_worker *worker, wc_work *work)
     wc_work_let_go(worker->engine, work, true);
 }
 
-static void each_lane(wc_worker *worker, wc_link *link, uint64_t epoch)
+static void set_epoch(wc_worker *worker, wc_link *link, uint64_t epoch)
 {
-    for (uint32_t i = worker->index; i < link->lanes_count; i += worker->engine->config.workers) {
-        if (epoch)
-            wc_lane_set_epoch(&link->lanes[i], epoch);
-        else
-            wc_lane_close(&link->lanes[i]);
-    }
+    for (uint32_t i = worker->index; i < link->lanes_count; i += worker->engine->config.workers)
+        wc_lane_set_epoch(&link->lanes[i], epoch);
+}
+
+static void close_link(wc_worker *worker, wc_link *link)
+{
+    for (uint32_t i = worker->index; i < link->lanes_count; i += worker->engine->config.workers)
+        wc_lane_close(&link->lanes[i]);
 }
 
 static void execute(wc_worker *worker, wc_command *command)
@@ -100,10 +102,10 @@ static void execute(wc_worker *worker, wc_command *command)
         command->fd = -1;
         break;
     case WC_CMD_EPOCH:
-        each_lane(worker, command->link, command->number);
+        set_epoch(worker, command->link, command->number);
         break;
     case WC_CMD_CLOSE:
-        each_lane(worker, command->link, 0);
+        close_link(worker, command->link);
         break;
     case WC_CMD_POST:
         post(worker, command->work);

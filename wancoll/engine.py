@@ -77,7 +77,7 @@ class LaneStatistics:
 
 
 class Prepared:
-    """An op but for its numbers and addresses, ready to be posted any number of times (see Engine.prepare)."""
+    """An op but for its numbers and addresses, ready to be posted any number of times (see prepare)."""
 
     __slots__ = ("_op", "_transfers")
 
@@ -151,6 +151,8 @@ class Engine:
         ConfigError: an argument out of bounds, or WANCOLL_CPU names what this machine cannot run.
     """
 
+    prepare = staticmethod(prepare)
+
     def __init__(
         self, *, workers: int = 1, segment: int = SEGMENT, stripe: int = STRIPE, checksum: bool = True
     ) -> None:
@@ -210,34 +212,6 @@ class Engine:
     def close_link(self, link: int) -> None:
         """Close the link's lanes, without LaneDown events. Its parts wait until their ops are cancelled."""
         _check(lib.wc_link_close(self._live, link), f"link {link} cannot be closed")
-
-    def prepare(
-        self,
-        schedule: Schedule,
-        links: Mapping[int, int],
-        bounds: Sequence[tuple[int, int]],
-        *,
-        dtype: DType,
-        op: ReduceOp,
-        count: int,
-        world_size: int,
-        lanes: int,
-        stripe: int = 0,
-        digest: bool = True,
-    ) -> Prepared:
-        """See the function prepare."""
-        return prepare(
-            schedule,
-            links,
-            bounds,
-            dtype=dtype,
-            op=op,
-            count=count,
-            world_size=world_size,
-            lanes=lanes,
-            stripe=stripe,
-            digest=digest,
-        )
 
     def post(
         self,

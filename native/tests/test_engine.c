@@ -232,7 +232,7 @@ static void test_mismatch(void)
     enum { COUNT = 100000 };
     bed b;
     buffer front[2], back[2];
-    bed_start(&b, 2, 3, 2, 65536, 65536);
+    bed_start(&b, 2, 8, 2, 65536, 65536);
     for (int r = 0; r < 2; r++) {
         front[r] = buffer_new(COUNT * 4);
         back[r] = buffer_new(COUNT * 4);
