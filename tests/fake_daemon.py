@@ -38,6 +38,7 @@ class FakeDaemon:
         self.seen: list[m.Post] = []
         self.attach: m.Attach | None = None
         self.detached = False
+        self.goodbye = False
         self.errors: list[str] = []
         self.on_attach: Callable[[m.Attach], list[m.FromDaemon] | None] = lambda attach: None
         self.changed = threading.Condition()
@@ -160,7 +161,7 @@ class FakeDaemon:
                 self.answer(message)
         elif isinstance(message, m.Detach):
             with self.changed:
-                self.detached = True
+                self.detached = self.goodbye = True
                 self.changed.notify_all()
 
     def _check(self, post: m.Post) -> None:

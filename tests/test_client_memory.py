@@ -314,7 +314,9 @@ def test_a_forked_child_changes_nothing(arena: Arena) -> None:
     array = view(arena.take(4 * MIB))
     array[:] = 3
     idle = arena.take(4 * MIB)
+    view(idle)[:] = 4
     del idle
+    arena.take(1)
     child = os.fork()
     if child == 0:
         arena.disown()
@@ -325,7 +327,8 @@ def test_a_forked_child_changes_nothing(arena: Arena) -> None:
         os._exit(0 if ok else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (array == 3).all()
-    assert arena.resident_bytes() == 4 * MIB
+    assert (view(arena.take(4 * MIB)) == 4).all()
+    assert arena.resident_bytes() == 8 * MIB
 
 
 # ---- exchanging pages -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -395,7 +396,7 @@ def test_outside_memory_uses_the_same_blocks_again(comm: Communicator, daemon: F
         x[:] = i
         comm.all_reduce(x)
         assert (x == 2 * i).all()
-    assert len({(post.front, post.back) for post in daemon.seen}) == 1
+    assert len({frozenset((post.front, post.back)) for post in daemon.seen}) == 1
 
 
 def test_arena_memory_is_twice_the_tensor(comm: Communicator, daemon: FakeDaemon) -> None:
@@ -605,6 +606,31 @@ def test_many_calls_in_flight(path: str) -> None:
         assert len(daemon.seen) == 3000
 
 
+def test_posting_takes_in_answers(held: Communicator, manual: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a daemon's answers pile up while the program only posts."""
+    monkeypatch.setattr(connection_module, "_READ_WHILE_POSTING", 8)
+    tensors = [np.ones(3) for _ in range(9)]
+    for x in tensors[:8]:
+        held.all_reduce(x, async_op=True)
+    manual.wait_for_posts(8)
+    for post in list(manual.posts):
+        manual.answer(post)
+    last = held.all_reduce(tensors[8], async_op=True)
+    assert held.pending == (last,)
+    assert all((x == 2).all() for x in tensors[:8])
+
+
+def test_a_finished_work_lets_go_of_its_input(comm: Communicator) -> None:
+    x, out = np.ones(10), np.ones(10)
+    work = comm.all_reduce(x, out, async_op=True)
+    gone = weakref.ref(x)
+    del x
+    assert gone() is not None
+    work.wait(10)
+    assert gone() is None
+    assert work.wait().out is out
+
+
 def test_no_more_calls_in_flight_than_the_limit(
     held: Communicator, manual: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,6 +651,13 @@ def test_no_more_calls_in_flight_than_the_limit(
         work.wait(10)
 
 
+@pytest.fixture
+def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait behind the one that reads must be woken, not look by themselves."""
+    monkeypatch.setattr(connection_module, "_FOLLOW_SECONDS", 1000.0)
+
+
+@pytest.mark.usefixtures("no_second_look")
 def test_threads_wait_for_different_works(held: Communicator, manual: FakeDaemon) -> None:
     tensors = [np.full(100 + i, i) for i in range(8)]
     works = [held.all_reduce(x, async_op=True) for x in tensors]
@@ -638,6 +671,7 @@ def test_threads_wait_for_different_works(held: Communicator, manual: FakeDaemon
     assert all((x == 2 * i).all() for i, x in enumerate(tensors))
 
 
+@pytest.mark.usefixtures("no_second_look")
 def test_a_waiting_thread_takes_over_the_reading(held: Communicator, manual: FakeDaemon) -> None:
     first, second = (held.all_reduce(np.ones(3), async_op=True) for _ in range(2))
     manual.wait_for_posts(2)
@@ -827,6 +861,17 @@ def test_close(held: Communicator, manual: FakeDaemon) -> None:
     assert (y == 1).all()
 
 
+def test_close_fails_what_nobody_waits_for(held: Communicator, manual: FakeDaemon) -> None:
+    work = held.all_reduce(np.ones(3), async_op=True)
+    manual.wait_for_posts(1)
+    held.close()
+    assert held.pending == ()
+    assert work.finished
+    with pytest.raises(ConfigError, match="the communicator is closed"):
+        work.wait(0)
+    manual.wait_for(lambda: manual.goodbye)
+
+
 def test_arrays_outlive_the_communicator(daemon: FakeDaemon) -> None:
     with wancoll.connect(socket=daemon.path) as comm:
         x = comm.empty(BIG)
@@ -845,6 +890,7 @@ def test_at_exit_the_daemon_is_told(daemon: FakeDaemon, tmp_path: Path) -> None:
     child = os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-W", "error", str(script))
     assert child == 0
     daemon.wait_for(lambda: daemon.detached)
+    assert daemon.goodbye
 
 
 def test_a_forked_child(comm: Communicator, daemon: FakeDaemon) -> None:

@@ -103,7 +103,8 @@ class Connection:
             placement = work.placement
             if placement is not None:
                 for other in self.pending:
-                    if other.placement is not None and placement.conflicts(other.placement):
+                    earlier = other.placement  # another thread may be finishing it
+                    if earlier is not None and placement.conflicts(earlier):
                         raise _in_use(work, other)
                 placement.prepare()
             while not self._send(work):

@@ -77,10 +77,6 @@ class Placement:
         if self._exchanged is None or not self._arena.exchange(self._exchanged, back.block, self.back):
             lib.wc_pages_copy(self._target.address, back.block.address, self._target.nbytes)
 
-    def release(self) -> None:
-        """Give the blocks back: the daemon no longer touches them."""
-        self._front = self._back = self._exchanged = None
-
 
 class Work:
     """Handle of a call that may still be running. Get it from all_reduce(..., async_op=True)."""
@@ -145,11 +141,10 @@ class Work:
         """The daemon's answer is there. Doing it again, after an interruption, is harmless."""
         if self.finished:
             return
-        if self.placement is not None:
-            if isinstance(answer, m.Result):
-                self.placement.commit()
-            self.placement.release()
+        if self.placement is not None and isinstance(answer, m.Result):
+            self.placement.commit()
         self._x = None
+        self.placement = None  # gives the blocks back: the daemon no longer touches them
         self._answer = answer
         self.finished = True
 
