@@ -10,7 +10,7 @@ from wancoll.local import split_address
 EXACT = 10  # members up to which an order is found if there is one
 _STEPS = 50_000  # beyond, the search gives up after this many
 STRIPE = 256 * KIB  # over a network: all lanes share a transfer, since one connection does not fill the path
-LOCAL_STRIPE = 16 * MIB  # within one machine: one connection does, and every further busy one costs caches and calls
+LOCAL_STRIPE = 1024 * MIB  # within one machine: one connection does, and every further busy one costs caches and calls
 
 
 def pair(a: int, b: int) -> tuple[int, int]:

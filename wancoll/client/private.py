@@ -19,6 +19,7 @@ from wancoll.wire import messages as m
 
 START_SECONDS = 30.0
 _READY = b"wancoll peer ready"
+_OF_THE_SERVICE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")  # readiness is this process's to tell
 _STOP_SECONDS = 5.0  # after closing its standard input, and again after SIGTERM
 _TAIL_BYTES = 2000
 
@@ -63,6 +64,7 @@ class PrivateDaemon:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
+                    env={name: value for name, value in os.environ.items() if name not in _OF_THE_SERVICE_MANAGER},
                     start_new_session=True,
                 )
             self._await_ready(self._process, timeout)
