@@ -49,6 +49,12 @@ def generic(cluster: Cluster) -> int:
     return cluster.add_peer(env={"WANCOLL_CPU": "generic"})
 
 
+@pytest.fixture(scope="module")
+def elsewhere(cluster: Cluster) -> int:
+    """A daemon at another address: in its groups all lanes share each transfer, as over a network."""
+    return cluster.add_peer("--listen=127.0.0.2:0")
+
+
 def join(cluster: Cluster, peers: list[int], group: str = "", **options: Any) -> list[Any]:
     """One member for each entry of *peers*, in rank order."""
     group = group or f"group-{next(NAMES)}"
@@ -174,6 +180,16 @@ def test_same_bytes_with_fewer_lanes_and_portable_kernels(
     for peers in ([0, one_lane, 1], [0, three_lanes, three_lanes], [generic, generic, generic], [0, generic, 1]):
         comms = join(cluster, peers)
         check_values(comms, dtype, list(ReduceOp), [3, 1025, 203530])
+        close_all(comms)
+
+
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
+def test_same_bytes_where_all_lanes_share_a_transfer(
+    cluster: Cluster, elsewhere: int, three_lanes: int, dtype: DType
+) -> None:
+    for peers in ([0, elsewhere], [0, elsewhere, 1, 2], [elsewhere, three_lanes, 0]):
+        comms = join(cluster, peers)
+        check_values(comms, dtype, [ReduceOp.sum, ReduceOp.avg], [1025, BIG])
         close_all(comms)
 
 

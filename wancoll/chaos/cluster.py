@@ -42,7 +42,9 @@ class Cluster:
         peers: how many daemons to start; their names are peer-0, peer-1, ...
         lanes: TCP connections per link.
         heartbeat_timeout: seconds of silence after which the master evicts.
-        listen: "host:port" that master and daemons listen on; port 0 for all.
+        listen: "host:port" that master and daemons listen on; port 0 for all. "{i}" in it stands for 1 for the master
+            and the first daemon, 2 for the second, ...: "127.0.0.{i}:0" gives each daemon an address of its own, as on
+            machines of their own, so that all lanes share each transfer.
         master_args: more options of `wancoll master`, each as "--option=value".
         peer_args: more options of `wancoll peer`, for every daemon, each as "--option=value".
         env: environment variables for all processes.
@@ -248,7 +250,7 @@ class Cluster:
         """Start the master: on a free port the first time, on the same port and journal again."""
         if self._master is not None and self._master.running:
             raise ConfigError("the master runs already", who=f"process {self._master.pid}", hint="kill_master() first")
-        listen = join_address(*self._master_address) if self._master_address[1] else self._listen
+        listen = join_address(*self._master_address) if self._master_address[1] else self._listen.format(i=1)
         journal = os.path.join(self._folder, "journal.sqlite")
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
         self._master = Service(self._starter, "master", arguments, self._folder, self._env)
@@ -306,7 +308,7 @@ class Cluster:
     def _launch(self, i: int, name: str, extra: list[str]) -> None:
         options = [
             f"--master={join_address(*self._master_address)}",
-            f"--listen={self._listen}",
+            f"--listen={self._listen.format(i=i + 1)}",
             f"--socket={self.socket(i)}",
             f"--name={name}",
             f"--lanes={self._lanes}",
