@@ -53,7 +53,8 @@ typedef struct {
     uint64_t bytes; /* of the tensor */
     uint32_t dtype, op;
     uint32_t divisor; /* for WC_FINAL of avg: the world size */
-    uint32_t lanes; /* of the epoch's links; part p goes to lane (seq + p) % lanes */
+    uint32_t lanes; /* of the epoch's links; part p goes to lane (seq + p) % lanes: small ops take turns on the lanes */
+    uint32_t no_turns; /* 1: part p goes to lane p % lanes, for all ops of the epoch: the first lane stays warm */
     uint32_t stripe; /* as in wc_config, for this op; 0: the engine's */
     uint32_t transfers_count;
     uint32_t digest; /* 0: no digest wanted (no data) */

@@ -82,6 +82,8 @@ static void make_parts(wc_engine *engine, wc_work *work, size_t *first)
 {
     const wc_op *op = &work->op;
     size_t next = 0;
+    /* Part 0 of any call with this seq is on this lane: members whose calls differ in size meet there and find out. */
+    uint64_t turn = op->no_turns ? 0 : op->seq % op->lanes;
     for (uint32_t i = 0; i < op->transfers_count; i++) {
         const wc_transfer *t = &op->transfers[i];
         wc_link *link = wc_link_find(engine, t->link);
@@ -89,8 +91,7 @@ static void make_parts(wc_engine *engine, wc_work *work, size_t *first)
         first[i] = next;
         for (uint32_t p = 0; p < count; p++) {
             wc_part *part = &work->parts[next++];
-            /* Part 0 of any call with this seq is on this lane: members whose calls differ in size meet there and find out. */
-            uint32_t lane = (uint32_t)((op->seq % op->lanes + p) % op->lanes);
+            uint32_t lane = (uint32_t)((turn + p) % op->lanes);
             part->work = work;
             part->lane = &link->lanes[lane];
             part->worker = lane % engine->config.workers;

@@ -112,6 +112,7 @@ class Ring:
             world_size=n,
             lanes=self.lanes,
             stripe=numbers.get("stripe", 0),
+            turns=bool(numbers.get("turns", 1)),
         )
         self.engines[rank].post(
             prepared,
@@ -205,16 +206,24 @@ def test_bytes_on_the_wire(world: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seq", "stripe", "busy"),
-    [(2, 64 * KIB, [0, 1, 2]), (2, 1 << 20, [0, 2]), (2, 2 << 20, [2]), (2, 4 << 20, [2]), (4, 4 << 20, [1])],
+    ("seq", "stripe", "turns", "busy"),
+    [
+        (2, 64 * KIB, 1, [0, 1, 2]),
+        (2, 1 << 20, 1, [0, 2]),
+        (2, 2 << 20, 1, [2]),
+        (2, 4 << 20, 1, [2]),
+        (4, 4 << 20, 1, [1]),
+        (4, 1 << 20, 0, [0, 1]),
+        (4, 4 << 20, 0, [0]),
+    ],
 )
-def test_an_op_uses_the_lanes_that_its_stripe_says(seq: int, stripe: int, busy: list[int]) -> None:
-    """Chunks of 2 MiB over 3 lanes; the first part goes to the lane whose turn it is."""
+def test_an_op_uses_the_lanes_that_its_plan_says(seq: int, stripe: int, turns: int, busy: list[int]) -> None:
+    """Chunks of 2 MiB over 3 lanes; the first part goes to the lane whose turn it is, or to lane 0."""
     fronts = [np.full(1 << 20, rank + 1, np.float32) for rank in range(2)]
     backs = [np.zeros_like(front) for front in fronts]
     with ring_of(2) as ring:
         for rank in range(2):
-            ring.post(rank, seq, fronts[rank], backs[rank], DType.float32, ReduceOp.sum, stripe=stripe)
+            ring.post(rank, seq, fronts[rank], backs[rank], DType.float32, ReduceOp.sum, stripe=stripe, turns=turns)
         for engine in ring.engines:
             wait_for(engine, Done)
         assert all((back == 3).all() for back in backs)

@@ -20,7 +20,7 @@ def infos(*mids: int) -> list[m.MemberInfo]:
 def epoch(
     number: int, *mids: int, upto: int = 0, voids: list[m.Void] | None = None, term: int = 1, floor: int = 1
 ) -> m.Epoch:
-    return m.Epoch("g", 1, term, number, infos(*mids), 8, 1024, KEY, floor, upto, voids or [], "because")
+    return m.Epoch("g", 1, term, number, infos(*mids), 8, 1024, True, KEY, floor, upto, voids or [], "because")
 
 
 def data(count: int = 4, on_failure: str = "retry") -> Descriptor:

@@ -1108,3 +1108,4 @@ def test_the_plan_cuts_finely_between_machines_and_coarsely_within_one(addresses
         room.say(f"d{number}", m.Join(GROUP, f"m{number}", 2, 1))
     epochs = [message for conn in room.conns.values() for message in room.inbox[conn] if isinstance(message, m.Epoch)]
     assert [epoch.stripe for epoch in epochs] == [expected, expected]
+    assert [epoch.turns for epoch in epochs] == [expected == 256 << 10] * 2

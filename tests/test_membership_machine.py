@@ -504,5 +504,5 @@ def test_epochs_survive_the_wire() -> None:
     """The check in Room._deliver relies on it."""
     void = m.Void(1, "OperationAborted", "x", {"a": "b"})
     info = m.MemberInfo(1, "a", "b", ["c:1"])
-    epoch = m.Epoch("g", 1, 1, 1, [info], 1, 1, b"k" * 16, 1, 0, [void], "r")
+    epoch = m.Epoch("g", 1, 1, 1, [info], 1, 1, True, b"k" * 16, 1, 0, [void], "r")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(epoch), type=m.FromMaster) == epoch

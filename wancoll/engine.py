@@ -96,6 +96,7 @@ def prepare(
     world_size: int,
     lanes: int,
     stripe: int = 0,
+    turns: bool = True,
     digest: bool = True,
 ) -> Prepared:
     """Translate a schedule for the engine.
@@ -111,6 +112,7 @@ def prepare(
         lanes: of every link used.
         stripe: transfers are not cut into parts smaller than this, bytes; 0: as the engine was told. The same on all
             members.
+        turns: ops take turns on the lanes (part p of the op seq on lane (seq + p) % lanes); False: all start at lane 0.
         digest: whether Done carries one.
 
     Raises:
@@ -129,7 +131,7 @@ def prepare(
     prepared = ffi.new("wc_op *")
     prepared.bytes = count * size
     prepared.dtype, prepared.op = int(dtype), int(op)
-    prepared.divisor, prepared.lanes, prepared.stripe = world_size, lanes, stripe
+    prepared.divisor, prepared.lanes, prepared.stripe, prepared.no_turns = world_size, lanes, stripe, int(not turns)
     prepared.transfers_count, prepared.digest = len(schedule), int(digest)
     prepared.transfers = transfers
     return Prepared(prepared, transfers)

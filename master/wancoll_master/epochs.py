@@ -26,7 +26,7 @@ from wancoll_master.state import (
     clip,
     names,
 )
-from wancoll_master.topology import ring_order, stripe
+from wancoll_master.topology import LOCAL_STRIPE, STRIPE, one_machine, ring_order
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
 GONE_DAEMONS = 1024  # lost daemons whose members' fate is kept for when they come back
@@ -48,6 +48,7 @@ def new_epoch(state: State, group: Group, reason: str) -> None:
     _avoid_bad_pairs(state, group)
     members = group.members
     group.conns = tuple(dict.fromkeys(member.daemon.conn for member in members))
+    local = one_machine(address for member in members for address in member.daemon.addresses)
     epoch = m.Epoch(
         group=group.name,
         to=0,
@@ -55,7 +56,8 @@ def new_epoch(state: State, group: Group, reason: str) -> None:
         epoch=group.epoch,
         members=[m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses) for one in members],
         lanes=min(member.daemon.lanes for member in members),
-        stripe=stripe(address for member in members for address in member.daemon.addresses),
+        stripe=LOCAL_STRIPE if local else STRIPE,
+        turns=not local,
         key=group.key,
         min_world=group.min_world,
         committed_upto=group.committed,

@@ -64,7 +64,6 @@ def ring_order(order: Sequence[int], bad: Collection[tuple[int, int]]) -> list[i
     return None
 
 
-def stripe(addresses: Iterable[str]) -> int:
-    """Bytes below which a transfer is not cut into further parts, for members whose lanes are at *addresses*."""
-    hosts = {split_address(address)[0] for address in addresses}
-    return LOCAL_STRIPE if len(hosts) == 1 else STRIPE
+def one_machine(addresses: Iterable[str]) -> bool:
+    """Whether members whose lanes are at *addresses* are all on one machine."""
+    return len({split_address(address)[0] for address in addresses}) == 1

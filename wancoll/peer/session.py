@@ -253,6 +253,7 @@ class Session:
                 world_size=member.world_size,
                 lanes=member.epoch.lanes,
                 stripe=member.epoch.stripe,
+                turns=member.epoch.turns,
                 digest=data,
             )
         return ready

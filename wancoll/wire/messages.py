@@ -201,6 +201,7 @@ class Epoch(_Message, frozen=True):
     members: list[MemberInfo]  # in rank order
     lanes: Annotated[int, Meta(ge=1, le=256)]
     stripe: Annotated[int, Meta(ge=1, le=1 << 31)]  # bytes; transfers are not cut into smaller parts
+    turns: bool  # whether ops take turns on the lanes, or all start at lane 0
     key: Annotated[bytes, Meta(min_length=16, max_length=16)]  # proves that a lane's dialler is of this group
     min_world: World
     committed_upto: U64
