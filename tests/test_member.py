@@ -8,6 +8,7 @@ import pytest
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.peer import member as core
+from wancoll.peer import ops
 from wancoll.wire import messages as m
 
 KEY = b"k" * 16
@@ -27,7 +28,7 @@ def data(count: int = 4, on_failure: str = "retry") -> Descriptor:
     return Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, count, on_failure=on_failure)
 
 
-def kinds(commands: list[core.Command]) -> list[str]:
+def kinds(commands: list[ops.Command]) -> list[str]:
     """Names of commands, with the message's name where there is one."""
     names = []
     for command in commands:
@@ -36,8 +37,8 @@ def kinds(commands: list[core.Command]) -> list[str]:
     return names
 
 
-def told(commands: list[core.Command], kind: type) -> list[Any]:
-    return [c.message for c in commands if isinstance(c, core.ToClient) and isinstance(c.message, kind)]
+def told(commands: list[ops.Command], kind: type) -> list[Any]:
+    return [c.message for c in commands if isinstance(c, ops.ToClient) and isinstance(c.message, kind)]
 
 
 class Driver:
@@ -51,13 +52,13 @@ class Driver:
         self.entered = self.member.enter_epoch(epoch(1, *mids, floor=floor), 0.0)
         self.member.links_ready(1)
 
-    def post(self, descriptor: Descriptor | None = None) -> list[core.Command]:
+    def post(self, descriptor: Descriptor | None = None) -> list[ops.Command]:
         self.calls += 1
         d = descriptor or data()
         message = m.Post(self.calls, d.kind, d.dtype, d.op, d.count, d.codec, d.algorithm, d.on_failure, 0, 4096)
         return self.member.post(message, d, d.fingerprint(), 1.0)
 
-    def update(self) -> list[core.Command]:
+    def update(self) -> list[ops.Command]:
         return self.post(Descriptor(Kind.update_membership))
 
     @property
@@ -71,7 +72,7 @@ def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:
     assert kinds(d.entered) == ["ToClient:EpochInfo", "EnterEpoch"]
     assert kinds(d.post()) == ["StartOp"]
     [done] = d.member.op_finished(d.engine_id, digest=77, bytes_sent=9)
-    assert done == core.ToMaster(m.Done("g", 1, 1, 1, 77, data().fingerprint()))
+    assert done == ops.ToMaster(m.Done("g", 1, 1, 1, 77, data().fingerprint()))
     [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
     assert (result.id, result.seq, result.epoch, result.contributors) == (1, 1, 1, ["m1", "m2"])
     assert (result.digest, result.attempts, result.bytes_sent, result.seconds) == (77, 1, 9, 2.0)
@@ -85,7 +86,7 @@ def test_nothing_starts_before_the_links_are_up_and_then_in_order() -> None:
     assert d.post() == []
     d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     started = d.member.links_ready(2)
-    assert [c.op.seq for c in started if isinstance(c, core.StartOp)] == [1, 2]
+    assert [c.op.seq for c in started if isinstance(c, ops.StartOp)] == [1, 2]
 
 
 def test_a_commit_before_done_or_of_another_epoch_is_ignored() -> None:
@@ -104,7 +105,7 @@ def test_a_late_abort_voids_a_finished_op_and_runs_it_again_from_front() -> None
     assert told(entered, m.Result) == []
     assert told(entered, m.Failure) == []
     [start] = d.member.links_ready(2)
-    assert isinstance(start, core.StartOp)
+    assert isinstance(start, ops.StartOp)
     assert start.op.front == 0
     d.member.op_finished(d.engine_id, 8, 0)
     [result] = told(d.member.commit(m.Commit("g", 2, 1, 1), 3.0), m.Result)
@@ -126,7 +127,7 @@ def test_done_waits_until_the_engine_has_let_go_of_older_attempts() -> None:
     d.post()
     first = d.engine_id
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    assert core.CancelOp(first) in entered
+    assert ops.CancelOp(first) in entered
     d.member.links_ready(2)
     assert d.member.op_finished(d.engine_id, 8, 0) == []
     assert kinds(d.member.op_cancelled(first)) == ["ToMaster:Done"]
@@ -155,7 +156,7 @@ def test_a_failure_is_told_only_when_the_memory_is_free(attempt_is_live: bool) -
         failures = told(d.member.op_cancelled(d.engine_id), m.Failure)
     assert [(f.id, f.error) for f in failures] == [(1, "Evicted")]
     assert [f.error for f in told(commands, m.Failure) if f.id == 0] == ["Evicted"]
-    assert isinstance(commands[-1], core.Over)
+    assert isinstance(commands[-1], ops.Over)
 
 
 def test_eviction_carries_the_fate_of_what_was_finished() -> None:
@@ -191,7 +192,7 @@ def test_update_membership_sends_a_token_and_ends_with_the_commit() -> None:
     token = d.engine_id
     [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 2.0), m.Result)
     assert result.id == 1
-    assert core.CancelOp(token) in d.member.enter_epoch(epoch(2, 1, 2, upto=1), 3.0)
+    assert ops.CancelOp(token) in d.member.enter_epoch(epoch(2, 1, 2, upto=1), 3.0)
 
 
 def test_a_joiner_starts_its_count_behind_what_was_committed() -> None:
@@ -200,7 +201,7 @@ def test_a_joiner_starts_its_count_behind_what_was_committed() -> None:
     member.enter_epoch(epoch(5, 2, 1, upto=41), 0.0)
     member.links_ready(5)
     [start] = member.post(m.Post(1, 0, 0, 0, 4, "none", "auto", "retry", 0, 64), data(), data().fingerprint(), 0.0)
-    assert isinstance(start, core.StartOp)
+    assert isinstance(start, ops.StartOp)
     assert start.op.seq == 42
 
 
@@ -224,7 +225,7 @@ def test_the_master_asks_for_a_call_that_comes_later() -> None:
     d = Driver(1, 2)
     assert d.member.abort(m.Abort("g", 1, 1, "mismatch")) == []
     [answer] = d.post()
-    assert answer == core.ToMaster(m.Mismatch("g", 1, 1, 1, str(data())))
+    assert answer == ops.ToMaster(m.Mismatch("g", 1, 1, 1, str(data())))
 
 
 def test_on_failure_raise_asks_the_master_to_give_the_op_up() -> None:
@@ -232,7 +233,7 @@ def test_on_failure_raise_asks_the_master_to_give_the_op_up() -> None:
     d.post(data(on_failure="raise"))
     running = d.engine_id
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    assert core.ToMaster(m.GiveUp("g", 1, 2, [1])) in entered
+    assert ops.ToMaster(m.GiveUp("g", 1, 2, [1])) in entered
     assert d.member.links_ready(2) == []
     d.member.op_cancelled(running)
     void = m.Void(1, "OperationAborted", "m3 left", {})

@@ -18,6 +18,7 @@ from transcript import GROUP, Room
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.peer import member as core
+from wancoll.peer import ops
 from wancoll.wire import messages as m
 from wancoll_master.state import Announce, Broadcast, Disconnected, Received, Send
 
@@ -39,7 +40,7 @@ class Client:
 
     core: core.Member
     next_seq: int = 0  # of the next call; 0: the group has not begun for it
-    engine: dict[int, core.Op] = field(default_factory=dict)
+    engine: dict[int, ops.Op] = field(default_factory=dict)
     dialling: int = 0  # epoch whose links are not up yet
     gone: bool = False
     failures: int = 0
@@ -169,24 +170,24 @@ class Cluster(RuleBasedStateMachine):
 
     # ---- the daemons' side ---------------------------------------------------------------------------
 
-    def run(self, daemon: Daemon, client: Client, commands: list[core.Command]) -> None:
+    def run(self, daemon: Daemon, client: Client, commands: list[ops.Command]) -> None:
         for command in commands:
             match command:
-                case core.ToMaster(message):
+                case ops.ToMaster(message):
                     if daemon.conn and daemon.connected:
                         daemon.up.append(message)
-                case core.ToClient(message):
+                case ops.ToClient(message):
                     self.tell(client, message)
-                case core.StartOp(op):
+                case ops.StartOp(op):
                     client.engine[op.engine_id] = op
-                case core.CancelOp(engine_id):
+                case ops.CancelOp(engine_id):
                     if client.engine.pop(engine_id, None) is not None:
                         self.run(daemon, client, client.core.op_cancelled(engine_id))
-                case core.EnterEpoch(epoch, _):
+                case ops.EnterEpoch(epoch, _):
                     client.dialling = epoch.epoch
                     if not client.next_seq:
                         client.next_seq = epoch.committed_upto + 1
-                case core.Over():
+                case ops.Over():
                     client.gone = True
         if client.gone and client in daemon.clients:
             daemon.clients.remove(client)

@@ -41,6 +41,7 @@ PURE = (
     "wancoll.errors",
     "wancoll.limits",
     "wancoll.peer.member",
+    "wancoll.peer.ops",
     "wancoll.schedule",
     "wancoll.wire",
     "wancoll_master.membership",
@@ -55,7 +56,8 @@ MAY_IMPORT = {
     "wancoll.collective": ("wancoll.errors", "wancoll.limits"),
     "wancoll.schedule": (*BASE, "wancoll.schedule"),
     "wancoll.wire": (*BASE, "wancoll.wire"),
-    "wancoll.peer.member": (*BASE, "wancoll.schedule", "wancoll.wire"),
+    "wancoll.peer.member": (*BASE, "wancoll.peer.ops", "wancoll.schedule", "wancoll.wire"),
+    "wancoll.peer.ops": (*BASE, "wancoll.wire"),
     "wancoll_master": (*BASE, "wancoll.local", "wancoll.wire", "wancoll.schedule.cost", "wancoll_master"),
 }
 

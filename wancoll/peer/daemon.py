@@ -14,7 +14,7 @@ import trio
 
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.local import default_socket, join_address
-from wancoll.peer import member as core
+from wancoll.peer import ops
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_address
@@ -238,7 +238,7 @@ class Daemon:
         for session in list(self._sessions):
             session.run(session.member.leave("the peer daemon is stopping"))
             hint = "start the daemon again and reconnect"
-            session.tell(core.failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
+            session.tell(ops.failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
         with trio.move_on_after(1):
             await self.control.flush()
 

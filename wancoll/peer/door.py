@@ -14,7 +14,7 @@ import trio
 
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
-from wancoll.peer import member as core
+from wancoll.peer import ops
 from wancoll.peer.failpoints import NAMES
 from wancoll.peer.session import Host, Session
 from wancoll.peer.stream import NowaitStream
@@ -88,7 +88,7 @@ class FrontDoor:
             log.warning("client sent nonsense", reason=str(bad))
             with contextlib.suppress(ProtocolError):
                 client.send_nowait(
-                    encode(core.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+                    encode(ops.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
                 )
         finally:
             client.close()
@@ -133,7 +133,7 @@ class FrontDoor:
 
     def _arm(self, arm: m.Arm) -> m.Ok | m.Failure:
         if not self._daemon.failpoints.allows(arm.token):
-            return core.failure(
+            return ops.failure(
                 0,
                 "ConfigError",
                 "fault injection is not allowed here",
@@ -148,7 +148,7 @@ class FrontDoor:
         elif arm.name in NAMES and arm.action in ("kill", "pause", "clear"):
             self._daemon.failpoints.arm(arm.name, arm.action)
         else:
-            return core.failure(
+            return ops.failure(
                 0,
                 "ConfigError",
                 "unknown failpoint or action",

@@ -13,6 +13,7 @@ from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.engine import Engine, Prepared
 from wancoll.errors import ProtocolError
 from wancoll.peer import member as core
+from wancoll.peer import ops
 from wancoll.peer.arena import Arena
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
@@ -104,7 +105,7 @@ class Session:
         except ProtocolError as bad:
             reason = str(bad)
             log.warning("client sent nonsense", member=self.member.name, reason=reason)
-            self.tell(core.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+            self.tell(ops.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
         finally:
             self.run(self.member.leave(reason))
             self.links.close()
@@ -174,22 +175,22 @@ class Session:
 
     # ---- commands ------------------------------------------------------------------------------------
 
-    def run(self, commands: list[core.Command]) -> None:
+    def run(self, commands: list[ops.Command]) -> None:
         """Carry out the member's commands, in order and without waiting."""
         for command in commands:
             match command:
-                case core.ToMaster(message):
+                case ops.ToMaster(message):
                     self._to_master(message)
-                case core.ToClient(message):
+                case ops.ToClient(message):
                     self._to_client(message)
-                case core.StartOp(op):
+                case ops.StartOp(op):
                     self._start(op)
-                case core.CancelOp(engine_id):
+                case ops.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
-                case core.EnterEpoch(epoch, rank):
+                case ops.EnterEpoch(epoch, rank):
                     self._hit("on_epoch")
                     self.links.enter(epoch, self._neighbours(epoch, rank))
-                case core.Over():
+                case ops.Over():
                     self.links.close()
 
     def _links_ready(self, epoch: int) -> None:
@@ -217,7 +218,7 @@ class Session:
         world = len(epoch.members)
         return {epoch.members[line.peer].mid for line in ring_all_reduce(rank, world)}
 
-    def _start(self, op: core.Op) -> None:
+    def _start(self, op: ops.Op) -> None:
         self._in_engine.add(op.engine_id)
         self._daemon.started(op.engine_id, self)
         base = self.arena.address
