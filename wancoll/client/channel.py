@@ -13,22 +13,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from wancoll.errors import PeerDaemonLost, ProtocolError
+from wancoll.errors import PeerDaemonLost
 from wancoll.wire import messages as m
+from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
 
 _READ_BYTES = 64 * 1024
-_LENGTH = struct.Struct("!I")
 _TIMEVAL = struct.Struct("ll")
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(m.FromDaemon).decode
-
-
-def frame(message: m.FromClient) -> bytes:
-    """The same bytes as wire.framing.encode, in a tenth of the time."""
-    body = _encode(message)
-    return _LENGTH.pack(len(body)) + body
 
 
 class Channel:
@@ -106,21 +96,12 @@ class Channel:
         chunks = self._chunks
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         at, size = 0, len(data)
-        while size - at >= 4:
-            (length,) = _LENGTH.unpack_from(data, at)
-            if length > self._max:
-                raise ProtocolError(
-                    "sent an oversized frame", who=self.who, expected=f"at most {self._max} bytes", got=str(length)
-                )
-            end = at + 4 + length
+        while size - at >= HEADER_BYTES:
+            body = at + HEADER_BYTES
+            end = body + body_length(data[at:body], self._max, who=self.who)
             if end > size:
                 break
-            try:
-                message = _decode(data[at + 4 : end])
-            except (msgspec.MsgspecError, ValueError, RecursionError) as bad:
-                raise ProtocolError(
-                    "sent a message that cannot be read", who=self.who, expected="a known message", got=str(bad)[:200]
-                ) from bad
+            message = decode_body(data[body:end], m.FromDaemon, who=self.who)
             handle(message)
             at = end
         chunks[:] = (data[at:],) if at < size else ()

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from wancoll.client.channel import Channel, frame
+from wancoll.client.channel import Channel
 from wancoll.client.communicator import Communicator
 from wancoll.client.connection import Connection, check_timeout
 from wancoll.client.memory import Arena
@@ -21,7 +21,7 @@ from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import default_socket, split_address
 from wancoll.wire import messages as m
-from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
+from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
 # What must happen to every open connection when this process forks or ends.
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -134,7 +134,7 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None) -> Conne
         sock.settimeout(DEFAULT.local_handshake_timeout)
         try:
             sock.connect(path)
-            sock.sendall(frame(attach))
+            sock.sendall(encode(attach))
             answer = _answer(sock, path, fds)
         except OSError as bad:
             raise _no_daemon(path, bad) from bad

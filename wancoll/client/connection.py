@@ -13,13 +13,14 @@ import threading
 import time
 from typing import Any
 
-from wancoll.client.channel import Channel, frame
+from wancoll.client.channel import Channel
 from wancoll.client.memory import Arena
 from wancoll.client.private import PrivateDaemon
 from wancoll.client.work import Work, as_failure, rebuild
 from wancoll.errors import ConfigError, ProtocolError, WancollError
 from wancoll.limits import DEFAULT
 from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
 
 _READ_WHILE_POSTING = 128  # pending calls from which on a call also takes in the answers that are there
 _FOLLOW_SECONDS = 1.0  # then look again: the thread that reads may have been interrupted before it woke the others
@@ -114,7 +115,7 @@ class Connection:
         number = self._last_id + 1
         d, p = work.descriptor, work.placement
         front, back = (p.front, p.back) if p is not None else (0, 0)
-        data = frame(m.Post(number, d.kind, d.dtype, d.op, d.count, d.codec, d.algorithm, d.on_failure, front, back))
+        data = encode(m.Post(number, d.kind, d.dtype, d.op, d.count, d.codec, d.algorithm, d.on_failure, front, back))
         sent: list[int] = []
         work.id = number
         work.posted_at = time.monotonic()
@@ -231,7 +232,7 @@ class Connection:
         if os.getpid() != self._pid:
             return
         with contextlib.suppress(OSError):  # full or gone: closing says the same
-            self._channel.send(frame(m.Detach()), [])
+            self._channel.send(encode(m.Detach()), [])
         self._over = self._over or as_failure(_closed(self.group))
         self._channel.shutdown()  # wakes a thread that reads
         deadline = time.monotonic() + _CLOSE_SECONDS
