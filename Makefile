@@ -18,7 +18,7 @@ demo: $(VENV)/.demo
 	$(BIN)/wancoll demo
 
 test: $(VENV)/.dev $(VENV)/.torch
-	$(PYTEST) -m "not chaos and not slow and not bench"
+	$(PYTEST) -m "not chaos and not slow"
 
 chaos: $(VENV)/.dev $(VENV)/.torch
 	HYPOTHESIS_PROFILE=chaos $(PYTEST) -m "chaos or slow" --timeout=1800

@@ -15,7 +15,6 @@ from wancoll.errors import ConfigError
 from wancoll.schedule.plan import Schedule
 
 KIB = 1024
-FRAME_BYTES = 48
 DIGEST_BLOCK = 64 * KIB
 SEGMENT = 256 * KIB
 STRIPE = 256 * KIB

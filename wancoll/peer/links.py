@@ -314,7 +314,7 @@ class LinkHub:
         first = await read_frame(stream.socket, m.LaneFirst, who=who)
         if first.protocol != PROTOCOL_VERSION:
             reason = f"protocol {first.protocol} here is {PROTOCOL_VERSION}: run the same wancoll version everywhere"
-            await stream.send_all(encode(m.LaneRefused(False, reason)))
+            await stream.send_all(encode(m.LaneRefused(reason)))
             return
         if isinstance(first, m.ProbeHello):
             await stream.send_all(encode(m.LaneWelcome(self._daemon)))
@@ -331,7 +331,7 @@ class LinkHub:
         if owner is not None:
             refusal = self._admit(owner, first)
         if owner is None or refusal:
-            await stream.send_all(encode(m.LaneRefused(True, refusal)))
+            await stream.send_all(encode(m.LaneRefused(refusal)))
             return
         link = owner.links[first.sender]
         engine_id = link.engine_id

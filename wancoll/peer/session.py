@@ -169,10 +169,6 @@ class Session:
             log.warning("client does not read", member=self.member.name, reason=str(bad))
             self._stream.close()
 
-    def close(self) -> None:
-        """End the connection; serve() does the rest."""
-        self._stream.close()
-
     # ---- commands ------------------------------------------------------------------------------------
 
     def run(self, commands: list[ops.Command]) -> None:

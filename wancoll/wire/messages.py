@@ -332,9 +332,8 @@ class LaneWelcome(_Message, frozen=True):
 
 
 class LaneRefused(_Message, frozen=True):
-    """Not now (*again*) or never."""
+    """The lane is not opened; the dialler may try again."""
 
-    again: bool
     reason: Text
 
 
