@@ -14,12 +14,12 @@ typedef struct {
     uint32_t magic;
     uint8_t version;
     uint8_t flags; /* bit 0: checksum present */
-    uint16_t step; /* of the schedule */
+    uint16_t number; /* counts the transfers between two ranks, within an op */
     uint64_t epoch;
     uint64_t seq;
     uint64_t fingerprint; /* of the op's descriptor */
-    uint64_t offset; /* in the tensor, bytes */
-    uint32_t length; /* payload bytes, at most the receiver's segment limit */
+    uint64_t offset; /* in the whole, bytes of raw elements */
+    uint32_t length; /* payload bytes, at most the receiver's segment limit; encoded ones are fewer than the raw ones they stand for */
     uint32_t checksum; /* crc32c of the 44 bytes before it and the payload; 0 without checksum */
 } wc_frame;
 
@@ -32,17 +32,28 @@ typedef struct {
     uint32_t checksum; /* 0 or 1: checksum outgoing frames (incoming ones are verified where the flag is set) */
 } wc_config;
 
-enum { WC_SEND, WC_RECV };
-enum { WC_COPY, WC_REDUCE, WC_FINAL, WC_FRONT, WC_BACK }; /* as wancoll.schedule.plan.Action */
+enum { WC_SEND, WC_RECV, WC_LOCAL }; /* as wancoll.schedule.plan.Direction */
+enum { WC_COPY, WC_REDUCE, WC_FINAL, WC_ENCODE, WC_DECODE }; /* as wancoll.schedule.plan.Action */
+enum { WC_FRONT, WC_BACK, WC_SCRATCH, WC_BUFFERS }; /* as wancoll.schedule.plan.Buffer */
+enum { WC_AFTER = 2 }; /* steps that may bound one */
 
 typedef struct {
-    uint64_t link;
-    uint64_t offset; /* of the chunk in the tensor, bytes */
-    uint64_t length; /* may be 0: one empty frame still travels */
-    int32_t after; /* index of the recv that bounds this send, or -1 */
-    uint16_t step;
+    uint64_t offset; /* in the buffer, bytes, of the step's first element */
+    uint8_t buffer;
+    uint8_t encoded; /* the bytes there are in the op's codec (scratch only) */
+} wc_place;
+
+/* One step of a schedule: wancoll.schedule.plan.Transfer says what the fields mean. */
+typedef struct {
+    uint64_t link; /* of a wire step */
+    uint64_t start, length; /* bytes of raw elements; length may be 0: one empty frame still travels */
+    wc_place to, left, right;
+    int32_t after[2]; /* indices of the earlier steps that bound this one, or -1 */
+    uint16_t number;
     uint8_t direction;
     uint8_t action;
+    uint8_t result; /* what is written to back is final */
+    uint8_t measured; /* of WC_ENCODE: its error is added up */
 } wc_transfer;
 
 typedef struct {
@@ -50,8 +61,11 @@ typedef struct {
     uint64_t epoch, seq, fingerprint;
     const void *front; /* never written */
     void *back;
-    uint64_t bytes; /* of the tensor */
+    uint64_t bytes[3]; /* of front, back and scratch; the engine finds the memory for scratch */
     uint32_t dtype, op;
+    uint32_t codec;
+    uint32_t stochastic; /* rounding of the codec; nearest otherwise */
+    uint64_t noise[2]; /* keys of stochastic rounding: for measured encodes (results), and for all others */
     uint32_t divisor; /* for WC_FINAL of avg: the world size */
     uint32_t lanes; /* of the epoch's links; part p goes to lane (seq + p) % lanes: small ops take turns on the lanes */
     uint32_t no_turns; /* 1: part p goes to lane p % lanes, for all ops of the epoch: the first lane stays warm */
@@ -62,7 +76,8 @@ typedef struct {
 } wc_op;
 
 enum {
-    WC_EV_DONE = 1, /* op finished here: value = digest, extra = bytes sent */
+    WC_EV_DONE = 1, /* op finished here: value = digest, extra = bytes sent, saved = raw bytes that the codec kept off the wire,
+                       error_squares and norm_squares = sums over the measured encodes */
     WC_EV_CANCELLED, /* the engine no longer touches the op's memory */
     WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end, EPROTO: broke the protocol, EBADMSG: checksum);
                         value = which attach of this lane, from 1; text says more */
@@ -76,6 +91,8 @@ typedef struct {
     uint64_t op;
     uint64_t value;
     uint64_t extra;
+    uint64_t saved;
+    double error_squares, norm_squares;
     int32_t error;
     char text[100];
 } wc_event;

@@ -50,60 +50,107 @@ class ReduceOp(IntEnum):
     prod = 4
 
 
+class Codec(IntEnum):
+    """Wire formats of floating-point elements. The value is the engine's code for it."""
+
+    none = 0  # as they are
+    bf16 = 1
+    fp16 = 2  # blocks of 128 with a scale
+    int8 = 3  # blocks of 128 with a scale
+    int4 = 4  # blocks of 32 with a scale
+
+
 class Kind(IntEnum):
-    """What a call does. Every kind takes one seq number, in program order."""
+    """What a call does. Every kind but send and recv takes one seq number, in program order."""
 
     all_reduce = 0
     update_membership = 1
+    reduce_scatter = 2
+    all_gather = 3
+    broadcast = 4
+    reduce = 5
+    gather = 6
+    scatter = 7
+    all_to_all = 8
+    barrier = 9
+    send = 10
+    recv = 11
+
+
+REDUCING = frozenset({Kind.all_reduce, Kind.reduce_scatter, Kind.reduce})  # kinds with a reduce op
+ROOTED = frozenset({Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter})
+SAME_RESULT = frozenset({Kind.all_reduce, Kind.all_gather, Kind.broadcast})  # every member's result is the same bytes
+DATALESS = frozenset({Kind.update_membership, Kind.barrier})
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The call as every member must have made it.
+    """The call as every member must have made it, in the terms of one epoch: root and counts are by its ranks.
 
     Args:
         kind: which collective.
         dtype: element type (float32 where the kind moves no elements).
         op: reduce op (sum where the kind reduces nothing).
-        count: elements.
-        codec: wire format, "none" for the raw elements.
+        count: elements of the tensor (all_reduce, broadcast, reduce, send, recv) or of the block that one rank gives
+            another (the other kinds); 0 where counts says it.
+        counts: elements of each rank's block, in rank order (all_gather and reduce_scatter with uneven blocks).
+        root: rank of broadcast, reduce, gather and scatter, else -1.
+        codec: wire format.
         algorithm: schedule asked for, "auto" for the group's choice.
         on_failure: "retry" or "raise".
+        rounding: of the codec, "nearest" or "stochastic".
+        seed: of stochastic rounding.
     """
 
     kind: Kind
     dtype: DType = DType.float32
     op: ReduceOp = ReduceOp.sum
     count: int = 0
-    codec: str = "none"
+    counts: tuple[int, ...] = ()
+    root: int = -1
+    codec: Codec = Codec.none
     algorithm: str = "auto"
     on_failure: str = "retry"
+    rounding: str = "nearest"
+    seed: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor in bytes."""
-        return self.count * self.dtype.itemsize
+        """Size in bytes of what count counts; with counts, of all blocks."""
+        return (sum(self.counts) if self.counts else self.count) * self.dtype.itemsize
+
+    def block_counts(self, world_size: int) -> tuple[int, ...]:
+        """Elements of every rank's block."""
+        return self.counts or (self.count,) * world_size
 
     def __str__(self) -> str:
-        if self.kind is Kind.update_membership:
-            return "update_membership()"
-        extra = "".join(
+        if self.kind in DATALESS:
+            return f"{self.kind.name}()"
+        size = f"{list(self.counts)}" if self.counts else str(self.count)
+        extra = f", op={self.op.name}" if self.kind in REDUCING else ""
+        extra += f", root={self.root}" if self.kind in ROOTED else ""
+        extra += "".join(
             f", {name}={value}"
             for name, value, default in (
-                ("codec", self.codec, "none"),
+                ("codec", self.codec.name, "none"),
                 ("algorithm", self.algorithm, "auto"),
                 ("on_failure", self.on_failure, "retry"),
+                ("rounding", self.rounding, "nearest"),
+                ("seed", self.seed, 0),
             )
             if value != default
         )
-        return f"{self.kind.name}({self.count} x {self.dtype.name}, op={self.op.name}{extra})"
+        return f"{self.kind.name}({size} x {self.dtype.name}{extra})"
 
     def fingerprint(self) -> int:
         """64 bits that travel with every frame, so that members that disagree find out at once."""
-        text = repr(
-            (int(self.kind), int(self.dtype), int(self.op), self.count, self.codec, self.algorithm, self.on_failure)
-        )
+        fields = (self.kind, self.dtype, self.op, self.count, self.counts, self.root, self.codec)
+        text = repr((*map(_plain, fields), self.algorithm, self.on_failure, self.rounding, self.seed))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, int) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +169,9 @@ class Receipt:
         algorithm: the schedule that ran.
         bytes_sent: payload and frame headers that this member put on the wire in the committed attempt.
         seconds: from the call reaching the daemon to its commit.
+        codec: name of the wire format, "none" for the raw elements.
+        bytes_saved: what the codec kept off this member's wire.
+        codec_error: relative L2 error of what this member encoded last (its share of the result), 0.0 without codec.
     """
 
     out: Any
@@ -135,3 +185,6 @@ class Receipt:
     algorithm: str
     bytes_sent: int
     seconds: float
+    codec: str = "none"
+    bytes_saved: int = 0
+    codec_error: float = 0.0

@@ -1,62 +1,118 @@
-"""Transfers as data, chunk boundaries, and the numpy reference executor that the engine must equal bit for bit."""
+"""Schedules as data: transfers and local steps over byte ranges of three buffers, and chunk boundaries.
+
+A schedule is one rank's list of steps. Its wire steps move bytes to and from other ranks, its local steps combine bytes
+that are here. Between one pair of ranks the sends of the one are the receives of the other, in the same order. A step
+may start before the ones it comes `after` have ended: it runs up to where they have come, byte by byte.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Direction(IntEnum):
-    """Which way the bytes of a transfer go, seen from the rank whose schedule it is."""
+    """Which way the bytes of a step go, seen from the rank whose schedule it is."""
 
     send = 0
     recv = 1
+    local = 2
 
 
 class Action(IntEnum):
-    """What a receiver does with the bytes. A send has `front` or `back` as its source instead."""
+    """What becomes of the bytes.
 
-    copy = 0  # back = received (already final)
-    reduce = 1  # back = front + received
-    final = 2  # as reduce, then the reduce op's last step (avg divides); the chunk is then final
-    front = 3  # send: from the caller's bytes
-    back = 4  # send: from what was reduced or received here
+    A send copies from left to the wire. A recv copies from the wire to `to`, or reduces: to = left op received. A local
+    step copies (to = left), reduces (to = left op right; right may be encoded), encodes or decodes left.
+    """
+
+    copy = 0
+    reduce = 1
+    final = 2  # as reduce, then the reduce op's last step (avg divides)
+    encode = 3  # to, encoded = left
+    decode = 4  # to = left, encoded
+
+
+class Buffer(IntEnum):
+    """Where bytes lie: the caller's (never written), the result's, and memory of the attempt's own."""
+
+    front = 0
+    back = 1
+    scratch = 2
+
+
+class Place(NamedTuple):
+    """Where a step's range begins in a buffer.
+
+    Args:
+        buffer: which.
+        offset: bytes, of the range's first element.
+        encoded: whether the bytes are in the codec's wire format there (scratch only).
+    """
+
+    buffer: Buffer
+    offset: int
+    encoded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One line of a schedule.
+    """One step.
 
     Args:
-        direction: send or recv.
-        peer: the other rank.
-        step: number that both ends share; frames carry it.
-        chunk: which chunk.
+        direction: send, recv or local.
         action: see Action.
-        after: index in this schedule of the recv whose progress bounds this send byte by byte, or -1.
+        start: where the range begins in the whole, bytes of raw elements; both ends of a wire step have the same.
+            Lanes share a range at cuts that depend on it, so it is where the bytes belong in the result if they
+            belong there.
+        length: of the range, bytes of raw elements.
+        peer: the other rank of a wire step.
+        number: counts the wire steps from one rank to another from 0; frames carry it.
+        to: where the result of the step goes (not of a send). On the wire bytes are encoded if they are at their ends.
+        left: what is sent, or the left operand.
+        right: right operand of a local reduction.
+        after: indices of earlier steps of this schedule over the same range, whose progress bounds this one.
+        result: what it writes to back is final and enters the digest.
+        measured: of an encode: the error that it makes is added up for the receipt.
     """
 
     direction: Direction
-    peer: int
-    step: int
-    chunk: int
     action: Action
-    after: int = -1
+    start: int
+    length: int
+    peer: int = -1
+    number: int = 0
+    to: Place | None = None
+    left: Place | None = None
+    right: Place | None = None
+    after: tuple[int, ...] = ()
+    result: bool = False
+    measured: bool = False
 
 
-Schedule = tuple[Transfer, ...]
+class Schedule(NamedTuple):
+    """One rank's steps, and the bytes of scratch memory that they use."""
+
+    steps: tuple[Transfer, ...]
+    scratch: int = 0
 
 
-def chunk_bounds(count: int, world_size: int) -> tuple[tuple[int, int], ...]:
-    """[start, stop) in elements of every chunk; sizes differ by at most one, the longer ones first.
+def chunk_bounds(count: int, world_size: int, multiple: int = 1) -> tuple[tuple[int, int], ...]:
+    """[start, stop) in elements of every rank's chunk; sizes differ by at most one multiple, the longer ones first.
 
-    Depends on count and world size alone (rule 6 of the promise).
+    Depends on its arguments alone (rule 6 of the promise).
+
+    Args:
+        count: elements.
+        world_size: chunks.
+        multiple: boundaries are multiples of it, but for the end: a codec's block.
     """
-    base, longer = divmod(count, world_size)
+    base, longer = divmod(-(-count // multiple), world_size)
     bounds = []
     start = 0
     for chunk in range(world_size):
         stop = start + base + (1 if chunk < longer else 0)
-        bounds.append((start, stop))
+        bounds.append((min(start * multiple, count), min(stop * multiple, count)))
         start = stop
     return tuple(bounds)

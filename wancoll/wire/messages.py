@@ -14,6 +14,8 @@ Text = Annotated[str, Meta(max_length=4096)]
 Address = Annotated[str, Meta(min_length=3, max_length=300)]  # "host:port", IPv6 in brackets
 Addresses = Annotated[list[Address], Meta(min_length=1, max_length=8)]
 World = Annotated[int, Meta(ge=1, le=1024)]
+Site = Annotated[str, Meta(max_length=128)]  # a label that members close to each other share; "" is nobody's
+Rank = Annotated[int, Meta(ge=-1, le=1023)]  # -1: none
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -31,6 +33,7 @@ class Hello(_Message, frozen=True):
     incarnation: U64
     addresses: Addresses  # where this daemon's lanes can be dialled
     lanes: Annotated[int, Meta(ge=1, le=256)]
+    site: Site
     version: Name
 
 
@@ -89,12 +92,16 @@ class Mismatch(_Message, frozen=True):
 
 
 class GiveUp(_Message, frozen=True):
-    """This member's caller wants *seqs* to end (on_failure="raise" after an abort); the master voids them for all."""
+    """*seqs* cannot or shall not run in this epoch; the master voids them for all.
+
+    reason "": the caller asked for it (on_failure="raise" after an abort); else why, for example a lost root.
+    """
 
     group: Name
     mid: U64
     epoch: U64
     seqs: Annotated[list[U64], Meta(max_length=1024)]
+    reason: Text
 
 
 class UpdateMembership(_Message, frozen=True):
@@ -117,6 +124,22 @@ class ProbeResult(_Message, frozen=True):
     reason: Text
 
 
+class LinkMeasure(_Message, frozen=True):
+    """What this daemon knows of its path to *daemon*. Seconds, bytes per second; 0: not known."""
+
+    daemon: Name
+    rtt: float  # smallest round trip
+    bandwidth: float  # from here to there, of all lanes together
+    lanes: Annotated[int, Meta(ge=0, le=256)]  # that were busy when bandwidth was seen; 0: an active probe
+    loss: float  # share of segments sent again
+
+
+class LinkReport(_Message, frozen=True):
+    """New measurements: from operations, and answers to MeasureLink."""
+
+    links: Annotated[list[LinkMeasure], Meta(max_length=1024)]
+
+
 class StatusRequest(_Message, frozen=True):
     """From `wancoll status`: may be the first and only message of a connection."""
 
@@ -134,6 +157,7 @@ FromPeer = (
     | GiveUp
     | UpdateMembership
     | ProbeResult
+    | LinkReport
     | StatusRequest
 )
 
@@ -180,6 +204,21 @@ class MemberInfo(_Message, frozen=True):
     name: Name
     daemon: Name
     addresses: Addresses
+    site: Site
+
+
+class Plan(_Message, frozen=True):
+    """What the master decided for an epoch, so that the same call gives the same schedule everywhere."""
+
+    lanes: Annotated[int, Meta(ge=1, le=256)]
+    stripe: Annotated[int, Meta(ge=1, le=1 << 31)]  # bytes; transfers are not cut into smaller parts
+    turns: bool  # whether ops take turns on the lanes, or all start at lane 0
+    # By kind (its name): (up to this many bytes of Descriptor.nbytes, algorithm), ascending; the last bound is 0, no
+    # limit. A kind that is missing takes its default.
+    choices: dict[str, list[tuple[Count, Name]]]
+    avoid: Annotated[list[tuple[U64, U64]], Meta(max_length=4096)]  # pairs of mids that cannot reach each other
+    pacing: Count  # bytes per second of one lane; 0: no limit
+    congestion: Annotated[str, Meta(max_length=32)]  # congestion control of the lanes; "": each daemon's setting
 
 
 class Void(_Message, frozen=True):
@@ -199,9 +238,7 @@ class Epoch(_Message, frozen=True):
     term: U64
     epoch: U64
     members: list[MemberInfo]  # in rank order
-    lanes: Annotated[int, Meta(ge=1, le=256)]
-    stripe: Annotated[int, Meta(ge=1, le=1 << 31)]  # bytes; transfers are not cut into smaller parts
-    turns: bool  # whether ops take turns on the lanes, or all start at lane 0
+    plan: Plan
     key: Annotated[bytes, Meta(min_length=16, max_length=16)]  # proves that a lane's dialler is of this group
     min_world: World
     committed_upto: U64
@@ -245,6 +282,14 @@ class Probe(_Message, frozen=True):
     target: U64
     daemon: Name  # who should answer there
     addresses: Addresses
+
+
+class MeasureLink(_Message, frozen=True):
+    """Measure the path to *daemon* at *addresses* with about *nbytes* of data, when nothing else is under way."""
+
+    daemon: Name
+    addresses: Addresses
+    nbytes: Count
 
 
 class MemberStatus(_Message, frozen=True):
@@ -301,7 +346,7 @@ class Bye(_Message, frozen=True):
     reason: Text
 
 
-FromMaster = Welcome | Pong | Joined | Refused | Epoch | Commit | Abort | Evicted | Probe | Status | Bye
+FromMaster = Welcome | Pong | Joined | Refused | Epoch | Commit | Abort | Evicted | Probe | MeasureLink | Status | Bye
 
 # ---- lane handshake (daemon <-> daemon, on the data port) -------------------------------------------
 
@@ -355,18 +400,29 @@ class Attach(_Message, frozen=True):
 
 
 class Post(_Message, frozen=True):
-    """One collective. *front* and *back* are byte offsets into the arena; enums as in wancoll.collective."""
+    """One call. *front* and *back* are byte offsets into the arena; enums and counts as in wancoll.collective.
+
+    root, counts and peer are by the ranks of *epoch*, the one that the client knew when it called. Blocks for or from
+    other ranks lie in front in the order of that epoch's ranks; in back, in the order of the contributors.
+    """
 
     id: U64  # counts the client's calls from 1
-    kind: Annotated[int, Meta(ge=0, le=1)]
+    kind: Annotated[int, Meta(ge=0, le=11)]
     dtype: Annotated[int, Meta(ge=0, le=8)]
     op: Annotated[int, Meta(ge=0, le=4)]
     count: Count
-    codec: Name
-    algorithm: Name
-    on_failure: Name
     front: Count
     back: Count
+    epoch: U64
+    codec: Annotated[int, Meta(ge=0, le=4)] = 0
+    algorithm: Name = "auto"
+    on_failure: Name = "retry"
+    root: Rank = -1
+    counts: Annotated[list[Count], Meta(max_length=1024)] = []
+    stochastic: bool = False
+    seed: U64 = 0
+    peer: Rank = -1  # of send and recv
+    tag: U64 = 0
 
 
 class Detach(_Message, frozen=True):
@@ -421,6 +477,8 @@ class Result(_Message, frozen=True):
     algorithm: str
     bytes_sent: int
     seconds: float
+    bytes_saved: int
+    codec_error: float
 
 
 class Failure(_Message, frozen=True):

@@ -1,0 +1,262 @@
+"""Builds one rank's schedule: algorithms say what is sent, received and reduced, this finds places and dependencies.
+
+An algorithm handles values: byte ranges that are (or will be) here. With a codec, what is sent is encoded first, once
+for each value; what was received encoded is passed on as it came; and what becomes the result is decoded from the wire
+format on every rank, the one that encoded it included, so that all hold the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """A codec, as far as sizes matter: *elements* of *itemsize* bytes each become *coded* bytes on the wire."""
+
+    elements: int
+    coded: int
+    itemsize: int
+
+    def coded_bytes(self, nbytes: int) -> int:
+        """Wire size of *nbytes* of elements; the last block is a whole one."""
+        return -(-nbytes // (self.elements * self.itemsize)) * self.coded
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Bytes [start, start + length) of the whole that are here once their steps have come that far.
+
+    Args:
+        start: as Transfer.start.
+        length: bytes of raw elements.
+        raw: where they are as elements, None if only encoded.
+        raw_after: the step that puts them there, -1 if they are there from the start.
+        coded: where they are encoded, None if nowhere.
+        coded_after: the step that puts them there.
+    """
+
+    start: int
+    length: int
+    raw: Place | None
+    raw_after: int = -1
+    coded: Place | None = None
+    coded_after: int = -1
+
+
+class Builder:
+    """See the module.
+
+    Args:
+        rank: whose schedule.
+        world_size: ranks.
+        coding: of what crosses the wire; None: raw elements.
+    """
+
+    def __init__(self, rank: int, world_size: int, coding: Coding | None = None) -> None:
+        self.rank, self.world_size, self.coding = rank, world_size, coding
+        self._steps: list[Transfer] = []
+        self._scratch = 0
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+
+    def mine(self, start: int, length: int, at: int | None = None) -> Value:
+        """The caller's own bytes, at offset *at* of front (*start* unless given)."""
+        return Value(start, length, Place(Buffer.front, start if at is None else at))
+
+    def send(self, peer: int, value: Value, *, raw: bool = False) -> Value:
+        """Send *value* to rank *peer*; the one returned knows its encoded form, for the next send of it.
+
+        Args:
+            peer: who receives it.
+            value: what.
+            raw: without the codec; the receiver says so, too.
+        """
+        if not value.length:
+            return value
+        if self._coded(raw):
+            value = self.encoded(value)
+            place, after = value.coded, value.coded_after
+        else:
+            value = self.decoded(value)
+            place, after = value.raw, value.raw_after
+        number = self._sent[peer]
+        self._sent[peer] += 1
+        self._add(Direction.send, Action.copy, value, peer=peer, number=number, left=place, after=(after,))
+        return value
+
+    def recv(self, peer: int, start: int, length: int, *, result: int | None = None, raw: bool = False) -> Value:
+        """Receive bytes [start, start + length) from rank *peer*.
+
+        Args:
+            peer: who sends them.
+            start: as Transfer.start.
+            length: bytes of raw elements.
+            result: they are the result's final bytes and belong at this offset of back.
+            raw: without the codec.
+        """
+        if not length:
+            return Value(start, 0, Place(Buffer.back, result or 0))
+        coded = self._coded(raw)
+        to = self._take(length, coded) if coded or result is None else Place(Buffer.back, result)
+        value = Value(start, length, None if coded else to, coded=to if coded else None)
+        done = self._receive(peer, value, Action.copy, to=to, result=result is not None and not coded)
+        if not coded:
+            return replace(value, raw_after=done)
+        value = replace(value, coded_after=done)
+        return value if result is None else self._decode(value, Place(Buffer.back, result), result=True)
+
+    def recv_reduced(
+        self, peer: int, left: Value, *, home: int | None = None, last: bool = False, raw: bool = False
+    ) -> Value:
+        """Receive the range of *left* from rank *peer* and reduce: left op received. See reduce for the rest.
+
+        One step where left is the caller's own, so that bytes are reduced while they are hot.
+        """
+        if not left.length:
+            return left
+        fused = left.raw is not None and left.raw_after < 0 and not self._coded(raw)
+        if not fused:
+            received = self.recv(peer, left.start, left.length, raw=raw)
+            return self.reduce(left, received, home=home, last=last)
+        adopts = last and self.coding is not None
+        to = self._home(home, left.length)
+        done = self._receive(
+            peer, left, Action.final if last else Action.reduce, to=to, left=left.raw, result=last and not adopts
+        )
+        value = Value(left.start, left.length, to, done)
+        return self._adopt(value) if adopts else value
+
+    def reduce(self, left: Value, right: Value, *, home: int | None = None, last: bool = False) -> Value:
+        """Reduce two values of the same range: left op right.
+
+        Args:
+            left: the left operand.
+            right: the right operand.
+            home: offset of back where the outcome goes; it may be that of *left*. None: scratch. Whatever was there
+                must have been sent on before, in the sense that the new bytes could not be here otherwise.
+            last: the outcome is the result (avg divides; with a codec it is encoded and decoded again): home is where
+                it belongs.
+        """
+        if not left.length:
+            return left
+        to = self._home(home, left.length)
+        if left.raw is None:
+            left = self._decode(left, to if right.raw is None or right.raw[:2] != to[:2] else self._take(left.length))
+        adopts = last and self.coding is not None
+        right_place, right_after = (
+            (right.coded, right.coded_after) if right.raw is None else (right.raw, right.raw_after)
+        )
+        done = self._add(
+            Direction.local,
+            Action.final if last else Action.reduce,
+            left,
+            to=to,
+            left=left.raw,
+            right=right_place,
+            after=(left.raw_after, right_after),
+            result=last and not adopts,
+        )
+        value = Value(left.start, left.length, to, done)
+        return self._adopt(value) if adopts else value
+
+    def keep(self, value: Value, result: int) -> Value:
+        """Copy *value*, the caller's own or another one, to where it belongs in back, as a part of the result."""
+        if not value.length:
+            return value
+        to = Place(Buffer.back, result)
+        if value.raw is None:
+            return self._decode(value, to, result=True)
+        done = self._add(
+            Direction.local, Action.copy, value, to=to, left=value.raw, after=(value.raw_after,), result=True
+        )
+        return replace(value, raw=to, raw_after=done)
+
+    def encoded(self, value: Value, *, measured: bool = False) -> Value:
+        """*value* with its encoded form, made now if there was none."""
+        if value.coded is not None or not value.length:
+            return value
+        to = self._take(value.length, True)
+        done = self._add(
+            Direction.local, Action.encode, value, to=to, left=value.raw, after=(value.raw_after,), measured=measured
+        )
+        return replace(value, coded=to, coded_after=done)
+
+    def decoded(self, value: Value) -> Value:
+        """*value* as elements, decoded into scratch if it was encoded only."""
+        return value if value.raw is not None else self._decode(value, self._take(value.length))
+
+    def finish(self) -> Schedule:
+        """The schedule.
+
+        Every rank sends at least one frame to its right neighbour, empty if need be: members whose calls differ find
+        out wherever they differ, since around the ring some neighbours do.
+        """
+        n = self.world_size
+        right, left = (self.rank + 1) % n, (self.rank - 1) % n
+        nothing = Value(0, 0, None)
+        if n > 1 and not self._sent[right]:
+            self._add(Direction.send, Action.copy, nothing, peer=right, left=Place(Buffer.front, 0))
+        if n > 1 and not self._received[left]:
+            self._add(Direction.recv, Action.copy, nothing, peer=left, to=Place(Buffer.back, 0))
+        return Schedule(tuple(self._steps), self._scratch)
+
+    # ---- inside --------------------------------------------------------------------------------------
+
+    def _coded(self, raw: bool) -> bool:
+        return self.coding is not None and not raw
+
+    def _take(self, length: int, encoded: bool = False) -> Place:
+        """Scratch memory for a range; 64-byte steps keep ranges in cache lines of their own."""
+        place = Place(Buffer.scratch, self._scratch, encoded)
+        assert self.coding is not None or not encoded
+        nbytes = self.coding.coded_bytes(length) if encoded and self.coding is not None else length
+        self._scratch += -(-nbytes // 64) * 64
+        return place
+
+    def _home(self, home: int | None, length: int) -> Place:
+        return self._take(length) if home is None else Place(Buffer.back, home)
+
+    def _adopt(self, value: Value) -> Value:
+        value = self.encoded(value, measured=True)
+        assert value.raw is not None
+        return self._decode(value, value.raw, result=True)
+
+    def _decode(self, value: Value, to: Place, *, result: bool = False) -> Value:
+        done = self._add(
+            Direction.local, Action.decode, value, to=to, left=value.coded, after=(value.coded_after,), result=result
+        )
+        return replace(value, raw=to, raw_after=done)
+
+    def _receive(
+        self, peer: int, value: Value, action: Action, *, to: Place, left: Place | None = None, result: bool
+    ) -> int:
+        number = self._received[peer]
+        self._received[peer] += 1
+        return self._add(Direction.recv, action, value, peer=peer, number=number, to=to, left=left, result=result)
+
+    def _add(
+        self,
+        direction: Direction,
+        action: Action,
+        value: Value,
+        *,
+        peer: int = -1,
+        number: int = 0,
+        to: Place | None = None,
+        left: Place | None = None,
+        right: Place | None = None,
+        after: tuple[int, ...] = (),
+        result: bool = False,
+        measured: bool = False,
+    ) -> int:
+        bounds = tuple(sorted({index for index in after if index >= 0}))
+        self._steps.append(
+            Transfer(
+                direction, action, value.start, value.length, peer, number, to, left, right, bounds, result, measured
+            )
+        )
+        return len(self._steps) - 1
