@@ -1,0 +1,380 @@
+"""What an operation should take: the classic alpha-beta model, this engine's pipelined one, and the choice from it.
+
+*Classic* (`messages`, `bytes_on_path`, `seconds`, `crossover`): T = messages * alpha + bytes * beta of an all-reduce,
+one step after the other, as in Thakur, Rabenseifner and Gropp, 2005, "Optimization of collective communication
+operations in MPICH", and Patarasuk and Yuan, 2009. It compares algorithms on paper; `wancoll model` prints it.
+
+*Pipelined* (`predicted`, `choices`): what this project's executor does. A member passes bytes on while the rest of them
+still arrives, and sends and receives at the same time, so a step does not wait for the one before it. Two things are
+left: a byte's way over the hops, alpha each, and the time for which the busiest member's uplink (or downlink) is
+occupied. Of steps that follow each other on the same uplinks the next one begins when its first bytes are there
+(alpha after the step before began) and the uplink is free: max(alpha, bytes * beta) later. The links' slow start,
+losses and the cost of the reduction itself are not in the model.
+
+Both models add gamma for every message that the busiest member sends or receives: messages to different members leave
+together and share one alpha, but each of them costs some CPU. It is 0 unless given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+ALGORITHMS = ("naive", "tree", "ring", "halving_doubling", "direct", "full_exchange", "hierarchical")
+
+# Which algorithms each kind of collective has. Of those about equally fast the first is chosen:
+# a ring has two links for each member and one sender for each receiver, a direct exchange a link for each pair.
+AVAILABLE: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("ring", "direct", "halving_doubling", "tree", "full_exchange", "naive", "hierarchical"),
+    "reduce_scatter": ("ring", "direct"),
+    "all_gather": ("ring", "direct"),
+    "broadcast": ("ring", "tree", "direct"),
+    "reduce": ("tree", "direct"),
+    "gather": ("direct",),
+    "scatter": ("direct",),
+    "all_to_all": ("direct",),
+}
+KINDS = tuple(AVAILABLE)
+
+GRID = tuple(sorted({round(2 ** (i / 4)) for i in range(4 * 42 + 1)}))  # bytes: four sizes to an octave, to 4 TiB
+NEAR = 1.02  # times within this factor are alike to `choices`: links are not measured better
+SAME = 1 + 1e-9  # times within this factor are equal: only the terms' rounding differs
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """What a message costs.
+
+    Args:
+        alpha: seconds for one message over one hop, however short it is.
+        beta: seconds for each byte on one member's uplink or downlink.
+        gamma: seconds of a member's CPU for each message that it sends or receives.
+
+    Raises:
+        ValueError: a number that is negative or not finite.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(value) and value >= 0 for value in (self.alpha, self.beta, self.gamma)):
+            raise ValueError(f"costs are finite and not negative, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Where the members are, for the hierarchical algorithm.
+
+    Args:
+        sizes: members of each site.
+        inside: cost of links within a site; those between sites have the cost that the functions are given.
+
+    Raises:
+        ValueError: no site, or an empty one.
+    """
+
+    sizes: tuple[int, ...]
+    inside: LinkCost
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1:
+            raise ValueError(f"every site has at least one member, got sizes {self.sizes}")
+
+
+# ---- the classic model ---------------------------------------------------------------------------------
+
+
+def messages(algorithm: str, world_size: int) -> float:
+    """Messages that follow each other in an all-reduce; those that leave together count once.
+
+    Args:
+        algorithm: one of ALGORITHMS but hierarchical, whose hops have two costs: see `seconds`.
+        world_size: members, K.
+
+    Raises:
+        ValueError: no such algorithm, or no members.
+    """
+    return _classic(algorithm, world_size)[0]
+
+
+def bytes_on_path(algorithm: str, nbytes: float, world_size: int) -> float:
+    """Bytes that follow each other on the busiest member's link in an all-reduce of *nbytes*; see `messages`."""
+    return _classic(algorithm, world_size)[1] * nbytes
+
+
+def handled(algorithm: str, world_size: int, kind: str = "all_reduce") -> int:
+    """Messages that the busiest member sends and receives, in sum; see `messages`."""
+    _check(algorithm, world_size)
+    return _pipe(kind, algorithm).handled(world_size) if world_size > 1 else 0
+
+
+def seconds(algorithm: str, nbytes: float, world_size: int, cost: LinkCost, *, sites: Sites | None = None) -> float:
+    """Classic time of an all-reduce: messages * alpha + bytes * beta + handled messages * gamma.
+
+    Args:
+        algorithm: one of ALGORITHMS.
+        nbytes: bytes of the tensor.
+        world_size: members.
+        cost: of every link; with *sites* of those between sites.
+        sites: for hierarchical, which needs it.
+
+    Raises:
+        ValueError: no such algorithm, no members, or *sites* that do not have them all.
+    """
+    fixed, per_byte = _line(algorithm, world_size, cost, sites)
+    return fixed + per_byte * nbytes
+
+
+def crossover(first: str, second: str, world_size: int, cost: LinkCost, *, sites: Sites | None = None) -> float | None:
+    """Bytes at which both algorithms' `seconds` are equal; None if one is faster, or they are the same, at all sizes."""
+    fixed, per_byte = _line(first, world_size, cost, sites)
+    other_fixed, other_per_byte = _line(second, world_size, cost, sites)
+    lead, gain = other_fixed - fixed, per_byte - other_per_byte
+    if _same(fixed, other_fixed) or _same(per_byte, other_per_byte) or lead * gain < 0:
+        return None
+    size = lead / gain
+    return size if math.isfinite(size) else None
+
+
+def _classic(algorithm: str, world_size: int) -> tuple[float, float]:
+    """Messages, and bytes for each byte of the tensor."""
+    _check(algorithm, world_size)
+    k = world_size
+    if k == 1:
+        return 0, 0
+    match algorithm:
+        case "naive":
+            return 2 * (k - 1), 2 * (k - 1)
+        case "tree":
+            return 2 * _levels(k), 2 * _levels(k)
+        case "ring":
+            return 2 * (k - 1), 2 * (k - 1) / k
+        case "halving_doubling":
+            core = _power_below(k)
+            fold = 0 if core == k else 2  # the others hand their tensor to a partner first and get the result last
+            return 2 * _levels(core) + fold, 2 * (core - 1) / core + fold
+        case "direct":
+            return 2, 2 * (k - 1) / k
+        case "full_exchange":
+            return 1, k - 1
+    raise ValueError(f"{algorithm} has hops of two costs: it has no single count")
+
+
+def _line(algorithm: str, world_size: int, cost: LinkCost, sites: Sites | None) -> tuple[float, float]:
+    """Classic time as (seconds, seconds per byte): it is linear in the size."""
+    if algorithm == "hierarchical":
+        largest, smallest, count = _shape(world_size, sites)
+        inside, fixed, per_byte = sites.inside if sites else cost, 0.0, 0.0
+        if largest > 1:  # direct reduce-scatter and all-gather
+            fixed += 2 * inside.alpha + 4 * (largest - 1) * inside.gamma
+            per_byte += 2 * (largest - 1) / largest * inside.beta
+        if count > 1:  # direct, each member its part of the tensor
+            fixed += 2 * cost.alpha + 4 * (count - 1) * cost.gamma
+            per_byte += 2 * (count - 1) / count / smallest * cost.beta
+        return fixed, per_byte
+    hops, share = _classic(algorithm, world_size)
+    return hops * cost.alpha + handled(algorithm, world_size) * cost.gamma, share * cost.beta
+
+
+# ---- the pipelined model -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipe:
+    """One algorithm of one kind, for worlds above 1.
+
+    Args:
+        time: seconds from (seconds that the whole tensor occupies a link, world size, alpha).
+        handled: messages that the busiest member sends and receives, from the world size.
+    """
+
+    time: Callable[[float, int, float], float]
+    handled: Callable[[int], int]
+
+
+def _levels(world_size: int) -> int:
+    return (world_size - 1).bit_length()  # ceil(log2 K)
+
+
+def _power_below(world_size: int) -> int:
+    return 1 << (world_size.bit_length() - 1)
+
+
+def _steps(count: int, each: float, alpha: float) -> float:
+    """*count* steps on the same uplinks, each of which occupies them for *each* seconds."""
+    return (count - 1) * max(alpha, each) + each + alpha
+
+
+def _halving_doubling(t: float, k: int, alpha: float) -> float:
+    core, begin = _power_below(k), 0.0
+    if core != k:
+        begin = alpha + t / 2  # a step may need the later half of what the one before it brings
+    halves = [t / 2**level for level in range(1, _levels(core) + 1)]
+    begin += sum(max(each, alpha + each / 2) for each in halves[:-1]) + max(halves[-1], alpha)
+    doubled = halves[::-1]
+    begin += sum(max(each, alpha) for each in doubled[:-1])
+    if core == k:
+        return begin + doubled[-1] + alpha
+    return begin + max(doubled[-1], alpha) + t + alpha
+
+
+# In tree and naive a root's downlink takes from its children while its uplink gives to them: the directions overlap.
+_PIPES: dict[tuple[str, str], _Pipe] = {
+    ("all_reduce", "naive"): _Pipe(lambda t, k, a: 2 * a + (k - 1) * t, lambda k: 2 * (k - 1)),
+    ("all_reduce", "tree"): _Pipe(lambda t, k, a: _levels(k) * (2 * a + t), lambda k: 2 * _levels(k)),
+    ("all_reduce", "ring"): _Pipe(lambda t, k, a: _steps(2 * (k - 1), t / k, a), lambda k: 4 * (k - 1)),
+    ("all_reduce", "halving_doubling"): _Pipe(
+        _halving_doubling, lambda k: 4 * _levels(_power_below(k)) + (0 if _power_below(k) == k else 2)
+    ),
+    ("all_reduce", "direct"): _Pipe(lambda t, k, a: _steps(2, t * (k - 1) / k, a), lambda k: 4 * (k - 1)),
+    ("all_reduce", "full_exchange"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: 2 * (k - 1)),
+    ("broadcast", "ring"): _Pipe(lambda t, k, a: (k - 1) * a + t, lambda k: 1 if k == 2 else 2),  # a chain
+    ("broadcast", "tree"): _Pipe(lambda t, k, a: _levels(k) * (a + t), _levels),
+    ("broadcast", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
+    ("reduce", "tree"): _Pipe(lambda t, k, a: _levels(k) * (a + t), _levels),
+    ("reduce", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
+    ("gather", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
+    ("scatter", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
+    ("all_to_all", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: 2 * (k - 1)),
+}
+for _kind in ("reduce_scatter", "all_gather"):
+    _PIPES[_kind, "ring"] = _Pipe(lambda t, k, a: _steps(k - 1, t / k, a), lambda k: 2 * (k - 1))
+    _PIPES[_kind, "direct"] = _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: 2 * (k - 1))
+
+
+def predicted(
+    algorithm: str, kind: str, nbytes: float, world_size: int, cost: LinkCost, *, sites: Sites | None = None
+) -> float:
+    """Seconds from the first byte to the last on this project's executor, without the commit.
+
+    Args:
+        algorithm: one of AVAILABLE[kind].
+        kind: one of KINDS.
+        nbytes: bytes of the tensor; where a kind has two sizes, of the large one (the input of reduce_scatter and
+            scatter, the result of all_gather and gather, either of all_to_all).
+        world_size: members.
+        cost: of every link; with *sites* of those between sites.
+        sites: for hierarchical, which needs it.
+
+    Raises:
+        ValueError: no such kind, or no such algorithm of it, no members, or *sites* that do not have them all.
+    """
+    _check(algorithm, world_size)
+    if algorithm == "hierarchical" and kind == "all_reduce":
+        return _hierarchical(nbytes, world_size, cost, sites)
+    pipe = _pipe(kind, algorithm)
+    if world_size == 1:
+        return 0.0
+    return pipe.time(nbytes * cost.beta, world_size, cost.alpha) + pipe.handled(world_size) * cost.gamma
+
+
+def _hierarchical(nbytes: float, world_size: int, cost: LinkCost, sites: Sites | None) -> float:
+    """Reduce-scatter inside the sites, all-reduce between them by all members' uplinks, all-gather inside."""
+    largest, smallest, count = _shape(world_size, sites)
+    inside = sites.inside if sites else cost
+    scatter = predicted("direct", "reduce_scatter", nbytes, largest, inside)
+    gather = predicted("direct", "all_gather", nbytes, largest, inside)
+    part = nbytes / smallest  # where the site has fewest uplinks
+    return scatter + min(predicted(name, "all_reduce", part, count, cost) for name in ("ring", "direct")) + gather
+
+
+# ---- the choice ----------------------------------------------------------------------------------------
+
+
+def choices(
+    world_size: int, cost: LinkCost, *, sites: Sites | None = None, kinds: Iterable[str] = KINDS
+) -> dict[str, list[tuple[int, str]]]:
+    """Which algorithm at which size, for each kind: the first in AVAILABLE that `predicted` says is within NEAR of the fastest.
+
+    The same arguments give the same lists everywhere: plain float arithmetic in a fixed order.
+
+    Args:
+        world_size: members.
+        cost: of every link; with *sites* of those between sites.
+        sites: where the members are; without it hierarchical is no candidate.
+        kinds: some of KINDS.
+
+    Returns:
+        Kind -> (most bytes of the tensor, algorithm), ascending. The first entry whose bound is not below the size
+        holds; the last bound is 0, which means no limit.
+
+    Raises:
+        ValueError: as `predicted`.
+    """
+    return {kind: _choices(kind, world_size, cost, sites) for kind in kinds}
+
+
+def chosen(entries: Iterable[tuple[int, str]], nbytes: int) -> str:
+    """The algorithm that one of the lists of `choices` names for *nbytes*.
+
+    Raises:
+        ValueError: no entry without a limit.
+    """
+    for most, algorithm in entries:
+        if nbytes <= most or most == 0:
+            return algorithm
+    raise ValueError(f"no algorithm for {nbytes} bytes: the last bound of the choices is not 0")
+
+
+def _choices(kind: str, world_size: int, cost: LinkCost, sites: Sites | None) -> list[tuple[int, str]]:
+    if kind not in AVAILABLE:
+        raise ValueError(f"unknown kind {kind!r}, expected one of {', '.join(KINDS)}")
+    names = [name for name in AVAILABLE[kind] if name != "hierarchical" or sites is not None]
+
+    def best(nbytes: int) -> str:
+        times = [predicted(name, kind, nbytes, world_size, cost, sites=sites) for name in names]
+        limit = min(times) * NEAR
+        return next(name for name, time in zip(names, times, strict=True) if time <= limit)
+
+    found: list[tuple[int, str]] = []
+    low, winner = GRID[0], best(GRID[0])
+    for high in GRID[1:]:
+        while best(high) != winner:
+            low = _last(low, high, winner, best)
+            found.append((low, winner))
+            low, winner = low + 1, best(low + 1)
+        low = high
+    return [*found, (0, winner)]
+
+
+def _last(low: int, high: int, winner: str, best: Callable[[int], str]) -> int:
+    """The size from *low*, where *winner* is best, up to *high*, where it is not, after which it no longer is."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if best(middle) == winner:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+# ---- checks --------------------------------------------------------------------------------------------
+
+
+def _same(a: float, b: float) -> bool:
+    return max(a, b) <= min(a, b) * SAME
+
+
+def _check(algorithm: str, world_size: int) -> None:
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {algorithm!r}, expected one of {', '.join(ALGORITHMS)}")
+    if world_size < 1:
+        raise ValueError(f"a world has at least 1 member, got {world_size}")
+
+
+def _pipe(kind: str, algorithm: str) -> _Pipe:
+    if (kind, algorithm) not in _PIPES:
+        raise ValueError(f"no algorithm {algorithm!r} for {kind!r}, expected one of {AVAILABLE.get(kind, KINDS)}")
+    return _PIPES[kind, algorithm]
+
+
+def _shape(world_size: int, sites: Sites | None) -> tuple[int, int, int]:
+    """Members of the largest and of the smallest site, and how many sites there are."""
+    if sites is None:
+        raise ValueError("hierarchical needs sites")
+    if sum(sites.sizes) != world_size:
+        raise ValueError(f"sites of {sites.sizes} members do not make a world of {world_size}")
+    return max(sites.sizes), min(sites.sizes), len(sites.sizes)
