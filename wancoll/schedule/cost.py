@@ -129,7 +129,7 @@ def seconds(algorithm: str, nbytes: float, world_size: int, cost: LinkCost, *, s
 
 
 def crossover(first: str, second: str, world_size: int, cost: LinkCost, *, sites: Sites | None = None) -> float | None:
-    """Bytes at which both algorithms' `seconds` are equal; None if one is faster, or they are the same, at all sizes."""
+    """Bytes at which both algorithms' `seconds` are equal. None if one is faster, or they are alike, at all sizes."""
     fixed, per_byte = _line(first, world_size, cost, sites)
     other_fixed, other_per_byte = _line(second, world_size, cost, sites)
     lead, gain = other_fixed - fixed, per_byte - other_per_byte
@@ -212,7 +212,7 @@ def _halving_doubling(t: float, k: int, alpha: float) -> float:
     core, begin = _power_below(k), 0.0
     if core != k:
         begin = alpha + t / 2  # a step may need the later half of what the one before it brings
-    halves = [t / 2**level for level in range(1, _levels(core) + 1)]
+    halves = [t / (1 << level) for level in range(1, _levels(core) + 1)]
     begin += sum(max(each, alpha + each / 2) for each in halves[:-1]) + max(halves[-1], alpha)
     doubled = halves[::-1]
     begin += sum(max(each, alpha) for each in doubled[:-1])
@@ -287,7 +287,7 @@ def _hierarchical(nbytes: float, world_size: int, cost: LinkCost, sites: Sites |
 def choices(
     world_size: int, cost: LinkCost, *, sites: Sites | None = None, kinds: Iterable[str] = KINDS
 ) -> dict[str, list[tuple[int, str]]]:
-    """Which algorithm at which size, for each kind: the first in AVAILABLE that `predicted` says is within NEAR of the fastest.
+    """Which algorithm at which size, for each kind: the first in AVAILABLE whose time is within NEAR of the best.
 
     The same arguments give the same lists everywhere: plain float arithmetic in a fixed order.
 

@@ -1,0 +1,281 @@
+"""`wancoll model`: what the alpha-beta model says an all-reduce takes, as tables, as JSON or as a map."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from cyclopts.config import Env
+
+from wancoll.cli.options import between
+from wancoll.cli.units import format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size
+from wancoll.errors import ConfigError
+from wancoll.schedule.cost import ALGORITHMS, LinkCost, Sites, crossover, seconds
+
+CLASSIC = ("naive", "tree", "ring")
+WORLDS = (2, 8, 32, 128, 512, 1024)
+SIZES = tuple(1 << power for power in (8, 12, 16, 20, 24, 28))  # bytes: 256 B to 256 MiB
+SIZE, WORLD = 64 << 20, 64  # what stays the same in each of the two tables
+MOST_MEMBERS = 1 << 20
+SUFFIXES = (".png", ".svg", ".pdf")
+
+model = App(
+    name="model",
+    config=Env("WANCOLL_MODEL_", command=False),  # names like size and world are too common for WANCOLL_SIZE
+    help_epilogue=(
+        "The classic model: messages x alpha + bytes x beta, step after step. Without --size and --world: 64 MiB over 2 "
+        "to 1024 members, and 64 members over 256 B to 256 MiB. The winner is the fastest of the columns. Sizes: K and "
+        "KiB are 1024 bytes. Rates: GB/s is 10^9 bytes a second."
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is compared: the names in the order of the columns, and what links cost."""
+
+    names: tuple[str, ...]
+    cost: LinkCost
+    bandwidth: float  # bytes per second, as it was given
+    sites: int = 0
+    inside: LinkCost | None = None
+
+    def seconds(self, name: str, nbytes: float, world: int) -> float:
+        """Classic time of one algorithm."""
+        return seconds(name, nbytes, world, self.cost, sites=self._sites(world))
+
+    def crossover(self, pair: tuple[str, str], world: int) -> float | None:
+        """Bytes at which the two are equal."""
+        return crossover(*pair, world, self.cost, sites=self._sites(world))
+
+    def times(self, nbytes: int, world: int) -> dict[str, float]:
+        """Seconds of every algorithm, in the order of the columns."""
+        return {name: self.seconds(name, nbytes, world) for name in self.names}
+
+    def _sites(self, world: int) -> Sites | None:
+        if self.inside is None:
+            return None
+        count = min(self.sites, world)
+        base, more = divmod(world, count)
+        return Sites(tuple(base + (i < more) for i in range(count)), self.inside)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table."""
+
+    size: int  # bytes
+    world: int
+    times: dict[str, float]  # seconds
+
+    @property
+    def winner(self) -> str:
+        """The fastest; of equal ones the first column."""
+        return min(self.times, key=self.times.__getitem__)
+
+
+@model.default
+def run(
+    *,
+    alpha: Annotated[str, Parameter(help="Time of one message over one hop, unit ns, us, ms or s.")] = "5us",
+    bandwidth: Annotated[
+        str, Parameter(help="Bandwidth of a member's link, each way, unit B/s or bit/s with k, M, G, T, Ki, Mi or Gi.")
+    ] = "100GB/s",
+    overhead: Annotated[
+        str,
+        Parameter(help="CPU time of a member for each message it sends or receives, unit ns, us, ms or s."),
+    ] = "0us",
+    size: Annotated[
+        str, Parameter(help="Tensor, bytes (K, KiB, M, MiB, G, GiB): only the table over worlds, for this size.")
+    ] = "",
+    world: Annotated[
+        int,
+        Parameter(
+            validator=between(0, MOST_MEMBERS),
+            help="Members: only the table over sizes, for this world. With --size one row. 0: not given.",
+        ),
+    ] = 0,
+    algorithms: Annotated[
+        bool, Parameter(negative=(), help="Compare all algorithms, not only naive, tree and ring.")
+    ] = False,
+    sites: Annotated[
+        int,
+        Parameter(
+            validator=between(0, MOST_MEMBERS),
+            help="Sites of about equal size, for the column hierarchical of --algorithms. 0: leave it out.",
+        ),
+    ] = 0,
+    inside_alpha: Annotated[str, Parameter(help="As --alpha, of links within a site.")] = "5us",
+    inside_bandwidth: Annotated[str, Parameter(help="As --bandwidth, of links within a site.")] = "100GB/s",
+    crossing: Annotated[
+        str,
+        Parameter(
+            name="--crossover",
+            help="Two algorithms, as in tree,ring: print the size at which they take the same time instead of tables.",
+        ),
+    ] = "",
+    plot: Annotated[
+        str, Parameter(help="Path of a PNG, SVG or PDF to draw: which algorithm wins at which size and world.")
+    ] = "",
+    as_json: Annotated[
+        bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")
+    ] = False,
+) -> int:
+    """Print what an all-reduce takes by the alpha-beta model, for each algorithm."""
+    cost, given = _cost(alpha, bandwidth, overhead, "")
+    inside = _cost(inside_alpha, inside_bandwidth, overhead, "inside-")[0] if sites else None
+    names = tuple(name for name in ALGORITHMS if name != "hierarchical" or sites) if algorithms else CLASSIC
+    question = Question(names, cost, given, sites, inside)
+    nbytes = parse_size(size, "--size") if size else 0
+    pair = _pair(crossing, sites) if crossing else None
+    if plot:
+        _check_plot(plot)
+    crossings = {k: question.crossover(pair, k) for k in ([world] if world else WORLDS)} if pair else {}
+    tables = [] if pair else _tables(question, nbytes, world)
+    if plot:
+        from wancoll.cli.regions import draw
+
+        draw(question, plot)
+    if as_json:
+        _print_json(question, tables, pair, crossings, plot)
+        return 0
+    print(f"# all_reduce, milliseconds: {_links(question)}")
+    for table in tables:
+        _print_table(table)
+    if pair:
+        _print_crossings(pair, crossings, question)
+    if plot:
+        print(f"\nregions: {plot}")
+    return 0
+
+
+# ---- options -------------------------------------------------------------------------------------------
+
+
+def _cost(alpha: str, bandwidth: str, overhead: str, prefix: str) -> tuple[LinkCost, float]:
+    rate = parse_rate(bandwidth, f"--{prefix}bandwidth")
+    return LinkCost(parse_duration(alpha, f"--{prefix}alpha"), 1 / rate, parse_duration(overhead, "--overhead")), rate
+
+
+def _pair(text: str, sites: int) -> tuple[str, str]:
+    names = [name.strip().replace("-", "_") for name in text.split(",")]
+    if len(names) != 2 or names[0] == names[1] or not set(names) <= set(ALGORITHMS):
+        raise ConfigError(
+            "not two algorithms",
+            who="--crossover",
+            expected=f"two of {', '.join(ALGORITHMS)} with a comma between, such as tree,ring",
+            got=repr(text),
+        )
+    if "hierarchical" in names and not sites:
+        raise ConfigError("hierarchical needs to know the sites", who="--crossover", expected="--sites, 1 or more")
+    return names[0], names[1]
+
+
+def _check_plot(plot: str) -> None:
+    """Now, not after the tables."""
+    path = Path(plot)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(
+            "no kind of picture", who="--plot", expected=f"a name that ends in {', '.join(SUFFIXES)}", got=plot
+        )
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ConfigError(
+            "cannot write the picture",
+            who="--plot",
+            expected="a file in a folder that exists and can be written to",
+            got=plot,
+        )
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "the picture needs matplotlib, which the extra `demo` installs",
+            who="--plot",
+            got=str(error),
+            hint="pip install 'wancoll[demo]'",
+        ) from error
+
+
+# ---- answers -------------------------------------------------------------------------------------------
+
+
+def _tables(question: Question, nbytes: int, world: int) -> list[list[Row]]:
+    def rows(places: list[tuple[int, int]]) -> list[Row]:
+        return [Row(n, k, question.times(n, k)) for n, k in places]
+
+    if nbytes and world:
+        return [rows([(nbytes, world)])]
+    over_worlds = [(nbytes or SIZE, k) for k in WORLDS]
+    over_sizes = [(n, world or WORLD) for n in SIZES]
+    if nbytes or world:
+        return [rows(over_worlds if nbytes else over_sizes)]
+    return [rows(over_worlds), rows(over_sizes)]
+
+
+def _links(question: Question) -> str:
+    text = f"alpha {format_duration(question.cost.alpha)}, bandwidth {format_rate(question.bandwidth)}"
+    text += f", overhead {format_duration(question.cost.gamma)} a message" if question.cost.gamma else ""
+    if question.inside:
+        text += f"; {question.sites} sites: inside {format_duration(question.inside.alpha)}"
+        text += f", {format_rate(1 / question.inside.beta)}"
+    return text
+
+
+def _print_table(rows: list[Row]) -> None:
+    varies_world = len(rows) == 1 or rows[0].world != rows[1].world
+    title = format_size(rows[0].size) + (f", K = {rows[0].world}" if len(rows) == 1 else "")
+    print(f"\n{title if varies_world else f'K = {rows[0].world}'}")
+    names = list(rows[0].times)
+    widths = [max(12, len(name) + 2) for name in names]
+    heads = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    print(f"{'K' if varies_world else 'size':>8}{heads}  winner")
+    for row in rows:
+        cells = "".join(f"{1e3 * row.times[name]:>{width}.3f}" for name, width in zip(names, widths, strict=True))
+        print(f"{row.world if varies_world else format_size(row.size):>8}{cells}  {row.winner}")
+
+
+def _print_crossings(pair: tuple[str, str], crossings: dict[int, float | None], question: Question) -> None:
+    print(f"\n{pair[0]} and {pair[1]} take the same time at")
+    print(f"{'K':>8}{'bytes':>16}{'':>12}{'time':>12}")
+    for world, size in crossings.items():
+        if size is None:
+            first, second = (question.seconds(name, SIZE, world) for name in pair)
+            faster = pair[0] if first < second else pair[1]
+            alike = math.isclose(first, second, rel_tol=1e-9)
+            print(f"{world:>8}{'none':>16}  {'they are alike' if alike else f'{faster} is never slower'}")
+        else:
+            time = 1e3 * question.seconds(pair[0], size, world)
+            print(f"{world:>8}{size:>16.0f}{format_size(size):>12}{time:>12.3f}")
+
+
+def _print_json(
+    question: Question,
+    tables: list[list[Row]],
+    pair: tuple[str, str] | None,
+    crossings: dict[int, float | None],
+    plot: str,
+) -> None:
+    """One object. Times are seconds, sizes bytes, the bandwidth bytes per second."""
+    answer: dict[str, Any] = {
+        "alpha": question.cost.alpha,
+        "bandwidth": question.bandwidth,
+        "overhead": question.cost.gamma,
+        "algorithms": question.names,
+        "tables": [
+            [{"size": row.size, "world_size": row.world, "seconds": row.times, "winner": row.winner} for row in table]
+            for table in tables
+        ],
+    }
+    if pair:
+        answer["crossover"] = {
+            "between": pair,
+            "at": [{"world_size": world, "size": size} for world, size in crossings.items()],
+        }
+    if plot:
+        answer["plot"] = plot
+    print(json.dumps(answer, indent=2))

@@ -1,0 +1,105 @@
+"""Durations, rates and sizes as people write them: read, and written again."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Container
+
+from wancoll.errors import ConfigError
+
+DURATIONS = {"ns": -9, "us": -6, "µs": -6, "ms": -3, "s": 0}  # powers of ten, seconds
+_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+RATES = {f"{prefix}B/s": float(factor) for prefix, factor in _PREFIXES.items()} | {
+    f"{prefix}bit/s": factor / 8 for prefix, factor in _PREFIXES.items()
+}  # bytes per second
+_NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?([^\d\s.]\S*)", re.ASCII)
+_SIZE = re.compile(r"(\d{1,15}) ?(?:([KMGT])(?:iB)?|B)?", re.ASCII | re.IGNORECASE)
+_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def parse_duration(text: str, what: str) -> float:
+    """Seconds of "5us", "40ms" or "0.2s"; 0 is one.
+
+    Args:
+        text: a number and a unit of DURATIONS.
+        what: the option that it is for.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    number, unit = _measure(text, what, DURATIONS, "a duration", "a number and ns, us, ms or s, such as 5us or 40ms")
+    return float(f"{number}e{DURATIONS[unit]}")  # exactly what float("5e-6") is
+
+
+def parse_rate(text: str, what: str) -> float:
+    """Bytes per second of "100GB/s" (10^9 bytes), "500Mbit/s" or "1.5GiB/s".
+
+    Args:
+        text: a number above 0 and a unit of RATES.
+        what: the option that it is for.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    expected = (
+        "a number above 0 and a unit such as B/s, MB/s, GB/s, GiB/s, Mbit/s or Gbit/s, as in 100GB/s or 500Mbit/s"
+    )
+    number, unit = _measure(text, what, RATES, "a rate", expected)
+    rate = float(number) * RATES[unit]
+    if rate <= 0:
+        raise ConfigError("no rate", who=what, expected=expected, got=repr(text))
+    return rate
+
+
+def parse_size(text: str, what: str) -> int:
+    """Bytes of "4096", "1K", "1KiB", "64MiB" or "2G": K, M, G and T are powers of 1024.
+
+    Args:
+        text: a whole number above 0, and a unit.
+        what: the option that it is for.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = int(match[1]) << _SHIFTS[(match[2] or "").upper()] if match else 0
+    if not 0 < size <= 1 << 60:
+        raise ConfigError(
+            "no size",
+            who=what,
+            expected="bytes, 1 to 2^60, such as 4096, 64K, 64KiB or 2G (powers of 1024)",
+            got=repr(text),
+        )
+    return size
+
+
+def format_size(nbytes: float) -> str:
+    """Such as "64 MiB", "4.20 KiB" or "256 B": whole where it is."""
+    power = min(4, max(0, math.floor(math.log2(nbytes) / 10))) if nbytes >= 1 else 0
+    number = nbytes / (1 << 10 * power)
+    shown = f"{number:.0f}" if power == 0 or number == int(number) else f"{number:.2f}"
+    return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def format_duration(seconds: float) -> str:
+    """Such as "5 us", "40 ms" or "1.5 s"."""
+    for unit in ("s", "ms", "us"):
+        if seconds >= 10.0 ** DURATIONS[unit]:
+            return f"{seconds * 10.0 ** -DURATIONS[unit]:.6g} {unit}"
+    return f"{seconds * 1e9:.6g} ns" if seconds else "0 us"
+
+
+def format_rate(rate: float) -> str:
+    """Such as "100 GB/s" or "62.5 MB/s", powers of 1000."""
+    for unit in ("TB/s", "GB/s", "MB/s", "kB/s"):
+        if rate >= RATES[unit]:
+            return f"{rate / RATES[unit]:.6g} {unit}"
+    return f"{rate:.6g} B/s"
+
+
+def _measure(text: str, what: str, units: Container[str], kind: str, expected: str) -> tuple[str, str]:
+    match = _NUMBER.fullmatch(text.strip())
+    if not match or match[2] not in units:
+        raise ConfigError(f"not {kind}", who=what, expected=expected, got=repr(text))
+    return match[1], match[2]
