@@ -1,23 +1,48 @@
-/* Reduction kernels, checksum and hash: one table per instruction set, chosen once, all bit-equal. */
+/* Reduction kernels, codecs, checksum and hash: one table per instruction set, chosen once, all bit-equal. */
 #ifndef WC_KERNELS_H
 #define WC_KERNELS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Codes as in wancoll.collective.DType and ReduceOp. */
+/* Codes as in wancoll.collective.DType, ReduceOp and Codec. */
 enum { WC_F32, WC_F64, WC_F16, WC_BF16, WC_I8, WC_I16, WC_I32, WC_I64, WC_U8, WC_DTYPES };
 enum { WC_SUM, WC_AVG, WC_MIN, WC_MAX, WC_PROD, WC_OPS };
+enum { WC_CODEC_NONE, WC_CODEC_BF16, WC_CODEC_FP16, WC_CODEC_INT8, WC_CODEC_INT4, WC_CODECS };
 
 /* dst[i] = a[i] op b[i] for n elements. dst may be a or b themselves, but not overlap them otherwise. No alignment is needed. */
 typedef void (*wc_reduce_fn)(void *dst, const void *a, const void *b, size_t n);
 /* dst[i] = (a[i] + b[i]) / divisor: the last step of avg. divisor is at least 1. */
 typedef void (*wc_average_fn)(void *dst, const void *a, const void *b, size_t n, uint32_t divisor);
 
+/* Codecs: the formats are in ARCHITECTURE.md, "Codecs, bit for bit". A call begins at a block of the tensor; where n is no multiple of a block the
+   last one is padded with zeros. No alignment is needed; coded overlaps nothing. Any bits can be decoded. */
+typedef struct {
+    uint32_t elements; /* that many elements ... */
+    uint32_t bytes;    /* ... become that many bytes on the wire; both 0 for none and for codes that are no codec */
+} wc_codec_block;
+wc_codec_block wc_codec_shape(int codec);
+/* Stochastic rounding: the random bits of element i of the tensor depend on key and i only. */
+typedef struct {
+    uint64_t key;
+    uint64_t first; /* index in the tensor of the first element of this call */
+} wc_noise;
+/* noise NULL: to nearest even. */
+typedef void (*wc_encode_fn)(void *dst, const void *src, size_t n, const wc_noise *noise);
+typedef void (*wc_decode_fn)(void *dst, const void *coded, size_t n);
+/* dst = a + decoded, as decode and then reduce would have it. dst may be a. */
+typedef void (*wc_accumulate_fn)(void *dst, const void *a, const void *coded, size_t n);
+/* Adds, over the x that are finite: the sum of (x - decoded)^2 to *error, that of x^2 to *norm. */
+typedef void (*wc_error_fn)(const void *src, const void *coded, size_t n, double *error, double *norm);
+
 typedef struct {
     const char *name; /* "generic", "avx2", "avx512", "neon" */
     wc_reduce_fn reduce[WC_DTYPES][WC_OPS]; /* WC_AVG: same as WC_SUM (the steps before the last) */
     wc_average_fn average[WC_DTYPES];
+    wc_encode_fn encode[WC_CODECS][WC_DTYPES]; /* this and the next three: NULL where a codec does not take a dtype */
+    wc_decode_fn decode[WC_CODECS][WC_DTYPES];
+    wc_accumulate_fn accumulate[WC_CODECS][WC_DTYPES];
+    wc_error_fn error[WC_CODECS][WC_DTYPES];
     uint32_t (*crc32c)(uint32_t crc, const void *data, size_t n); /* crc of a||b is crc32c(crc32c(0, a), b) */
     uint64_t (*hash64)(const void *data, size_t n); /* XXH3_64bits */
 } wc_kernels;

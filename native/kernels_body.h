@@ -259,6 +259,8 @@ static void f16_average_all(void *dst, const void *va, const void *vb, size_t n,
     F16_LOOP((x + y) / by)
 }
 
+#include "codec_body.h"
+
 static uint64_t hash64(const void *data, size_t n) { return XXH3_64bits(data, n); }
 
 #define OPS(sum, min, max, prod) {[WC_SUM] = sum, [WC_AVG] = sum, [WC_MIN] = min, [WC_MAX] = max, [WC_PROD] = prod}
@@ -288,6 +290,10 @@ const wc_kernels TABLE = {
             [WC_I64] = i64_average_all,
             [WC_U8] = u8_average_all,
         },
+    .encode = CODEC_TABLE(encode),
+    .decode = CODEC_TABLE(decode),
+    .accumulate = CODEC_TABLE(accumulate),
+    .error = CODEC_TABLE(error),
     .crc32c = CRC32C,
     .hash64 = hash64,
 };

@@ -1,0 +1,380 @@
+"""The codecs: every kernel table against the numpy reference, bit for bit; the reference against what is promised."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wancoll._native import ffi, lib
+from wancoll.collective import Codec, DType, ReduceOp
+from wancoll.errors import ConfigError
+from wancoll.schedule import codec as reference
+from wancoll.schedule.reference import reduce, storage
+
+TABLES = [name for name in ("generic", "avx2", "avx512", "neon") if lib.wc_kernels_named(name.encode()) != ffi.NULL]
+CODECS = [codec for codec in Codec if codec is not Codec.none]
+PAIRS = [(codec, dtype) for codec in CODECS for dtype in DType if reference.takes(codec, dtype)]
+KEY = 0x0123456789ABCDEF
+COUNTS = (0, 1, 2, 31, 32, 33, 63, 64, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 4099)
+FLOAT_MAX = np.finfo(np.float32).max
+
+pairs = pytest.mark.parametrize(("codec", "dtype"), PAIRS, ids=[f"{codec.name}-{dtype.name}" for codec, dtype in PAIRS])
+codecs = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+
+
+def elements(dtype: DType, values) -> np.ndarray:
+    """Numbers as elements of *dtype*."""
+    with np.errstate(all="ignore"):
+        wide = np.asarray(values, np.float64)
+        if dtype is DType.bfloat16:
+            return (wide.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return wide.astype(storage(dtype))
+
+
+def numbers(dtype: DType, x: np.ndarray) -> np.ndarray:
+    """Elements of *dtype* as float64."""
+    if dtype is DType.bfloat16:
+        x = (x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float64)
+
+
+class Kernels:
+    """The codec's kernels in one table, on arrays that lie *shift* bytes off; nothing may change beside the results."""
+
+    def __init__(self, table: str, codec: Codec, dtype: DType, shift: int = 0) -> None:
+        self.table, self.codec, self.dtype, self.shift = lib.wc_kernels_named(table.encode()), codec, dtype, shift
+
+    def moved(self, array: np.ndarray) -> np.ndarray:
+        room = np.full(array.nbytes + self.shift + 16, 0x5A, np.uint8)
+        view = room[self.shift : self.shift + array.nbytes].view(array.dtype)
+        view[:] = array
+        return view
+
+    def call(self, verb: str, out: np.ndarray, *more) -> np.ndarray:
+        moved = self.moved(out)
+        args = [self.moved(m) if isinstance(m, np.ndarray) else m for m in more]
+        saved = lib.wc_fpenv_enter()
+        getattr(self.table, verb)[self.codec][self.dtype](
+            *(ffi.cast("void *", a.ctypes.data) if isinstance(a, np.ndarray) else a for a in (moved, *args))
+        )
+        lib.wc_fpenv_leave(saved)
+        room = moved.base.view(np.uint8)
+        assert (room[: self.shift] == 0x5A).all()
+        assert (room[self.shift + out.nbytes :] == 0x5A).all()
+        return moved
+
+    def encode(self, x: np.ndarray, key: int | None = None, first: int = 0) -> np.ndarray:
+        noise = ffi.NULL if key is None else ffi.new("wc_noise *", {"key": key, "first": first})
+        return self.call("encode", np.zeros(reference.coded_bytes(self.codec, x.size), np.uint8), x, x.size, noise)
+
+    def decode(self, coded: np.ndarray, n: int) -> np.ndarray:
+        return self.call("decode", np.zeros(n, storage(self.dtype)), coded, n)
+
+    def accumulate(self, a: np.ndarray, coded: np.ndarray) -> np.ndarray:
+        return self.call("accumulate", np.zeros_like(a), a, coded, a.size)
+
+    def error(self, x: np.ndarray, coded: np.ndarray) -> tuple[float, float]:
+        sums = ffi.new("double[2]")
+        kernel = self.table.error[self.codec][self.dtype]
+        kernel(ffi.from_buffer(x), ffi.from_buffer(coded), x.size, sums, sums + 1)
+        return sums[0], sums[1]
+
+
+def hard(dtype: DType) -> np.ndarray:
+    """Random bits; ordinary values of all sizes; blocks with few specials; ties; tiny, huge and equal blocks."""
+    rng = np.random.default_rng(int(dtype))
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    parts = [np.frombuffer(rng.bytes(5120 * dtype.itemsize), unsigned).view(storage(dtype))]
+    gauss = rng.normal(size=(256, 128))
+    sizes = 2.0 ** np.linspace(-160, 130, 256)
+    parts.append(elements(dtype, gauss * sizes[:, None]).reshape(-1))
+    few = gauss[:32].copy()
+    few[np.arange(32), rng.integers(0, 128, 32)] = np.tile([np.inf, -np.inf, np.nan, 1e300], 8)
+    parts.append(elements(dtype, few).reshape(-1))
+    parts.append(elements(dtype, np.where(gauss[:8] > 0, np.nan, -np.inf)).reshape(-1))
+    parts.append(elements(dtype, np.arange(-640, 640) / 2 * 2.0**-3))  # ties, exact integers
+    tiny = [k * 2.0**-149 for k in (1, 190, -512, 2**23)]
+    constant = [0.0, -0.0, 1, -3.5, *tiny, float(FLOAT_MAX), -float(FLOAT_MAX), 65504, 1e308]
+    parts += [elements(dtype, np.full(128, value)) for value in constant]
+    return np.concatenate(parts)
+
+
+def same(got: np.ndarray, want: np.ndarray) -> None:
+    unsigned = f"u{want.itemsize}"
+    wrong = np.flatnonzero(got.view(unsigned) != want.view(unsigned))
+    shown = [(int(i), hex(got.view(unsigned)[i]), hex(want.view(unsigned)[i])) for i in wrong[:8]]
+    assert not wrong.size, f"{wrong.size} differ; place, got, want: {shown}"
+
+
+# ---- kernels ------------------------------------------------------------------------------------------------
+
+
+@pairs
+@pytest.mark.parametrize("table", TABLES)
+def test_kernels_equal_the_reference(table, codec, dtype):
+    kernels, x = Kernels(table, codec, dtype), hard(dtype)
+    a = np.roll(x, 7777)
+    for key, first in ((None, 0), (KEY, 0), (KEY, 2**40 - 32), (1, 64)):
+        coded = reference.encode(codec, dtype, x, key=key, first=first)
+        same(kernels.encode(x, key, first), coded)
+        decoded = reference.decode(codec, dtype, coded, x.size)
+        same(kernels.decode(coded, x.size), decoded)
+        same(kernels.accumulate(a, coded), reduce(dtype, ReduceOp.sum, a, decoded))
+
+
+@pairs
+@pytest.mark.parametrize("table", TABLES)
+def test_odd_counts_and_addresses(table, codec, dtype):
+    rng = np.random.default_rng(5)
+    for n in COUNTS:
+        kernels = Kernels(table, codec, dtype, shift=int(rng.integers(0, 16)))
+        x, a = (elements(dtype, rng.normal(size=n)) for _ in range(2))
+        first = int(rng.integers(0, 100)) * reference.block(codec)[0]
+        coded = kernels.encode(x, KEY, first)
+        same(coded, reference.encode(codec, dtype, x, key=KEY, first=first))
+        same(kernels.encode(x), reference.encode(codec, dtype, x))
+        decoded = reference.decode(codec, dtype, coded, n)
+        same(kernels.decode(coded, n), decoded)
+        same(kernels.accumulate(a, coded), reduce(dtype, ReduceOp.sum, a, decoded))
+
+
+@pairs
+@pytest.mark.parametrize("table", TABLES)
+def test_any_bytes_can_be_decoded(table, codec, dtype):
+    rng = np.random.default_rng(9)
+    coded = np.frombuffer(rng.bytes(reference.coded_bytes(codec, 20000)), np.uint8).copy()
+    if codec is not Codec.bf16:  # some scales that are special
+        rows = coded.reshape(-1, reference.block(codec)[1])
+        special = [0, 1 << 31, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFC12345, 1, 0x80000001, 0x7F7FFFFF]
+        for row, scale in zip(rows, special, strict=False):
+            row[:4] = np.array([scale], "<u4").view(np.uint8)
+    kernels = Kernels(table, codec, dtype)
+    want = reference.decode(codec, dtype, coded, 20000)
+    same(kernels.decode(coded, 20000), want)
+    assert len({x.tobytes() for x in want[np.isnan(numbers(dtype, want))]}) == 1
+
+
+@pairs
+@pytest.mark.parametrize("table", TABLES)
+def test_accumulates_in_place(table, codec, dtype):
+    rng = np.random.default_rng(11)
+    x, a = (elements(dtype, rng.normal(size=3001)) for _ in range(2))
+    coded = reference.encode(codec, dtype, x)
+    want = Kernels(table, codec, dtype).accumulate(a, coded)
+    address = ffi.cast("void *", a.ctypes.data)
+    lib.wc_kernels_named(table.encode()).accumulate[codec][dtype](address, address, ffi.from_buffer(coded), a.size)
+    same(a, want)
+
+
+@pairs
+def test_the_error_is_that_of_the_finite_elements(codec, dtype):
+    rng = np.random.default_rng(13)
+    x = elements(dtype, np.where(rng.random(3001) < 0.01, np.inf, rng.normal(size=3001)))
+    x[5] = elements(dtype, np.nan)
+    coded = reference.encode(codec, dtype, x)
+    values, after = numbers(dtype, x), numbers(dtype, reference.decode(codec, dtype, coded, x.size))
+    finite = np.isfinite(values)
+    want = np.sum((values[finite] - after[finite]) ** 2), np.sum(values[finite] ** 2)
+    got = {Kernels(table, codec, dtype).error(x, coded) for table in TABLES}
+    assert len(got) == 1
+    assert got.pop() == pytest.approx(want, rel=1e-12)
+
+
+def test_what_is_refused():
+    for table in TABLES:
+        kernels = lib.wc_kernels_named(table.encode())
+        for verb in ("encode", "decode", "accumulate", "error"):
+            there = {(c, d) for c in Codec for d in DType if getattr(kernels, verb)[c][d] != ffi.NULL}
+            assert there == set(PAIRS)
+    with pytest.raises(ConfigError, match="int32"):
+        reference.encode(Codec.int8, DType.int32, np.zeros(3, np.int32))
+    with pytest.raises(ConfigError, match="float16"):
+        reference.decode(Codec.fp16, DType.float16, np.zeros(260, np.uint8), 3)
+    with pytest.raises(ConfigError, match="none"):
+        reference.coded_bytes(Codec.none, 3)
+
+
+def test_shapes():
+    for codec in [*Codec, len(Codec), -1]:
+        shape = lib.wc_codec_shape(codec)
+        assert (shape.elements, shape.bytes) == (reference.block(codec) if codec in list(Codec) else (0, 0))
+    assert [reference.coded_bytes(Codec.int4, n) for n in (0, 1, 32, 33)] == [0, 20, 20, 40]
+
+
+# ---- accuracy -----------------------------------------------------------------------------------------------
+
+
+def relative_error(codec: Codec, x: np.ndarray) -> float:
+    """L2, one pass over float32."""
+    after = reference.decode(codec, DType.float32, reference.encode(codec, DType.float32, x), x.size)
+    return float(np.linalg.norm(after.astype(np.float64) - x) / np.linalg.norm(x.astype(np.float64)))
+
+
+BARS = {Codec.bf16: 0.002, Codec.fp16: 0.0005, Codec.int8: 0.007, Codec.int4: 0.10}
+
+
+@codecs
+def test_gaussian_error(codec):
+    x = np.random.default_rng(17).normal(size=1 << 19).astype(np.float32)
+    assert BARS[codec] / 3 < relative_error(codec, x) <= BARS[codec]
+
+
+@codecs
+def test_layers_of_very_different_scale(codec):
+    layers = np.random.default_rng(19).normal(size=(6, 4096)) * np.array([1e-6, 1, 1e6, 1e-30, 1e30, 1e-3])[:, None]
+    x = layers.astype(np.float32)
+    coded = reference.encode(codec, DType.float32, x.reshape(-1))
+    after = reference.decode(codec, DType.float32, coded, x.size).reshape(x.shape)
+    errors = np.linalg.norm((after - x).astype(np.float64), axis=1) / np.linalg.norm(x.astype(np.float64), axis=1)
+    assert (errors <= 1.5 * BARS[codec]).all()
+
+
+def after_one_pass(codec: Codec, values, dtype: DType = DType.float32, key: int | None = None) -> np.ndarray:
+    x = elements(dtype, values)
+    return numbers(dtype, reference.decode(codec, dtype, reference.encode(codec, dtype, x, key=key), x.size))
+
+
+@pairs
+def test_infinity_and_nan_travel_exactly(codec, dtype):
+    x = np.random.default_rng(23).normal(size=1000)
+    x[[3, 40, 500]], x[[4, 41]], x[[5, 999]] = np.inf, -np.inf, np.nan
+    x = numbers(dtype, elements(dtype, x))
+    finite = np.isfinite(x)
+    for key in (None, KEY):  # stochastic rounding errs more
+        after = after_one_pass(codec, x, dtype, key)
+        np.testing.assert_array_equal(after[~finite], x[~finite])
+        assert np.isfinite(after[finite]).all()
+        bar = BARS[codec] * (1.2 if key is None else 2)
+        assert np.linalg.norm(after[finite] - x[finite]) <= bar * np.linalg.norm(x[finite])
+
+
+@codecs
+def test_zeros_and_blocks_without_finite_values(codec):
+    assert after_one_pass(codec, np.zeros(200)).tolist() == [0.0] * 200
+    for value in (np.inf, -np.inf, np.nan):
+        np.testing.assert_array_equal(after_one_pass(codec, np.full(200, value)), np.full(200, value))
+    minus = after_one_pass(codec, np.full(200, -0.0))
+    assert np.signbit(minus).all() == (codec in (Codec.bf16, Codec.fp16))
+    if codec in (Codec.int8, Codec.int4):
+        assert not np.signbit(minus).any()
+        assert not reference.encode(codec, DType.float32, np.zeros(32, np.float32)).any()
+
+
+@codecs
+@pytest.mark.parametrize("sign", [1, -1])
+def test_constants(codec, sign):
+    """The greatest magnitude of a block has a code of its own: a constant block keeps all but rounding."""
+    for value in (
+        1.0,
+        0.1,
+        1e-30,
+        1e30,
+        2.0**-130,
+        float(FLOAT_MAX) * (1 if codec in (Codec.int8, Codec.int4) else 0.99),
+    ):
+        x = np.full(300, sign * value, np.float32)
+        after = after_one_pass(codec, x)
+        np.testing.assert_allclose(after, x.astype(np.float64), rtol=2**-8 if codec is Codec.bf16 else 2**-11)
+    x = -np.abs(np.random.default_rng(29).normal(size=1 << 16)) - 1e-3
+    assert (after_one_pass(codec, x) <= 0).all()
+    assert relative_error(codec, x.astype(np.float32)) <= BARS[codec]
+
+
+@codecs
+def test_denormals(codec):
+    """A scale that is itself denormal is rounded up: the error is at most half a step, no code is cut at the limit."""
+    steps = np.random.default_rng(31).integers(-(2**18), 2**18, 4096)
+    steps[:1024] //= 2**12
+    x = (steps * 2.0**-149).astype(np.float32)
+    limit = {Codec.int8: 127, Codec.int4: 7}.get(codec)
+    after = after_one_pass(codec, x) / 2.0**-149
+    if codec is Codec.bf16:
+        step = 2.0**16 * np.ones(4096)
+    elif codec is Codec.fp16:
+        step = np.maximum(2.0 ** (np.ceil(np.log2(np.abs(steps) + 1)) - 10), 0)
+    else:
+        rows = np.abs(steps).reshape(-1, reference.block(codec)[0])
+        step = np.repeat(rows.max(axis=1) / limit + 1, rows.shape[1])
+    assert (np.abs(after - steps) <= step / 2).all()
+
+
+def test_float64_is_float32_on_the_wire():
+    for codec in CODECS:
+        after = after_one_pass(codec, [1e300, -1e300, 1e-300, 3.5], DType.float64)
+        np.testing.assert_array_equal(after[:3], [np.inf, -np.inf, 0])
+        assert after[3] == 3.5 or codec in (Codec.int8, Codec.int4)
+
+
+# ---- stochastic rounding -----------------------------------------------------------------------------------
+
+
+def test_philox_known_answers():
+    """From the authors' kat_vectors (Random123), philox4x32 with 7 rounds."""
+    ones = 0xFFFFFFFF
+    cases = [
+        ((0, 0, 0, 0), (0, 0), "5f6fb709 0d893f64 4f121f81 4f730a48"),
+        ((ones, ones, ones, ones), (ones, ones), "5207ddc2 45165e59 4d8ee751 8c52f662"),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            "4dfccaba 190a87f0 c47362ba b6b5242a",
+        ),
+    ]
+    for (c0, c1, c2, c3), (k0, k1), want in cases:
+        low, high = np.array([c0], np.uint64), np.array([c1], np.uint64)
+        words = reference.philox(k0 | k1 << 32, low, high, c2, c3)
+        assert " ".join(f"{int(word[0]):08x}" for word in words) == want
+
+
+def test_each_element_has_its_own_random_words():
+    words = reference.random_words(KEY, 0, 1 << 16)
+    np.testing.assert_array_equal(words[1000:3000], reference.random_words(KEY, 1000, 2000))
+    assert len(set(words.tolist())) > (1 << 16) - 4  # 0.5 collisions are expected
+    assert (reference.random_words(KEY ^ 1, 0, 100) != words[:100]).all()
+    assert (reference.random_words(KEY, 2**40, 100) != words[:100]).all()
+
+
+@pairs
+def test_exact_values_stay_exact(codec, dtype):
+    limit = {Codec.int8: 127, Codec.int4: 7}.get(codec, 127)
+    x = np.tile(np.arange(-limit, limit + 1), 300)[: 256 * limit] * 0.5
+    x.reshape(-1, 32)[:, 0] = limit * 0.5
+    for key in range(3):
+        np.testing.assert_array_equal(after_one_pass(codec, x, dtype, key), x)
+
+
+@codecs
+@pytest.mark.parametrize("size", [1.0, 1e-30, 2.0**-128])
+def test_stochastic_rounding_has_the_right_mean(codec, size):
+    """The mean of n draws is off by less than 6 deviations: a step's half at most, by the root of n."""
+    n = 16384
+    one = np.concatenate([[1.0], np.random.default_rng(37).uniform(-1, 1, 31)]).astype(np.float32)
+    if codec is Codec.fp16:
+        one[1:] *= np.float32(2.0 ** np.linspace(0, -40, 31))  # down to where its halves are denormal
+    x = np.tile(one, n) * np.float32(size)
+    after = after_one_pass(codec, x, key=KEY).reshape(n, 32) / size
+    exact = x[:32].astype(np.float64) / size
+    step = {Codec.bf16: 2.0**-8, Codec.fp16: 2.0**-10, Codec.int8: 1 / 127, Codec.int4: 1 / 7}[codec]
+    steps = np.abs(exact) * step * 2 if codec in (Codec.bf16, Codec.fp16) else np.full(32, step)
+    if codec is Codec.bf16 and size < 2.0**-126:
+        steps += 2.0**-133 / size
+    if codec is Codec.fp16:
+        steps += 2.0**-38
+    assert (np.abs(after - exact) <= steps * 1.001).all()
+    assert (np.abs(after.mean(axis=0) - exact) <= 6 * steps / 2 / np.sqrt(n)).all()
+    assert np.linalg.norm(after.mean(axis=0) - exact) < np.linalg.norm(after[0] - exact) / 10
+
+
+@given(st.sampled_from(PAIRS), st.lists(st.integers(0, 2**64 - 1), max_size=140), st.booleans())
+def test_any_bits(pair, bits, noisy):
+    codec, dtype = pair
+    x = np.array(bits, np.uint64).astype(f"u{dtype.itemsize}").view(storage(dtype))
+    key = KEY if noisy else None
+    coded = reference.encode(codec, dtype, x, key=key)
+    after = reference.decode(codec, dtype, coded, x.size)
+    for table in TABLES:
+        same(Kernels(table, codec, dtype).encode(x, key), coded)
+        same(Kernels(table, codec, dtype).decode(coded, x.size), after)
+    np.testing.assert_array_equal(np.isnan(numbers(dtype, x)), np.isnan(numbers(dtype, after)))

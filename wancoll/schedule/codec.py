@@ -1,0 +1,223 @@
+"""The numpy reference of the codecs: what the engine's kernels must equal bit for bit.
+
+The formats are in ARCHITECTURE.md, "Codecs, bit for bit". Arrays hold elements as in `reference`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wancoll.collective import Codec, DType
+from wancoll.errors import ConfigError
+from wancoll.schedule.reference import Array, _narrowed, _widened
+
+_BLOCK = {
+    Codec.none: (0, 0),
+    Codec.bf16: (1, 2),
+    Codec.fp16: (128, 260),
+    Codec.int8: (128, 132),
+    Codec.int4: (32, 20),
+}
+_WIDE = (DType.float32, DType.float64)
+_HALF = (DType.float16, DType.bfloat16)
+_DTYPES = {Codec.bf16: _WIDE, Codec.fp16: _WIDE, Codec.int8: _WIDE + _HALF, Codec.int4: _WIDE + _HALF}
+_LIMIT = {Codec.int8: 127, Codec.int4: 7}
+
+_INF = np.uint32(0x7F800000)
+_SIZE = np.uint32(0x7FFFFFFF)
+_ROUNDS = 7  # of Philox4x32
+_LINE = 64  # elements whose random words share counters
+
+
+def block(codec: Codec) -> tuple[int, int]:
+    """That many elements become that many bytes on the wire; (0, 0) for none."""
+    return _BLOCK[codec]
+
+
+def takes(codec: Codec, dtype: DType) -> bool:
+    """Whether tensors of *dtype* can travel as *codec*. Half types gain nothing from bf16 and fp16."""
+    return dtype in _DTYPES.get(codec, ())
+
+
+def coded_bytes(codec: Codec, n: int) -> int:
+    """Bytes on the wire of *n* elements that begin at a block: the last block is padded to its full size.
+
+    Raises:
+        ConfigError: codec none, whose bytes depend on the dtype.
+    """
+    elements, size = _BLOCK[codec]
+    if not elements:
+        raise ConfigError(
+            "codec none has no blocks", who="coded_bytes", expected=", ".join(c.name for c in _DTYPES), got=codec.name
+        )
+    return -(-n // elements) * size
+
+
+def encode(codec: Codec, dtype: DType, x: Array, *, key: int | None = None, first: int = 0) -> Array:
+    """A part of a tensor, from a block's begin on, as bytes for the wire.
+
+    Args:
+        codec: the format.
+        dtype: what the elements are.
+        x: shape (n,), of dtype storage(dtype).
+        key: round stochastically, with random bits that depend on these 64 bits and the elements' places; None: to
+            nearest even.
+        first: place of x[0] in the tensor.
+
+    Returns:
+        A uint8 array, shape (coded_bytes(codec, n),).
+
+    Raises:
+        ConfigError: *codec* does not take *dtype*.
+    """
+    _check(codec, dtype)
+    with np.errstate(all="ignore"):
+        values = _widened(dtype, x).astype(np.float32)
+        noise = None if key is None else random_words(key, first, x.size)
+        if codec is Codec.bf16:
+            return _bf16(values, noise).astype("<u2").view(np.uint8)
+        rows = _rows(codec, values)
+        words = None if noise is None else _rows(codec, noise)
+        scale, codes = _halves(rows, words) if codec is Codec.fp16 else _codes(rows, words, _LIMIT[codec])
+        if codec is Codec.int4:
+            codes = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
+        head = scale.astype("<f4").view(np.uint8).reshape(-1, 4)
+        return np.concatenate([head, np.ascontiguousarray(codes).view(np.uint8)], axis=1).reshape(-1)
+
+
+def decode(codec: Codec, dtype: DType, coded: Array, n: int) -> Array:
+    """What *n* elements are after the wire. Any bytes mean something; NaNs come out canonical.
+
+    Args:
+        codec: the format.
+        dtype: what the elements shall be.
+        coded: uint8, shape (coded_bytes(codec, n),).
+        n: elements.
+
+    Returns:
+        Shape (n,), of dtype storage(dtype).
+
+    Raises:
+        ConfigError: *codec* does not take *dtype*.
+    """
+    _check(codec, dtype)
+    with np.errstate(all="ignore"):
+        if codec is Codec.bf16:
+            values = (coded.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            rows = coded.reshape(-1, _BLOCK[codec][1])
+            scale = np.ascontiguousarray(rows[:, :4]).view("<f4")
+            values = _decoded(codec, scale, np.ascontiguousarray(rows[:, 4:])).reshape(-1)[:n]
+        return _narrowed(dtype, values.astype(np.float64) if dtype is DType.float64 else values)
+
+
+def random_words(key: int, first: int, n: int) -> Array:
+    """32 random bits for each of the elements first to first + n of a tensor: uint32, shape (n,).
+
+    Philox4x32-7 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Word w of the
+    counter 16 line + lane belongs to the element 64 line + 16 w + lane, which suits vectors of up to 16 lanes.
+    """
+    place = np.arange(n, dtype=np.uint64) + np.uint64(first)
+    counter = place // np.uint64(_LINE) * np.uint64(16) + place % np.uint64(16)
+    words = philox(key, counter & np.uint64(0xFFFFFFFF), counter >> np.uint64(32))
+    return np.choose((place // np.uint64(16) % np.uint64(4)).astype(np.intp), words)
+
+
+def philox(key: int, low: Array, high: Array, third: int = 0, fourth: int = 0) -> list[Array]:
+    """The four output words of Philox4x32-7 for counters (low, high, third, fourth), uint32 values in uint64 arrays."""
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    c0, c1, c2, c3 = low, high, np.full_like(low, third), np.full_like(low, fourth)
+    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    for _ in range(_ROUNDS):
+        p, q = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (q >> half) ^ c1 ^ np.uint64(k0), q & mask, (p >> half) ^ c3 ^ np.uint64(k1), p & mask
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return [word.astype(np.uint32) for word in (c0, c1, c2, c3)]
+
+
+def _check(codec: Codec, dtype: DType) -> None:
+    if not takes(codec, dtype):
+        taken = ", ".join(d.name for d in _DTYPES.get(codec, ())) or "another codec"
+        raise ConfigError(f"codec {codec.name} does not take this dtype", expected=taken, got=dtype.name)
+
+
+def _rows(codec: Codec, values: Array) -> Array:
+    """One row for each block, the last one padded with zeros."""
+    elements = _BLOCK[codec][0]
+    return np.pad(values, (0, -values.size % elements)).reshape(-1, elements)
+
+
+def _bf16(x: Array, noise: Array | None) -> Array:
+    bits = np.where(np.isnan(x), np.uint32(0x7FC00000), x.view(np.uint32))
+    add = np.uint32(0x7FFF) + (bits >> 16 & 1) if noise is None else noise >> 16
+    rounded: Array = ((bits + add) >> 16).astype(np.uint16)
+    return rounded
+
+
+def _greatest(x: Array) -> Array:
+    """The bits of the greatest finite magnitude of each row, shape (rows, 1)."""
+    size = x.view(np.uint32) & _SIZE
+    greatest: Array = np.where(size < _INF, size, np.uint32(0)).max(axis=1, keepdims=True)
+    return greatest
+
+
+def _halves(x: Array, noise: Array | None) -> tuple[Array, Array]:
+    field = np.maximum((_greatest(x) >> 23).astype(np.int64) - 14, 1).astype(np.uint32)
+    scale, inverse = (field << 23).view(np.float32), ((np.uint32(254) - field) << 23).view(np.float32)
+    scaled = x * inverse
+    if noise is None:
+        return scale, _narrowed(DType.float16, scaled).view(np.uint16).astype("<u2")
+    bits = scaled.view(np.uint32)
+    size = bits & _SIZE
+    small = np.where(size < np.uint32(113 << 23), size, np.uint32(0)).view(np.float32) * np.float32(2**24)
+    whole = np.trunc(small)
+    denormal = whole.astype(np.uint32) + (_uniform(noise) < small - whole)
+    normal = (size - np.uint32((127 - 15) << 23) + (noise >> 19)) >> 13
+    half = np.where(size < np.uint32(113 << 23), denormal, normal)
+    half = np.where(size < _INF, half, np.uint32(0x7C00)) | (bits >> 31 << 15)
+    return scale, np.where(size > _INF, np.uint32(0x7E00), half).astype("<u2")
+
+
+def _uniform(noise: Array) -> Array:
+    """In [0, 1), 24 bits."""
+    return (noise >> 8).astype(np.float32) * np.float32(2**-24)
+
+
+def _codes(x: Array, noise: Array | None, limit: int) -> tuple[Array, Array]:
+    """Scales, shape (rows, 1), negative for blocks with infinities or NaNs; codes, int8, of the shape of x."""
+    finite = np.isfinite(x)
+    flagged = ~finite.all(axis=1, keepdims=True)
+    most = np.where(flagged, limit - 1, limit).astype(np.float32)
+    greatest = _greatest(x).view(np.float32)
+    scale = greatest / most
+    reached = scale * most
+    bits = scale.view(np.uint32) - np.isinf(reached)
+    bits = bits + ((bits < 0x00800000) & (reached < greatest))
+    scale = bits.astype(np.uint32).view(np.float32)
+    values = np.where(finite, x, np.float32(0))
+    if noise is None:
+        lift = np.where(scale < np.float32(2.0**-100), np.float32(2.0**64), np.float32(1))
+        inverse = np.where(scale > 0, np.float32(1) / (scale * lift), np.float32(0))
+        codes = np.rint(values * lift * inverse)
+    else:
+        q = values / np.where(scale > 0, scale, np.float32(1))
+        below = np.floor(q)
+        codes = below + (_uniform(noise) < q - below)
+    codes = np.clip(codes, -most, most)
+    codes = np.where(np.isinf(x), np.copysign(np.float32(limit), x), codes)
+    codes = np.where(np.isnan(x), np.float32(-limit - 1), codes)
+    return np.where(flagged, -scale, scale), codes.astype(np.int8)
+
+
+def _decoded(codec: Codec, scale: Array, body: Array) -> Array:
+    """float32, shape (rows, elements of a block)."""
+    if codec is Codec.fp16:
+        return body.view("<f2").astype(np.float32) * scale
+    codes = body.view(np.int8)
+    if codec is Codec.int4:
+        codes = np.stack([codes << 4, codes & np.int8(-16)], axis=2).reshape(-1, 2 * codes.shape[1]) >> 4
+    limit, flagged = _LIMIT[codec], np.signbit(scale)
+    values = codes.astype(np.float32) * np.where(flagged, -scale, scale)
+    special = np.where(abs(codes.astype(np.int16)) == limit, np.copysign(np.float32(np.inf), codes), values)
+    special = np.where(codes == -limit - 1, np.float32(np.nan), special)
+    return np.where(flagged, special, values)
