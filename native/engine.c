@@ -41,6 +41,7 @@ wc_engine *wc_engine_new(const wc_config *config)
         return NULL;
     }
     pthread_mutex_init(&engine->mutex, NULL);
+    pthread_mutex_init(&engine->scratch_mutex, NULL);
     for (uint32_t i = 0; i < config->workers; i++) {
         if (wc_worker_start(&engine->workers[i], engine, i) < 0) {
             int error = errno;
@@ -65,14 +66,14 @@ void wc_link_unref(wc_link *link)
         link_free(link);
 }
 
-void wc_command_drop(wc_command *command)
+void wc_command_drop(wc_engine *engine, wc_command *command)
 {
     if (command->type == WC_CMD_ATTACH && command->fd >= 0)
         close(command->fd);
     if (command->type == WC_CMD_CLOSE)
         wc_link_unref(command->link);
     if (command->work)
-        wc_work_unref(command->work);
+        wc_work_unref(engine, command->work);
     free(command);
 }
 
@@ -97,11 +98,13 @@ void wc_engine_free(wc_engine *engine)
         }
         for (wc_work *work = engine->works[b], *next; work; work = next) {
             next = work->next;
-            wc_work_unref(work);
+            wc_work_unref(engine, work);
         }
     }
+    wc_scratch_free_all(engine);
     wc_events_destroy(&engine->events);
     pthread_mutex_destroy(&engine->mutex);
+    pthread_mutex_destroy(&engine->scratch_mutex);
     free(engine->workers);
     free(engine);
 }
@@ -190,7 +193,7 @@ int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint64_t epoch)
     pthread_mutex_unlock(&engine->mutex);
     if (!error)
         return 0;
-    free(link);
+    link_free(link);
     return fail(error);
 }
 
@@ -282,7 +285,7 @@ int wc_post(wc_engine *engine, const wc_op *op)
             free(commands);
         }
         if (work)
-            wc_work_free(work);
+            wc_work_free(engine, work);
     }
     pthread_mutex_unlock(&engine->mutex);
     return error ? fail(error) : 0;
@@ -336,4 +339,20 @@ int wc_lane_statistics(wc_engine *engine, uint64_t id, uint32_t lane, wc_lane_st
     }
     pthread_mutex_unlock(&engine->mutex);
     return found ? 0 : fail(ENOENT);
+}
+
+int wc_lane_tcp_info(wc_engine *engine, uint64_t id, uint32_t lane, void *out, uint32_t size)
+{
+    pthread_mutex_lock(&engine->mutex);
+    wc_link *link = wc_link_find(engine, id);
+    int copied = -1;
+    if (link && lane < link->lanes_count) {
+        wc_lane *found = &link->lanes[lane];
+        pthread_mutex_lock(&found->info_mutex);
+        copied = (int)(found->info_bytes < size ? found->info_bytes : size);
+        memcpy(out, found->info, (size_t)copied);
+        pthread_mutex_unlock(&found->info_mutex);
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return copied < 0 ? fail(ENOENT) : copied;
 }

@@ -136,5 +136,8 @@ typedef struct {
 } wc_lane_stats;
 /* A snapshot. 0, or -1 with errno ENOENT. */
 int wc_lane_statistics(wc_engine *engine, uint64_t link, uint32_t lane, wc_lane_stats *out);
+/* The newest snapshot of the lane's struct tcp_info, taken at most ten times a second while it sends: bytes copied to out, 0 if there
+   is none, -1 with errno ENOENT. */
+int wc_lane_tcp_info(wc_engine *engine, uint64_t link, uint32_t lane, void *out, uint32_t size);
 
 #endif

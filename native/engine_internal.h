@@ -25,8 +25,12 @@ enum {
     WC_TX_BATCH = 128 << 10,      /* no further frame joins a sendmsg that has this many bytes */
     WC_READ_BYTES = 256 << 10,    /* one read; with the source and the result it stays within a core's L2 */
     WC_WAKE_BYTES = 256 << 10,    /* what one lane may read, and send, before the other lanes have their turn */
-    WC_COPY_SLICE = 4 << 20,      /* world size 1: copied per turn */
+    WC_LOCAL_BYTES = 256 << 10,   /* what a local step that waits for nothing does before the lanes have their turn */
+    WC_IDLE_SCRATCH = 256 << 20,  /* scratch memory kept warm for the next op */
+    WC_TCP_INFO_BYTES = 256,
+    WC_TCP_INFO_MS = 100,         /* a busy lane's tcp_info is looked at no more often */
     WC_MAX_SEGMENT = 16 << 20,
+    WC_MIN_STRIPE = 4 << 10,      /* a multiple of every codec's block */
     WC_MAX_LANES = 256,
     WC_MAX_WORKERS = 64,
     WC_MAX_TRANSFERS = 1 << 16,
@@ -39,22 +43,33 @@ typedef struct wc_work wc_work;
 typedef struct wc_lane wc_lane;
 typedef struct wc_link wc_link;
 typedef struct wc_worker wc_worker;
+typedef struct wc_scratch wc_scratch;
 
-/* What one lane carries of one transfer. `lane` is set exactly while the part is in one of the lane's FIFOs or in its tx. */
+/* A place in memory that a part reads or writes, for any range of the part. */
+typedef struct {
+    uint8_t *base;                /* of the transfer's first element */
+    bool encoded;
+} wc_spot;
+
+/* What one lane, and so one worker, does of one step. `lane` is set exactly while the part is in one of the lane's FIFOs or in its tx. */
 struct wc_part {
-    wc_part *prev, *next;         /* in the FIFO */
-    wc_part *after;               /* send: the recv that bounds it */
-    wc_part *dependents;          /* recv: sends that it bounds */
-    wc_part *next_dependent;
+    wc_part *prev, *next;         /* in a FIFO: of a lane, or of the worker's local parts */
+    wc_part *after[WC_AFTER];     /* what bounds it, byte by byte */
+    wc_part *dependents;          /* parts that it bounds */
+    wc_part *next_dependent[WC_AFTER]; /* in the list of after[i] */
     wc_work *work;
     wc_lane *lane;
-    uint64_t begin, end, cursor;  /* bytes of the tensor; cursor: framed (send), reduced or copied (recv) */
+    wc_spot to, left, right;
+    uint64_t back;                /* where in back `to` is, if this makes a part of the result */
+    uint64_t start;               /* of the transfer; blocks of the codec count from there */
+    uint64_t begin, end, cursor;  /* bytes of raw elements; cursor: framed (send), or here (recv, local) */
     uint32_t worker;
     uint32_t segment;             /* send: frames end at absolute multiples of it */
-    uint16_t step;
+    uint16_t number;
     uint8_t direction, action;
+    bool encoded;                 /* bytes on the wire are; of a local part: some operand is */
+    bool result, measured;
     bool queued;                  /* in a FIFO */
-    bool finished;
 };
 
 typedef struct {
@@ -65,16 +80,18 @@ typedef struct {
 struct wc_work {
     wc_op op;
     wc_work *next;                /* in the engine's table; guarded by engine->mutex */
-    wc_work *next_copy;           /* world size 1: in worker 0's list */
     uint32_t cancels;             /* guarded by engine->mutex */
     atomic_uint unfinished, refs;
     atomic_bool aborted;          /* a worker let go of parts that were not finished */
     atomic_bool mismatched;       /* reported */
-    atomic_ullong bytes_sent;
+    atomic_ullong bytes_sent, saved;
     size_t itemsize;
     wc_reduce_fn reduce;
     wc_average_fn average;        /* NULL: WC_FINAL is a plain reduction */
-    uint64_t copied;              /* world size 1: cursor */
+    uint64_t block_raw, block_wire; /* bytes of the codec's block: of elements, on the wire */
+    wc_engine *engine;
+    wc_scratch *scratch;
+    double *squares;              /* per worker: sums of the measured encodes' errors, and of what they encoded */
     uint64_t blocks;              /* 0: no digest */
     uint64_t *hashes;
     uint8_t *hashed;              /* per block; the rest straddle chunks and are hashed at the end */
@@ -87,6 +104,7 @@ typedef struct {
     wc_frame header;
     const uint8_t *payload;
     wc_part *part;                /* NULL: voided, completed from the lane's private copy */
+    uint64_t saved;               /* raw bytes that it stands for, less its payload */
     bool last;                    /* of its part */
 } wc_tx_frame;
 
@@ -121,10 +139,14 @@ struct wc_lane {
     wc_frame rx_frame;
     uint32_t rx_left, rx_crc;
     wc_part *rx_part;             /* NULL: drained */
-    uint8_t rx_tail[8];           /* bytes of an element that has not arrived whole */
+    uint8_t rx_tail[8];           /* of a reduction: bytes of an element that has not arrived whole */
     uint32_t rx_tail_bytes;
 
     wc_lane_counters counters;
+    pthread_mutex_t info_mutex;   /* guards the snapshot: the worker writes, callers read */
+    uint8_t info[WC_TCP_INFO_BYTES];
+    uint32_t info_bytes;
+    uint64_t info_at;             /* ms */
 };
 
 struct wc_link {
@@ -158,8 +180,9 @@ struct wc_worker {
     wc_command *in_head, *in_tail;
     wc_command *todo;             /* taken from the queue; the first one may wait for other workers' cancels */
     atomic_ullong cancelled;      /* number of the last cancel processed */
-    wc_work *copies;
+    wc_fifo locals;               /* local parts that wait for nothing but their turn */
     uint8_t *scratch;             /* WC_READ_BYTES, and room for a split element */
+    uint8_t *decoded;             /* a digest block, for reductions that have no kernel for encoded operands */
 };
 
 typedef struct {
@@ -170,6 +193,13 @@ typedef struct {
     size_t reserved;              /* events that exist or may still come; cap is never below it */
 } wc_events;
 
+/* Memory of one attempt. */
+struct wc_scratch {
+    wc_scratch *next;
+    size_t bytes;
+    uint8_t *memory;
+};
+
 struct wc_engine {
     wc_config config;
     const wc_kernels *kernels;
@@ -178,6 +208,9 @@ struct wc_engine {
     wc_link *links[WC_BUCKETS];
     wc_work *works[WC_BUCKETS];
     uint64_t cancels;             /* numbers of cancel commands */
+    pthread_mutex_t scratch_mutex;
+    wc_scratch *idle_scratch;     /* warm, the newest first; guarded by scratch_mutex */
+    size_t idle_scratch_bytes;
     atomic_bool stopping;
     wc_worker *workers;
 };
@@ -203,17 +236,28 @@ int wc_events_take(wc_events *events, wc_event *out, int cap);
 
 /* engine_op.c */
 wc_work *wc_work_new(wc_engine *engine, const wc_op *op); /* NULL with errno; engine->mutex held */
-void wc_work_free(wc_work *work);
-void wc_work_unref(wc_work *work);
+void wc_work_free(wc_engine *engine, wc_work *work);
+void wc_work_unref(wc_engine *engine, wc_work *work);
 void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted); /* by each involved worker, once */
 void wc_part_finish(wc_engine *engine, wc_part *part);
-void wc_work_hash(wc_engine *engine, wc_work *work, const wc_part *part, uint64_t from, uint64_t to);
-bool wc_work_copy(wc_engine *engine, wc_work *work); /* world size 1: one slice; true when through */
+void wc_work_hash(wc_engine *engine, wc_work *work, const wc_part *part, uint64_t from, uint64_t to); /* part->cursor went from..to */
+
+/* engine_local.c */
+uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to); /* of these raw bytes of the part */
+uint8_t *wc_spot_at(const wc_part *part, wc_spot spot, uint64_t cursor);
+uint64_t wc_part_bound(const wc_part *part); /* how far the parts that it comes after let it go */
+void wc_part_moved(wc_part *part); /* its cursor has moved: whoever waits for that goes on. The part must not be finished yet */
+void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit); /* runs a local part for at most `limit` bytes */
+
+/* engine_scratch.c */
+wc_scratch *wc_scratch_take(wc_engine *engine, size_t bytes); /* NULL with errno */
+void wc_scratch_give(wc_engine *engine, wc_scratch *scratch);
+void wc_scratch_free_all(wc_engine *engine);
 
 /* engine.c */
 wc_link *wc_link_find(const wc_engine *engine, uint64_t id); /* engine->mutex held */
 void wc_link_unref(wc_link *link);
-void wc_command_drop(wc_command *command); /* frees it and what it holds */
+void wc_command_drop(wc_engine *engine, wc_command *command); /* frees it and what it holds */
 
 /* worker.c */
 int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index);

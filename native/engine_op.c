@@ -14,52 +14,132 @@ static uint32_t part_count(uint64_t length, uint32_t lanes, uint32_t stripe)
 
 static uint32_t op_stripe(const wc_engine *engine, const wc_op *op)
 {
-    return op->stripe ? op->stripe : engine->config.stripe;
+    uint32_t stripe = op->stripe ? op->stripe : engine->config.stripe;
+    return stripe < WC_MIN_STRIPE ? WC_MIN_STRIPE : stripe;
 }
 
-/* Where part `index` of `count` begins: inside the chunk at absolute multiples of the digest's block. */
-static uint64_t part_cut(uint64_t offset, uint64_t length, uint32_t count, uint32_t index)
+/* Cuts are at multiples of it: the digest's block, or less where parts may be shorter. Never more than the stripe: no part is empty. */
+static uint64_t cut_align(uint32_t stripe)
+{
+    uint64_t align = WC_DIGEST_BLOCK;
+    while (align > stripe)
+        align /= 2;
+    return align;
+}
+
+/* Where part `index` of `count` begins: inside the transfer at absolute multiples of align. */
+static uint64_t part_cut(uint64_t offset, uint64_t length, uint32_t count, uint32_t index, uint64_t align)
 {
     if (index == 0)
         return offset;
     if (index == count)
         return offset + length;
     uint64_t at = offset + length / count * index + length % count * index / count;
-    at -= at % WC_DIGEST_BLOCK;
-    return at < offset ? offset : at;
+    return at - at % align;
+}
+
+/* Raw bytes of the codec's block; 1 without codec. */
+static uint64_t block_raw(const wc_op *op)
+{
+    uint64_t elements = wc_codec_shape((int)op->codec).elements;
+    return elements ? elements * wc_dtype_size((int)op->dtype) : 1;
+}
+
+static bool place_valid(const wc_op *op, const wc_transfer *t, const wc_place *place, size_t itemsize)
+{
+    if (place->buffer >= WC_BUFFERS || place->offset > op->bytes[place->buffer])
+        return false;
+    uint64_t room = op->bytes[place->buffer] - place->offset, need = t->length, raw = block_raw(op);
+    if (place->encoded) {
+        if (op->codec == WC_CODEC_NONE || place->buffer != WC_SCRATCH || t->start % raw)
+            return false;
+        need = (t->length + raw - 1) / raw * wc_codec_shape((int)op->codec).bytes;
+    } else if (place->offset % itemsize) {
+        return false;
+    }
+    return need <= room;
+}
+
+static bool writable(const wc_op *op, const wc_transfer *t, size_t itemsize)
+{
+    return t->to.buffer != WC_FRONT && place_valid(op, t, &t->to, itemsize);
+}
+
+static bool bounds_valid(const wc_op *op, uint32_t index)
+{
+    const wc_transfer *t = &op->transfers[index];
+    for (int i = 0; i < WC_AFTER; i++) {
+        int64_t at = t->after[i];
+        if (at < -1 || at >= (int64_t)index || (at >= 0 && (t->length == 0 || t->direction == WC_RECV)))
+            return false;
+        if (at < 0)
+            continue;
+        const wc_transfer *a = &op->transfers[at];
+        if (a->direction == WC_SEND || a->start != t->start || a->length != t->length || (i && at == t->after[0]))
+            return false;
+    }
+    return true;
+}
+
+static bool local_valid(const wc_op *op, const wc_transfer *t, size_t itemsize)
+{
+    if (!writable(op, t, itemsize) || !place_valid(op, t, &t->left, itemsize) || t->length == 0)
+        return false;
+    switch (t->action) {
+    case WC_COPY:
+        return !t->to.encoded && !t->left.encoded;
+    case WC_REDUCE:
+    case WC_FINAL:
+        return !t->to.encoded && !t->left.encoded && place_valid(op, t, &t->right, itemsize);
+    case WC_ENCODE:
+        return t->to.encoded && !t->left.encoded;
+    case WC_DECODE:
+        return !t->to.encoded && t->left.encoded;
+    default:
+        return false;
+    }
 }
 
 static bool transfer_valid(const wc_op *op, uint32_t index, size_t itemsize)
 {
     const wc_transfer *t = &op->transfers[index];
-    if (t->offset > op->bytes || t->length > op->bytes - t->offset || t->offset % itemsize || t->length % itemsize)
+    if (t->length > INT64_MAX || t->start > INT64_MAX || t->start % itemsize || t->length % itemsize || !bounds_valid(op, index))
         return false;
-    if (t->direction == WC_RECV)
-        return t->action <= WC_FINAL && t->after == -1;
-    if (t->direction != WC_SEND || (t->action != WC_FRONT && t->action != WC_BACK) || t->after < -1)
+    if (t->result && (t->direction == WC_SEND || t->to.buffer != WC_BACK))
         return false;
-    if (t->after == -1)
-        return true;
-    if ((uint32_t)t->after >= index)
+    switch (t->direction) {
+    case WC_SEND:
+        return t->action == WC_COPY && place_valid(op, t, &t->left, itemsize);
+    case WC_RECV:
+        if (t->action != WC_COPY && (t->action > WC_FINAL || t->to.encoded || t->left.encoded || !place_valid(op, t, &t->left, itemsize)))
+            return false;
+        return writable(op, t, itemsize);
+    case WC_LOCAL:
+        return local_valid(op, t, itemsize);
+    default:
         return false;
-    const wc_transfer *a = &op->transfers[t->after];
-    return a->direction == WC_RECV && a->offset == t->offset && a->length == t->length;
+    }
 }
 
 static bool op_valid(const wc_engine *engine, const wc_op *op)
 {
-    if (op->dtype >= WC_DTYPES || op->op >= WC_OPS || op->transfers_count > WC_MAX_TRANSFERS)
+    if (op->dtype >= WC_DTYPES || op->op >= WC_OPS || op->codec >= WC_CODECS || op->transfers_count > WC_MAX_TRANSFERS)
         return false;
-    if (op->bytes > INT64_MAX || (op->bytes && (!op->front || !op->back)) || (op->transfers_count && !op->transfers))
+    for (int i = 0; i < WC_BUFFERS; i++)
+        if (op->bytes[i] > INT64_MAX)
+            return false;
+    if ((op->bytes[WC_FRONT] && !op->front) || (op->bytes[WC_BACK] && !op->back) || (op->transfers_count && !op->transfers))
         return false;
-    if ((op->op == WC_AVG && op->divisor < 1) || (op->transfers_count && op->lanes < 1))
+    if (op->divisor < 1 || op->lanes < 1 || op->lanes > WC_MAX_LANES)
+        return false;
+    if (op->codec != WC_CODEC_NONE && !engine->kernels->encode[op->codec][op->dtype])
         return false;
     size_t itemsize = wc_dtype_size((int)op->dtype);
-    if (op->bytes % itemsize)
-        return false;
     for (uint32_t i = 0; i < op->transfers_count; i++) {
         if (!transfer_valid(op, i, itemsize))
             return false;
+        if (op->transfers[i].direction == WC_LOCAL)
+            continue;
         const wc_link *link = wc_link_find(engine, op->transfers[i].link);
         if (!link || link->lanes_count != op->lanes || link->epoch != op->epoch)
             return false;
@@ -70,11 +150,51 @@ static bool op_valid(const wc_engine *engine, const wc_op *op)
 /* The sender's choice: long frames cost less, several per part let the next rank begin while the rest is on its way. */
 static uint32_t part_segment(const wc_engine *engine, const wc_part *part)
 {
+    const wc_work *work = part->work;
     uint64_t wanted = (part->end - part->begin) / WC_PART_FRAMES;
     wanted += WC_DIGEST_BLOCK - 1 - (wanted + WC_DIGEST_BLOCK - 1) % WC_DIGEST_BLOCK;
-    if (wanted < WC_DIGEST_BLOCK)
-        wanted = WC_DIGEST_BLOCK;
-    return wanted < engine->config.segment ? (uint32_t)wanted : engine->config.segment;
+    uint64_t most = engine->config.segment;
+    if (part->encoded)
+        most = most / work->block_wire * work->block_raw;
+    most -= most % WC_DIGEST_BLOCK;
+    if (wanted > most)
+        wanted = most;
+    return wanted < WC_DIGEST_BLOCK ? WC_DIGEST_BLOCK : (uint32_t)wanted;
+}
+
+static wc_spot spot_of(const wc_work *work, wc_place place)
+{
+    uint8_t *buffers[WC_BUFFERS] = {(uint8_t *)work->op.front, work->op.back, work->scratch ? work->scratch->memory : NULL};
+    uint8_t *base = buffers[place.buffer];
+    return (wc_spot){.base = base ? base + place.offset : NULL, .encoded = place.encoded};
+}
+
+/* Fills in what a part has of its transfer. */
+static void describe_part(wc_part *part, const wc_transfer *t)
+{
+    const wc_work *work = part->work;
+    part->start = t->start;
+    part->number = t->number;
+    part->direction = t->direction;
+    part->action = t->action;
+    part->result = t->result;
+    part->measured = t->measured;
+    if (t->direction != WC_SEND) {
+        part->to = spot_of(work, t->to);
+        part->back = t->to.offset;
+    }
+    if (t->direction != WC_RECV || t->action != WC_COPY)
+        part->left = spot_of(work, t->left);
+    if (t->direction == WC_LOCAL && (t->action == WC_REDUCE || t->action == WC_FINAL))
+        part->right = spot_of(work, t->right);
+    part->encoded = part->to.encoded || part->left.encoded || part->right.encoded;
+}
+
+static void depend(wc_part *part, int slot, wc_part *after)
+{
+    part->after[slot] = after;
+    part->next_dependent[slot] = after->dependents;
+    after->dependents = part;
 }
 
 /* Fills in the parts of all transfers. `first` gets, per transfer, the index of its first part. */
@@ -82,37 +202,37 @@ static void make_parts(wc_engine *engine, wc_work *work, size_t *first)
 {
     const wc_op *op = &work->op;
     size_t next = 0;
+    const uint32_t stripe = op_stripe(engine, op);
+    const uint64_t align = cut_align(stripe);
     /* Part 0 of any call with this seq is on this lane: members whose calls differ in size meet there and find out. */
     uint64_t turn = op->no_turns ? 0 : op->seq % op->lanes;
     for (uint32_t i = 0; i < op->transfers_count; i++) {
         const wc_transfer *t = &op->transfers[i];
-        wc_link *link = wc_link_find(engine, t->link);
-        uint32_t count = part_count(t->length, op->lanes, op_stripe(engine, op));
+        wc_link *link = t->direction == WC_LOCAL ? NULL : wc_link_find(engine, t->link);
+        uint32_t count = part_count(t->length, op->lanes, stripe);
         first[i] = next;
         for (uint32_t p = 0; p < count; p++) {
             wc_part *part = &work->parts[next++];
             uint32_t lane = (uint32_t)((turn + p) % op->lanes);
             part->work = work;
-            part->lane = &link->lanes[lane];
+            part->lane = link ? &link->lanes[lane] : NULL;
             part->worker = lane % engine->config.workers;
-            part->begin = part->cursor = part_cut(t->offset, t->length, count, p);
-            part->end = part_cut(t->offset, t->length, count, p + 1);
+            part->begin = part->cursor = part_cut(t->start, t->length, count, p, align);
+            part->end = part_cut(t->start, t->length, count, p + 1, align);
+            describe_part(part, t);
             part->segment = part_segment(engine, part);
-            part->step = t->step;
-            part->direction = t->direction;
-            part->action = t->action;
-            if (t->after >= 0) {
-                part->after = &work->parts[first[t->after] + p];
-                part->next_dependent = part->after->dependents;
-                part->after->dependents = part;
-            }
+            for (int a = 0; a < WC_AFTER; a++)
+                if (t->after[a] >= 0)
+                    depend(part, a, &work->parts[first[t->after[a]] + p]);
             work->remaining[part->worker]++;
         }
     }
 }
 
-void wc_work_free(wc_work *work)
+void wc_work_free(wc_engine *engine, wc_work *work)
 {
+    wc_scratch_give(engine, work->scratch);
+    free(work->squares);
     free(work->hashes);
     free(work->hashed);
     free(work->remaining);
@@ -130,7 +250,7 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
     size_t parts = 0;
     for (uint32_t i = 0; i < op->transfers_count; i++)
         parts += part_count(op->transfers[i].length, op->lanes, op_stripe(engine, op));
-    uint64_t blocks = op->digest ? (op->bytes + WC_DIGEST_BLOCK - 1) / WC_DIGEST_BLOCK : 0;
+    uint64_t blocks = op->digest ? (op->bytes[WC_BACK] + WC_DIGEST_BLOCK - 1) / WC_DIGEST_BLOCK : 0;
 
     wc_work *work = calloc(1, sizeof *work);
     size_t *first = calloc((size_t)op->transfers_count + 1, sizeof *first);
@@ -139,15 +259,21 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
         work->parts = calloc(parts + 1, sizeof *work->parts);
         work->hashes = calloc(blocks + 1, sizeof *work->hashes);
         work->hashed = calloc(blocks + 1, 1);
+        work->squares = calloc(2 * workers, sizeof *work->squares);
+        work->scratch = op->bytes[WC_SCRATCH] ? wc_scratch_take(engine, op->bytes[WC_SCRATCH]) : NULL;
     }
-    if (!work || !first || !work->remaining || !work->parts || !work->hashes || !work->hashed) {
+    if (!work || !first || !work->remaining || !work->parts || !work->hashes || !work->hashed || !work->squares ||
+        (op->bytes[WC_SCRATCH] && !work->scratch)) {
         free(first);
         if (work)
-            wc_work_free(work);
+            wc_work_free(engine, work);
         errno = ENOMEM;
         return NULL;
     }
     work->op = *op;
+    work->engine = engine;
+    work->block_raw = block_raw(op);
+    work->block_wire = wc_codec_shape((int)op->codec).bytes;
     work->itemsize = wc_dtype_size((int)op->dtype);
     work->reduce = engine->kernels->reduce[op->dtype][op->op];
     work->average = op->op == WC_AVG ? engine->kernels->average[op->dtype] : NULL;
@@ -157,7 +283,7 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
     free(first);
     work->op.transfers = NULL;
     if (op->transfers_count == 0)
-        work->remaining[0] = 1; /* the copy from front to back */
+        work->remaining[0] = 1; /* a worker has to say that there is nothing to do */
     unsigned involved = 0;
     for (uint32_t w = 0; w < workers; w++)
         involved += work->remaining[w] > 0;
@@ -166,31 +292,33 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
     return work;
 }
 
-void wc_work_unref(wc_work *work)
+void wc_work_unref(wc_engine *engine, wc_work *work)
 {
     if (atomic_fetch_sub(&work->refs, 1) == 1)
-        wc_work_free(work);
+        wc_work_free(engine, work);
 }
 
 static void hash_block(wc_engine *engine, wc_work *work, uint64_t block)
 {
-    uint64_t start = block * WC_DIGEST_BLOCK, left = work->op.bytes - start;
+    uint64_t start = block * WC_DIGEST_BLOCK, left = work->op.bytes[WC_BACK] - start;
     size_t n = left < WC_DIGEST_BLOCK ? (size_t)left : WC_DIGEST_BLOCK;
     work->hashes[block] = engine->kernels->hash64((const uint8_t *)work->op.back + start, n);
     work->hashed[block] = 1;
 }
 
-/* Bytes [from, to) of part have become final: hashes the blocks that this completes and that lie within the part. */
+/* Bytes [from, to) of part have become final: hashes the blocks of back that this completes and that lie within the part. */
 void wc_work_hash(wc_engine *engine, wc_work *work, const wc_part *part, uint64_t from, uint64_t to)
 {
     if (!work->blocks)
         return;
-    uint64_t block = from / WC_DIGEST_BLOCK;
-    if (block * WC_DIGEST_BLOCK < part->begin)
+    uint64_t shift = part->back - part->start; /* may wrap around: so do the sums */
+    uint64_t bytes = work->op.bytes[WC_BACK];
+    uint64_t block = (from + shift) / WC_DIGEST_BLOCK;
+    if (block * WC_DIGEST_BLOCK < part->begin + shift)
         block++;
     for (; block < work->blocks; block++) {
         uint64_t end = (block + 1) * WC_DIGEST_BLOCK;
-        if ((end < work->op.bytes ? end : work->op.bytes) > to)
+        if ((end < bytes ? end : bytes) > to + shift)
             return;
         hash_block(engine, work, block);
     }
@@ -222,6 +350,11 @@ static void settle(wc_engine *engine, wc_work *work)
     if (!aborted) {
         event.value = digest(engine, work);
         event.extra = atomic_load(&work->bytes_sent);
+        event.saved = atomic_load(&work->saved);
+        for (uint32_t w = 0; w < engine->config.workers; w++) {
+            event.error_squares += work->squares[2 * w];
+            event.norm_squares += work->squares[2 * w + 1];
+        }
     }
     pthread_mutex_lock(&engine->mutex);
     table_remove(engine, work);
@@ -235,7 +368,7 @@ static void settle(wc_engine *engine, wc_work *work)
     for (uint32_t i = 0; i < work->cancels; i++)
         wc_events_push(&engine->events, &event);
     pthread_mutex_unlock(&engine->mutex);
-    wc_work_unref(work);
+    wc_work_unref(engine, work);
 }
 
 void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted)
@@ -248,23 +381,7 @@ void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted)
 
 void wc_part_finish(wc_engine *engine, wc_part *part)
 {
-    part->finished = true;
     part->lane = NULL;
     if (--part->work->remaining[part->worker] == 0)
         wc_work_let_go(engine, part->work, false);
-}
-
-bool wc_work_copy(wc_engine *engine, wc_work *work)
-{
-    uint64_t left = work->op.bytes - work->copied;
-    uint64_t stop = work->copied + (left < WC_COPY_SLICE ? left : WC_COPY_SLICE);
-    while (work->copied < stop) {
-        uint64_t block = work->copied / WC_DIGEST_BLOCK;
-        uint64_t n = stop - work->copied < WC_DIGEST_BLOCK ? stop - work->copied : WC_DIGEST_BLOCK;
-        memcpy((uint8_t *)work->op.back + work->copied, (const uint8_t *)work->op.front + work->copied, (size_t)n);
-        work->copied += n;
-        if (work->blocks)
-            hash_block(engine, work, block);
-    }
-    return work->copied == work->op.bytes;
 }

@@ -36,15 +36,15 @@ void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t inde
     lane->index = index;
     lane->fd = -1;
     lane->epoch = epoch;
+    pthread_mutex_init(&lane->info_mutex, NULL);
 }
 
 void wc_lane_destroy(wc_lane *lane)
 {
     if (lane->fd >= 0)
         close(lane->fd);
-    lane->fd = -1;
     free(lane->tx_private);
-    lane->tx_private = NULL;
+    pthread_mutex_destroy(&lane->info_mutex);
 }
 
 /* Tells epoll what this lane waits for: input unless parked, room to send if blocked, the other end's end always. */
@@ -174,7 +174,8 @@ void wc_lane_close(wc_lane *lane)
         drop_socket(lane);
         wc_events_release(&lane->worker->engine->events, 1);
     }
-    wc_lane_destroy(lane);
+    free(lane->tx_private);
+    lane->tx_private = NULL;
 }
 
 void wc_lane_go(wc_lane *lane)

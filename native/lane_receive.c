@@ -8,12 +8,18 @@
 
 typedef enum { ACCEPT, DRAIN, PARK, DOWN } verdict;
 
+/* Wire bytes that cannot be taken in by halves: an element, or a block of the codec. */
+static size_t grain(const wc_part *part)
+{
+    return part->encoded ? (size_t)part->work->block_wire : part->work->itemsize;
+}
+
 /* The frame belongs to part's op; is it the next one of this part? */
 static verdict match_part(wc_lane *lane, wc_part *part, const wc_frame *frame)
 {
-    if (frame->step != part->step) {
-        wc_lane_down(lane, EPROTO, "protocol: step %u of seq %llu, expected step %u", frame->step,
-                     (unsigned long long)frame->seq, part->step);
+    if (frame->number != part->number) {
+        wc_lane_down(lane, EPROTO, "protocol: transfer %u of seq %llu, expected %u", frame->number,
+                     (unsigned long long)frame->seq, part->number);
         return DOWN;
     }
     if (frame->offset != part->cursor) {
@@ -21,10 +27,10 @@ static verdict match_part(wc_lane *lane, wc_part *part, const wc_frame *frame)
                      (unsigned long long)frame->seq, (unsigned long long)part->cursor);
         return DOWN;
     }
-    if (frame->length > part->end - part->cursor || frame->length % part->work->itemsize ||
-        (frame->length == 0 && part->begin != part->end)) {
+    uint64_t most = wc_wire_bytes(part, part->cursor, part->end);
+    if (frame->length > most || frame->length % grain(part) || (frame->length == 0 && part->begin != part->end)) {
         wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes in seq %llu, expected 1 to %llu", frame->length,
-                     (unsigned long long)frame->seq, (unsigned long long)(part->end - part->cursor));
+                     (unsigned long long)frame->seq, (unsigned long long)most);
         return DOWN;
     }
     lane->rx_part = part;
@@ -75,13 +81,6 @@ static verdict match(wc_lane *lane)
     return match_part(lane, head, frame);
 }
 
-static void send_dependents(const wc_part *part)
-{
-    for (wc_part *send = part->dependents; send; send = send->next_dependent)
-        if (send->lane && send->lane->sends.head == send)
-            wc_lane_send(send->lane);
-}
-
 /* n bytes of whole elements at src follow part's cursor: checksum, reduce, hash, slice by slice while they are hot. */
 static void consume(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
 {
@@ -93,18 +92,29 @@ static void consume(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
             slice = n;
         if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
             lane->rx_crc = engine->kernels->crc32c(lane->rx_crc, src, slice);
-        uint8_t *back = (uint8_t *)work->op.back + part->cursor;
-        const uint8_t *front = (const uint8_t *)work->op.front + part->cursor;
-        if (part->action == WC_FINAL && work->average)
-            work->average(back, front, src, slice / work->itemsize, work->op.divisor);
-        else if (part->action != WC_COPY)
-            work->reduce(back, front, src, slice / work->itemsize);
-        if (part->action != WC_REDUCE)
-            wc_work_hash(engine, work, part, part->cursor, part->cursor + slice);
+        if (part->action != WC_COPY) {
+            uint8_t *to = wc_spot_at(part, part->to, part->cursor);
+            const uint8_t *left = wc_spot_at(part, part->left, part->cursor);
+            if (part->action == WC_FINAL && work->average)
+                work->average(to, left, src, slice / work->itemsize, work->op.divisor);
+            else
+                work->reduce(to, left, src, slice / work->itemsize);
+        }
         part->cursor += slice;
+        if (part->result)
+            wc_work_hash(engine, work, part, part->cursor - slice, part->cursor);
         src += slice;
         n -= slice;
     }
+}
+
+/* The same for n bytes of whole blocks of the codec, which stay as they are. */
+static void consume_encoded(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
+{
+    if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
+        lane->rx_crc = lane->worker->engine->kernels->crc32c(lane->rx_crc, src, n);
+    uint64_t raw = n / part->work->block_wire * part->work->block_raw;
+    part->cursor = raw < part->end - part->cursor ? part->cursor + raw : part->end;
 }
 
 /* n payload bytes have been read to where payload_target() said. */
@@ -120,13 +130,18 @@ static void take_payload(wc_lane *lane, size_t n)
     }
     bool in_place = part->action == WC_COPY;
     size_t have = lane->rx_tail_bytes + n;
-    size_t tail = have % part->work->itemsize;
-    const uint8_t *src = in_place ? (const uint8_t *)part->work->op.back + part->cursor : scratch;
+    size_t tail = have % grain(part);
+    const uint8_t *src = in_place ? wc_spot_at(part, part->to, part->cursor) : scratch;
     if (!in_place && tail)
         memcpy(lane->rx_tail, src + have - tail, tail);
     lane->rx_tail_bytes = (uint32_t)tail;
-    consume(lane, part, src, have - tail);
-    send_dependents(part);
+    if (have == tail)
+        return;
+    if (part->encoded)
+        consume_encoded(lane, part, src, have - tail);
+    else
+        consume(lane, part, src, have - tail);
+    wc_part_moved(part);
 }
 
 /* Where the next payload bytes go, and how many at most. */
@@ -138,7 +153,7 @@ static uint8_t *payload_target(wc_lane *lane, size_t *room)
     if (!part)
         return scratch;
     if (part->action == WC_COPY)
-        return (uint8_t *)part->work->op.back + part->cursor + lane->rx_tail_bytes;
+        return wc_spot_at(part, part->to, part->cursor) + lane->rx_tail_bytes;
     memcpy(scratch, lane->rx_tail, lane->rx_tail_bytes);
     return scratch + lane->rx_tail_bytes;
 }
@@ -160,11 +175,6 @@ static void end_frame(wc_lane *lane)
     if (!part || part->cursor != part->end)
         return;
     wc_fifo_remove(&lane->recvs, part);
-    bool empty = part->begin == part->end;
-    if (empty) {
-        part->finished = true;
-        send_dependents(part); /* bounded by the frame itself: there are no bytes */
-    }
     wc_part_finish(lane->worker->engine, part);
 }
 
@@ -263,8 +273,7 @@ void wc_lane_forget_rx(wc_lane *lane, const wc_work *work)
     if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
         lane->rx_crc = lane->worker->engine->kernels->crc32c(
             lane->rx_crc,
-            lane->rx_part->action == WC_COPY ? (const uint8_t *)lane->rx_part->work->op.back + lane->rx_part->cursor
-                                             : lane->rx_tail,
+            lane->rx_part->action == WC_COPY ? wc_spot_at(lane->rx_part, lane->rx_part->to, lane->rx_part->cursor) : lane->rx_tail,
             lane->rx_tail_bytes);
     lane->rx_tail_bytes = 0;
     lane->rx_part = NULL;

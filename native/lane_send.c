@@ -2,10 +2,13 @@
 #include "engine_internal.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 
 /* Where the next frame of part ends. False: not all of its bytes are there yet. Frames end at absolute multiples of the
    part's segment, so that small progress does not make small frames. */
@@ -13,9 +16,7 @@ static bool frame_end(const wc_part *part, uint64_t *end)
 {
     uint64_t boundary = (part->cursor / part->segment + 1) * part->segment;
     *end = boundary < part->end ? boundary : part->end;
-    if (!part->after)
-        return true;
-    return part->begin == part->end ? part->after->finished : part->after->cursor >= *end;
+    return wc_part_bound(part) >= *end;
 }
 
 static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
@@ -23,18 +24,19 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
     const wc_engine *engine = lane->worker->engine;
     const wc_op *op = &part->work->op;
     wc_tx_frame *frame = &lane->tx[lane->tx_first + lane->tx_count++];
-    const uint8_t *source = part->action == WC_FRONT ? op->front : op->back;
-    frame->payload = source ? source + part->cursor : NULL;
+    uint64_t payload = wc_wire_bytes(part, part->cursor, end);
+    frame->payload = payload ? wc_spot_at(part, part->left, part->cursor) : NULL;
     frame->part = part;
+    frame->saved = end - part->cursor - payload;
     frame->header = (wc_frame){
         .magic = WC_FRAME_MAGIC,
         .version = WC_FRAME_VERSION,
-        .step = part->step,
+        .number = part->number,
         .epoch = op->epoch,
         .seq = op->seq,
         .fingerprint = op->fingerprint,
         .offset = part->cursor,
-        .length = (uint32_t)(end - part->cursor),
+        .length = (uint32_t)payload,
     };
     if (engine->config.checksum) {
         frame->header.flags = WC_FLAG_CHECKSUM;
@@ -81,6 +83,8 @@ static void advance(wc_lane *lane, size_t n)
         if (!frame->part)
             continue;
         atomic_fetch_add_explicit(&frame->part->work->bytes_sent, size, memory_order_relaxed);
+        if (frame->saved)
+            atomic_fetch_add_explicit(&frame->part->work->saved, frame->saved, memory_order_relaxed);
         if (frame->last)
             wc_part_finish(lane->worker->engine, frame->part);
     }
@@ -110,6 +114,25 @@ static int gather(const wc_lane *lane, struct iovec *iov, size_t *total)
     return count;
 }
 
+/* A look at the kernel's view of the connection, now and then. */
+static void take_info(wc_lane *lane)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    uint64_t ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    if (ms < lane->info_at + WC_TCP_INFO_MS)
+        return;
+    lane->info_at = ms;
+    uint8_t info[WC_TCP_INFO_BYTES];
+    socklen_t size = sizeof info;
+    if (getsockopt(lane->fd, IPPROTO_TCP, TCP_INFO, info, &size) < 0)
+        return;
+    pthread_mutex_lock(&lane->info_mutex);
+    memcpy(lane->info, info, size);
+    lane->info_bytes = size;
+    pthread_mutex_unlock(&lane->info_mutex);
+}
+
 void wc_lane_send(wc_lane *lane)
 {
     size_t budget = WC_WAKE_BYTES;
@@ -129,8 +152,10 @@ void wc_lane_send(wc_lane *lane)
             wc_lane_down(lane, errno, "send: %s", strerror(errno));
             return;
         }
-        if (n > 0)
+        if (n > 0) {
             advance(lane, (size_t)n);
+            take_info(lane);
+        }
         if (n < (ssize_t)total || (size_t)n >= budget)
             lane->blocked = true; /* epoll says when there is room, or when it is this lane's turn again */
         else

@@ -39,18 +39,30 @@ static bool cancels_through(const wc_engine *engine, uint64_t number)
     return true;
 }
 
+static bool waits_for_nothing(const wc_part *part)
+{
+    for (int i = 0; i < WC_AFTER; i++)
+        if (part->after[i])
+            return false;
+    return true;
+}
+
 static void post(wc_worker *worker, wc_work *work)
 {
-    if (work->op.transfers_count == 0) {
-        wc_work **at = &worker->copies;
-        while (*at)
-            at = &(*at)->next_copy;
-        *at = work;
+    if (work->parts_count == 0) {
+        work->remaining[worker->index] = 0;
+        wc_work_let_go(worker->engine, work, false);
         return;
     }
-    for (size_t i = 0; i < work->parts_count; i++)
-        if (work->parts[i].worker == worker->index)
-            wc_lane_queue(work->parts[i].lane, &work->parts[i]);
+    for (size_t i = 0; i < work->parts_count; i++) {
+        wc_part *part = &work->parts[i];
+        if (part->worker != worker->index)
+            continue;
+        if (part->direction != WC_LOCAL)
+            wc_lane_queue(part->lane, part);
+        else if (waits_for_nothing(part))
+            wc_fifo_push(&worker->locals, part);
+    }
     for (size_t i = 0; i < work->parts_count; i++) {
         wc_part *part = &work->parts[i];
         wc_lane *lane = part->worker == worker->index ? part->lane : NULL;
@@ -64,15 +76,13 @@ static void cancel(wc_worker *worker, wc_work *work)
     uint32_t *remaining = &work->remaining[worker->index];
     if (*remaining == 0)
         return;
-    for (wc_work **at = &worker->copies; *at; at = &(*at)->next_copy) {
-        if (*at == work) {
-            *at = work->next_copy;
-            break;
-        }
-    }
     for (size_t i = 0; i < work->parts_count; i++) {
         wc_part *part = &work->parts[i];
-        wc_lane *lane = part->worker == worker->index ? part->lane : NULL;
+        if (part->worker != worker->index)
+            continue;
+        if (part->direction == WC_LOCAL && part->queued)
+            wc_fifo_remove(&worker->locals, part);
+        wc_lane *lane = part->lane;
         if (!lane)
             continue;
         wc_lane_forget(lane, work);
@@ -143,7 +153,7 @@ static void run_commands(wc_worker *worker)
         worker->todo = command->next;
         cancelled |= command->type == WC_CMD_CANCEL;
         execute(worker, command);
-        wc_command_drop(command);
+        wc_command_drop(worker->engine, command);
     }
     for (uint32_t i = 0; cancelled && i < engine->config.workers; i++)
         if (i != worker->index)
@@ -157,7 +167,7 @@ static void *run(void *argument)
     wc_fpenv_enter();
     while (!atomic_load(&engine->stopping)) {
         struct epoll_event events[BATCH];
-        int n = epoll_wait(worker->epoll, events, BATCH, worker->copies ? 0 : -1);
+        int n = epoll_wait(worker->epoll, events, BATCH, worker->locals.head ? 0 : -1);
         bool woken = false;
         for (int i = 0; i < n; i++) {
             if (events[i].data.ptr)
@@ -169,12 +179,8 @@ static void *run(void *argument)
             take_commands(worker);
             run_commands(worker);
         }
-        wc_work *work = worker->copies;
-        if (work && wc_work_copy(engine, work)) {
-            worker->copies = work->next_copy;
-            work->remaining[worker->index] = 0;
-            wc_work_let_go(engine, work, false);
-        }
+        if (worker->locals.head)
+            wc_local_go(worker, worker->locals.head, WC_LOCAL_BYTES);
     }
     return NULL;
 }
@@ -204,9 +210,10 @@ int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index)
     worker->epoll = epoll_create1(EPOLL_CLOEXEC);
     worker->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     worker->scratch = aligned_alloc(4096, WC_READ_BYTES + 4096);
+    worker->decoded = aligned_alloc(4096, WC_DIGEST_BLOCK);
     pthread_mutex_init(&worker->mutex, NULL);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    if (worker->epoll >= 0 && worker->wake >= 0 && worker->scratch &&
+    if (worker->epoll >= 0 && worker->wake >= 0 && worker->scratch && worker->decoded &&
         epoll_ctl(worker->epoll, EPOLL_CTL_ADD, worker->wake, &event) == 0 && start_thread(worker) == 0) {
         worker->started = true;
         return 0;
@@ -221,16 +228,17 @@ void wc_worker_destroy(wc_worker *worker)
 {
     for (wc_command *list = worker->todo, *next; list; list = next) {
         next = list->next;
-        wc_command_drop(list);
+        wc_command_drop(worker->engine, list);
     }
     for (wc_command *list = worker->in_head, *next; list; list = next) {
         next = list->next;
-        wc_command_drop(list);
+        wc_command_drop(worker->engine, list);
     }
     if (worker->epoll >= 0)
         close(worker->epoll);
     if (worker->wake >= 0)
         close(worker->wake);
     free(worker->scratch);
+    free(worker->decoded);
     pthread_mutex_destroy(&worker->mutex);
 }

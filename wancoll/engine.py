@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from wancoll._native import ffi, lib
-from wancoll.collective import DType, ReduceOp
+from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
-from wancoll.schedule.plan import Schedule
+from wancoll.schedule.plan import Place, Schedule, Transfer
 
 KIB = 1024
 DIGEST_BLOCK = 64 * KIB
@@ -23,11 +24,21 @@ _EVENTS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Op *op* has finished here. digest: of its result, 0 where none was asked for; bytes_sent: headers included."""
+    """Op *op* has finished here.
+
+    Args:
+        op: its id.
+        digest: of its result, 0 where none was asked for.
+        bytes_sent: on the wire, headers included.
+        bytes_saved: what the codec kept off the wire.
+        codec_error: relative L2 error of the measured encodes, 0.0 without any.
+    """
 
     op: int
     digest: int
     bytes_sent: int
+    bytes_saved: int = 0
+    codec_error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,53 +98,69 @@ class Prepared:
 def prepare(
     schedule: Schedule,
     links: Mapping[int, int],
-    bounds: Sequence[tuple[int, int]],
     *,
     dtype: DType,
     op: ReduceOp,
-    count: int,
+    front_bytes: int,
+    back_bytes: int,
     world_size: int,
     lanes: int,
     stripe: int = 0,
     turns: bool = True,
     digest: bool = True,
+    codec: Codec = Codec.none,
+    stochastic: bool = False,
 ) -> Prepared:
     """Translate a schedule for the engine.
 
     Args:
-        schedule: this rank's transfers.
+        schedule: this rank's.
         links: rank -> link id, for every rank in the schedule.
-        bounds: [start, stop) of every chunk, in elements.
         dtype: element type.
         op: reduce op.
-        count: elements of the tensor.
+        front_bytes: size of the input.
+        back_bytes: size of the result.
         world_size: divisor of avg.
         lanes: of every link used.
         stripe: transfers are not cut into parts smaller than this, bytes; 0: as the engine was told. The same on all
             members.
         turns: ops take turns on the lanes (part p of the op seq on lane (seq + p) % lanes); False: all start at lane 0.
         digest: whether Done carries one.
+        codec: of encoded places.
+        stochastic: how it rounds.
 
     Raises:
         ConfigError: a rank without a link.
     """
-    size = dtype.itemsize
-    transfers = ffi.new("wc_transfer[]", max(len(schedule), 1))
-    for line, out in zip(schedule, transfers, strict=False):
-        start, stop = bounds[line.chunk]
-        if line.peer not in links:
-            raise ConfigError("a schedule needs a link that is not there", who=f"rank {line.peer}")
-        out.link = links[line.peer]
-        out.offset, out.length = start * size, (stop - start) * size
-        out.after, out.step = line.after, line.step
-        out.direction, out.action = int(line.direction), int(line.action)
+    steps = schedule.steps
+    transfers = ffi.new("wc_transfer[]", max(len(steps), 1))
+    for step, out in zip(steps, transfers, strict=False):
+        _translate(step, out, links)
     prepared = ffi.new("wc_op *")
-    prepared.bytes = count * size
-    prepared.dtype, prepared.op = int(dtype), int(op)
+    prepared.bytes = (front_bytes, back_bytes, schedule.scratch)
+    prepared.dtype, prepared.op, prepared.codec, prepared.stochastic = int(dtype), int(op), int(codec), int(stochastic)
     prepared.divisor, prepared.lanes, prepared.stripe, prepared.no_turns = world_size, lanes, stripe, int(not turns)
-    prepared.transfers_count, prepared.digest = len(schedule), int(digest)
+    prepared.transfers_count, prepared.digest = len(steps), int(digest)
     prepared.transfers = transfers
     return Prepared(prepared, transfers)
+
+
+def _translate(step: Transfer, out: Any, links: Mapping[int, int]) -> None:
+    if step.peer >= 0:
+        if step.peer not in links:
+            raise ConfigError("a schedule needs a link that is not there", who=f"rank {step.peer}")
+        out.link = links[step.peer]
+    out.start, out.length, out.number = step.start, step.length, step.number
+    out.direction, out.action = int(step.direction), int(step.action)
+    out.result, out.measured = int(step.result), int(step.measured)
+    for place, field in ((step.to, out.to), (step.left, out.left), (step.right, out.right)):
+        if place is not None:
+            _set_place(place, field)
+    out.after = (*step.after, -1, -1)[:2]
+
+
+def _set_place(place: Place, out: Any) -> None:
+    out.buffer, out.offset, out.encoded = int(place.buffer), place.offset, int(place.encoded)
 
 
 class Engine:
@@ -223,6 +250,7 @@ class Engine:
         fingerprint: int,
         front_address: int,
         back_address: int,
+        noise: tuple[int, int] = (0, 0),
     ) -> None:
         """Start an op. The memory at both addresses must stay mapped until Done or Cancelled.
 
@@ -234,12 +262,14 @@ class Engine:
             fingerprint: of the descriptor.
             front_address: of the input, never written.
             back_address: of the result; the two must not overlap.
+            noise: keys of stochastic rounding, 64 bits: of measured encodes, of all others.
         """
         op = prepared._op
         op.id = op_id
         op.epoch = epoch
         op.seq = seq
         op.fingerprint = fingerprint
+        op.noise = noise
         op.front = ffi.cast("void *", front_address)
         op.back = ffi.cast("void *", back_address)
         if lib.wc_post(self._live, op) < 0:
@@ -248,6 +278,12 @@ class Engine:
     def cancel(self, op_id: int) -> None:
         """Give op *op_id* up; answered by Cancelled, with a Done before it if the op had just finished."""
         _check(lib.wc_cancel(self._live, op_id), f"op {op_id} cannot be cancelled")
+
+    def tcp_info(self, link: int, lane: int) -> bytes:
+        """The newest snapshot of a lane's struct tcp_info, taken while it sends; empty if there is none."""
+        room = ffi.new("uint8_t[256]")
+        size = lib.wc_lane_tcp_info(self._live, link, lane, room, 256)
+        return bytes(ffi.buffer(room, max(size, 0)))
 
     def events(self) -> list[Event]:
         """Take all events that wait."""
@@ -276,14 +312,15 @@ class Engine:
 
 
 _POST_RULES = (
-    "a new op id, links that are open, at this epoch and with this number of lanes, and chunks within the tensor"
+    "a new op id, links that are open, at this epoch and with this number of lanes, and places within the buffers"
 )
 
 
 def _event(e: Any) -> Event:
     kind = e.type
     if kind == lib.WC_EV_DONE:
-        return Done(e.op, e.value, e.extra)
+        error = math.sqrt(e.error_squares / e.norm_squares) if e.norm_squares else 0.0
+        return Done(e.op, e.value, e.extra, e.saved, error)
     if kind == lib.WC_EV_CANCELLED:
         return Cancelled(e.op)
     if kind == lib.WC_EV_LANE_DOWN:

@@ -152,6 +152,8 @@ static uint32_t ring_schedule(wc_transfer *out, const int *ring, int n, int me, 
 {
     uint32_t lines = 0;
     int32_t last = -1;
+    uint16_t numbers[2] = {0, 0};
+    const uint64_t links[2] = {link_to(ring[(me + 1) % n]), link_to(ring[(me + n - 1) % n])};
     for (int step = 0; n > 1 && step < 2 * (n - 1); step++) {
         bool scatter = step < n - 1;
         int sent = scatter ? me - step : me + 1 - (step - (n - 1));
@@ -159,20 +161,31 @@ static uint32_t ring_schedule(wc_transfer *out, const int *ring, int n, int me, 
         int chunks[2] = {sent, (sent + n - 1) % n};
         for (int way = WC_SEND; way <= WC_RECV; way++) {
             uint64_t base = count / (uint64_t)n, longer = count % (uint64_t)n, c = (uint64_t)chunks[way];
-            uint64_t begin = c * base + (c < longer ? c : longer);
+            uint64_t begin = (c * base + (c < longer ? c : longer)) * itemsize, length = (base + (c < longer)) * itemsize;
+            if (length == 0)
+                continue;
+            wc_place back = {.buffer = WC_BACK, .offset = begin}, front = {.buffer = WC_FRONT, .offset = begin};
             out[lines++] = (wc_transfer){
-                .link = link_to(ring[way == WC_SEND ? (me + 1) % n : (me + n - 1) % n]),
-                .offset = begin * itemsize,
-                .length = (base + (c < longer)) * itemsize,
-                .after = way == WC_SEND ? last : -1,
-                .step = (uint16_t)step,
+                .link = links[way],
+                .start = begin,
+                .length = length,
+                .to = back,
+                .left = way == WC_SEND && step ? back : front,
+                .after = {way == WC_SEND ? last : -1, -1},
+                .number = numbers[way]++,
                 .direction = (uint8_t)way,
-                .action = (uint8_t)(way == WC_SEND ? (step == 0 ? WC_FRONT : WC_BACK)
-                                                   : (!scatter ? WC_COPY : step == n - 2 ? WC_FINAL : WC_REDUCE)),
+                .action = (uint8_t)(way == WC_SEND || !scatter ? WC_COPY : step == n - 2 ? WC_FINAL : WC_REDUCE),
+                .result = way == WC_RECV && step >= n - 2,
             };
         }
         last = (int32_t)lines - 1;
     }
+    for (int way = WC_SEND; n > 1 && way <= WC_RECV; way++)
+        if (numbers[way] == 0)
+            out[lines++] = (wc_transfer){.link = links[way], .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = (uint8_t)way};
+    if (n == 1 && count)
+        out[lines++] = (wc_transfer){.length = count * itemsize, .to = {.buffer = WC_BACK}, .after = {-1, -1},
+                                     .direction = WC_LOCAL, .result = 1};
     return lines;
 }
 
@@ -187,7 +200,7 @@ static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer fron
     size_t itemsize = wc_dtype_size((int)c.dtype);
     wc_op op = {
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
-        .bytes = c.count * itemsize, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes,
+        .bytes = {c.count * itemsize, c.count * itemsize}, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes,
         .transfers_count = ring_schedule(lines, ring, n, me, c.count, itemsize), .digest = 1, .transfers = lines,
     };
     return wc_post(b->engines[ring[me]], &op);

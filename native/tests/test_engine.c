@@ -271,14 +271,14 @@ enum { RAW_BYTES = 256 };
 static raw raw_start(void)
 {
     wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536, .checksum = 1};
-    wc_transfer line = {.link = RAW_LINK, .length = RAW_BYTES, .after = -1, .direction = WC_RECV, .action = WC_COPY};
+    wc_transfer line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
     raw r = {.engine = wc_engine_new(&config), .back = buffer_new(RAW_BYTES)};
     int pair[2];
     tcp_pair(pair);
     r.fd = pair[0];
     must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1]) == 0, "raw");
-    wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data, .bytes = RAW_BYTES,
-                .dtype = WC_I32, .lanes = 1, .transfers_count = 1, .transfers = &line};
+    wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data, .bytes = {0, RAW_BYTES},
+                .dtype = WC_I32, .divisor = 1, .lanes = 1, .transfers_count = 1, .transfers = &line};
     CHECK(wc_post(r.engine, &op) == 0);
     return r;
 }
@@ -330,7 +330,7 @@ static void test_frames(void)
     struct {
         uint64_t epoch, seq, offset;
         uint32_t magic, length, checksum, error;
-        uint16_t step;
+        uint16_t number;
     } bad[] = {
         {5, 2, 0, 0, RAW_BYTES, 0, EPROTO, 0},               {5, 2, 4, WC_FRAME_MAGIC, 4, 0, EPROTO, 0},
         {5, 2, 0, WC_FRAME_MAGIC, RAW_BYTES + 4, 0, EPROTO, 0}, {5, 2, 0, WC_FRAME_MAGIC, 65540, 0, EPROTO, 0},
@@ -342,7 +342,7 @@ static void test_frames(void)
         raw r = raw_start();
         wc_frame frame = good_frame();
         frame.epoch = bad[i].epoch, frame.seq = bad[i].seq, frame.offset = bad[i].offset, frame.magic = bad[i].magic;
-        frame.length = bad[i].length, frame.checksum = bad[i].checksum, frame.step = bad[i].step;
+        frame.length = bad[i].length, frame.checksum = bad[i].checksum, frame.number = bad[i].number;
         raw_send(&r, frame, payload, 4096);
         wc_event event = next_event(r.engine, DEADLINE_MS);
         if (!CHECK(event.type == WC_EV_LANE_DOWN && event.error == (int)bad[i].error && event.text[0]))
@@ -372,9 +372,9 @@ static void test_parked(void)
             wc_event event = next_event(r.engine, DEADLINE_MS);
             CHECK(event.type == WC_EV_LANE_DOWN && event.error == 0);
         } else {
-            wc_transfer line = {.link = RAW_LINK, .length = RAW_BYTES, .after = -1, .direction = WC_RECV, .action = WC_COPY};
+            wc_transfer line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
             wc_op op = {.id = 2, .epoch = 6, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data,
-                        .bytes = RAW_BYTES, .dtype = WC_I32, .lanes = 1, .transfers_count = 1, .transfers = &line};
+                        .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .transfers_count = 1, .transfers = &line};
             CHECK(wc_post(r.engine, &op) == -1 && errno == EINVAL); /* not the link's epoch */
             CHECK(wc_link_epoch(r.engine, RAW_LINK, 6) == 0 && wc_cancel(r.engine, 1) == 0 && wc_post(r.engine, &op) == 0);
             CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_CANCELLED);
@@ -419,12 +419,18 @@ static void test_arguments(void)
     uint8_t memory[64] = {0};
     CHECK(wc_link_open(engine, 1, 0, 1) == -1 && wc_link_open(engine, 1, 2, 1) == 0 && wc_link_open(engine, 1, 2, 1) == -1);
     CHECK(wc_lane_attach(engine, 1, 2, -1) == -1 && wc_lane_attach(engine, 2, 0, -1) == -1);
-    wc_transfer good = {.link = 1, .offset = 0, .length = 64, .after = -1, .direction = WC_RECV, .action = WC_COPY};
-    wc_op op = {.id = 1, .epoch = 1, .front = memory, .back = memory, .bytes = 64, .dtype = WC_F32, .lanes = 2, .transfers_count = 1};
-    wc_transfer lines[] = {good, good, good, good, good, good};
-    lines[0].length = 65, lines[1].offset = UINT64_MAX - 3, lines[2].link = 9, lines[3].action = WC_FRONT, lines[4].after = 0;
-    lines[5].offset = 2, lines[5].length = 8;
-    for (int i = 0; i < 6; i++) {
+    wc_transfer good = {.link = 1, .length = 64, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};
+    wc_op op = {.id = 1, .epoch = 1, .front = memory, .back = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2,
+                .transfers_count = 1};
+    enum { BAD = 14 };
+    wc_transfer lines[BAD];
+    for (int i = 0; i < BAD; i++)
+        lines[i] = good;
+    lines[0].length = 65, lines[1].to.offset = UINT64_MAX - 3, lines[2].link = 9, lines[3].action = WC_DECODE, lines[4].after[0] = 0;
+    lines[5].to.offset = 2, lines[5].length = 8, lines[6].to.buffer = WC_FRONT, lines[7].to.buffer = WC_BUFFERS, lines[8].length = 68;
+    lines[9].to.buffer = WC_SCRATCH, lines[10].to.encoded = 1, lines[11].direction = WC_LOCAL, lines[11].after[1] = 5;
+    lines[12].direction = WC_LOCAL, lines[12].length = 0, lines[13].direction = WC_SEND, lines[13].result = 1;
+    for (int i = 0; i < BAD; i++) {
         op.transfers = &lines[i];
         CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
     }

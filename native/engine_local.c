@@ -1,0 +1,125 @@
+/* Local steps: parts that combine bytes which are here, slice by slice, as far as the parts that they come after have come. */
+#include "engine_internal.h"
+
+#include <string.h>
+
+/* Wire bytes of raw bytes [from, to) of the part; `from` is at a block's boundary. */
+uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to)
+{
+    if (!part->encoded)
+        return to - from;
+    const wc_work *work = part->work;
+    return (to - from + work->block_raw - 1) / work->block_raw * work->block_wire;
+}
+
+uint8_t *wc_spot_at(const wc_part *part, wc_spot spot, uint64_t cursor)
+{
+    uint64_t into = cursor - part->start;
+    if (spot.encoded)
+        into = into / part->work->block_raw * part->work->block_wire;
+    return spot.base + into;
+}
+
+uint64_t wc_part_bound(const wc_part *part)
+{
+    uint64_t bound = part->end;
+    for (int i = 0; i < WC_AFTER; i++)
+        if (part->after[i] && part->after[i]->cursor < bound)
+            bound = part->after[i]->cursor;
+    if (part->encoded && bound < part->end)
+        bound -= (bound - part->start) % part->work->block_raw;
+    return bound;
+}
+
+void wc_part_moved(wc_part *part)
+{
+    wc_worker *worker = &part->work->engine->workers[part->worker];
+    for (wc_part *next, *waiting = part->dependents; waiting; waiting = next) {
+        next = waiting->next_dependent[waiting->after[0] == part ? 0 : 1];
+        if (waiting->direction == WC_LOCAL)
+            wc_local_go(worker, waiting, UINT64_MAX);
+        else if (waiting->lane && waiting->lane->sends.head == waiting)
+            wc_lane_send(waiting->lane);
+    }
+}
+
+static void measure(wc_part *part, const uint8_t *source, const uint8_t *coded, size_t n)
+{
+    wc_work *work = part->work;
+    wc_error_fn error = work->engine->kernels->error[work->op.codec][work->op.dtype];
+    double *squares = &work->squares[2 * part->worker];
+    error(source, coded, n, &squares[0], &squares[1]);
+}
+
+static void encode(wc_part *part, uint8_t *to, const uint8_t *left, size_t n)
+{
+    wc_work *work = part->work;
+    const wc_noise noise = {.key = work->op.noise[part->measured ? 0 : 1], .first = part->cursor / work->itemsize};
+    work->engine->kernels->encode[work->op.codec][work->op.dtype](to, left, n, work->op.stochastic ? &noise : NULL);
+    if (part->measured)
+        measure(part, left, to, n);
+}
+
+static void reduce(wc_worker *worker, wc_part *part, uint8_t *to, const uint8_t *left, const uint8_t *right, size_t n)
+{
+    const wc_work *work = part->work;
+    const wc_kernels *kernels = work->engine->kernels;
+    bool divides = part->action == WC_FINAL && work->average;
+    if (part->right.encoded) {
+        bool sums = work->op.op == WC_SUM || work->op.op == WC_AVG;
+        if (sums && !divides) {
+            kernels->accumulate[work->op.codec][work->op.dtype](to, left, right, n);
+            return;
+        }
+        kernels->decode[work->op.codec][work->op.dtype](worker->decoded, right, n);
+        right = worker->decoded;
+    }
+    if (divides)
+        work->average(to, left, right, n, work->op.divisor);
+    else
+        work->reduce(to, left, right, n);
+}
+
+static void run_slice(wc_worker *worker, wc_part *part, uint64_t bytes)
+{
+    wc_work *work = part->work;
+    size_t n = (size_t)(bytes / work->itemsize);
+    uint8_t *to = wc_spot_at(part, part->to, part->cursor);
+    const uint8_t *left = wc_spot_at(part, part->left, part->cursor);
+    switch (part->action) {
+    case WC_COPY:
+        memcpy(to, left, (size_t)bytes);
+        break;
+    case WC_ENCODE:
+        encode(part, to, left, n);
+        break;
+    case WC_DECODE:
+        work->engine->kernels->decode[work->op.codec][work->op.dtype](to, left, n);
+        break;
+    default:
+        reduce(worker, part, to, left, wc_spot_at(part, part->right, part->cursor), n);
+    }
+}
+
+void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit)
+{
+    wc_engine *engine = worker->engine;
+    uint64_t bound = wc_part_bound(part), from = part->cursor;
+    if (bound == from)
+        return;
+    while (part->cursor < bound && part->cursor - from < limit) {
+        uint64_t slice = WC_DIGEST_BLOCK - part->cursor % WC_DIGEST_BLOCK;
+        if (slice > bound - part->cursor)
+            slice = bound - part->cursor;
+        run_slice(worker, part, slice);
+        part->cursor += slice;
+        if (part->result)
+            wc_work_hash(engine, part->work, part, part->cursor - slice, part->cursor);
+        wc_part_moved(part); /* while the slice is hot */
+    }
+    if (part->cursor < part->end)
+        return;
+    if (part->queued)
+        wc_fifo_remove(&worker->locals, part);
+    wc_part_finish(engine, part);
+}
