@@ -28,9 +28,9 @@ model = App(
     name="model",
     config=Env("WANCOLL_MODEL_", command=False),  # names like size and world are too common for WANCOLL_SIZE
     help_epilogue=(
-        "The classic model: messages x alpha + bytes x beta, step after step. Without --size and --world: 64 MiB over 2 "
-        "to 1024 members, and 64 members over 256 B to 256 MiB. The winner is the fastest of the columns. Sizes: K and "
-        "KiB are 1024 bytes. Rates: GB/s is 10^9 bytes a second."
+        "The classic model: messages x alpha + bytes x beta, step after step. Without --size and --world: 64 MiB over "
+        "2 to 1024 members, and 64 members over 256 B to 256 MiB. The winner is the fastest of the columns. Sizes: K "
+        "and KiB are 1024 bytes. Rates: GB/s is 10^9 bytes a second."
     ),
 )
 

@@ -299,7 +299,7 @@ def choices(
 
     Returns:
         Kind -> (most bytes of the tensor, algorithm), ascending. The first entry whose bound is not below the size
-        holds; the last bound is 0, which means no limit.
+        holds; the last bound is 0, which means no limit. An empty tensor goes the way of one byte.
 
     Raises:
         ValueError: as `predicted`.
