@@ -65,7 +65,7 @@ class Peer:
 
 
 def hello(name: str, incarnation: int = 1) -> m.Hello:
-    return m.Hello(PROTOCOL_VERSION, name, incarnation, ["127.0.0.1:9"], 4, "0.1.0")
+    return m.Hello(PROTOCOL_VERSION, name, incarnation, ["127.0.0.1:9"], 4, "", "0.1.0")
 
 
 class Connect:
@@ -330,7 +330,7 @@ async def test_the_largest_message_of_a_daemon_is_accepted():
         peer, mid = await member(connect, "m0", 1)
         await peer.expect(m.Epoch)
         await peer.say(m.LinkDown("g", mid, 1, 99, "lost", "\N{SNOWMAN}" * 4096))
-        await peer.say(m.GiveUp("g", mid, 1, list(range(1, 1025))))
+        await peer.say(m.GiveUp("g", mid, 1, list(range(1, 1025)), "x" * 4096))
         assert len((await peer.expect(m.Epoch)).voids) == 1024
 
 
@@ -461,10 +461,13 @@ async def test_a_journal_that_fails_later_stops_nobody(tmp_path, monkeypatch):
 
 
 def test_epochs_for_many_are_what_each_would_have_been_sent():
-    infos = [m.MemberInfo(i, f"m{i}", "d", ["a:1", "[::1]:2"]) for i in range(20)]
+    infos = [m.MemberInfo(i, f"m{i}", "d", ["a:1", "[::1]:2"], "here") for i in range(20)]
+    plan = m.Plan(4, 1, True, {"all_reduce": [(0, "ring")]}, [(1, 2)], 0, "")
     void = m.Void(9, "CollectiveMismatch", "text", {"m0": "call"})
     fields = {
-        name: {"group": "g", "members": infos, "key": b"k" * 16, "voids": [void], "reason": "why"}.get(name, 3)
+        name: {"group": "g", "members": infos, "plan": plan, "key": b"k" * 16, "voids": [void], "reason": "why"}.get(
+            name, 3
+        )
         for name in m.Epoch.__struct_fields__
     }
     epoch = m.Epoch(**fields)

@@ -36,7 +36,7 @@ def test_the_group_forms_when_start_world_members_are_there_in_join_order(room):
     assert (to_b.to, to_a.to, to_c.to) == (1, 2, 3)
     assert [(one.name, one.mid, one.daemon) for one in to_b.members] == [("b", 1, "d7"), ("a", 2, "d1"), ("c", 3, "d7")]
     assert to_b.members[0].addresses == ["10.0.0.7:1", "[::1]:2"]
-    assert (to_b.epoch, to_b.lanes, to_b.min_world, to_b.committed_upto, to_b.voids) == (1, 2, 2, 0, [])
+    assert (to_b.epoch, to_b.plan.lanes, to_b.min_world, to_b.committed_upto, to_b.voids) == (1, 2, 2, 0, [])
     assert to_b.key == to_a.key
     assert "formed" in to_b.reason
 
@@ -764,6 +764,28 @@ def test_a_pair_that_cannot_meet_is_routed_around(room):
     assert room.names == ["m0", "m1", "m2"]
 
 
+def test_a_pair_that_are_no_neighbours_keep_their_ranks_and_are_told_in_the_plan(room):
+    room.form(4)
+    room.link_down("m2", "m0", "unreachable")
+    room.sleep(0.2)
+    told = room.new_epoch()
+    assert [one.name for one in told.members] == ["m0", "m1", "m2", "m3"]
+    assert told.plan.avoid == [(1, 3)]
+    assert "m2 and m0 cannot reach each other" in told.reason
+    room.sleep(61)
+    assert room.names == ["m0", "m1", "m2", "m3"]
+    room.drop("d3")
+    assert room.take("d0", m.Epoch)[-1].plan.avoid == []  # a new chance after a while
+
+
+def test_sites_are_told_to_all(room):
+    room.hello("d0", site="here")
+    room.hello("d1")
+    room.join("m0", start=2)
+    room.join("m1", start=2)
+    assert [one.site for one in room.one("d1", m.Epoch).members] == ["here", ""]
+
+
 def test_a_bad_pair_is_kept_apart_in_later_epochs_too(room):
     room.form(5)
     room.link_down("m1", "m2", "unreachable")
@@ -903,6 +925,24 @@ def test_giving_up_voids_for_all_what_is_not_committed(room):
     assert room.group.voids == {}
 
 
+def test_a_reason_for_giving_up_is_what_everyone_is_told(room):
+    room.form(3)
+    room.drop("d2")
+    room.clear()
+    room.give_up("m0", 1, reason="the root of broadcast, m2, was lost")
+    room.give_up(
+        "m1",
+        1,
+        reason="too late",
+    )
+    told = room.new_epoch()
+    assert [(void.seq, void.error, void.text) for void in told.voids] == [
+        (1, "OperationAborted", "the root of broadcast, m2, was lost")
+    ]
+    assert told.reason == "m0 gave up operation 1: the root of broadcast, m2, was lost"
+    room.no_epoch()
+
+
 def test_voids_that_are_not_passed_yet_are_told_again(room):
     room.form(3)
     room.give_up("m0", 2)
@@ -925,14 +965,14 @@ def test_an_epoch_that_tells_a_void_for_the_first_time_does_not_commit_it(room):
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (m.Hello(PROTOCOL_VERSION, "d1", 1, ["a:1"], 1, "v"), "introduces itself twice"),
+        (m.Hello(PROTOCOL_VERSION, "d1", 1, ["a:1"], 1, "", "v"), "introduces itself twice"),
         (m.Done(GROUP, 1, 1, 1, 0, 0), "not its own"),
         (m.Done("h", 2, 1, 1, 0, 0), "not its own"),
         (m.Done(GROUP, 2, 9, 1, 0, 0), "has not begun"),
         (m.Done(GROUP, 2, 1, 1 << 40, 0, 0), "impossible operation"),
         (m.UpdateMembership(GROUP, 2, 1, 1 << 40), "impossible operation"),
         (m.Mismatch(GROUP, 2, 1, 1 << 40, "x"), "impossible operation"),
-        (m.GiveUp(GROUP, 2, 1, [1 << 40]), "impossible operation"),
+        (m.GiveUp(GROUP, 2, 1, [1 << 40], ""), "impossible operation"),
         (m.LinkDown(GROUP, 2, 1, 2, "lost", ""), "itself"),
         (m.LinkDown(GROUP, 2, 1, 1, "sideways", ""), "unknown kind"),
         (m.ProbeResult(GROUP, 4, 1, 4, True, ""), "probe of another daemon"),
@@ -961,7 +1001,7 @@ def test_nonsense_is_told_and_cut_off_and_the_others_go_on(room, message, says):
         m.Leave(GROUP, "m0"),  # another daemon's
         m.ProbeResult(GROUP, 77, 2, 77, False, ""),
         m.ProbeResult(GROUP, 4, 2, 3, False, ""),
-        m.GiveUp(GROUP, 2, 1, []),
+        m.GiveUp(GROUP, 2, 1, [], ""),
         m.Mismatch(GROUP, 2, 1, 0, "x"),
     ],
 )
@@ -1088,7 +1128,7 @@ def test_ten_members_in_the_worst_case_end_soon():
 
 def test_next_deadline_moves_with_the_state(room):
     assert membership.next_deadline(room.state) == float("inf")
-    room.step(Received(50, m.Hello(PROTOCOL_VERSION, "d0", 1, ["a:1"], 1, "v")))
+    room.step(Received(50, m.Hello(PROTOCOL_VERSION, "d0", 1, ["a:1"], 1, "", "v")))
     assert membership.next_deadline(room.state) == room.now + room.limits.heartbeat_timeout
 
 
@@ -1107,5 +1147,5 @@ def test_the_plan_cuts_finely_between_machines_and_coarsely_within_one(addresses
         room.hello(f"d{number}", addresses=(address,))
         room.say(f"d{number}", m.Join(GROUP, f"m{number}", 2, 1))
     epochs = [message for conn in room.conns.values() for message in room.inbox[conn] if isinstance(message, m.Epoch)]
-    assert [epoch.stripe for epoch in epochs] == [expected, expected]
-    assert [epoch.turns for epoch in epochs] == [expected == 256 << 10] * 2
+    assert [epoch.plan.stripe for epoch in epochs] == [expected, expected]
+    assert [epoch.plan.turns for epoch in epochs] == [expected == 256 << 10] * 2

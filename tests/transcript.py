@@ -92,11 +92,12 @@ class Room:
         lanes: int = 4,
         addresses: tuple[str, ...] = (),
         protocol: int = PROTOCOL_VERSION,
+        site: str = "",
     ) -> int:
         conn, self._next_conn = self._next_conn, self._next_conn + 1
         self.conns[daemon] = conn
         where = list(addresses or (f"{daemon}:7000",))
-        self.step(Received(conn, m.Hello(protocol, daemon, incarnation, where, lanes, "0.1.0")))
+        self.step(Received(conn, m.Hello(protocol, daemon, incarnation, where, lanes, site, "0.1.0")))
         return conn
 
     def stranger(self, message: Any) -> int:
@@ -189,8 +190,8 @@ class Room:
     def mismatch(self, name: str, seq: int, call: str) -> None:
         self.say(self._daemon(name), m.Mismatch(GROUP, self.mid(name), self.epoch, seq, call))
 
-    def give_up(self, name: str, *seqs: int) -> None:
-        self.say(self._daemon(name), m.GiveUp(GROUP, self.mid(name), self.epoch, list(seqs)))
+    def give_up(self, name: str, *seqs: int, reason: str = "") -> None:
+        self.say(self._daemon(name), m.GiveUp(GROUP, self.mid(name), self.epoch, list(seqs), reason))
 
     def link_down(self, name: str, other: str, kind: str = "lost", epoch: int = 0) -> None:
         self.say(

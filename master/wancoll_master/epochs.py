@@ -9,7 +9,7 @@ from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master import probing
+from wancoll_master import planning, probing
 from wancoll_master.state import (
     Announce,
     Asking,
@@ -26,7 +26,7 @@ from wancoll_master.state import (
     clip,
     names,
 )
-from wancoll_master.topology import LOCAL_STRIPE, STRIPE, one_machine, ring_order
+from wancoll_master.topology import ring_order
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
 GONE_DAEMONS = 1024  # lost daemons whose members' fate is kept for when they come back
@@ -48,16 +48,15 @@ def new_epoch(state: State, group: Group, reason: str) -> None:
     _avoid_bad_pairs(state, group)
     members = group.members
     group.conns = tuple(dict.fromkeys(member.daemon.conn for member in members))
-    local = one_machine(address for member in members for address in member.daemon.addresses)
     epoch = m.Epoch(
         group=group.name,
         to=0,
         term=state.term,
         epoch=group.epoch,
-        members=[m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses) for one in members],
-        lanes=min(member.daemon.lanes for member in members),
-        stripe=LOCAL_STRIPE if local else STRIPE,
-        turns=not local,
+        members=[
+            m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses, one.daemon.site) for one in members
+        ],
+        plan=planning.plan(state, group),
         key=group.key,
         min_world=group.min_world,
         committed_upto=group.committed,
@@ -390,7 +389,7 @@ def _void_mismatch(state: State, group: Group, seq: int, calls: dict[str, str]) 
 
 
 def give_up(state: State, member: Member, message: m.GiveUp) -> None:
-    """A member's caller wants ops to end: void for all, unless committed.
+    """A member's ops cannot run, or its caller wants them to end: void for all, unless committed.
 
     Raises:
         ProtocolError: the message contradicts the state.
@@ -400,8 +399,9 @@ def give_up(state: State, member: Member, message: m.GiveUp) -> None:
     if not seqs:
         return
     check_window(state, group, seqs[-1])
-    text = clip(f"the membership changed: {group.reason}", 300)
+    text = clip(message.reason or f"the membership changed: {group.reason}", 300)
     for seq in seqs:
         group.voids[seq] = m.Void(seq, "OperationAborted", text, {})
     several = f"operations {seqs[0]} to {seqs[-1]}" if len(seqs) > 1 else f"operation {seqs[0]}"
-    new_epoch(state, group, f"{member.name} gave up {several}")
+    because = f": {clip(message.reason, 300)}" if message.reason else ""
+    new_epoch(state, group, f"{member.name} gave up {several}{because}")

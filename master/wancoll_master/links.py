@@ -51,7 +51,7 @@ def settle(state: State, group: Group) -> None:
         text = f"{present[one].name} and {present[other].name} cannot reach each other ({told.reason})"
         if ring_order(list(present), group.bad_pairs) is not None:
             state.record(group, "link", text)
-            new_epoch(state, group, f"{text}: another ring order")
+            new_epoch(state, group, f"{text}: other ways around")
             return
         if all(told.committed < group.committed for _, told in unreachable):
             for ends, _ in unreachable:  # operations went through since: the links came up after all

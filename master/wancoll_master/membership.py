@@ -132,7 +132,7 @@ def _hello(state: State, conn: int, hello: m.Hello) -> None:
         same = old.incarnation == hello.incarnation
         cause = "connected again" if same else "was started anew, or two daemons have its name"
         epochs.end_daemon(state, old, f"daemon {old.name} {cause}", "lost", close=True)
-    daemon = Daemon(hello.daemon, conn, hello.incarnation, list(hello.addresses), hello.lanes, state.now)
+    daemon = Daemon(hello.daemon, conn, hello.incarnation, list(hello.addresses), hello.lanes, hello.site, state.now)
     state.connections[conn] = state.daemons[daemon.name] = daemon
     limits = state.limits
     state.alarm(state.now + limits.heartbeat_timeout)
@@ -281,7 +281,7 @@ def _group_key(state: State) -> bytes:
 
 def _described(daemon: Daemon, name: str) -> int:
     """Bytes that a member takes in an Epoch, at most."""
-    return 32 + 4 * (len(name) + len(daemon.name) + sum(map(len, daemon.addresses)))
+    return 32 + 4 * (len(name) + len(daemon.name) + len(daemon.site) + sum(map(len, daemon.addresses)))
 
 
 # ---- time -------------------------------------------------------------------------------------------

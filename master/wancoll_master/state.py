@@ -108,6 +108,7 @@ class Daemon:
     incarnation: int
     addresses: list[str]
     lanes: int
+    site: str
     heard_at: float
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
 

@@ -25,7 +25,7 @@ IDLE = 300  # more than the connections that may be in their handshake at once
 PORTS = ("master", "data", "unix")
 
 HELLOS = {
-    "master": encode(m.Hello(PROTOCOL_VERSION, "nobody", 1, ["127.0.0.1:1"], 8, "0")),
+    "master": encode(m.Hello(PROTOCOL_VERSION, "nobody", 1, ["127.0.0.1:1"], 8, "", "0")),
     "data": encode(m.LaneHello(PROTOCOL_VERSION, "group", b"0" * 16, 1, 2, 0, 1)),
     "unix": encode(m.Attach(PROTOCOL_VERSION, "hostile", "", 64, 64, 1)),
 }
@@ -97,7 +97,7 @@ def other_messages(connection: socket.socket, rng: random.Random) -> None:
         encode(m.Post(1, 0, 0, 0, 1 << 60, "none", "auto", "retry", 0, 0)),
         encode(m.Arm("guess", "mid_op", "kill")),
         encode(m.ProbeHello(PROTOCOL_VERSION + 1, "peer-0")),
-        encode(m.Hello(PROTOCOL_VERSION + 1, "peer-0", 1, ["127.0.0.1:1"], 8, "0")),
+        encode(m.Hello(PROTOCOL_VERSION + 1, "peer-0", 1, ["127.0.0.1:1"], 8, "", "0")),
         *HELLOS.values(),
     ]
     connection.sendall(b"".join(rng.choices(frames, k=rng.randint(1, 4))))
