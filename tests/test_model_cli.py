@@ -1,0 +1,362 @@
+"""`wancoll model`: units, the tables to the printed digit, crossovers, the map, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wancoll.cli import model, regions
+from wancoll.cli.main import run
+from wancoll.cli.units import (
+    format_duration,
+    format_rate,
+    format_size,
+    parse_duration,
+    parse_rate,
+    parse_size,
+)
+from wancoll.errors import ConfigError
+from wancoll.schedule.cost import ALGORITHMS, LinkCost, seconds
+
+BOOK = LinkCost(5e-6, 1 / 100e9)
+
+TABLES = """\
+# all_reduce, milliseconds: alpha 5 us, bandwidth 100 GB/s
+
+64 MiB
+       K       naive        tree        ring  winner
+       2       1.352       1.352       0.681  ring
+       8       9.465       4.057       1.244  ring
+      32      41.917       6.761       1.610  ring
+     128     171.727       9.465       2.602  ring
+     512     690.963      12.170       6.450  ring
+    1024    1383.277      13.522      11.571  ring
+
+K = 64
+    size       naive        tree        ring  winner
+   256 B       0.630       0.060       0.630  tree
+   4 KiB       0.635       0.060       0.630  tree
+  64 KiB       0.713       0.068       0.631  tree
+   1 MiB       1.951       0.186       0.651  tree
+  16 MiB      21.769       2.073       0.960  ring
+ 256 MiB     338.859      32.272       5.915  ring
+"""
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command; what it prints, or with a code the one line that it fails with."""
+
+    def command(*args: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            run(["model", *args])
+        out, err = capsys.readouterr()
+        assert ended.value.code == code, err
+        if code:
+            assert out == ""
+            assert err.startswith("wancoll: ")
+            assert err.count("\n") == 1, err
+            return err
+        assert err == ""
+        return out
+
+    return command
+
+
+# ---- units ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5us", 5e-6),
+        ("5 us", 5e-6),
+        ("40ms", 0.04),
+        ("1.5ms", 0.0015),
+        ("250ns", 250e-9),
+        ("2s", 2.0),
+        ("0us", 0.0),
+        ("7µs", 7e-6),
+    ],
+)
+def test_durations_are_read_exactly(text: str, value: float) -> None:
+    assert parse_duration(text, "--alpha") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("100GB/s", 100e9),
+        ("500Mbit/s", 62.5e6),
+        ("1.5 GiB/s", 1.5 * 2**30),
+        ("10kB/s", 1e4),
+        ("8bit/s", 1.0),
+        ("3B/s", 3.0),
+        ("1Tbit/s", 125e9),
+    ],
+)
+def test_rates_are_read(text: str, value: float) -> None:
+    assert parse_rate(text, "--bandwidth") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("64MiB", 64 << 20),
+        ("1K", 1024),
+        ("1k", 1024),
+        ("4096", 4096),
+        ("7B", 7),
+        ("2G", 2 << 30),
+        ("1TiB", 1 << 40),
+        ("3 KiB", 3072),
+    ],
+)
+def test_sizes_are_read(text: str, value: int) -> None:
+    assert parse_size(text, "--size") == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "us", "-5us", "5 minutes", "5US", "1e3us", "nan s", "infs", "\u0665us", "1.us", "5us5us"]
+)
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--alpha: not a duration; expected a number and ns, us, ms or s"):
+        parse_duration(text, "--alpha")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "100", "100GB", "0GB/s", "100gb/s", "100Gb/s", "100mB/s", "-1GB/s", "GB/s", "1GB/h"]
+)
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--bandwidth: .*; expected a number above 0 and a unit such as B/s"):
+        parse_rate(text, "--bandwidth")
+
+
+@pytest.mark.parametrize("text", ["", "0", "0K", "K", "-1", "1.5M", "64MB", "64 M iB", "1PiB", "9" * 15 + "T", "٤"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--size: no size; expected bytes"):
+        parse_size(text, "--size")
+
+
+def test_units_are_written() -> None:
+    assert [format_size(n) for n in (0, 1, 1023, 1024, 1536, 64 << 20, 5 << 40)] == [
+        "0 B", "1 B", "1023 B", "1 KiB", "1.50 KiB", "64 MiB", "5 TiB",
+    ]  # fmt: skip
+    assert [format_duration(s) for s in (0, 5e-6, 0.04, 1.5, 3e-9)] == ["0 us", "5 us", "40 ms", "1.5 s", "3 ns"]
+    assert [format_rate(r) for r in (100e9, 62.5e6, 3, 2e12)] == ["100 GB/s", "62.5 MB/s", "3 B/s", "2 TB/s"]
+
+
+# ---- tables --------------------------------------------------------------------------------------------
+
+
+def test_the_two_tables_to_the_printed_digit(call: Any) -> None:
+    assert call("--alpha", "5us", "--bandwidth", "100GB/s") == TABLES
+    assert call() == TABLES
+
+
+def test_one_question(call: Any) -> None:
+    assert call("--size", "64MiB", "--world", "8").splitlines()[2:] == [
+        "64 MiB, K = 8",
+        "       K       naive        tree        ring  winner",
+        "       8       9.465       4.057       1.244  ring",
+    ]
+    assert call("--size", "64M") == TABLES[: TABLES.index("\nK = 64")]
+    assert call("--world", "64").splitlines()[2:] == TABLES.splitlines()[11:]
+    assert "       1       0.000       0.000       0.000  naive" in call("--size", "1K", "--world", "1")
+
+
+def test_all_algorithms_compete(call: Any) -> None:
+    lines = call("--algorithms", "--world", "8").splitlines()
+    assert lines[3].split() == ["size", *ALGORITHMS[:-1], "winner"]
+    assert lines[4].split()[-1] == "full_exchange"
+    assert lines[-1].split()[-1] == "direct"
+    with_sites = call("--algorithms", "--sites", "4", "--alpha", "40ms", "--size", "1M", "--world", "8").splitlines()
+    assert with_sites[0].endswith("4 sites: inside 5 us, 100 GB/s")
+    assert with_sites[3].split()[-2:] == ["hierarchical", "winner"]
+
+
+def test_sites_are_as_even_as_they_can_be(call: Any) -> None:
+    args = ("--sites", "3", "--inside-alpha", "1us", "--inside-bandwidth", "10GB/s", "--algorithms", "--json")
+    answer = json.loads(call(*args, "--size", "1M", "--world", "8", "--bandwidth", "1GB/s"))
+    row = answer["tables"][0][0]
+    # Sites of 3, 3 and 2: a third of the tensor stays inside, and the site of two carries most between.
+    n = 1 << 20
+    expected = 2 * 1e-6 + 2 * 2 / 3 * n / 10e9 + 2 * 5e-6 + 2 * 2 / 3 * n / 2 / 1e9
+    assert row["seconds"]["hierarchical"] == pytest.approx(expected)
+
+
+def test_overhead_is_paid_a_message(call: Any) -> None:
+    answer = json.loads(call("--overhead", "1us", "--size", "1K", "--world", "8", "--json"))
+    assert answer["overhead"] == 1e-6
+    times = answer["tables"][0][0]["seconds"]
+    assert times["ring"] == pytest.approx(seconds("ring", 1024, 8, BOOK) + 28e-6)
+
+
+def test_json_has_the_same_numbers_in_seconds(call: Any) -> None:
+    answer = json.loads(call("--json"))
+    assert (answer["alpha"], answer["bandwidth"], answer["algorithms"]) == (5e-6, 100e9, ["naive", "tree", "ring"])
+    first, second = answer["tables"]
+    assert [row["world_size"] for row in first] == [2, 8, 32, 128, 512, 1024]
+    assert [row["size"] for row in second] == [256, 4096, 65536, 1 << 20, 1 << 24, 1 << 28]
+    assert {row["size"] for row in first} == {64 << 20}
+    assert {row["world_size"] for row in second} == {64}
+    for row in (*first, *second):
+        for name, value in row["seconds"].items():
+            assert value == seconds(name, row["size"], row["world_size"], BOOK)
+        assert row["winner"] == min(row["seconds"], key=row["seconds"].get)
+
+
+# ---- crossover -----------------------------------------------------------------------------------------
+
+
+def test_crossover_is_where_both_take_the_same_time(call: Any) -> None:
+    lines = call("--crossover", "tree,ring").splitlines()
+    assert lines[2] == "tree and ring take the same time at"
+    assert lines[4].split() == ["2", "none", "ring", "is", "never", "slower"]
+    assert lines[5].split() == ["8", "941176", "919.12", "KiB", "0.086"]
+    assert len(lines) == 4 + len(model.WORLDS)
+    answer = json.loads(call("--crossover", "tree, ring", "--world", "64", "--json"))
+    assert answer["tables"] == []
+    assert answer["crossover"]["between"] == ["tree", "ring"]
+    [found] = answer["crossover"]["at"]
+    assert found["world_size"] == 64
+    assert seconds("tree", found["size"], 64, BOOK) == pytest.approx(seconds("ring", found["size"], 64, BOOK))
+
+
+def test_crossover_says_who_is_faster_where_there_is_none(call: Any) -> None:
+    assert "2            none  they are alike" in call("--crossover", "ring,halving-doubling", "--world", "2")
+    assert "direct is never slower" in call("--crossover", "direct,ring", "--world", "8")
+    out = call("--crossover", "hierarchical,full_exchange", "--sites", "2", "--world", "8", "--alpha", "40ms")
+    assert re.search(r"^ +8 +\d+ ", out, re.MULTILINE)
+
+
+# ---- the map -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def classic() -> model.Question:
+    return model.Question(model.CLASSIC, BOOK, 100e9)
+
+
+def test_the_map_agrees_with_the_tables(classic: model.Question) -> None:
+    best = regions.winners(classic)
+    sizes = 2.0 ** regions.cells(regions.LOW_SIZE, regions.HIGH_SIZE)
+    members = np.round(2.0 ** regions.cells(regions.LOW_WORLD, regions.HIGH_WORLD))
+    assert best.shape == (len(members), len(sizes))
+    assert set(members) >= set(range(2, 33))
+    for row in range(0, len(members), 17):
+        for column in range(0, len(sizes), 31):
+            times = classic.times(int(sizes[column]), int(members[row]))
+            assert times[model.CLASSIC[best[row, column]]] <= min(times.values()) * (1 + 1e-6)
+    assert set(np.unique(best)) == {1, 2}  # a naive exchange is never fastest
+
+
+def test_names_stand_deep_inside_their_regions() -> None:
+    mask = np.zeros((40, 60), bool)
+    assert regions.deepest(mask)[2] == 0
+    mask[10:21, 30:51] = True
+    row, column, depth = regions.deepest(mask)
+    assert (row, depth) == (15, 6)
+    assert 35 <= column <= 45
+    mask[5, 5] = True
+    assert regions.deepest(mask) == (row, column, depth)
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_the_map_is_written_in_the_asked_format(suffix: str, magic: bytes, call: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"map{suffix}"
+    out = call("--size", "1K", "--world", "4", "--plot", str(path))
+    assert out.endswith(f"\nregions: {path}\n")
+    assert path.read_bytes().startswith(magic)
+
+
+def test_the_map_names_each_region_and_who_has_none(classic: model.Question) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    axes = figure.Figure().subplots()
+    best = regions.winners(classic)
+    best[:20, :20] = 0  # a corner too small for a name
+    regions._name_regions(axes, classic, best)
+    assert {text.get_text() for text in axes.texts} == {"tree", "ring"}
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["naive"]
+    other = figure.Figure().subplots()
+    regions._name_regions(other, classic, np.full_like(best, 2))
+    assert {text.get_text() for text in other.texts} == {"ring", "fastest nowhere: naive, tree"}
+
+
+def test_every_algorithm_has_a_colour_of_its_own() -> None:
+    assert set(regions.COLORS) == set(ALGORITHMS)
+    assert len(set(regions.COLORS.values())) == len(ALGORITHMS)
+
+
+# ---- options -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--alpha", "5"], "--alpha"),
+        (["--inside-alpha", "soon", "--sites", "2"], "--inside-alpha"),
+        (["--overhead", "-1us"], "--overhead"),
+        (["--bandwidth", "0GB/s"], "--bandwidth"),
+        (["--bandwidth", "100"], "500Mbit/s"),
+        (["--inside-bandwidth", "fast", "--sites", "2"], "--inside-bandwidth"),
+        (["--size", "64MB"], "--size"),
+        (["--world", "-1"], "from 0 to 1048576"),
+        (["--world", "many"], "many"),
+        (["--crossover", "tree"], "two of naive, tree"),
+        (["--crossover", "tree,tree"], "two of naive, tree"),
+        (["--crossover", "tree,star"], "tree,star"),
+        (["--crossover", "hierarchical,ring"], "--sites"),
+        (["--plot", "map.jpeg"], ".png, .svg, .pdf"),
+        (["--plot", "/no/such/folder/map.png"], "/no/such/folder/map.png"),
+        (["--frobnicate"], "--frobnicate"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(args: list[str], says: str, call: Any) -> None:
+    assert says in call(*args, code=2)
+
+
+def test_without_matplotlib_the_map_is_refused_with_the_way_to_get_it(
+    call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    said = call("--plot", str(tmp_path / "map.png"), code=2)
+    assert "ConfigError: --plot: the picture needs matplotlib" in said
+    assert "wancoll[demo]" in said
+
+
+def test_variables_set_options_and_the_option_wins(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANCOLL_MODEL_ALPHA", "40ms")
+    monkeypatch.setenv("WANCOLL_MODEL_ALGORITHMS", "true")
+    assert "alpha 40 ms" in call("--world", "4")
+    assert "halving_doubling" in call("--world", "4")
+    assert "alpha 1 ms" in call("--world", "4", "--alpha", "1ms")
+    monkeypatch.setenv("WANCOLL_MODEL_BANDWIDTH", "much")
+    assert "much" in call(code=2)
+
+
+def test_help_shows_variable_default_and_unit_of_every_option(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    rows = re.findall(r"│ (--[a-z-]+)(.*?)(?=│ --|╰)", call("--help"), re.DOTALL)
+    options = {name: text for name, text in rows if name not in ("--help", "--version")}
+    assert len(options) == 12
+    for name, text in options.items():
+        variable = "WANCOLL_MODEL_" + name.removeprefix("--").replace("-", "_").upper()
+        assert f"[env var: {variable}]" in text, name
+        assert "[default:" in text, name
+        unit = {
+            "alpha": "ms or s|As --alpha",
+            "bandwidth": "bit/s|As --bandwidth",
+            "size": "bytes",
+            "overhead": "ms or s",
+        }
+        for part, says in unit.items():
+            if name.endswith(part):
+                assert re.search(says, text), name
