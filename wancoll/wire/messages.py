@@ -35,6 +35,8 @@ class Hello(_Message, frozen=True):
     lanes: Annotated[int, Meta(ge=1, le=256)]
     site: Site
     version: Name
+    max_lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # up to which the master may raise lanes; 0: not at all
+    congestion_controls: Annotated[list[Name], Meta(max_length=64)] = []  # that its lanes can use
 
 
 class Join(_Message, frozen=True):
@@ -138,6 +140,8 @@ class LinkReport(_Message, frozen=True):
     """New measurements: from operations, and answers to MeasureLink."""
 
     links: Annotated[list[LinkMeasure], Meta(max_length=1024)]
+    uplink: float = 0.0  # bytes per second that left this daemon for all others together; 0: not known
+    lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # busy ones per link when uplink was seen
 
 
 class StatusRequest(_Message, frozen=True):
@@ -364,10 +368,14 @@ class LaneHello(_Message, frozen=True):
 
 
 class ProbeHello(_Message, frozen=True):
-    """First frame of a connection that only asks who listens here."""
+    """First frame of a connection that only asks who listens here, and how far away.
+
+    After it come *nbytes* of anything; LaneWelcome answers when they have arrived. More ProbeHello may follow.
+    """
 
     protocol: int
     daemon: Name
+    nbytes: Annotated[int, Meta(ge=0, le=1 << 26)] = 0
 
 
 class LaneWelcome(_Message, frozen=True):
