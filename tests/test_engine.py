@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,140 +15,28 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wancoll.collective import DType, ReduceOp
-from wancoll.engine import Cancelled, Done, Engine, LaneDown, LaneStatistics, Mismatch, crc32c, hash64, kernel_name
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from engines import (
+    DEADLINE,
+    FINGERPRINT,
+    KIB,
+    hand_over,
+    mesh_of,
+    random_bits,
+    same,
+    statistics,
+    tcp_pair,
+    wait_for,
+    wait_until,
+)
+from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, crc32c, hash64, kernel_name
 from wancoll.errors import ConfigError
 from wancoll.schedule import reference
-from wancoll.schedule.plan import Action, Direction, Schedule, Transfer, chunk_bounds
-from wancoll.schedule.ring import ring_all_reduce
+from wancoll.schedule.choose import make
+from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
 
-KIB = 1024
-DEADLINE = 20.0
-FINGERPRINT = 0xF00D
 HEADER = struct.Struct("<IBBHQQQQII")
 MAGIC = 0x4C434E57
-
-
-def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        a = socket.create_connection(listener.getsockname())
-        b, _ = listener.accept()
-    return a, b
-
-
-def hand_over(sock: socket.socket) -> int:
-    sock.setblocking(False)
-    return sock.detach()
-
-
-def wait_for(engine: Engine, kind: type, timeout: float = DEADLINE) -> Any:
-    """The first event of that kind; everything that comes with it or before it is dropped."""
-    end = time.monotonic() + timeout
-    while (left := end - time.monotonic()) > 0:
-        if select.select([engine.fd], [], [], left)[0]:
-            for event in engine.events():
-                if isinstance(event, kind):
-                    return event
-    raise TimeoutError(f"no {kind.__name__} within {timeout} s")
-
-
-def wait_until(condition: Any) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, "the condition does not come true"
-        time.sleep(0.001)
-
-
-def statistics(engine: Engine, link: int, lane: int = 0) -> LaneStatistics:
-    found = engine.statistics(link, lane)
-    assert found is not None
-    return found
-
-
-class Ring:
-    """Engines that stand for the ranks of one group. Link ids are 100 + the other's rank."""
-
-    def __init__(self, world: int, lanes: int = 3, **config: Any) -> None:
-        self.world, self.lanes, self.epoch, self.seq = world, lanes, 1, 0
-        self.kept: list[Any] = []  # the engines know addresses only
-        self.engines = [
-            Engine(**{"segment": 64 * KIB, "stripe": 64 * KIB, "workers": 2, **config}) for _ in range(world)
-        ]
-        for rank, engine in enumerate(self.engines):
-            for other in range(rank):
-                engine.open_link(100 + other, lanes, 1)
-                self.engines[other].open_link(100 + rank, lanes, 1)
-                for lane in range(lanes):
-                    a, b = tcp_pair()
-                    engine.attach_lane(100 + other, lane, hand_over(a))
-                    self.engines[other].attach_lane(100 + rank, lane, hand_over(b))
-
-    def close(self) -> None:
-        for engine in self.engines:
-            engine.close()
-
-    def post(
-        self,
-        rank: int,
-        seq: int,
-        front: Any,
-        back: Any,
-        dtype: DType,
-        op: ReduceOp,
-        *,
-        ring: list[int] | None = None,
-        **numbers: int,
-    ) -> None:
-        self.kept += [front, back]
-        members = list(range(self.world)) if ring is None else ring
-        n, me = len(members), members.index(rank)
-        prepared = self.engines[rank].prepare(
-            ring_all_reduce(me, n),
-            {place: 100 + other for place, other in enumerate(members)},
-            chunk_bounds(front.size, n),
-            dtype=dtype,
-            op=op,
-            count=front.size,
-            world_size=n,
-            lanes=self.lanes,
-            stripe=numbers.get("stripe", 0),
-            turns=bool(numbers.get("turns", 1)),
-        )
-        self.engines[rank].post(
-            prepared,
-            numbers.get("op_id", 1000 * self.epoch + seq),
-            self.epoch,
-            seq,
-            numbers.get("fingerprint", FINGERPRINT),
-            front.ctypes.data,
-            back.ctypes.data,
-        )
-
-    def all_reduce(self, inputs: list[Any], dtype: DType, op: ReduceOp) -> tuple[list[Any], list[Done]]:
-        self.seq += 1
-        backs = [np.full_like(front, 0x55) for front in inputs]
-        for rank, front in enumerate(inputs):
-            self.post(rank, self.seq, front, backs[rank], dtype, op)
-        return backs, [wait_for(engine, Done) for engine in self.engines]
-
-
-@contextmanager
-def ring_of(world: int, lanes: int = 3, **config: Any) -> Iterator[Ring]:
-    ring = Ring(world, lanes, **config)
-    try:
-        yield ring
-    finally:
-        ring.close()
-
-
-def random_bits(dtype: DType, count: int, seed: int) -> Any:
-    """Any bit pattern: NaNs, infinities, denormals and both zeros among them."""
-    bits = np.random.default_rng(seed).bytes(count * dtype.itemsize)
-    return np.frombuffer(bits, reference.storage(dtype)).copy()
-
-
-def same(a: Any, b: Any) -> bool:
-    return bool(a.tobytes() == b.tobytes())
 
 
 # ---- values ---------------------------------------------------------------------------------------------
@@ -157,12 +45,13 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 1025, 203530])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_every_bit_equals_the_reference(world: int, count: int) -> None:
-    with ring_of(world) as ring:
-        schedules = [ring_all_reduce(rank, world) for rank in range(world)]
+    with mesh_of(world) as ring:
         for dtype in DType:
             inputs = [random_bits(dtype, count, seed=world * 10 + rank) for rank in range(world)]
             untouched = [front.copy() for front in inputs]
             for op in ReduceOp:
+                call = Descriptor(Kind.all_reduce, dtype, op, count)
+                schedules = [make(call, "ring", rank, world) for rank in range(world)]
                 expected = reference.execute(schedules, inputs, dtype, op)
                 backs, done = ring.all_reduce(inputs, dtype, op)
                 for back, want in zip(backs, expected, strict=True):
@@ -178,7 +67,7 @@ def test_bits_do_not_depend_on_lanes_workers_or_segment() -> None:
     for lanes in (1, 3, 8):
         for workers in (1, 2):
             for segment in (64 * KIB, 256 * KIB):
-                with ring_of(world, lanes, workers=workers, segment=segment) as ring:
+                with mesh_of(world, lanes, workers=workers, segment=segment) as ring:
                     backs, done = ring.all_reduce(inputs, DType.float32, ReduceOp.avg)
                     results |= {(back.tobytes(), d.digest) for back, d in zip(backs, done, strict=True)}
     assert len(results) == 1
@@ -188,7 +77,7 @@ def test_bits_do_not_depend_on_lanes_workers_or_segment() -> None:
 def test_bytes_on_the_wire(world: int) -> None:
     count = 4_000_000
     inputs = [np.full(count, rank, np.float32) for rank in range(world)]
-    with ring_of(world, segment=256 * KIB, stripe=256 * KIB) as ring:
+    with mesh_of(world, segment=256 * KIB, stripe=256 * KIB) as ring:
         backs, done = ring.all_reduce(inputs, DType.float32, ReduceOp.sum)
         assert all((back == sum(range(world))).all() for back in backs)
         least, received = 2 * (world - 1) / world * count * 4, 0
@@ -221,7 +110,7 @@ def test_an_op_uses_the_lanes_that_its_plan_says(seq: int, stripe: int, turns: i
     """Chunks of 2 MiB over 3 lanes; the first part goes to the lane whose turn it is, or to lane 0."""
     fronts = [np.full(1 << 20, rank + 1, np.float32) for rank in range(2)]
     backs = [np.zeros_like(front) for front in fronts]
-    with ring_of(2) as ring:
+    with mesh_of(2) as ring:
         for rank in range(2):
             ring.post(rank, seq, fronts[rank], backs[rank], DType.float32, ReduceOp.sum, stripe=stripe, turns=turns)
         for engine in ring.engines:
@@ -234,7 +123,7 @@ def test_an_op_uses_the_lanes_that_its_plan_says(seq: int, stripe: int, turns: i
 
 def test_pipelined_ops_finish_in_any_size() -> None:
     world, ops = 3, 8
-    with ring_of(world) as ring:
+    with mesh_of(world) as ring:
         inputs = [
             [random_bits(DType.int32, 50_000 * k + k, seed=rank + k) for k in range(ops)] for rank in range(world)
         ]
@@ -259,7 +148,7 @@ def test_pipelined_ops_finish_in_any_size() -> None:
 @pytest.mark.parametrize("moment", [0.0, 0.001, 0.003, 0.01])
 def test_survivors_retry_in_the_same_memory_while_a_neighbour_does_not_read(moment: float) -> None:
     count, lanes = 1_500_000, 3
-    with ring_of(2, lanes) as ring:
+    with mesh_of(2, lanes) as ring:
         silent = []  # rank 2's ends: nobody ever reads them
         for engine in ring.engines:
             engine.open_link(102, lanes, 1)
@@ -296,7 +185,7 @@ def test_survivors_retry_in_the_same_memory_while_a_neighbour_does_not_read(mome
 
 
 def test_a_cancelled_op_leaves_its_memory_alone() -> None:
-    with ring_of(2) as ring:
+    with mesh_of(2) as ring:
         front = random_bits(DType.int32, 2_000_000, seed=1)
         back = np.zeros_like(front)
         ring.post(0, 1, front, back, DType.int32, ReduceOp.sum)
@@ -312,7 +201,7 @@ def test_a_cancelled_op_leaves_its_memory_alone() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])  # calls of different size use different lanes, but share one
 def test_a_mismatch_is_reported_once_and_ends_with_the_epoch(lanes: int) -> None:
-    with ring_of(2, lanes) as ring:
+    with mesh_of(2, lanes) as ring:
         fronts = [random_bits(DType.int32, n, seed=n) for n in (70_000, 300)]
         backs = [np.zeros_like(front) for front in fronts]
         for rank in range(2):
@@ -330,7 +219,7 @@ def test_a_mismatch_is_reported_once_and_ends_with_the_epoch(lanes: int) -> None
 
 
 def test_a_lost_lane_is_named_and_can_be_attached_again() -> None:
-    with ring_of(2, 2) as ring:
+    with mesh_of(2, 2) as ring:
         a, b = tcp_pair()
         ring.engines[0].attach_lane(101, 1, hand_over(a))  # replaces the good one: the other end of that sees its end
         down = wait_for(ring.engines[1], LaneDown)
@@ -345,7 +234,7 @@ def test_a_lost_lane_is_named_and_can_be_attached_again() -> None:
 
 
 def test_a_lane_that_carried_bytes_starts_again_with_the_next_epoch_only() -> None:
-    with ring_of(2, 1) as ring:
+    with mesh_of(2, 1) as ring:
         inputs = [random_bits(DType.int32, 1000, seed=rank) for rank in range(2)]
         ring.all_reduce(inputs, DType.int32, ReduceOp.sum)
         a, b = tcp_pair()
@@ -371,10 +260,10 @@ def test_a_lane_that_carried_bytes_starts_again_with_the_next_epoch_only() -> No
 # ---- the wire, with this test as the neighbour -----------------------------------------------------------
 
 
-def frame(payload: bytes, *, epoch: int = 5, seq: int = 1, step: int = 0, offset: int = 0, **other: int) -> bytes:
+def frame(payload: bytes, *, epoch: int = 5, seq: int = 1, number: int = 0, offset: int = 0, **other: int) -> bytes:
     length, flags = other.get("length", len(payload)), other.get("flags", 1)
     fingerprint = other.get("fingerprint", FINGERPRINT)
-    head = HEADER.pack(MAGIC, 1, flags, step, epoch, seq, fingerprint, offset, length, 0)[:44]
+    head = HEADER.pack(MAGIC, 1, flags, number, epoch, seq, fingerprint, offset, length, 0)[:44]
     return head + struct.pack("<I", crc32c(head + payload) if flags else 0) + payload
 
 
@@ -397,10 +286,10 @@ class Neighbour:
         prepared = self.engine.prepare(
             schedule,
             {1: 9},
-            [(0, front.size)],
             dtype=DType.int32,
             op=ReduceOp.sum,
-            count=front.size,
+            front_bytes=front.nbytes,
+            back_bytes=back.nbytes,
             world_size=2,
             lanes=1,
         )
@@ -427,23 +316,32 @@ def send_and_end(sock: socket.socket, data: bytes) -> None:
         sock.shutdown(socket.SHUT_WR)
 
 
-RECEIVE = (Transfer(Direction.recv, 1, 0, 0, Action.copy),)
-EXCHANGE = (
-    Transfer(Direction.send, 1, 0, 0, Action.front),
-    Transfer(Direction.recv, 1, 0, 0, Action.final),
-    Transfer(Direction.send, 1, 1, 0, Action.back, 1),
-)
+FRONT, BACK = Place(Buffer.front, 0), Place(Buffer.back, 0)
+
+
+def send(nbytes: int) -> Schedule:
+    return Schedule((Transfer(Direction.send, Action.copy, 0, nbytes, 1, left=FRONT),))
+
+
+def receive(nbytes: int, action: Action = Action.copy) -> Schedule:
+    return Schedule((Transfer(Direction.recv, action, 0, nbytes, 1, to=BACK, left=FRONT, result=True),))
+
+
+def exchange(nbytes: int) -> Schedule:
+    """Both ranks' bytes are reduced here and sent back."""
+    back = Transfer(Direction.send, Action.copy, 0, nbytes, 1, number=1, left=BACK, after=(1,))
+    return Schedule((*send(nbytes).steps, *receive(nbytes, Action.final).steps, back))
 
 
 def test_frames_as_the_header_says(neighbour: Neighbour) -> None:
     front = random_bits(DType.int32, 50_000, seed=3)
     back = np.zeros_like(front)
-    neighbour.post(EXCHANGE[:1], front, back)
+    neighbour.post(send(front.nbytes), front, back)
     data, offset = front.tobytes(), 0
     while offset < len(data):
         head = neighbour.read(48)
-        magic, version, flags, step, epoch, seq, fingerprint, at, length, checksum = HEADER.unpack(head)
-        assert (magic, version, flags, step, epoch, seq, fingerprint, at) == (MAGIC, 1, 1, 0, 5, 1, FINGERPRINT, offset)
+        magic, version, flags, number, epoch, seq, fingerprint, at, length, checksum = HEADER.unpack(head)
+        assert (magic, version, flags, number, epoch, seq, fingerprint, at) == (MAGIC, 1, 1, 0, 5, 1, FINGERPRINT, offset)
         assert 0 < length <= 64 * KIB
         payload = neighbour.read(length)
         assert payload == data[at : at + length]
@@ -456,7 +354,7 @@ def test_a_send_runs_as_far_as_its_source_is_reduced(neighbour: Neighbour) -> No
     front = random_bits(DType.int32, 48 * KIB, seed=3)  # three frames
     back = np.zeros_like(front)
     other = random_bits(DType.int32, 48 * KIB, seed=4)
-    neighbour.post(EXCHANGE, front, back)
+    neighbour.post(exchange(front.nbytes), front, back)
     neighbour.read(3 * (48 + 64 * KIB))  # step 0
     result = (front + other).tobytes()
     for offset in range(0, 3 * 64 * KIB, 64 * KIB):
@@ -469,7 +367,7 @@ def test_a_send_runs_as_far_as_its_source_is_reduced(neighbour: Neighbour) -> No
 def test_frames_split_anywhere_and_old_ones_are_dropped(neighbour: Neighbour) -> None:
     values = random_bits(DType.int32, 3000, seed=5)
     front, back = np.zeros_like(values), np.zeros_like(values)
-    neighbour.post(RECEIVE, front, back, seq=2)
+    neighbour.post(receive(back.nbytes), front, back, seq=2)
     stream = frame(b"old epoch", epoch=4, seq=9) + frame(b"given up", seq=1) + frame(values.tobytes(), seq=2)
     neighbour.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for at in range(0, len(stream), 997):
@@ -486,7 +384,7 @@ def test_a_newer_frame_waits_until_this_end_has_learnt_of_it(neighbour: Neighbou
     neighbour.socket.sendall(frame(values.tobytes(), epoch=6, seq=3))
     wait_until(lambda: statistics(neighbour.engine, 9).parked)
     neighbour.engine.set_epoch(9, 6)
-    neighbour.post(RECEIVE, values, back, epoch=6, seq=3)
+    neighbour.post(receive(values.nbytes), values, back, epoch=6, seq=3)
     wait_for(neighbour.engine, Done)
     assert same(back, values)
 
@@ -494,8 +392,8 @@ def test_a_newer_frame_waits_until_this_end_has_learnt_of_it(neighbour: Neighbou
 def test_a_later_op_waits_for_its_turn(neighbour: Neighbour) -> None:
     values = random_bits(DType.int32, 100, seed=5)
     first, second = np.zeros_like(values), np.zeros_like(values)
-    neighbour.post(RECEIVE, values, first, op_id=1, seq=1)
-    neighbour.post(RECEIVE, values, second, op_id=2, seq=2)
+    neighbour.post(receive(values.nbytes), values, first, op_id=1, seq=1)
+    neighbour.post(receive(values.nbytes), values, second, op_id=2, seq=2)
     neighbour.socket.sendall(frame(values.tobytes(), seq=2))
     wait_until(lambda: statistics(neighbour.engine, 9).parked)
     neighbour.engine.cancel(1)
@@ -509,7 +407,7 @@ def test_a_later_op_waits_for_its_turn(neighbour: Neighbour) -> None:
 def test_the_rest_of_a_given_up_frame_touches_nothing(neighbour: Neighbour, arrived: int, action: Action) -> None:
     values = random_bits(DType.int32, 100, seed=5)
     old, new = np.zeros_like(values), np.zeros_like(values)
-    neighbour.post((Transfer(Direction.recv, 1, 0, 0, action),), values, old)
+    neighbour.post(receive(values.nbytes, action), values, old)
     given_up = frame(values.tobytes())
     neighbour.socket.sendall(given_up[:arrived])
     wait_until(lambda: statistics(neighbour.engine, 9).bytes_received == arrived)
@@ -517,7 +415,7 @@ def test_the_rest_of_a_given_up_frame_touches_nothing(neighbour: Neighbour, arri
     neighbour.engine.cancel(1)
     wait_for(neighbour.engine, Cancelled)
     old[:] = 7
-    neighbour.post(RECEIVE, values, new, op_id=2, epoch=6)
+    neighbour.post(receive(values.nbytes), values, new, op_id=2, epoch=6)
     neighbour.socket.sendall(given_up[arrived:] + frame(values.tobytes(), epoch=6))
     wait_for(neighbour.engine, Done)
     assert same(new, values)
@@ -529,7 +427,7 @@ def test_the_rest_of_a_given_up_frame_touches_nothing(neighbour: Neighbour, arri
 def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> None:
     front = random_bits(DType.int32, 4_000_003, seed=3)
     before = front.tobytes()
-    neighbour.post(EXCHANGE[:1], front, np.zeros_like(front))
+    neighbour.post(send(front.nbytes), front, np.zeros_like(front))
     sent = -1
     while sent != (sent := statistics(neighbour.engine, 9).bytes_sent) or not sent:
         time.sleep(0.02)  # until the socket is full
@@ -538,7 +436,7 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
     neighbour.engine.cancel(1)
     wait_for(neighbour.engine, Cancelled)
     front[:] = 7
-    neighbour.post(EXCHANGE[:1], front[:1000], front[:1000].copy(), op_id=2, epoch=6)
+    neighbour.post(send(4000), front[:1000], front[:1000].copy(), op_id=2, epoch=6)
     offset = 0
     while True:
         head = neighbour.read(48)
@@ -565,7 +463,7 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
         (frame(b"", length=0), "0 bytes"),
         (frame(b"1234", offset=4), "offset 4"),
         (frame(b"1234", offset=2**64 - 4), "offset 18446744073709551612"),
-        (frame(b"1234", step=1), "step 1"),
+        (frame(b"1234", number=1), "transfer 1"),
         (frame(b"1234", flags=2), "flags 02"),
         (frame(b"1234")[:-1] + b"5", "checksum"),
         (frame(b"1234", epoch=4)[:-1] + b"5", "checksum"),
@@ -577,7 +475,7 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
 def test_bytes_that_break_the_protocol_close_the_lane(neighbour: Neighbour, bad: bytes, says: str) -> None:
     front = np.zeros(100, np.int32)
     back = np.zeros(300, np.int32)
-    neighbour.post(RECEIVE, front, back[100:200])
+    neighbour.post(receive(400), front, back[100:200])
     send_and_end(neighbour.socket, bad)
     down = wait_for(neighbour.engine, LaneDown)
     assert says in down.text
@@ -592,7 +490,7 @@ def test_bytes_that_break_the_protocol_close_the_lane(neighbour: Neighbour, bad:
 def test_a_bad_checksum_never_becomes_a_result(neighbour: Neighbour) -> None:
     values = np.arange(100, dtype=np.int32)
     back = np.zeros_like(values)
-    neighbour.post(RECEIVE, values, back)
+    neighbour.post(receive(values.nbytes), values, back)
     damaged = bytearray(frame(values.tobytes()))
     damaged[200] ^= 1
     neighbour.socket.sendall(damaged)
@@ -609,7 +507,7 @@ def test_garbage_never_crashes_or_writes_elsewhere(garbage: bytes, how: str, bit
     one = Neighbour()
     try:
         memory = np.full(300, 0x5A5A5A5A, np.int32)
-        one.post(RECEIVE, memory[:100].copy(), memory[100:200])
+        one.post(receive(400), memory[:100].copy(), memory[100:200])
         good = bytearray(frame(np.zeros(100, np.int32).tobytes()))
         if how == "after a good header":
             garbage = bytes(good[:48]) + garbage
@@ -632,7 +530,7 @@ def test_arguments_are_refused_with_a_reason() -> None:
     for bad in ({"workers": 0}, {"segment": 1000}, {"stripe": 0}, {"segment": 1 << 30}, {"workers": -1}):
         with pytest.raises(ConfigError, match=f"{next(iter(bad))}="):
             Engine(**bad)
-    with ring_of(2) as ring:
+    with mesh_of(2) as ring:
         engine, front = ring.engines[0], np.zeros(10, np.int32)
         with pytest.raises(ConfigError, match="link 101 cannot be opened"):
             engine.open_link(101, 3, 1)
@@ -643,12 +541,12 @@ def test_arguments_are_refused_with_a_reason() -> None:
             ring.post(0, 1, front, front.copy(), DType.int32, ReduceOp.sum)
         with pytest.raises(ConfigError, match="rank 1"):
             engine.prepare(
-                ring_all_reduce(0, 2),
+                exchange(40),
                 {},
-                chunk_bounds(10, 2),
                 dtype=DType.int32,
                 op=ReduceOp.sum,
-                count=10,
+                front_bytes=40,
+                back_bytes=40,
                 world_size=2,
                 lanes=3,
             )
@@ -663,7 +561,7 @@ def test_arguments_are_refused_with_a_reason() -> None:
 
 def test_an_engine_at_rest_costs_no_time(neighbour: Neighbour) -> None:
     values = np.zeros(100, np.int32)
-    neighbour.post(EXCHANGE, values, values.copy())  # waits for the neighbour
+    neighbour.post(exchange(values.nbytes), values, values.copy())  # waits for the neighbour
     neighbour.socket.sendall(frame(b"1234", epoch=6))  # and holds a frame of a newer epoch
     wait_until(lambda: statistics(neighbour.engine, 9).parked)
     before = time.process_time()
@@ -674,7 +572,7 @@ def test_an_engine_at_rest_costs_no_time(neighbour: Neighbour) -> None:
 def test_closing_lets_go_of_descriptors_and_of_ops_under_way() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        with ring_of(3) as ring:
+        with mesh_of(3) as ring:
             front = np.zeros(500_000, np.int32)
             for rank in range(2):  # rank 2 never comes
                 ring.post(rank, 1, front, np.zeros_like(front), DType.int32, ReduceOp.sum)

@@ -1,0 +1,164 @@
+"""Engines in one process, joined by loopback TCP: what the engine's tests share."""
+
+import select
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.engine import Done, Engine, LaneStatistics
+from wancoll.schedule import reference
+from wancoll.schedule.choose import make, sizes
+
+KIB = 1024
+DEADLINE = 20.0
+FINGERPRINT = 0xF00D
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        a = socket.create_connection(listener.getsockname())
+        b, _ = listener.accept()
+    return a, b
+
+
+def hand_over(sock: socket.socket) -> int:
+    sock.setblocking(False)
+    return sock.detach()
+
+
+def wait_for(engine: Engine, kind: type, timeout: float = DEADLINE) -> Any:
+    """The first event of that kind; everything that comes with it or before it is dropped."""
+    end = time.monotonic() + timeout
+    while (left := end - time.monotonic()) > 0:
+        if select.select([engine.fd], [], [], left)[0]:
+            for event in engine.events():
+                if isinstance(event, kind):
+                    return event
+    raise TimeoutError(f"no {kind.__name__} within {timeout} s")
+
+
+def wait_until(condition: Any) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, "the condition does not come true"
+        time.sleep(0.001)
+
+
+def statistics(engine: Engine, link: int, lane: int = 0) -> LaneStatistics:
+    found = engine.statistics(link, lane)
+    assert found is not None
+    return found
+
+
+class Mesh:
+    """Engines that stand for the ranks of one group, all linked to all. Link ids are 100 + the other's rank."""
+
+    def __init__(self, world: int, lanes: int = 3, **config: Any) -> None:
+        self.world, self.lanes, self.epoch, self.seq = world, lanes, 1, 0
+        self.kept: list[Any] = []  # the engines know addresses only
+        self.engines = [
+            Engine(**{"segment": 64 * KIB, "stripe": 64 * KIB, "workers": 2, **config}) for _ in range(world)
+        ]
+        for rank, engine in enumerate(self.engines):
+            for other in range(rank):
+                engine.open_link(100 + other, lanes, 1)
+                self.engines[other].open_link(100 + rank, lanes, 1)
+                for lane in range(lanes):
+                    a, b = tcp_pair()
+                    engine.attach_lane(100 + other, lane, hand_over(a))
+                    self.engines[other].attach_lane(100 + rank, lane, hand_over(b))
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+    def post(
+        self,
+        rank: int,
+        seq: int,
+        front: Any,
+        back: Any,
+        dtype: DType,
+        op: ReduceOp,
+        *,
+        ring: list[int] | None = None,
+        **numbers: int,
+    ) -> None:
+        """A ring all-reduce, among the ranks of *ring*, in order."""
+        call = Descriptor(Kind.all_reduce, dtype, op, front.size)
+        self.run(rank, seq, call, "ring", front, back, members=ring or range(self.world), **numbers)
+
+    def run(
+        self,
+        rank: int,
+        seq: int,
+        call: Descriptor,
+        algorithm: str,
+        front: Any,
+        back: Any,
+        *,
+        members: Sequence[int] = (),
+        sites: Sequence[str] = (),
+        noise: tuple[int, int] = (0, 0),
+        **numbers: int,
+    ) -> None:
+        """Post any call on one rank; an array that the call does not use may be empty."""
+        self.kept += [front, back]
+        members = list(members) or list(range(self.world))
+        n, me = len(members), members.index(rank)
+        front_bytes, back_bytes = sizes(call, me, n, ())
+        prepared = self.engines[rank].prepare(
+            make(call, algorithm, me, n, sites=sites),
+            {place: 100 + other for place, other in enumerate(members)},
+            dtype=call.dtype,
+            op=call.op,
+            front_bytes=front_bytes,
+            back_bytes=back_bytes,
+            world_size=n,
+            lanes=self.lanes,
+            stripe=numbers.get("stripe", 0),
+            turns=bool(numbers.get("turns", 1)),
+            codec=call.codec,
+            stochastic=call.rounding == "stochastic",
+        )
+        self.engines[rank].post(
+            prepared,
+            numbers.get("op_id", 1000 * self.epoch + seq),
+            self.epoch,
+            seq,
+            numbers.get("fingerprint", FINGERPRINT),
+            front.ctypes.data,
+            back.ctypes.data,
+            noise,
+        )
+
+    def all_reduce(self, inputs: list[Any], dtype: DType, op: ReduceOp) -> tuple[list[Any], list[Done]]:
+        self.seq += 1
+        backs = [np.full_like(front, 0x55) for front in inputs]
+        for rank, front in enumerate(inputs):
+            self.post(rank, self.seq, front, backs[rank], dtype, op)
+        return backs, [wait_for(engine, Done) for engine in self.engines]
+
+
+@contextmanager
+def mesh_of(world: int, lanes: int = 3, **config: Any) -> Iterator[Mesh]:
+    mesh = Mesh(world, lanes, **config)
+    try:
+        yield mesh
+    finally:
+        mesh.close()
+
+
+def random_bits(dtype: DType, count: int, seed: int) -> Any:
+    """Any bit pattern: NaNs, infinities, denormals and both zeros among them."""
+    bits = np.random.default_rng(seed).bytes(count * dtype.itemsize)
+    return np.frombuffer(bits, reference.storage(dtype)).copy()
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(a.tobytes() == b.tobytes())
