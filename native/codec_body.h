@@ -1,240 +1,10 @@
-/* Codecs, in plain C; kernels_body.h includes this once for each instruction set. The formats are in ARCHITECTURE.md, "Codecs, bit for bit".
-   All formats are coded GROUP elements at a time, as float32; the functions at the end cut tensors into groups and convert dtypes. */
+/* Codecs of whole tensors: cuts them into groups and converts dtypes. kernels_body.h includes this once for each instruction set. */
 
-#define INLINE static inline __attribute__((always_inline))
-
-enum {
-    GROUP = 128,   /* elements: a block of fp16 and int8, four of int4 */
-    INT4_BLOCK = 32,
-    RANDOM_LINE = 64, /* elements whose random bits are made together */
-    F32_INF = 0x7f800000,
-    F32_LEAST_NORMAL = 0x00800000
-};
-
-INLINE i32 magnitude(float x) { return (i32)(f32_bits(x) & 0x7fffffffu); }
-
-INLINE void put_scale(u8u *coded, float scale) { memcpy(coded, &scale, sizeof scale); }
-INLINE float get_scale(const u8u *coded) {
-    float scale;
-    memcpy(&scale, coded, sizeof scale);
-    return scale;
-}
-
-/* ---- random bits: Philox4x32-7 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) --------------------------- */
-
-#define PHILOX_ROUND                                                                            \
-    {                                                                                           \
-        const u64 p = (u64)c0 * 0xd2511f53u, q = (u64)c2 * 0xcd9e8d57u;                         \
-        c0 = (u32)(q >> 32) ^ c1 ^ k0;                                                          \
-        c1 = (u32)q;                                                                            \
-        c2 = (u32)(p >> 32) ^ c3 ^ k1;                                                          \
-        c3 = (u32)p;                                                                            \
-        k0 += 0x9e3779b9u;                                                                      \
-        k1 += 0xbb67ae85u;                                                                      \
-    }
-
-/* The random words of the elements of one line: word w of counter 16 * line + lane belongs to element 64 * line + 16 * w + lane. */
-static void random_line(u32 *restrict out, u64 key, u64 line) {
-    const u32 low = (u32)(line << 4), high = (u32)(line >> 28);
-    INDEPENDENT for (u32 lane = 0; lane < RANDOM_LINE / 4; lane++) {
-        u32 c0 = low | lane, c1 = high, c2 = 0, c3 = 0, k0 = (u32)key, k1 = (u32)(key >> 32);
-        PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND
-        out[lane] = c0;
-        out[lane + 16] = c1;
-        out[lane + 32] = c2;
-        out[lane + 48] = c3;
-    }
-}
-
-/* One word for each of the GROUP elements from `first`. room holds GROUP + RANDOM_LINE words; the result lies in it. */
-INLINE const u32 *random_group(u32 *room, u64 key, u64 first) {
-    const u32 skip = (u32)(first % RANDOM_LINE);
-    for (u32 k = 0; k < GROUP + (skip ? RANDOM_LINE : 0); k += RANDOM_LINE)
-        random_line(room + k, key, first / RANDOM_LINE + k / RANDOM_LINE);
-    return room + skip;
-}
-
-/* ---- bf16 ------------------------------------------------------------------------------------------------------------------------------------- */
-
-static void bf16_encode_group(u8u *coded, const f32u *x, const u32 *random) {
-    u16u *out = (u16u *)coded;
-    if (random == NULL) {
-        INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = (u16)(bf16_rounded(x[i]) >> 16);
-    } else { /* a carry out of the mantissa reaches infinity at most; infinity itself stays, since its lower half is zero */
-        INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = (u16)((f32_result(x[i]) + (random[i] >> 16)) >> 16);
-    }
-}
-
-static void bf16_decode_group(f32u *out, const u8u *coded) {
-    const u16u *in = (const u16u *)coded;
-    INDEPENDENT for (int i = 0; i < GROUP; i++) ((u32u *)out)[i] = f32_result(f32_from((u32)in[i] << 16));
-}
-
-/* ---- fp16: scale, halves ---------------------------------------------------------------------------------------------------------------------- */
-
-/* The greatest magnitude among finite elements, as bits. */
-INLINE i32 most_finite(const f32u *x, const int count) {
-    i32 most = 0;
-    for (int i = 0; i < count; i++) {
-        const i32 size = magnitude(x[i]), finite = size < F32_INF ? size : 0;
-        most = GREATER(most, finite);
-    }
-    return most;
-}
-
-/* Toward zero or away from it, with a chance that is the distance. v is at most 2^15, infinite or NaN. */
-INLINE u16 f16_rounded_at_random(float v, u32 random) {
-    const u32 bits = f32_bits(v), size = bits & 0x7fffffffu;
-    const float scaled = f32_from(choose(less(size, 113u << 23), size, 0)) * 16777216.0f; /* denormals: a place is 2^-24 */
-    const i32 whole = (i32)scaled;
-    const u32 up = (float)(random >> 8) * 0x1p-24f < scaled - (float)whole;
-    const u32 normal = (size - ((127u - 15) << 23) + (random >> 19)) >> 13;
-    const u32 finite = choose(less(size, 113u << 23), (u32)whole + up, normal);
-    const u32 half = choose(less(size, F32_INF), finite, F16_INF) | (bits >> 31) << 15;
-    return (u16)choose(less(F32_INF, size), F16_NAN, half);
-}
-
-/* A power of two, so that dividing by it is exact, and the greatest finite magnitude comes to lie below 2^15. */
-static void fp16_encode_group(u8u *coded, const f32u *x, const u32 *random) {
-    const i32 exponent = (most_finite(x, GROUP) >> 23) - 14;
-    const u32 field = (u32)GREATER(exponent, 1);
-    const float inverse = f32_from((254 - field) << 23);
-    u16u *out = (u16u *)(coded + 4);
-    put_scale(coded, f32_from(field << 23));
-    if (random != NULL) {
-        INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = f16_rounded_at_random(x[i] * inverse, random[i]);
-        return;
-    }
-#if defined(HALF_LANES)
-    for (int i = 0; i < GROUP; i += HALF_LANES) {
-        lanes v;
-        memcpy(&v, x + i, sizeof v);
-        half_store(out + i, lanes_result(v * inverse));
-    }
-#else
-    INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = f16_rounded(x[i] * inverse);
-#endif
-}
-
-static void fp16_decode_group(f32u *out, const u8u *coded) {
-    const u16u *in = (const u16u *)(coded + 4);
-    const float scale = get_scale(coded);
-#if defined(HALF_LANES)
-    for (int i = 0; i < GROUP; i += HALF_LANES) {
-        const lanes v = lanes_result(half_load(in + i) * scale);
-        memcpy(out + i, &v, sizeof v);
-    }
-#else
-    INDEPENDENT for (int i = 0; i < GROUP; i++) ((u32u *)out)[i] = f32_result(f16_widened(in[i]) * scale);
-#endif
-}
-
-/* ---- int8 and int4: scale, codes -------------------------------------------------------------------------------------------------------------- */
-
-/* What one step of a code is worth, for a block whose greatest magnitude has the bits `most`. A scale that is denormal is rounded up, so that no code
-   exceeds the limit by more than rounding; one that would make the greatest code infinite is rounded down. */
-INLINE float block_scale(i32 most, int limit) {
-    const float greatest = f32_from((u32)most), scale = greatest / (float)limit, reached = scale * (float)limit;
-    u32 bits = f32_bits(scale);
-    if (magnitude(reached) >= F32_INF) bits--;
-    if (bits < F32_LEAST_NORMAL && reached < greatest) bits++;
-    return f32_from(bits);
-}
-
-INLINE i8 clamped(i32 code, int limit) { return (i8)(code > limit ? limit : code < -limit ? -limit : code); }
-
-/* Codes of finite elements. */
-INLINE void make_codes(i8 *restrict codes, const f32u *x, const u32 *random, const int count, const int limit, float scale) {
-    if (random != NULL) {
-        const float divisor = scale > 0 ? scale : 1;
-        INDEPENDENT for (int i = 0; i < count; i++) {
-            const float q = x[i] / divisor;
-            const i32 toward_zero = (i32)q, below = toward_zero - ((float)toward_zero > q);
-            codes[i] = clamped(below + ((float)(random[i] >> 8) * 0x1p-24f < q - (float)below), limit);
-        }
-        return;
-    }
-    /* The reciprocal of a tiny scale would be infinite: both are moved up by an exact power of two. */
-    const float lift = scale < 0x1p-100f ? 0x1p64f : 1, inverse = scale > 0 ? 1 / (scale * lift) : 0;
-    const float shift = 0x1.8p23f; /* adding it leaves the rounded integer in the mantissa's low bits */
-    INDEPENDENT for (int i = 0; i < count; i++) {
-        const float moved = x[i] * lift * inverse + shift;
-        codes[i] = clamped((i32)(f32_bits(moved) - f32_bits(shift)), limit);
-    }
-}
-
-/* A block with infinities or NaNs: the sign of the scale says so, and the codes at the ends mean them. */
-static __attribute__((noinline)) float flagged_codes(i8 *codes, const f32u *x, const u32 *random, int count, int limit) {
-    float finite[GROUP];
-    for (int i = 0; i < count; i++) finite[i] = magnitude(x[i]) < F32_INF ? x[i] : 0;
-    const float scale = block_scale(most_finite(finite, count), limit - 1);
-    make_codes(codes, finite, random, count, limit - 1, scale);
-    for (int i = 0; i < count; i++) {
-        if (magnitude(x[i]) == F32_INF) codes[i] = (i8)(x[i] > 0 ? limit : -limit);
-        if (magnitude(x[i]) > F32_INF) codes[i] = (i8)(-limit - 1);
-    }
-    return -scale;
-}
-
-/* Fills codes and returns the scale. */
-INLINE float encode_block(i8 *restrict codes, const f32u *x, const u32 *random, const int count, const int limit) {
-    i32 most = 0;
-    for (int i = 0; i < count; i++) most = GREATER(most, magnitude(x[i]));
-    if (__builtin_expect(most >= F32_INF, 0)) return flagged_codes(codes, x, random, count, limit);
-    const float scale = block_scale(most, limit);
-    make_codes(codes, x, random, count, limit, scale);
-    return scale;
-}
-
-static __attribute__((noinline)) void decode_flagged(f32u *out, const i8u *codes, int count, int limit, float scale) {
-    for (int i = 0; i < count; i++) {
-        u32 bits = f32_result((float)codes[i] * -scale);
-        if (codes[i] == limit) bits = F32_INF;
-        if (codes[i] == -limit) bits = F32_INF | 0x80000000u;
-        if (codes[i] == -limit - 1) bits = F32_NAN;
-        ((u32u *)out)[i] = bits;
-    }
-}
-
-INLINE void decode_block(f32u *out, const i8u *codes, const int count, const int limit, float scale) {
-    if (__builtin_expect(f32_bits(scale) >> 31, 0)) {
-        decode_flagged(out, codes, count, limit, scale);
-    } else {
-        INDEPENDENT for (int i = 0; i < count; i++) ((u32u *)out)[i] = f32_result((float)codes[i] * scale);
-    }
-}
-
-static void int8_encode_group(u8u *coded, const f32u *x, const u32 *random) {
-    i8 codes[GROUP];
-    put_scale(coded, encode_block(codes, x, random, GROUP, 127));
-    memcpy(coded + 4, codes, GROUP);
-}
-
-static void int8_decode_group(f32u *out, const u8u *coded) { decode_block(out, (const i8u *)coded + 4, GROUP, 127, get_scale(coded)); }
-
-static void int4_encode_group(u8u *coded, const f32u *x, const u32 *random) {
-    i8 codes[INT4_BLOCK];
-    for (int at = 0; at < GROUP; at += INT4_BLOCK, coded += 4 + INT4_BLOCK / 2) {
-        put_scale(coded, encode_block(codes, x + at, random == NULL ? NULL : random + at, INT4_BLOCK, 7));
-        INDEPENDENT for (int i = 0; i < INT4_BLOCK / 2; i++) coded[4 + i] = (u8)((codes[2 * i] & 15) | (u8)codes[2 * i + 1] << 4);
-    }
-}
-
-static void int4_decode_group(f32u *out, const u8u *coded) {
-    i8 codes[INT4_BLOCK];
-    for (int at = 0; at < GROUP; at += INT4_BLOCK, coded += 4 + INT4_BLOCK / 2) {
-        INDEPENDENT for (int i = 0; i < INT4_BLOCK / 2; i++) {
-            codes[2 * i] = (i8)((coded[4 + i] & 15) - (coded[4 + i] & 8) * 2);
-            codes[2 * i + 1] = (i8)((coded[4 + i] >> 4) - (coded[4 + i] >> 7) * 16);
-        }
-        decode_block(out + at, codes, INT4_BLOCK, 7, get_scale(coded));
-    }
-}
-
-/* ---- tensors ---------------------------------------------------------------------------------------------------------------------------------- */
+#include "codec_groups.h"
 
 typedef void encode_group_fn(u8u *coded, const f32u *x, const u32 *random);
 typedef void decode_group_fn(f32u *out, const u8u *coded);
+typedef void add_group_fn(f32u *out, const f32u *a, const u8u *coded);
 
 /* n elements of src as floats, and zeros up to a group. */
 INLINE void load_floats(int dtype, float *restrict x, const void *src, size_t n) {
@@ -326,14 +96,21 @@ INLINE void decode_all(int dtype, wc_codec_block block, decode_group_fn *group, 
 
 enum { PIECE = 8 * GROUP }; /* elements decoded before they are added: they stay in the first cache */
 
-INLINE void accumulate_all(int dtype, wc_codec_block block, decode_group_fn *group, wc_reduce_fn sum, void *dst, const void *a, const void *coded,
-                           size_t n) {
-    const size_t size = element_size(dtype), step = coded_size(block, PIECE);
-    uint8_t decoded[PIECE * sizeof(double)];
-    for (size_t i = 0, at = 0; i < n; i += PIECE, at += step) {
-        const size_t count = LESSER(n - i, PIECE);
-        decode_all(dtype, block, group, decoded, (const u8u *)coded + at, count);
-        sum((uint8_t *)dst + i * size, (const uint8_t *)a + i * size, decoded, count);
+INLINE void accumulate_all(int dtype, wc_codec_block block, decode_group_fn *group, add_group_fn *add, wc_reduce_fn sum, void *dst, const void *a,
+                           const void *coded, size_t n) {
+    const size_t size = element_size(dtype);
+    const uint8_t *other = a;
+    const u8u *from = coded;
+    uint8_t *to = dst, decoded[PIECE * sizeof(double)];
+    if (dtype == WC_F32) {
+        for (const size_t step = coded_size(block, GROUP); n >= GROUP; n -= GROUP, from += step, other += GROUP * size, to += GROUP * size)
+            add((f32u *)to, (const f32u *)other, from);
+    }
+    while (n > 0) {
+        const size_t count = LESSER(n, PIECE);
+        decode_all(dtype, block, group, decoded, from, count);
+        sum(to, other, decoded, count);
+        n -= count, from += coded_size(block, count), other += count * size, to += count * size;
     }
 }
 
@@ -376,7 +153,7 @@ INLINE void error_all(int dtype, wc_codec_block block, decode_group_fn *group, c
         decode_all(dtype, (wc_codec_block){elements, bytes}, codec##_decode_group, dst, coded, n);                              \
     }                                                                                                                           \
     static void accumulate_##codec##_##type(void *dst, const void *a, const void *coded, size_t n) {                            \
-        accumulate_all(dtype, (wc_codec_block){elements, bytes}, codec##_decode_group, type##_sum_all, dst, a, coded, n);       \
+        accumulate_all(dtype, (wc_codec_block){elements, bytes}, codec##_decode_group, codec##_add_group, type##_sum_all, dst, a, coded, n);       \
     }                                                                                                                           \
     static void error_##codec##_##type(const void *src, const void *coded, size_t n, double *error, double *norm) {             \
         error_all(dtype, (wc_codec_block){elements, bytes}, codec##_decode_group, src, coded, n, error, norm);                  \
