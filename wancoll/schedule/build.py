@@ -8,9 +8,14 @@ format on every rank, the one that encoded it included, so that all hold the sam
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
+from wancoll.collective import Codec, DType
+from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer, chunk_bounds
+
+# Elements of a codec's block, and the bytes that they are on the wire.
+BLOCKS = {Codec.bf16: (1, 2), Codec.fp16: (128, 260), Codec.int8: (128, 132), Codec.int4: (32, 20)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,11 @@ class Coding:
     elements: int
     coded: int
     itemsize: int
+
+    @classmethod
+    def of(cls, codec: Codec, dtype: DType) -> Coding | None:
+        """That of *codec* for elements of *dtype*; None if they travel as they are."""
+        return None if codec is Codec.none else cls(*BLOCKS[codec], dtype.itemsize)
 
     def coded_bytes(self, nbytes: int) -> int:
         """Wire size of *nbytes* of elements; the last block is a whole one."""
@@ -45,6 +55,17 @@ class Value:
     raw_after: int = -1
     coded: Place | None = None
     coded_after: int = -1
+
+
+def back(offset: int) -> Place:
+    """Where the bytes at *offset* of the result are."""
+    return Place(Buffer.back, offset)
+
+
+def spans(count: int, itemsize: int, parts: int, coding: Coding | None = None) -> list[tuple[int, int]]:
+    """(start, length) in bytes of every chunk of a tensor of *count* elements: see chunk_bounds."""
+    bounds = chunk_bounds(count, parts, coding.elements if coding else 1)
+    return [(start * itemsize, (stop - start) * itemsize) for start, stop in bounds]
 
 
 class Builder:
@@ -88,7 +109,16 @@ class Builder:
         self._add(Direction.send, Action.copy, value, peer=peer, number=number, left=place, after=(after,))
         return value
 
-    def recv(self, peer: int, start: int, length: int, *, result: int | None = None, raw: bool = False) -> Value:
+    def recv(
+        self,
+        peer: int,
+        start: int,
+        length: int,
+        *,
+        result: int | None = None,
+        home: Place | None = None,
+        raw: bool = False,
+    ) -> Value:
         """Receive bytes [start, start + length) from rank *peer*.
 
         Args:
@@ -96,57 +126,111 @@ class Builder:
             start: as Transfer.start.
             length: bytes of raw elements.
             result: they are the result's final bytes and belong at this offset of back.
+            home: where to put bytes that are neither encoded nor the result's; None: new scratch.
             raw: without the codec.
         """
         if not length:
-            return Value(start, 0, Place(Buffer.back, result or 0))
+            return Value(start, 0, back(0))
         coded = self._coded(raw)
-        to = self._take(length, coded) if coded or result is None else Place(Buffer.back, result)
+        if coded:
+            to = self._coded_room(length)
+        else:
+            to = back(result) if result is not None else home or self.room(length)
         value = Value(start, length, None if coded else to, coded=to if coded else None)
         done = self._receive(peer, value, Action.copy, to=to, result=result is not None and not coded)
         if not coded:
             return replace(value, raw_after=done)
         value = replace(value, coded_after=done)
-        return value if result is None else self._decode(value, Place(Buffer.back, result), result=True)
+        return value if result is None else self._decode(value, back(result), result=True)
 
     def recv_reduced(
-        self, peer: int, left: Value, *, home: int | None = None, last: bool = False, raw: bool = False
+        self,
+        peer: int,
+        left: Value,
+        *,
+        home: Place | None = None,
+        last: bool = False,
+        alike: bool = False,
+        raw: bool = False,
     ) -> Value:
         """Receive the range of *left* from rank *peer* and reduce: left op received. See reduce for the rest.
 
-        One step where left is the caller's own, so that bytes are reduced while they are hot.
+        One step where left is the caller's own, so that bytes are reduced while they are hot. All reduce ops are
+        commutative to the bit, so that a schedule may say so whichever operand its order puts first.
         """
         if not left.length:
             return left
         fused = left.raw is not None and left.raw_after < 0 and not self._coded(raw)
         if not fused:
             received = self.recv(peer, left.start, left.length, raw=raw)
-            return self.reduce(left, received, home=home, last=last)
-        adopts = last and self.coding is not None
-        to = self._home(home, left.length)
+            return self.reduce(left, received, home=home, last=last, alike=alike)
+        adopts = last and not alike and self.coding is not None
+        to = home or self.room(left.length)
         done = self._receive(
             peer, left, Action.final if last else Action.reduce, to=to, left=left.raw, result=last and not adopts
         )
         value = Value(left.start, left.length, to, done)
         return self._adopt(value) if adopts else value
 
-    def reduce(self, left: Value, right: Value, *, home: int | None = None, last: bool = False) -> Value:
+    def reduce_from(
+        self,
+        ranks: Sequence[int],
+        own: Value,
+        *,
+        home: Place | None = None,
+        last: bool = False,
+        alike: bool = False,
+        raw: bool = False,
+    ) -> Value:
+        """Receive the range of *own* from all others of *ranks* and reduce: ((x0 op x1) op x2) ..., in their order.
+
+        Args:
+            ranks: whose values; this rank among them stands for *own*.
+            own: of this rank; it must not lie at *home*.
+            home: as reduce; the outcome is there if there was anything to reduce.
+            last: as reduce.
+            alike: as reduce.
+            raw: without the codec.
+        """
+        if len(ranks) == 1 or not own.length:
+            return own
+
+        def taken(rank: int, home: Place | None = None) -> Value:
+            return own if rank == self.rank else self.recv(rank, own.start, own.length, home=home, raw=raw)
+
+        home = home or self.room(own.length)
+        first, second, *rest = ranks
+        done = last and not rest
+        if self.rank in (first, second):
+            value = self.recv_reduced(
+                first if second == self.rank else second, own, home=home, last=done, alike=alike, raw=raw
+            )
+        else:
+            value = self.reduce(taken(first, home), taken(second), home=home, last=done, alike=alike)
+        for rank in rest:
+            value = self.reduce(value, taken(rank), home=home, last=last and rank == ranks[-1], alike=alike)
+        return value
+
+    def reduce(
+        self, left: Value, right: Value, *, home: Place | None = None, last: bool = False, alike: bool = False
+    ) -> Value:
         """Reduce two values of the same range: left op right.
 
         Args:
             left: the left operand.
             right: the right operand.
-            home: offset of back where the outcome goes; it may be that of *left*. None: scratch. Whatever was there
-                must have been sent on before, in the sense that the new bytes could not be here otherwise.
+            home: where the outcome goes, which may be where *left* is; None: new scratch. Whatever was there must have
+                been sent on before, in the sense that the new bytes could not be here otherwise.
             last: the outcome is the result (avg divides; with a codec it is encoded and decoded again): home is where
                 it belongs.
+            alike: every rank makes this very result from the same bytes, so that there is nothing to adopt.
         """
         if not left.length:
             return left
-        to = self._home(home, left.length)
+        to = home or self.room(left.length)
         if left.raw is None:
-            left = self._decode(left, to if right.raw is None or right.raw[:2] != to[:2] else self._take(left.length))
-        adopts = last and self.coding is not None
+            left = self._decode(left, to if right.raw is None or right.raw[:2] != to[:2] else self.room(left.length))
+        adopts = last and not alike and self.coding is not None
         right_place, right_after = (
             (right.coded, right.coded_after) if right.raw is None else (right.raw, right.raw_after)
         )
@@ -167,7 +251,7 @@ class Builder:
         """Copy *value*, the caller's own or another one, to where it belongs in back, as a part of the result."""
         if not value.length:
             return value
-        to = Place(Buffer.back, result)
+        to = back(result)
         if value.raw is None:
             return self._decode(value, to, result=True)
         done = self._add(
@@ -179,7 +263,7 @@ class Builder:
         """*value* with its encoded form, made now if there was none."""
         if value.coded is not None or not value.length:
             return value
-        to = self._take(value.length, True)
+        to = self._coded_room(value.length)
         done = self._add(
             Direction.local, Action.encode, value, to=to, left=value.raw, after=(value.raw_after,), measured=measured
         )
@@ -187,7 +271,13 @@ class Builder:
 
     def decoded(self, value: Value) -> Value:
         """*value* as elements, decoded into scratch if it was encoded only."""
-        return value if value.raw is not None else self._decode(value, self._take(value.length))
+        return value if value.raw is not None else self._decode(value, self.room(value.length))
+
+    def room(self, length: int) -> Place:
+        """Scratch memory for *length* bytes of elements; ranges lie in cache lines of their own."""
+        place = Place(Buffer.scratch, self._scratch)
+        self._scratch += -(-length // 64) * 64
+        return place
 
     def finish(self) -> Schedule:
         """The schedule.
@@ -209,16 +299,9 @@ class Builder:
     def _coded(self, raw: bool) -> bool:
         return self.coding is not None and not raw
 
-    def _take(self, length: int, encoded: bool = False) -> Place:
-        """Scratch memory for a range; 64-byte steps keep ranges in cache lines of their own."""
-        place = Place(Buffer.scratch, self._scratch, encoded)
-        assert self.coding is not None or not encoded
-        nbytes = self.coding.coded_bytes(length) if encoded and self.coding is not None else length
-        self._scratch += -(-nbytes // 64) * 64
-        return place
-
-    def _home(self, home: int | None, length: int) -> Place:
-        return self._take(length) if home is None else Place(Buffer.back, home)
+    def _coded_room(self, length: int) -> Place:
+        assert self.coding is not None
+        return self.room(self.coding.coded_bytes(length))._replace(encoded=True)
 
     def _adopt(self, value: Value) -> Value:
         value = self.encoded(value, measured=True)

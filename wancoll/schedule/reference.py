@@ -6,13 +6,13 @@ ARCHITECTURE.md, "Numbers".
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from wancoll.collective import DType, ReduceOp
-from wancoll.schedule.plan import Action, Direction, Schedule, chunk_bounds
+from wancoll.collective import Codec, DType, ReduceOp
+from wancoll.schedule.plan import Schedule
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,47 +63,45 @@ def average(dtype: DType, a: Array, b: Array, n: int) -> Array:
         return signed
 
 
-def execute(schedules: list[Schedule], inputs: list[Array], dtype: DType, op: ReduceOp) -> list[Array]:
-    """Runs the schedules of all ranks, whole chunks at a time, and returns every rank's result.
+def execute(
+    schedules: Sequence[Schedule],
+    inputs: Sequence[Array],
+    dtype: DType,
+    op: ReduceOp,
+    *,
+    codec: Codec = Codec.none,
+    back_bytes: Sequence[int] | None = None,
+    noise: Sequence[tuple[int, int]] | None = None,
+    order: int | None = None,
+    cut: int = 0,
+    lanes: int = 1,
+) -> list[Array]:
+    """Runs the schedules of all ranks as the engine does and returns every rank's result.
 
     Args:
         schedules: one for each rank.
-        inputs: each rank's one-dimensional array of dtype storage(dtype); they are not changed.
+        inputs: each rank's front: a one-dimensional array of dtype storage(dtype). They are not changed.
         dtype: what the elements are.
         op: the reduce op.
+        codec: of what the schedules encode.
+        back_bytes: size of each rank's result; None: that of its input.
+        noise: two keys for each rank, of stochastic rounding: for measured encodes, and for all others. None: nearest.
+        order: seed of a random order of all that may happen next; None: one rank after the other, as far as it comes.
+        cut: steps are done in parts, cut at multiples of that many bytes of the whole; 0: in one piece.
+        lanes: of every pair of ranks; part p of a step is on lane p % lanes. On a lane sends and receives are in order.
+
+    Returns:
+        Arrays of dtype storage(dtype).
 
     Raises:
-        ValueError: a rank waits for something that nobody sends, or something sent was never received.
+        ValueError: the schedules do not fit together, a step reads what its bounds did not write, or a result is not
+            written exactly once.
     """
-    n = len(schedules)
-    chunks = [slice(*bounds) for bounds in chunk_bounds(inputs[0].size, n)]
-    # As in the engine, back holds nothing of the input until something is received into it.
-    backs = [front.copy() if n == 1 else np.zeros_like(front) for front in inputs]
-    wires: dict[tuple[int, int, int, int], Array] = {}  # (from, to, step, chunk) -> bytes under way
-    todo = [deque(schedule) for schedule in schedules]
-    moved = True
-    while moved:
-        moved = False
-        for rank, lines in enumerate(todo):
-            while lines:
-                line, part = lines[0], chunks[lines[0].chunk]
-                front, back = inputs[rank][part], backs[rank][part]
-                if line.direction is Direction.send:
-                    source = front if line.action is Action.front else back
-                    wires[rank, line.peer, line.step, line.chunk] = source.copy()
-                elif (received := wires.pop((line.peer, rank, line.step, line.chunk), None)) is None:
-                    break
-                elif line.action is Action.copy:
-                    back[:] = received
-                elif line.action is Action.final and op is ReduceOp.avg:
-                    back[:] = average(dtype, front, received, n)
-                else:
-                    back[:] = reduce(dtype, op, front, received)
-                lines.popleft()
-                moved = True
-    if any(todo) or wires:
-        raise ValueError(f"schedules do not fit together: left to do {todo}, never received {sorted(wires)}")
-    return backs
+    from wancoll.schedule.execution import Run
+
+    sizes = [front.nbytes for front in inputs] if back_bytes is None else back_bytes
+    run = Run(schedules, inputs, dtype, op, codec, sizes, noise, cut, lanes)
+    return run.results(order)
 
 
 def digest(result: bytes) -> int:

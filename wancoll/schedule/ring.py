@@ -1,43 +1,108 @@
-"""Ring all-reduce as a pure function: reduce-scatter, then all-gather, 2(N-1) steps."""
+"""Ring schedules: every rank receives from its left neighbour and sends to its right one.
+
+Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations". Lengths and offsets
+are in bytes.
+"""
 
 from __future__ import annotations
 
-from wancoll.schedule.plan import Action, Direction, Schedule, Transfer
+from collections.abc import Sequence
+from itertools import accumulate
+
+from wancoll.schedule.build import Builder, Coding, back, spans
+from wancoll.schedule.plan import Schedule
 
 
-def ring_all_reduce(rank: int, world_size: int) -> Schedule:
-    """The schedule of *rank* (Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce algorithms").
+def all_reduce(rank: int, world_size: int, count: int, itemsize: int, coding: Coding | None = None) -> Schedule:
+    """Reduce-scatter, then all-gather: 2(N-1) steps of a chunk each.
 
-    Chunk c starts at rank c with that rank's own bytes, is reduced at ranks c+1, c+2, ... and is
-    final at rank c-1; the all-gather then passes it on around the ring. World size 1 needs no transfer.
+    Chunk c starts at rank c with that rank's own bytes, is reduced at ranks c+1, c+2, ... (own op received) and is
+    final at rank c-1; the all-gather then passes it on around the ring. With a codec every hop of the first half
+    encodes anew.
+
+    Args:
+        rank: whose schedule.
+        world_size: ranks.
+        count: elements of the tensor.
+        itemsize: bytes of an element.
+        coding: of what crosses the wire.
     """
-    n = world_size
+    builder, n = Builder(rank, world_size, coding), world_size
     if n == 1:
-        return ()
+        builder.keep(builder.mine(0, count * itemsize), 0)
+        return builder.finish()
+    chunks = spans(count, itemsize, n, coding)
     right, left = (rank + 1) % n, (rank - 1) % n
-    lines: list[Transfer] = []
-    last_recv = -1
-    for step in range(2 * (n - 1)):
-        scatter = step < n - 1
-        sent = (rank - step) % n if scatter else (rank + 1 - (step - (n - 1))) % n
-        received = (sent - 1) % n
-        source = Action.front if step == 0 else Action.back
-        lines.append(Transfer(Direction.send, right, step, sent, source, last_recv))
-        if not scatter:
-            what = Action.copy
-        else:
-            what = Action.final if step == n - 2 else Action.reduce
-        last_recv = len(lines)
-        lines.append(Transfer(Direction.recv, left, step, received, what))
-    return tuple(lines)
+    value = builder.mine(*chunks[rank])
+    for step in range(1, n):
+        builder.send(right, value)
+        start, length = chunks[(rank - step) % n]
+        value = builder.recv_reduced(left, builder.mine(start, length), home=back(start), last=step == n - 1)
+    for step in range(n - 1):
+        builder.send(right, value)
+        start, length = chunks[(rank - step) % n]
+        value = builder.recv(left, start, length, result=start)
+    return builder.finish()
 
 
-def membership_token(rank: int, world_size: int) -> Schedule:
-    """One empty frame to the right neighbour: update_membership has no data, but members must agree on the call."""
-    if world_size == 1:
-        return ()
-    right, left = (rank + 1) % world_size, (rank - 1) % world_size
-    return (
-        Transfer(Direction.send, right, 0, 0, Action.front),
-        Transfer(Direction.recv, left, 0, 0, Action.copy),
-    )
+def reduce_scatter(rank: int, lengths: Sequence[int], blocks: Sequence[int]) -> Schedule:
+    """N-1 steps: block b starts at rank b+1, is reduced at b+2, b+3, ... (own op received) and is final at rank b.
+
+    Args:
+        rank: whose schedule.
+        lengths: bytes of each rank's block.
+        blocks: where each rank's block begins in front.
+    """
+    n = len(lengths)
+    builder = Builder(rank, n)
+    right, left = (rank + 1) % n, (rank - 1) % n
+    if n == 1:
+        builder.keep(builder.mine(0, lengths[0], blocks[0]), 0)
+        return builder.finish()
+    value = builder.mine(0, lengths[left], blocks[left])
+    for step in range(2, n + 1):
+        builder.send(right, value)
+        block = (rank - step) % n
+        last = step == n
+        own = builder.mine(0, lengths[block], blocks[block])
+        value = builder.recv_reduced(left, own, home=back(0) if last else None, last=last)
+    return builder.finish()
+
+
+def all_gather(rank: int, lengths: Sequence[int]) -> Schedule:
+    """N-1 steps: each rank passes on what it received in the step before, its own block first.
+
+    Args:
+        rank: whose schedule.
+        lengths: bytes of each rank's block.
+    """
+    n = len(lengths)
+    builder = Builder(rank, n)
+    starts = [0, *accumulate(lengths)]
+    value = builder.mine(starts[rank], lengths[rank], 0)
+    builder.keep(value, starts[rank])
+    for step in range(1, n):
+        builder.send((rank + 1) % n, value)
+        block = (rank - step) % n
+        value = builder.recv((rank - 1) % n, starts[block], lengths[block], result=starts[block])
+    return builder.finish()
+
+
+def broadcast(rank: int, world_size: int, root: int, length: int) -> Schedule:
+    """A chain from the root around the ring; every rank passes bytes on while the rest of them arrives.
+
+    Args:
+        rank: whose schedule.
+        world_size: ranks.
+        root: whose bytes.
+        length: of the tensor, bytes.
+    """
+    builder, n = Builder(rank, world_size), world_size
+    if rank == root:
+        value = builder.mine(0, length)
+        builder.keep(value, 0)
+    else:
+        value = builder.recv((rank - 1) % n, 0, length, result=0)
+    if (rank + 1) % n != root:
+        builder.send((rank + 1) % n, value)
+    return builder.finish()

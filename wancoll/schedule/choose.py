@@ -1,0 +1,218 @@
+"""Which algorithm an operation takes, and the schedule it makes: pure functions, the same answer on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+from wancoll.collective import DATALESS, Codec, Descriptor, Kind
+from wancoll.errors import ConfigError
+from wancoll.schedule import cost, direct, ring
+from wancoll.schedule.build import Builder, Coding
+from wancoll.schedule.plan import Direction, Schedule
+
+_AllReduce: TypeAlias = Callable[[int, int, int, int, Coding | None], Schedule]
+_Blocks: TypeAlias = Callable[[int, Sequence[int], Sequence[int]], Schedule]
+_Rooted: TypeAlias = Callable[[int, int, int, int], Schedule]
+
+_ALL_REDUCE: dict[str, _AllReduce] = {"ring": ring.all_reduce, "direct": direct.all_reduce}
+_REDUCE_SCATTER: dict[str, _Blocks] = {"ring": ring.reduce_scatter, "direct": direct.reduce_scatter}
+_ALL_GATHER: dict[str, Callable[[int, Sequence[int]], Schedule]] = {
+    "ring": ring.all_gather,
+    "direct": direct.all_gather,
+}
+_BROADCAST: dict[str, _Rooted] = {"ring": ring.broadcast, "direct": direct.broadcast}
+_REDUCE: dict[str, _Rooted] = {"direct": direct.reduce}
+
+# What each kind offers; the first is taken where nothing else says which.
+ALGORITHMS: dict[Kind, tuple[str, ...]] = {
+    Kind.all_reduce: tuple(_ALL_REDUCE),
+    Kind.update_membership: ("ring",),
+    Kind.reduce_scatter: tuple(_REDUCE_SCATTER),
+    Kind.all_gather: tuple(_ALL_GATHER),
+    Kind.broadcast: tuple(_BROADCAST),
+    Kind.reduce: tuple(_REDUCE),
+    Kind.gather: ("direct",),
+    Kind.scatter: ("direct",),
+    Kind.all_to_all: ("direct",),
+    Kind.barrier: ("ring",),
+}
+
+# All-reduces that encode what a rank contributes once, whatever the number of ranks.
+ENCODE_ONCE = ("direct", "full_exchange", "naive")
+
+# Where front has a block for every rank (of scatter: at the root).
+BLOCKS_IN_FRONT = frozenset({Kind.reduce_scatter, Kind.scatter, Kind.all_to_all})
+_BLOCKS = BLOCKS_IN_FRONT | {Kind.all_gather, Kind.gather}  # kinds whose tensors are made of blocks
+
+
+class NoRoute(Exception):
+    """No schedule of an operation does without a link that cannot be had.
+
+    Attributes:
+        pair: two ranks that cannot reach each other.
+        algorithm: the one that needs them to.
+    """
+
+    def __init__(self, pair: tuple[int, int], algorithm: str) -> None:
+        super().__init__(f"{algorithm} needs a link between ranks {pair[0]} and {pair[1]}, which is not to be had")
+        self.pair, self.algorithm = pair, algorithm
+
+
+def choose(
+    descriptor: Descriptor,
+    world_size: int,
+    choices: Mapping[str, Sequence[tuple[int, str]]],
+    *,
+    avoid: Collection[tuple[int, int]] = (),
+    sites: Sequence[str] = (),
+) -> str:
+    """The algorithm of an operation.
+
+    What the caller asked for, else what the plan says for this size, else the kind's first. Where that needs a link
+    that cannot be had it is the ring, whose order the master lays around such links.
+
+    Args:
+        descriptor: the operation.
+        world_size: ranks.
+        choices: the epoch's plan, as `cost.choices` makes it.
+        avoid: pairs of ranks that cannot reach each other.
+        sites: label of every rank's site; "" is a site of its own.
+
+    Raises:
+        ConfigError: the kind does not offer what the caller asked for.
+        NoRoute: neither that nor a ring avoids all pairs.
+    """
+    algorithm = _preferred(descriptor, world_size, choices, sites)
+    hit = _hit(descriptor, algorithm, world_size, avoid, sites)
+    if hit is None:
+        return algorithm
+    around = "ring" in ALGORITHMS[descriptor.kind] and _hit(descriptor, "ring", world_size, avoid, sites) is None
+    if not around:
+        raise NoRoute(hit, algorithm)
+    return "ring"
+
+
+def _preferred(
+    descriptor: Descriptor, world_size: int, choices: Mapping[str, Sequence[tuple[int, str]]], sites: Sequence[str]
+) -> str:
+    offered = ALGORITHMS[descriptor.kind]
+    if descriptor.algorithm != "auto" and descriptor.algorithm not in offered:
+        raise ConfigError(
+            f"{descriptor.kind.name} has no such algorithm",
+            expected=", ".join(("auto", *offered)),
+            got=descriptor.algorithm,
+        )
+    if descriptor.algorithm != "auto" and (descriptor.algorithm != "hierarchical" or has_sites(sites)):
+        return descriptor.algorithm
+    entries = choices.get(descriptor.kind.name, ())
+    planned = cost.chosen(entries, _plan_bytes(descriptor, world_size)) if entries else offered[0]
+    if planned not in offered or (planned == "hierarchical" and not has_sites(sites)):
+        planned = offered[0]
+    if descriptor.codec is not Codec.none and planned not in ENCODE_ONCE:
+        return "direct"
+    return planned
+
+
+def _plan_bytes(descriptor: Descriptor, world_size: int) -> int:
+    """The size that the plan goes by: of the larger tensor, and of what is on the wire."""
+    coding = Coding.of(descriptor.codec, descriptor.dtype)
+    if descriptor.kind in _BLOCKS:
+        return sum(descriptor.block_counts(world_size)) * descriptor.dtype.itemsize
+    return coding.coded_bytes(descriptor.nbytes) if coding else descriptor.nbytes
+
+
+def _hit(
+    descriptor: Descriptor, algorithm: str, world_size: int, avoid: Collection[tuple[int, int]], sites: Sequence[str]
+) -> tuple[int, int] | None:
+    """The first of the pairs to avoid that *algorithm* uses."""
+    for one, other in sorted(avoid):
+        if other in links(make(descriptor, algorithm, one, world_size, sites=sites)):
+            return one, other
+    return None
+
+
+def has_sites(sites: Sequence[str]) -> bool:
+    """Whether there are at least two sites, one of them with two members."""
+    named = [site for site in sites if site]
+    several = len(set(named)) + sites.count("") > 1
+    return several and len(set(named)) < len(named)
+
+
+def make(
+    descriptor: Descriptor,
+    algorithm: str,
+    rank: int,
+    world_size: int,
+    *,
+    blocks: Sequence[int] = (),
+    sites: Sequence[str] = (),
+) -> Schedule:
+    """The schedule of *rank*.
+
+    Args:
+        descriptor: the operation.
+        algorithm: one of ALGORITHMS of its kind.
+        rank: whose schedule.
+        world_size: ranks.
+        blocks: where front has a block for every rank (BLOCKS_IN_FRONT): element offsets of those of the present ranks,
+            in rank order; front may have blocks of lost ranks, too. Left out: one after the other.
+        sites: label of every rank's site, for hierarchical.
+    """
+    size = descriptor.dtype.itemsize
+    lengths = [count * size for count in descriptor.block_counts(world_size)]
+    starts = [start * size for start in _block_starts(descriptor, world_size, blocks)]
+    root, nbytes = descriptor.root, descriptor.nbytes
+    match descriptor.kind:
+        case Kind.all_reduce:
+            coding = Coding.of(descriptor.codec, descriptor.dtype)
+            return _ALL_REDUCE[algorithm](rank, world_size, descriptor.count, size, coding)
+        case Kind.update_membership | Kind.barrier:
+            return Builder(rank, world_size).finish()
+        case Kind.reduce_scatter:
+            return _REDUCE_SCATTER[algorithm](rank, lengths, starts)
+        case Kind.all_gather:
+            return _ALL_GATHER[algorithm](rank, lengths)
+        case Kind.broadcast:
+            return _BROADCAST[algorithm](rank, world_size, root, nbytes)
+        case Kind.reduce:
+            return _REDUCE[algorithm](rank, world_size, root, nbytes)
+        case Kind.gather:
+            return direct.gather(rank, world_size, root, nbytes)
+        case Kind.scatter:
+            return direct.scatter(rank, root, nbytes, starts)
+        case Kind.all_to_all:
+            return direct.all_to_all(rank, nbytes, starts)
+    raise ValueError(f"{descriptor.kind.name} is no collective: it has no schedule")
+
+
+def sizes(descriptor: Descriptor, rank: int, world_size: int, blocks: Sequence[int] = ()) -> tuple[int, int]:
+    """Bytes of input and of result that *rank* has: (front, back). The arguments are those of `make`."""
+    kind, at_root = descriptor.kind, rank == descriptor.root
+    counts = descriptor.block_counts(world_size)
+    front = back = descriptor.count
+    if kind in DATALESS:
+        front = back = 0
+    elif kind is Kind.broadcast:
+        front = front if at_root else 0
+    elif kind is Kind.reduce:
+        back = back if at_root else 0
+    elif kind in _BLOCKS:
+        starts = _block_starts(descriptor, world_size, blocks)
+        spread = max(start + count for start, count in zip(starts, counts, strict=True))
+        front = spread if kind in BLOCKS_IN_FRONT else counts[rank]
+        back = counts[rank] if kind in (Kind.reduce_scatter, Kind.scatter) else sum(counts)
+        front = 0 if kind is Kind.scatter and not at_root else front
+        back = 0 if kind is Kind.gather and not at_root else back
+    return front * descriptor.dtype.itemsize, back * descriptor.dtype.itemsize
+
+
+def _block_starts(descriptor: Descriptor, world_size: int, blocks: Sequence[int]) -> Sequence[int]:
+    counts = descriptor.block_counts(world_size)
+    return blocks or [stop - count for stop, count in zip(accumulate(counts), counts, strict=True)]
+
+
+def links(schedule: Schedule) -> set[int]:
+    """Ranks that this one talks to."""
+    return {step.peer for step in schedule.steps if step.direction is not Direction.local}
