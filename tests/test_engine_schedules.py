@@ -1,0 +1,122 @@
+"""Every collective and algorithm in real engines over TCP, bit for bit as the reference executor has it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import Mesh, mesh_of, same, wait_for
+
+from wancoll.collective import REDUCING, ROOTED, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
+from wancoll.engine import Done
+from wancoll.schedule import reference
+from wancoll.schedule.choose import ALGORITHMS, make, sizes
+
+COUNTS = (0, 1, 5, 1025, 70_001)
+UNEVEN = {Kind.all_gather, Kind.reduce_scatter}
+PAIRS = [(kind, algorithm) for kind, names in ALGORITHMS.items() for algorithm in names]
+RESULT_KEY = 0x1234_5678_9ABC_DEF0  # of stochastic rounding
+
+
+def elements(dtype: DType, nbytes: int, seed: int) -> Any:
+    """Numbers of very different size; no NaN, since a NaN in a digest tells little."""
+    count = nbytes // dtype.itemsize
+    rng = np.random.default_rng(seed)
+    if dtype is DType.float32:
+        return (rng.standard_normal(count) * 10.0 ** rng.integers(-3, 4, count)).astype(np.float32)
+    return rng.integers(-1000, 1000, count).astype(reference.storage(dtype))
+
+
+def sites_of(world: int) -> tuple[str, ...]:
+    return tuple("ab"[rank % 3 == 2] for rank in range(world))
+
+
+def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
+    """One op on all engines; results, digests and untouched inputs."""
+    world = mesh.world
+    mesh.seq += 1
+    wanted = [sizes(call, rank, world, ()) for rank in range(world)]
+    fronts = [elements(call.dtype, front, seed * 100 + rank) for rank, (front, _) in enumerate(wanted)]
+    backs = [np.full(back // call.dtype.itemsize, 85, reference.storage(call.dtype)) for _, back in wanted]
+    untouched = [front.copy() for front in fronts]
+    schedules = [make(call, algorithm, rank, world, sites=sites_of(world)) for rank in range(world)]
+    keys = [(RESULT_KEY, 77 + rank) for rank in range(world)]
+    noise = keys if call.rounding == "stochastic" else None
+    expected = reference.execute(
+        schedules, fronts, call.dtype, call.op, codec=call.codec, back_bytes=[back for _, back in wanted], noise=noise
+    )
+    for rank in range(world):
+        mesh.run(
+            rank, mesh.seq, call, algorithm, fronts[rank], backs[rank], sites=sites_of(world), noise=keys[rank]
+        )
+    done = [wait_for(engine, Done) for engine in mesh.engines]
+    for rank in range(world):
+        assert same(backs[rank], expected[rank]), (str(call), algorithm, rank)
+        assert same(fronts[rank], untouched[rank])
+        assert done[rank].digest == reference.digest(expected[rank].tobytes())
+    if call.kind in SAME_RESULT:
+        assert len({d.digest for d in done}) == 1
+
+
+@pytest.mark.parametrize("world", range(1, 10))
+def test_every_collective_and_algorithm(world: int) -> None:
+    with mesh_of(world, lanes=2, workers=1 + world % 2) as mesh:
+        for kind, algorithm in PAIRS:
+            for number, count in enumerate(COUNTS):
+                dtype = DType.float32 if number % 2 else DType.int32
+                op = (ReduceOp.sum, ReduceOp.avg, ReduceOp.min)[number % 3] if kind in REDUCING else ReduceOp.sum
+                root = count % world if kind in ROOTED else -1
+                run(mesh, Descriptor(kind, dtype, op, count, root=root), algorithm, seed=number)
+            if kind in UNEVEN:
+                counts = tuple((rank * 7919) % 5000 for rank in range(world))
+                run(mesh, Descriptor(kind, DType.float32, counts=counts), algorithm, seed=9)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.none])
+def test_every_codec_in_every_algorithm(codec: Codec, world: int) -> None:
+    with mesh_of(world, lanes=3) as mesh:
+        for algorithm in ALGORITHMS[Kind.all_reduce]:
+            for count, op, rounding in (
+                (1, ReduceOp.sum, "nearest"),
+                (4097, ReduceOp.avg, "nearest"),
+                (150_001, ReduceOp.sum, "stochastic"),
+                (33_000, ReduceOp.max, "nearest"),
+            ):
+                call = Descriptor(Kind.all_reduce, DType.float32, op, count, codec=codec, rounding=rounding)
+                run(mesh, call, algorithm, seed=count)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS[Kind.all_reduce])
+def test_quantized_bits_do_not_depend_on_lanes_workers_or_stripe(algorithm: str) -> None:
+    world, count = 4, 300_001
+    call = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.avg, count, codec=Codec.int8)
+    fronts = [elements(DType.float32, count * 4, rank) for rank in range(world)]
+    results = set()
+    for lanes, workers, stripe in ((1, 1, 4096), (3, 2, 65536), (8, 2, 8192)):
+        with mesh_of(world, lanes, workers=workers) as mesh:
+            backs = [np.zeros_like(front) for front in fronts]
+            for rank in range(world):
+                mesh.run(rank, 1, call, algorithm, fronts[rank], backs[rank], sites=sites_of(world), stripe=stripe)
+            done = [wait_for(engine, Done) for engine in mesh.engines]
+            results |= {(back.tobytes(), d.digest) for back, d in zip(backs, done, strict=True)}
+    assert len(results) == 1
+
+
+def test_the_codec_error_and_the_bytes_saved_are_reported() -> None:
+    world, count = 4, 400_000
+    rng = np.random.default_rng(5)
+    fronts = [rng.standard_normal(count).astype(np.float32) for _ in range(world)]
+    exact = sum(front.astype(np.float64) for front in fronts)
+    with mesh_of(world, lanes=2) as mesh:
+        for codec, bar in ((Codec.bf16, 0.004), (Codec.int8, 0.01), (Codec.int4, 0.15)):
+            mesh.seq += 1
+            call = Descriptor(Kind.all_reduce, DType.float32, count=count, codec=codec)
+            backs = [np.zeros_like(front) for front in fronts]
+            for rank in range(world):
+                mesh.run(rank, mesh.seq, call, "direct", fronts[rank], backs[rank])
+            for rank, engine in enumerate(mesh.engines):
+                done = wait_for(engine, Done)
+                error = np.linalg.norm(backs[rank] - exact) / np.linalg.norm(exact)
+                assert 0 < done.codec_error < error < bar
+                raw = 2 * (world - 1) / world * count * 4
+                assert raw * 0.999 < done.bytes_saved + done.bytes_sent < raw * 1.01
