@@ -205,6 +205,9 @@ def test_hierarchical_pipelined_spares_the_slow_links() -> None:
     expected = 2 * (1e-4 + 3 / 4 * n * 1e-9) + between
     assert predicted("hierarchical", "all_reduce", n, 8, WAN, sites=sites) == pytest.approx(expected)
     assert choices(8, WAN, sites=sites)["all_reduce"][-1] == (0, "hierarchical")
+    uneven = Sites((4, 2), LinkCost(1e-4, 1e-9))  # the site of two has fewer uplinks, the one of four more to share
+    expected = 2 * (1e-4 + 3 / 4 * n * 1e-9) + 0.04 + 2 * (n / 2 / 2) * WAN.beta
+    assert predicted("hierarchical", "all_reduce", n, 6, WAN, sites=uneven) == pytest.approx(expected)
     alone = Sites((8,), WAN)
     assert predicted("hierarchical", "all_reduce", n, 8, WAN, sites=alone) == pytest.approx(
         predicted("direct", "reduce_scatter", n, 8, WAN) + predicted("direct", "all_gather", n, 8, WAN)
