@@ -1,0 +1,108 @@
+"""What is known of the paths between daemons: round trips, bandwidth, loss, smoothed and bounded. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isfinite
+
+from wancoll.errors import ProtocolError
+from wancoll.wire import messages as m
+
+RTT_WINDOW = 120.0  # seconds after which a smallest round trip is forgotten, if no report repeats it
+DOWN = 0.25  # weight of a report below what is known: one bad second does not make a path slow
+MAX_PATHS = 1 << 16  # of all daemons together
+MAX_LANE_COUNTS = 16  # different numbers of lanes per daemon
+
+
+@dataclass(slots=True)
+class Path:
+    """From one daemon to another. 0: not known."""
+
+    bandwidth: float = 0.0  # bytes per second; seen with data of operations, once there is any
+    probed: bool = False  # bandwidth is from an active probe alone
+    lanes: int = 0  # that were busy then
+    loss: float = 0.0
+    _rtt: float = 0.0
+    _window: float = 0.0  # when it began
+    _earlier: float = 0.0  # smallest of the window before
+
+    @property
+    def rtt(self) -> float:
+        """Smallest round trip of the last one to two windows."""
+        return min(filter(None, (self._rtt, self._earlier)), default=0.0)
+
+    def take(self, seen: m.LinkMeasure, now: float) -> None:
+        """Take in a report."""
+        if seen.rtt > 0:
+            if now - self._window >= RTT_WINDOW:
+                self._earlier, self._rtt, self._window = self._rtt, seen.rtt, now
+            else:
+                self._rtt = min(self._rtt, seen.rtt) if self._rtt else seen.rtt
+        if seen.bandwidth > 0:
+            probed = seen.lanes == 0
+            if self.bandwidth == 0 or (self.probed and not probed):
+                self.bandwidth, self.probed, self.lanes = seen.bandwidth, probed, seen.lanes
+            elif self.probed or not probed:
+                self.bandwidth, self.lanes = _smooth(self.bandwidth, seen.bandwidth), seen.lanes
+        if seen.lanes:
+            self.loss = seen.loss
+
+
+def _smooth(known: float, seen: float) -> float:
+    return seen if seen >= known else known + DOWN * (seen - known)
+
+
+@dataclass(slots=True)
+class Measures:
+    """The matrix, by daemons' names. Paths are directed; a round trip is the same from both ends."""
+
+    version: int = 0  # grows with every change
+    paths: dict[tuple[str, str], Path] = field(default_factory=dict)  # (from, to)
+    uplinks: dict[str, dict[int, float]] = field(default_factory=dict)  # by daemon, by lanes per link
+
+    def take(self, source: str, report: m.LinkReport, known: dict[str, object], now: float) -> None:
+        """Take in the report of daemon *source*; *known* are the daemons that are connected.
+
+        Raises:
+            ProtocolError: a number that cannot be.
+        """
+        numbers = [report.uplink]
+        for seen in report.links:
+            numbers += [seen.rtt, seen.bandwidth, seen.loss]
+        if not all(isfinite(number) and number >= 0 for number in numbers):
+            raise ProtocolError("reports impossible measurements", expected="finite numbers, none below 0")
+        for seen in report.links:
+            ends = (source, seen.daemon)
+            if seen.daemon in known and seen.daemon != source and (ends in self.paths or len(self.paths) < MAX_PATHS):
+                self.paths.setdefault(ends, Path()).take(seen, now)
+        if report.uplink > 0 and report.lanes:
+            by_lanes = self.uplinks.setdefault(source, {})
+            if report.lanes in by_lanes or len(by_lanes) < MAX_LANE_COUNTS:
+                by_lanes[report.lanes] = _smooth(by_lanes.get(report.lanes, 0.0), report.uplink)
+        self.version += 1
+
+    def forget(self, daemon: str) -> None:
+        """The daemon is gone."""
+        self.uplinks.pop(daemon, None)
+        for ends in [ends for ends in self.paths if daemon in ends]:
+            del self.paths[ends]
+
+    def rtt(self, one: str, other: str) -> float:
+        """Seconds there and back; 0: not known."""
+        ends = (self.paths.get((one, other)), self.paths.get((other, one)))
+        return min((path.rtt for path in ends if path is not None and path.rtt > 0), default=0.0)
+
+    def bandwidth(self, source: str, target: str) -> float:
+        """Bytes per second from *source* to *target*; 0: not known."""
+        path = self.paths.get((source, target))
+        return path.bandwidth if path is not None else 0.0
+
+    def loss(self, source: str, target: str) -> float:
+        """Share of segments that were sent again."""
+        path = self.paths.get((source, target))
+        return path.loss if path is not None else 0.0
+
+    def uplink(self, daemon: str, lanes: int = 0) -> float:
+        """Bytes per second that leave *daemon* with *lanes* busy ones per link (0: with any number); 0: not known."""
+        by_lanes = self.uplinks.get(daemon, {})
+        return by_lanes.get(lanes, 0.0) if lanes else max(by_lanes.values(), default=0.0)

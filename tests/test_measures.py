@@ -1,0 +1,293 @@
+"""What is known of paths: the kernel's structure on a real connection, windows and reports, the master's matrix."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from wancoll.errors import ProtocolError
+from wancoll.peer.tcpinfo import (
+    BUSY,
+    TCP_INFO_BYTES,
+    Observer,
+    TcpInfo,
+    burst_rate,
+    parse_tcp_info,
+    window,
+)
+from wancoll.wire import messages as m
+from wancoll_master.measures import DOWN, MAX_LANE_COUNTS, RTT_WINDOW, Measures
+
+MB = 1e6
+
+
+# ---- struct tcp_info --------------------------------------------------------------------------------
+
+
+def tcp_info(sock: socket.socket) -> TcpInfo:
+    found = parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
+    assert found is not None
+    return found
+
+
+def test_tcp_info_of_a_real_connection():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+        other, _ = listener.accept()
+        with other:
+            nbytes, got = 3_000_000, 0
+            other.settimeout(10)
+            one.setblocking(False)
+            before = tcp_info(one)
+            view = memoryview(bytes(nbytes))
+            while got < nbytes:
+                with contextlib.suppress(BlockingIOError):
+                    view = view[one.send(view) :]
+                got += len(other.recv(1 << 16))
+            deadline = time.monotonic() + 10
+            while tcp_info(one).bytes_acked < nbytes and time.monotonic() < deadline:
+                pass
+            after = tcp_info(one)
+    assert after.bytes_acked - before.bytes_acked == nbytes
+    assert 0 < after.min_rtt <= 10
+    assert 0 < after.rtt < 10
+    assert after.delivery_rate > 0
+    assert after.segments - before.segments >= nbytes / 65536
+    assert after.retransmitted == 0
+    assert after.busy < 10
+
+
+def test_an_old_kernels_answer_says_nothing():
+    assert parse_tcp_info(b"") is None
+    assert parse_tcp_info(bytes(104)) is None
+    assert parse_tcp_info(bytes(192)) == TcpInfo(0, 0, 0, False, 0, 0, 0, 0)
+
+
+def test_a_round_trip_that_is_not_known():
+    raw = bytearray(192)
+    raw[148:152] = b"\xff" * 4  # the kernel's "no sample yet"
+    raw[7] = 0x81  # a flag beside app_limited
+    assert parse_tcp_info(bytes(raw)) == TcpInfo(0, 0, 0, True, 0, 0, 0, 0)
+
+
+# ---- windows ----------------------------------------------------------------------------------------
+
+
+def info(acked: float, busy: float, rate: float = 0.0, *, limited: bool = True, rtt: float = 0.08, sent=0, again=0):
+    return TcpInfo(rtt * 1.5, rtt, rate, limited, int(acked), sent, again, busy)
+
+
+def test_a_window_adds_lanes_that_worked_at_the_same_time():
+    before = {0: info(0, 0.0), 1: info(5 * MB, 1.0)}
+    after = {
+        0: info(10 * MB, 0.2, 40 * MB, limited=False, sent=100, again=3),
+        1: info(15 * MB, 1.2, 60 * MB, limited=False, sent=50),
+    }
+    assert window(before, after) == (20 * MB, pytest.approx(0.2), 2, 150, 3, 100 * MB)
+
+
+def test_a_lane_that_hardly_worked_is_not_counted_and_one_without_offers_spoils_the_peak():
+    before = {0: info(0, 0), 1: info(0, 0)}
+    seen = window(before, {0: info(10 * MB, 0.2, 50 * MB, limited=False), 1: info(1000, 0.01, 90 * MB, limited=True)})
+    assert (seen.acked, seen.lanes, seen.peak) == (10 * MB + 1000, 1, 50 * MB)
+    seen = window(before, {0: info(10 * MB, 0.2, 50 * MB, limited=False), 1: info(1000, 0.15, 90 * MB, limited=True)})
+    assert (seen.lanes, seen.peak) == (2, 0.0)
+    assert window({}, {}).lanes == 0
+    assert window(before, before).lanes == 0
+
+
+# ---- reports ----------------------------------------------------------------------------------------
+
+
+class Lanes:
+    """Links whose lanes work for a while, as an Observer sees them."""
+
+    def __init__(self, links: dict[int, str], lanes: int = 2) -> None:
+        self.observer, self.links, self.lanes = Observer(), links, lanes
+        self.acked = dict.fromkeys(links, 0.0)
+        self.busy = dict.fromkeys(links, 0.0)
+        self.sent = dict.fromkeys(links, 0)
+        self.again = dict.fromkeys(links, 0)
+        self.look()
+
+    def work(self, seconds: float, rates: dict[int, float], again: float = 0.0) -> None:
+        """*rates*: bytes per second of each link."""
+        for link, rate in rates.items():
+            self.acked[link] += rate * seconds
+            self.busy[link] += seconds
+            self.sent[link] += 1000
+            self.again[link] += int(1000 * again)
+        self.look()
+
+    def look(self) -> None:
+        n = self.lanes
+        self.observer.look(
+            {
+                link: (
+                    daemon,
+                    {
+                        lane: info(
+                            self.acked[link] / n,
+                            self.busy[link],
+                            sent=self.sent[link] // n,
+                            again=self.again[link] // n,
+                        )
+                        for lane in range(n)
+                    },
+                )
+                for link, daemon in self.links.items()
+            }
+        )
+
+
+def test_round_trips_are_reported_once_and_bandwidth_after_three_windows():
+    lanes = Lanes({1: "b"})
+    assert lanes.observer.report() == m.LinkReport([m.LinkMeasure("b", 0.08, 0, 0, 0)], 0, 0)
+    assert lanes.observer.report() is None
+    for _ in range(2):
+        lanes.work(0.25, {1: 60 * MB})
+    assert lanes.observer.report() is None
+    lanes.work(0.25, {1: 60 * MB})
+    report = lanes.observer.report()
+    assert report.links == [m.LinkMeasure("b", 0.08, pytest.approx(60 * MB), 2, 0)]
+    assert (report.uplink, report.lanes) == (pytest.approx(60 * MB), 2)
+    lanes.work(0.25, {1: 61 * MB})
+    assert lanes.observer.report() is None  # not material
+    for _ in range(8):
+        lanes.work(0.25, {1: 30 * MB})
+    assert lanes.observer.report().links[0].bandwidth == pytest.approx(30 * MB)
+
+
+def test_short_bursts_are_added_up_until_they_say_something():
+    lanes = Lanes({1: "b"})
+    lanes.observer.report()
+    for _ in range(12):
+        lanes.work(BUSY / 2.5, {1: 50 * MB})  # three make a window
+    assert lanes.observer.report().links[0].bandwidth == pytest.approx(50 * MB)
+
+
+def test_links_that_share_the_uplink_tell_lower_bounds_and_the_uplink():
+    lanes = Lanes({1: "b", 2: "c"})
+    for _ in range(3):
+        lanes.work(0.25, {1: 60 * MB})
+    lanes.observer.report()
+    for _ in range(8):
+        lanes.work(0.25, {1: 30 * MB, 2: 40 * MB})
+    report = lanes.observer.report()
+    assert [(link.daemon, link.bandwidth) for link in report.links] == [("c", pytest.approx(40 * MB))]
+    assert report.uplink == pytest.approx(70 * MB)
+
+
+def test_lost_segments_are_reported():
+    lanes = Lanes({1: "b"})
+    lanes.observer.report()
+    lanes.work(0.25, {1: 60 * MB}, again=0.01)
+    assert lanes.observer.report().links[0].loss == pytest.approx(0.01)
+    for _ in range(20):
+        lanes.work(0.25, {1: 60 * MB})
+    assert lanes.observer.report().links[0].loss < 1e-4
+
+
+def test_links_that_are_gone_are_forgotten():
+    lanes = Lanes({1: "b"})
+    lanes.observer.look({})
+    assert lanes.observer.report() is None
+    assert lanes.observer._paths == {}
+    assert lanes.observer._before == {}
+
+
+def test_the_rate_of_a_burst_is_that_of_its_flights_not_of_the_pauses():
+    """80 ms between flights, each at 50 MB/s and twice as long as the one before."""
+    samples, acked = [], 0
+    for flight in range(6):
+        for step in range(1 << flight):
+            acked += 100_000
+            samples.append((flight * 0.08 + step * 0.002, acked))
+    assert burst_rate(samples, 0.01, 64_000) == pytest.approx(50 * MB, rel=0.05)
+    assert burst_rate(samples[:7], 0.01, 64_000) < 15 * MB  # no flight is long enough yet
+    assert burst_rate(samples[:1], 0.01, 64_000) == 0
+    assert burst_rate([(0.0, 0), (0.1, 1000)], 0.01, 64_000) == 0
+
+
+# ---- the matrix -------------------------------------------------------------------------------------
+
+KNOWN: dict[str, object] = {"a": 1, "b": 1, "c": 1}
+
+
+def told(daemon: str, rtt=0.0, bandwidth=0.0, lanes=0, loss=0.0) -> m.LinkReport:
+    return m.LinkReport([m.LinkMeasure(daemon, rtt, bandwidth, lanes, loss)])
+
+
+@pytest.fixture
+def matrix() -> Measures:
+    return Measures()
+
+
+def test_the_smallest_round_trip_of_either_end_counts_for_a_while(matrix):
+    assert matrix.rtt("a", "b") == 0
+    matrix.take("a", told("b", rtt=0.08), KNOWN, 100)
+    matrix.take("a", told("b", rtt=0.2), KNOWN, 110)
+    assert matrix.rtt("a", "b") == matrix.rtt("b", "a") == 0.08
+    matrix.take("b", told("a", rtt=0.07), KNOWN, 110)
+    assert matrix.rtt("a", "b") == 0.07
+    now = 110.0
+    for _ in range(3):  # a longer way now
+        now += RTT_WINDOW
+        matrix.take("a", told("b", rtt=0.15), KNOWN, now)
+        matrix.take("b", told("a", rtt=0.16), KNOWN, now)
+    assert matrix.rtt("a", "b") == 0.15
+
+
+def test_bandwidth_is_directed_rises_at_once_and_falls_slowly(matrix):
+    matrix.take("a", told("b", bandwidth=100.0, lanes=4), KNOWN, 1)
+    assert (matrix.bandwidth("a", "b"), matrix.bandwidth("b", "a")) == (100, 0)
+    matrix.take("a", told("b", bandwidth=60.0, lanes=4), KNOWN, 2)
+    assert matrix.bandwidth("a", "b") == 100 - DOWN * 40
+    matrix.take("a", told("b", bandwidth=200.0, lanes=4), KNOWN, 3)
+    assert matrix.bandwidth("a", "b") == 200
+
+
+def test_what_operations_saw_replaces_what_a_probe_saw_and_not_the_other_way_round(matrix):
+    matrix.take("a", told("b", bandwidth=500.0), KNOWN, 1)
+    matrix.take("a", told("b", bandwidth=100.0, lanes=8, loss=0.01), KNOWN, 2)
+    assert (matrix.bandwidth("a", "b"), matrix.loss("a", "b")) == (100, 0.01)
+    matrix.take("a", told("b", bandwidth=500.0), KNOWN, 3)
+    assert (matrix.bandwidth("a", "b"), matrix.loss("a", "b")) == (100, 0.01)
+
+
+def test_uplinks_are_kept_by_the_number_of_lanes(matrix):
+    matrix.take("a", m.LinkReport([], 100.0, 8), KNOWN, 1)
+    matrix.take("a", m.LinkReport([], 150.0, 16), KNOWN, 1)
+    assert [matrix.uplink("a", lanes) for lanes in (8, 16, 32, 0)] == [100, 150, 0, 150]
+    for lanes in range(1, 200):
+        matrix.take("a", m.LinkReport([], 1.0, lanes), KNOWN, 1)
+    assert len(matrix.uplinks["a"]) == MAX_LANE_COUNTS
+
+
+def test_strangers_and_lost_daemons_take_no_room(matrix):
+    matrix.take("a", told("stranger", rtt=0.1), KNOWN, 1)
+    matrix.take("a", told("a", rtt=0.1), KNOWN, 1)
+    assert matrix.paths == {}
+    for one, other in (("a", "b"), ("b", "a"), ("b", "c")):
+        matrix.take(one, told(other, rtt=0.1), KNOWN, 1)
+    matrix.take("a", m.LinkReport([], 5.0, 1), KNOWN, 1)
+    matrix.forget("a")
+    assert list(matrix.paths) == [("b", "c")]
+    assert matrix.uplinks == {}
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("field", ["rtt", "bandwidth", "loss", "uplink"])
+def test_impossible_numbers_are_refused_whole(matrix, field, bad):
+    good = m.LinkMeasure("c", 0.1, 0, 0, 0)
+    if field == "uplink":
+        report = m.LinkReport([good], bad, 1)
+    else:
+        report = m.LinkReport(
+            [good, m.LinkMeasure("b", **{"rtt": 0, "bandwidth": 0, "lanes": 1, "loss": 0, field: bad})]
+        )
+    with pytest.raises(ProtocolError, match="impossible measurements"):
+        matrix.take("a", report, KNOWN, 1)
+    assert matrix.paths == {}

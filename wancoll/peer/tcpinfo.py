@@ -1,0 +1,206 @@
+"""What the kernel tells of its connections (struct tcp_info), and the state of paths that follows from it. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from wancoll.wire import messages as m
+
+TCP_INFO_BYTES = 256  # room for the structure; kernels fill in as much as they know
+# linux/tcp.h: eight bytes, 24 numbers from rto to total_retrans, pacing_rate to bytes_received, segs_out to
+# data_segs_out, delivery_rate to sndbuf_limited. All of it since Linux 4.10.
+_LAYOUT = struct.Struct("=8B24I4Q6I4Q")
+_APP_LIMITED = 0x01
+_USEC = 1e-6
+
+BUSY = 0.05  # seconds that a connection has to be busy for its bytes to say something about the path
+_WINDOWS = 8  # of the past, whose median is reported
+_ENOUGH = 3  # of them
+_SPREAD = 0.5  # lanes that were busy for less than this share of the busiest one's time do not count
+_MATERIAL = 0.05  # a change below this share of what was reported last is not worth a message
+
+
+class TcpInfo(NamedTuple):
+    """Of one connection. Seconds, bytes, bytes per second; counts are since it was made."""
+
+    rtt: float  # smoothed
+    min_rtt: float  # of the last minutes; 0: not known
+    delivery_rate: float
+    app_limited: bool  # delivery_rate is what the sender offered: the path may carry more
+    bytes_acked: int
+    segments: int  # with data, sent again ones included
+    retransmitted: int
+    busy: float  # seconds with data under way
+
+
+def parse_tcp_info(raw: bytes) -> TcpInfo | None:
+    """What getsockopt(IPPROTO_TCP, TCP_INFO) gave; None if the kernel is too old to say enough."""
+    if len(raw) < _LAYOUT.size:
+        return None
+    found = _LAYOUT.unpack_from(raw)
+    numbers, sizes, counts, rates = found[8:32], found[32:36], found[36:42], found[42:46]
+    min_rtt = counts[3]
+    return TcpInfo(
+        rtt=numbers[15] * _USEC,
+        min_rtt=min_rtt * _USEC if min_rtt != 0xFFFFFFFF else 0.0,
+        delivery_rate=float(rates[0]),
+        app_limited=bool(found[7] & _APP_LIMITED),
+        bytes_acked=sizes[2],
+        segments=counts[5],
+        retransmitted=numbers[23],
+        busy=rates[1] * _USEC,
+    )
+
+
+class Window(NamedTuple):
+    """What a link's lanes did between two looks at them."""
+
+    acked: int  # bytes
+    busy: float  # seconds of the busiest lane
+    lanes: int  # that were busy for about as long
+    segments: int
+    retransmitted: int
+    peak: float  # bytes per second, what the kernel saw the lanes deliver together; 0: they were not offered enough
+
+
+def window(before: Mapping[int, TcpInfo], after: Mapping[int, TcpInfo]) -> Window:
+    """The difference of two looks at a link, by lane. A lane that was made in between counts from nothing."""
+    none = TcpInfo(0, 0, 0, False, 0, 0, 0, 0)
+    lanes = [(before.get(lane, none), info) for lane, info in after.items()]
+    busiest = max((new.busy - old.busy for old, new in lanes), default=0.0)
+    used = [(old, new) for old, new in lanes if new.busy - old.busy >= _SPREAD * busiest > 0]
+    limited = any(new.app_limited for _, new in used)
+    return Window(
+        acked=sum(new.bytes_acked - old.bytes_acked for old, new in lanes),
+        busy=busiest,
+        lanes=len(used),
+        segments=sum(new.segments - old.segments for old, new in lanes),
+        retransmitted=sum(new.retransmitted - old.retransmitted for old, new in lanes),
+        peak=0.0 if limited else sum(new.delivery_rate for _, new in used),
+    )
+
+
+class _Rates:
+    """The last rates with one number of lanes."""
+
+    def __init__(self) -> None:
+        self.lanes = 0
+        self._rates: deque[float] = deque(maxlen=_WINDOWS)
+
+    def add(self, lanes: int, rate: float) -> None:
+        if lanes != self.lanes:
+            self.lanes = lanes
+            self._rates.clear()
+        self._rates.append(rate)
+
+    @property
+    def median(self) -> float:
+        """0 while there are too few."""
+        return sorted(self._rates)[len(self._rates) // 2] if len(self._rates) >= _ENOUGH else 0.0
+
+
+class _Path:
+    """All that was seen on the way to one daemon."""
+
+    def __init__(self) -> None:
+        self.rtt = 0.0
+        self.rates = _Rates()
+        self.segments, self.retransmitted = 0.0, 0.0
+        self.reported = m.LinkMeasure("-", 0.0, 0.0, 0, 0.0)
+
+    def measure(self, daemon: str) -> m.LinkMeasure:
+        loss = min(1.0, self.retransmitted / self.segments) if self.segments >= 100 else 0.0
+        return m.LinkMeasure(daemon, self.rtt, self.rates.median, self.rates.lanes, loss)
+
+
+class Observer:
+    """Turns looks at the lanes into reports for the master.
+
+    A link that was busy alone tells its path's bandwidth; one that shared the uplink with others tells a lower bound,
+    which counts if it is above what was known. All links together tell the uplink.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, dict[int, TcpInfo]] = {}  # by link
+        self._paths: dict[str, _Path] = {}  # by daemon
+        self._uplink = _Rates()
+        self._reported_uplink = (0.0, 0)
+
+    def look(self, links: Mapping[int, tuple[str, Mapping[int, TcpInfo]]]) -> None:
+        """Take in the lanes' state. *links*: by an id that is never used again, (daemon at the other end, by lane)."""
+        daemons = {daemon for daemon, _ in links.values()}
+        self._paths = {daemon: self._paths.get(daemon) or _Path() for daemon in daemons}
+        self._before = {link: lanes for link, lanes in self._before.items() if link in links}
+        windows = []
+        for link, (daemon, lanes) in links.items():
+            rtts = [info.min_rtt for info in lanes.values() if info.min_rtt > 0]
+            if rtts:
+                self._paths[daemon].rtt = min(rtts)
+            if link not in self._before:
+                self._before[link] = dict(lanes)
+                continue
+            windows.append((link, daemon, window(self._before[link], lanes)))
+        busiest = max((seen.busy for *_, seen in windows), default=0.0)
+        if busiest < BUSY:
+            return  # the bytes wait for the next look
+        for link, *_ in windows:
+            self._before[link] = dict(links[link][1])
+        busy = [(daemon, seen) for _, daemon, seen in windows if seen.busy >= _SPREAD * busiest]
+        for daemon, seen in busy:
+            self._add(self._paths[daemon], seen, alone=len(busy) == 1)
+        self._uplink.add(min(seen.lanes for _, seen in busy), sum(seen.acked for _, seen in busy) / busiest)
+
+    def _add(self, path: _Path, seen: Window, *, alone: bool) -> None:
+        rate = max(seen.acked / seen.busy, seen.peak)
+        if alone or rate > path.rates.median:
+            path.rates.add(seen.lanes, rate)
+        path.segments = path.segments / 2 + seen.segments
+        path.retransmitted = path.retransmitted / 2 + seen.retransmitted
+
+    def report(self) -> m.LinkReport | None:
+        """What is materially different from the last report, if anything is."""
+        changed: list[m.LinkMeasure] = []
+        for daemon, path in self._paths.items():
+            now, told = path.measure(daemon), path.reported
+            if (
+                _differs(now.rtt, told.rtt)
+                or _differs(now.bandwidth, told.bandwidth)
+                or (now.bandwidth > 0 and now.lanes != told.lanes)
+                or abs(now.loss - told.loss) > max(1e-4, told.loss / 2)
+            ):
+                path.reported = now
+                changed.append(now)
+        uplink, lanes = self._uplink.median, self._uplink.lanes
+        told_uplink, told_lanes = self._reported_uplink
+        if not changed and not (uplink > 0 and (_differs(uplink, told_uplink) or lanes != told_lanes)):
+            return None
+        self._reported_uplink = (uplink, lanes)
+        return m.LinkReport(changed[:1024], uplink, lanes if uplink > 0 else 0)
+
+
+def _differs(now: float, told: float) -> bool:
+    return now > 0 and abs(now - told) > _MATERIAL * told
+
+
+def burst_rate(samples: Sequence[tuple[float, int]], least_seconds: float, least_bytes: int) -> float:
+    """The fastest that bytes were acknowledged, as (seconds, bytes in sum) samples in order tell; 0: too few came.
+
+    In slow start each flight of packets leaves the bottleneck at the path's speed, and so do its acknowledgements come
+    back, with idle time between the flights: their mean would be the window's speed, not the path's.
+
+    Args:
+        samples: (when, bytes acknowledged by then).
+        least_seconds: of a stretch, so that the clock's grain and acknowledgements that come in heaps count little.
+        least_bytes: of a stretch.
+    """
+    best, start = 0.0, 0
+    for end, (when, acked) in enumerate(samples):
+        while start + 1 < end and samples[start + 1][0] <= when - least_seconds:
+            start += 1
+        began, before = samples[start]
+        if when - began >= least_seconds and acked - before >= least_bytes:
+            best = max(best, (acked - before) / (when - began))
+    return best
