@@ -227,6 +227,100 @@ static void test_lane_loss(void)
         CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
 }
 
+/* An all-reduce of whole tensors in int8: encode, send to all, receive from all into scratch, add up in rank order. */
+static uint32_t exchange_schedule(wc_transfer *out, uint64_t *scratch, int n, int me, uint64_t count)
+{
+    const wc_codec_block block = wc_codec_shape(WC_CODEC_INT8);
+    const uint64_t coded = (count + block.elements - 1) / block.elements * block.bytes;
+    const wc_place front = {.buffer = WC_FRONT}, back = {.buffer = WC_BACK};
+    uint32_t lines = 0;
+    int32_t last = -1, here[MAX_RANKS];
+    wc_place codes[MAX_RANKS];
+    for (int r = 0; r < n; r++)
+        codes[r] = (wc_place){.buffer = WC_SCRATCH, .encoded = 1, .offset = (uint64_t)r * coded};
+    *scratch = (uint64_t)n * coded;
+    wc_transfer line = {.length = count * 4, .after = {-1, -1}};
+    here[me] = (int32_t)lines;
+    out[lines] = line, out[lines].direction = WC_LOCAL, out[lines].action = WC_ENCODE, out[lines].to = codes[me], out[lines].left = front;
+    out[lines++].measured = 1;
+    for (int r = 0; r < n; r++) {
+        if (r == me)
+            continue;
+        out[lines] = line, out[lines].direction = WC_SEND, out[lines].link = link_to(r), out[lines].left = codes[me];
+        out[lines++].after[0] = here[me];
+        here[r] = (int32_t)lines;
+        out[lines] = line, out[lines].direction = WC_RECV, out[lines].link = link_to(r), out[lines++].to = codes[r];
+    }
+    for (int r = 0; r < n; r++) {
+        out[lines] = line, out[lines].direction = WC_LOCAL, out[lines].to = back, out[lines].left = r ? back : codes[0];
+        out[lines].action = r == 0 ? WC_DECODE : r == n - 1 ? WC_FINAL : WC_REDUCE;
+        out[lines].result = r == n - 1;
+        if (r)
+            out[lines].right = codes[r];
+        out[lines].after[0] = here[r];
+        out[lines].after[1] = last;
+        last = (int32_t)lines++;
+    }
+    return lines;
+}
+
+static int post_exchange(bed *b, int n, int me, call c, buffer front, buffer back)
+{
+    wc_transfer lines[4 * MAX_RANKS];
+    wc_op op = {
+        .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
+        .bytes = {c.count * 4, c.count * 4}, .dtype = WC_F32, .op = c.op, .codec = WC_CODEC_INT8, .divisor = (uint32_t)n,
+        .lanes = b->lanes, .digest = 1, .transfers = lines,
+    };
+    op.transfers_count = exchange_schedule(lines, &op.bytes[WC_SCRATCH], n, me, c.count);
+    return wc_post(b->engines[me], &op);
+}
+
+/* Quantized ops beside plain ones; in odd rounds they are cancelled at a random moment and run again with fewer ranks. */
+static void test_quantized(int round)
+{
+    enum { N = 3, COUNT = 300001 };
+    int n = N;
+    bed b;
+    buffer front[N], back[N];
+    bed_start(&b, N, 3, 1 + (uint32_t)round % 2, 65536, 8192);
+    for (int r = 0; r < N; r++) {
+        front[r] = buffer_new(COUNT * 4);
+        back[r] = buffer_new(COUNT * 4);
+        for (uint64_t i = 0; i < COUNT; i++)
+            ((float *)front[r].data)[i] = (float)(i % 1000) * (float)(r + 1);
+    }
+    call c = {.id = 1, .epoch = 1, .seq = 1, .fingerprint = 7, .count = COUNT, .dtype = WC_F32, .op = WC_SUM};
+    for (int r = 0; r < N - round / 2 % 2; r++)
+        CHECK(post_exchange(&b, n, r, c, front[r], back[r]) == 0);
+    if (round % 2) {
+        usleep((useconds_t)(draw() % 3000));
+        n = 2, c.id = 2, c.epoch = 2;
+        for (int r = 0; r < n; r++) {
+            bed_epoch(&b, r, 2);
+            CHECK(wc_cancel(b.engines[r], 1) == 0 && post_exchange(&b, n, r, c, front[r], back[r]) == 0);
+        }
+    } else if (round / 2 % 2) {
+        CHECK(post_exchange(&b, n, N - 1, c, front[N - 1], back[N - 1]) == 0);
+    }
+    for (int r = 0; r < n; r++) {
+        wc_event event;
+        do
+            event = next_event(b.engines[r], DEADLINE_MS);
+        while (event.type == WC_EV_CANCELLED || (event.type == WC_EV_DONE && event.op != c.id));
+        CHECK(event.type == WC_EV_DONE && event.value == digest_of(back[r]) && event.saved > 0);
+        CHECK(event.error_squares > 0 && event.error_squares < 1e-4 * event.norm_squares);
+        CHECK(!memcmp(back[r].data, back[0].data, COUNT * 4));
+        for (uint64_t i = 0; i < COUNT; i += 101) {
+            double want = (double)(i % 1000) * (n == 3 ? 6 : 3), got = ((float *)back[r].data)[i];
+            CHECK(got > want - 30 && got < want + 30);
+        }
+    }
+    bed_stop(&b);
+    for (int r = 0; r < N; r++)
+        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
 static void test_mismatch(void)
 {
     enum { COUNT = 100000 };
@@ -449,6 +543,8 @@ int main(void)
     test_pipelined();
     for (int round = 0; round < 40; round++)
         test_shrink(round);
+    for (int round = 0; round < 20; round++)
+        test_quantized(round);
     test_cancel();
     test_lane_loss();
     test_mismatch();
