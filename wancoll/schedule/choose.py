@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
 from wancoll.errors import ConfigError
-from wancoll.schedule import cost, direct, ring
+from wancoll.schedule import cost, direct, full_exchange, halving_doubling, hierarchical, naive, ring, tree
 from wancoll.schedule.build import Builder, Coding
 from wancoll.schedule.plan import Direction, Schedule
 
@@ -16,18 +16,25 @@ _AllReduce: TypeAlias = Callable[[int, int, int, int, Coding | None], Schedule]
 _Blocks: TypeAlias = Callable[[int, Sequence[int], Sequence[int]], Schedule]
 _Rooted: TypeAlias = Callable[[int, int, int, int], Schedule]
 
-_ALL_REDUCE: dict[str, _AllReduce] = {"ring": ring.all_reduce, "direct": direct.all_reduce}
+_ALL_REDUCE: dict[str, _AllReduce] = {
+    "ring": ring.all_reduce,
+    "direct": direct.all_reduce,
+    "halving_doubling": halving_doubling.all_reduce,
+    "tree": tree.all_reduce,
+    "full_exchange": full_exchange.all_reduce,
+    "naive": naive.all_reduce,
+}
 _REDUCE_SCATTER: dict[str, _Blocks] = {"ring": ring.reduce_scatter, "direct": direct.reduce_scatter}
 _ALL_GATHER: dict[str, Callable[[int, Sequence[int]], Schedule]] = {
     "ring": ring.all_gather,
     "direct": direct.all_gather,
 }
-_BROADCAST: dict[str, _Rooted] = {"ring": ring.broadcast, "direct": direct.broadcast}
-_REDUCE: dict[str, _Rooted] = {"direct": direct.reduce}
+_BROADCAST: dict[str, _Rooted] = {"ring": ring.broadcast, "tree": tree.broadcast, "direct": direct.broadcast}
+_REDUCE: dict[str, _Rooted] = {"tree": tree.reduce, "direct": direct.reduce}
 
 # What each kind offers; the first is taken where nothing else says which.
 ALGORITHMS: dict[Kind, tuple[str, ...]] = {
-    Kind.all_reduce: tuple(_ALL_REDUCE),
+    Kind.all_reduce: (*_ALL_REDUCE, "hierarchical"),
     Kind.update_membership: ("ring",),
     Kind.reduce_scatter: tuple(_REDUCE_SCATTER),
     Kind.all_gather: tuple(_ALL_GATHER),
@@ -135,9 +142,7 @@ def _hit(
 
 def has_sites(sites: Sequence[str]) -> bool:
     """Whether there are at least two sites, one of them with two members."""
-    named = [site for site in sites if site]
-    several = len(set(named)) + sites.count("") > 1
-    return several and len(set(named)) < len(named)
+    return 1 < len(hierarchical.members_by_site(sites)) < len(sites)
 
 
 def make(
@@ -167,6 +172,8 @@ def make(
     match descriptor.kind:
         case Kind.all_reduce:
             coding = Coding.of(descriptor.codec, descriptor.dtype)
+            if algorithm == "hierarchical":
+                return hierarchical.all_reduce(rank, world_size, descriptor.count, size, coding, sites=sites)
             return _ALL_REDUCE[algorithm](rank, world_size, descriptor.count, size, coding)
         case Kind.update_membership | Kind.barrier:
             return Builder(rank, world_size).finish()
