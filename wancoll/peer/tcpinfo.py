@@ -83,6 +83,9 @@ def window(before: Mapping[int, TcpInfo], after: Mapping[int, TcpInfo]) -> Windo
     )
 
 
+_NOTHING = m.LinkMeasure("-", 0.0, 0.0, 0, 0.0)
+
+
 class _Rates:
     """The last rates with one number of lanes."""
 
@@ -109,7 +112,7 @@ class _Path:
         self.rtt = 0.0
         self.rates = _Rates()
         self.segments, self.retransmitted = 0.0, 0.0
-        self.reported = m.LinkMeasure("-", 0.0, 0.0, 0, 0.0)
+        self.reported = _NOTHING
 
     def measure(self, daemon: str) -> m.LinkMeasure:
         loss = min(1.0, self.retransmitted / self.segments) if self.segments >= 100 else 0.0
@@ -159,6 +162,12 @@ class Observer:
             path.rates.add(seen.lanes, rate)
         path.segments = path.segments / 2 + seen.segments
         path.retransmitted = path.retransmitted / 2 + seen.retransmitted
+
+    def retell(self) -> None:
+        """Report all that is known again, to a master that has not heard it."""
+        for path in self._paths.values():
+            path.reported = _NOTHING
+        self._reported_uplink = (0.0, 0)
 
     def report(self) -> m.LinkReport | None:
         """What is materially different from the last report, if anything is."""
