@@ -12,7 +12,8 @@ occupied. Of steps that follow each other on the same uplinks the next one begin
 losses and the cost of the reduction itself are not in the model.
 
 Both models add gamma for every message that the busiest member sends or receives: messages to different members leave
-together and share one alpha, but each of them costs some CPU. It is 0 unless given.
+together and share one alpha, but each of them costs some CPU. It is 0 unless given. Messages are counted as this
+project's schedules send them: halving-doubling sends every chunk of a half by itself.
 """
 
 from __future__ import annotations
@@ -196,11 +197,17 @@ class _Pipe:
 
 
 def _levels(world_size: int) -> int:
-    return (world_size - 1).bit_length()  # ceil(log2 K)
+    """ceil(log2 K): children of a binomial tree's root."""
+    return (world_size - 1).bit_length()
+
+
+def _depth(world_size: int) -> int:
+    """floor(log2 K): hops from the root to the farthest leaf."""
+    return world_size.bit_length() - 1
 
 
 def _power_below(world_size: int) -> int:
-    return 1 << (world_size.bit_length() - 1)
+    return 1 << _depth(world_size)
 
 
 def _steps(count: int, each: float, alpha: float) -> float:
@@ -209,32 +216,27 @@ def _steps(count: int, each: float, alpha: float) -> float:
 
 
 def _halving_doubling(t: float, k: int, alpha: float) -> float:
-    core, begin = _power_below(k), 0.0
-    if core != k:
-        begin = alpha + t / 2  # a step may need the later half of what the one before it brings
-    halves = [t / (1 << level) for level in range(1, _levels(core) + 1)]
-    begin += sum(max(each, alpha + each / 2) for each in halves[:-1]) + max(halves[-1], alpha)
-    doubled = halves[::-1]
-    begin += sum(max(each, alpha) for each in doubled[:-1])
-    if core == k:
-        return begin + doubled[-1] + alpha
-    return begin + max(doubled[-1], alpha) + t + alpha
+    """Halves, quarters and so on, there and back; with a fix-up the whole tensor first, and last."""
+    core = _power_below(k)
+    there = [t] if core != k else []
+    there += [t / (1 << level) for level in range(1, _levels(core) + 1)]
+    return sum(max(each, alpha) for each in there + there[:0:-1]) + there[0] + alpha
 
 
 # In tree and naive a root's downlink takes from its children while its uplink gives to them: the directions overlap.
 _PIPES: dict[tuple[str, str], _Pipe] = {
     ("all_reduce", "naive"): _Pipe(lambda t, k, a: 2 * a + (k - 1) * t, lambda k: 2 * (k - 1)),
-    ("all_reduce", "tree"): _Pipe(lambda t, k, a: _levels(k) * (2 * a + t), lambda k: 2 * _levels(k)),
+    ("all_reduce", "tree"): _Pipe(lambda t, k, a: 2 * _depth(k) * a + _levels(k) * t, lambda k: 2 * _levels(k)),
     ("all_reduce", "ring"): _Pipe(lambda t, k, a: _steps(2 * (k - 1), t / k, a), lambda k: 4 * (k - 1)),
     ("all_reduce", "halving_doubling"): _Pipe(
-        _halving_doubling, lambda k: 4 * _levels(_power_below(k)) + (0 if _power_below(k) == k else 2)
+        _halving_doubling, lambda k: 4 * (_power_below(k) - 1) + (0 if _power_below(k) == k else 2 * _power_below(k))
     ),
     ("all_reduce", "direct"): _Pipe(lambda t, k, a: _steps(2, t * (k - 1) / k, a), lambda k: 4 * (k - 1)),
     ("all_reduce", "full_exchange"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: 2 * (k - 1)),
     ("broadcast", "ring"): _Pipe(lambda t, k, a: (k - 1) * a + t, lambda k: 1 if k == 2 else 2),  # a chain
-    ("broadcast", "tree"): _Pipe(lambda t, k, a: _levels(k) * (a + t), _levels),
+    ("broadcast", "tree"): _Pipe(lambda t, k, a: _depth(k) * a + _levels(k) * t, _levels),
     ("broadcast", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
-    ("reduce", "tree"): _Pipe(lambda t, k, a: _levels(k) * (a + t), _levels),
+    ("reduce", "tree"): _Pipe(lambda t, k, a: _depth(k) * a + _levels(k) * t, _levels),
     ("reduce", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
     ("gather", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
     ("scatter", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
