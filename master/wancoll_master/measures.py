@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -60,7 +61,7 @@ class Measures:
     paths: dict[tuple[str, str], Path] = field(default_factory=dict)  # (from, to)
     uplinks: dict[str, dict[int, float]] = field(default_factory=dict)  # by daemon, by lanes per link
 
-    def take(self, source: str, report: m.LinkReport, known: dict[str, object], now: float) -> None:
+    def take(self, source: str, report: m.LinkReport, known: Collection[str], now: float) -> None:
         """Take in the report of daemon *source*; *known* are the daemons that are connected.
 
         Raises:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from wancoll.limits import Limits
+from wancoll.schedule.cost import LinkCost
 from wancoll.wire import messages as m
+from wancoll_master.measures import Measures
 
 # ---- events -----------------------------------------------------------------------------------------
 
@@ -110,6 +112,9 @@ class Daemon:
     lanes: int
     site: str
     heard_at: float
+    max_lanes: int = 0
+    congestion_controls: frozenset[str] = frozenset()
+    measures: bool = False
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
 
 
@@ -181,6 +186,24 @@ class Complaint:
     committed: int  # of the group, then
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A group's plan, and what it was made from."""
+
+    plan: m.Plan
+    cost: LinkCost | None = None  # None: nothing was known
+    tried: dict[int, float] = field(default_factory=dict)  # lanes -> bytes per second of the slowest uplink
+    settled: bool = False  # more lanes gain nothing
+
+
+@dataclass(slots=True)
+class Asked:
+    """A daemon was asked to measure its path to another one."""
+
+    deadline: float = -inf  # until then the round trip is waited for
+    burst_at: float = -inf  # when its bandwidth was asked for
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """Members that reduce together. Without *members* it is forming."""
@@ -204,6 +227,9 @@ class Group:
     bad_pairs: dict[tuple[int, int], float] = field(default_factory=dict)  # pair of mids -> until when
     hold_until: float = inf  # an update_membership waits for probes until then
     waited: bool = False  # it has waited long enough
+    planned: Planned | None = None
+    seen_version: int = -1  # of State.measures, when a better plan was last looked for
+    seen_at: float = -inf
 
     @property
     def small(self) -> bool:
@@ -245,6 +271,8 @@ class State:
     groups: dict[str, Group] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
     gone: dict[str, Gone] = field(default_factory=dict)  # by daemon, oldest first
+    measures: Measures = field(default_factory=Measures)
+    asked: dict[tuple[str, str], Asked] = field(default_factory=dict)  # by daemons: who, about the path to whom
 
     def alarm(self, at: float) -> None:
         """See that a tick comes at *at*."""

@@ -36,7 +36,8 @@ class Hello(_Message, frozen=True):
     site: Site
     version: Name
     max_lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # up to which the master may raise lanes; 0: not at all
-    congestion_controls: Annotated[list[Name], Meta(max_length=64)] = []  # that its lanes can use
+    congestion_controls: Annotated[list[Name], Meta(max_length=64)] = []  # that its lanes may be told to use
+    measures: bool = False  # whether it answers MeasureLink
 
 
 class Join(_Message, frozen=True):
@@ -309,6 +310,16 @@ class MemberStatus(_Message, frozen=True):
     silent_for: float
 
 
+class PlanStatus(_Message, frozen=True):
+    """What the master decided for a group's epoch, and from what; 0: not known."""
+
+    plan: Plan
+    bottleneck: float  # bytes per second of the ring's slowest edge
+    round: float  # seconds once around the ring
+    alpha: float  # seconds of a message, that the choices were made with
+    beta: float  # seconds of a byte
+
+
 class GroupStatus(_Message, frozen=True):
     """A group as `wancoll status` shows it."""
 
@@ -321,6 +332,18 @@ class GroupStatus(_Message, frozen=True):
     committed_upto: int
     members: list[MemberStatus]
     waiting_for: str
+    plan: PlanStatus | None = None  # None: forming
+
+
+class LinkStatus(_Message, frozen=True):
+    """What is known of the path from one daemon to another: LinkMeasure's fields."""
+
+    source: str
+    target: str
+    rtt: float
+    bandwidth: float
+    lanes: int
+    loss: float
 
 
 class EventRecord(_Message, frozen=True):
@@ -342,6 +365,7 @@ class Status(_Message, frozen=True):
     daemons: list[str]
     groups: list[GroupStatus]
     events: list[EventRecord]  # newest last
+    links: list[LinkStatus] = []  # that were measured, by source and target; the first of many
 
 
 class Bye(_Message, frozen=True):
