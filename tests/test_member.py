@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.errors import ProtocolError
 from wancoll.peer import member as core
 from wancoll.peer import ops
 from wancoll.wire import messages as m
@@ -15,13 +16,27 @@ KEY = b"k" * 16
 
 
 def infos(*mids: int) -> list[m.MemberInfo]:
-    return [m.MemberInfo(mid, f"m{mid}", f"d{mid}", ["h:1"]) for mid in mids]
+    return [m.MemberInfo(mid, f"m{mid}", f"d{mid}", ["h:1"], "") for mid in mids]
 
 
 def epoch(
-    number: int, *mids: int, upto: int = 0, voids: list[m.Void] | None = None, term: int = 1, floor: int = 1
+    number: int,
+    *mids: int,
+    upto: int = 0,
+    voids: list[m.Void] | None = None,
+    term: int = 1,
+    floor: int = 1,
+    avoid: list[tuple[int, int]] | None = None,
 ) -> m.Epoch:
-    return m.Epoch("g", 1, term, number, infos(*mids), 8, 1024, True, KEY, floor, upto, voids or [], "because")
+    plan = m.Plan(8, 1024, True, {}, avoid or [], 0, "")
+    return m.Epoch("g", 1, term, number, infos(*mids), plan, KEY, floor, upto, voids or [], "because")
+
+
+def post(call: int, d: Descriptor, epoch: int = 1) -> m.Post:
+    return m.Post(
+        call, d.kind, d.dtype, d.op, d.count, 0, 4096, epoch, d.codec, d.algorithm, d.on_failure, d.root,
+        list(d.counts), d.rounding == "stochastic", d.seed,
+    )  # fmt: skip
 
 
 def data(count: int = 4, on_failure: str = "retry") -> Descriptor:
@@ -42,21 +57,23 @@ def told(commands: list[ops.Command], kind: type) -> list[Any]:
 
 
 class Driver:
-    """A member in an epoch of mids, with calls numbered."""
+    """A member in an epoch of mids, with calls numbered; *linked*: whose links are up, default all."""
 
-    def __init__(self, *mids: int, floor: int = 1) -> None:
+    def __init__(self, *mids: int, floor: int = 1, linked: tuple[int, ...] | None = None) -> None:
         self.member = core.Member("g", "m1", 2, floor, first_engine_id=100)
         self.calls = 0
         self.member.join()
         self.member.joined(1, 1)
         self.entered = self.member.enter_epoch(epoch(1, *mids, floor=floor), 0.0)
-        self.member.links_ready(1)
+        self.ready(1, *(mids if linked is None else linked))
 
-    def post(self, descriptor: Descriptor | None = None) -> list[ops.Command]:
+    def ready(self, number: int, *linked: int) -> list[ops.Command]:
+        return self.member.links_ready(number, linked or [info.mid for info in self.member.epoch.members])
+
+    def post(self, descriptor: Descriptor | None = None, epoch: int = 0) -> list[ops.Command]:
         self.calls += 1
-        d = descriptor or data()
-        message = m.Post(self.calls, d.kind, d.dtype, d.op, d.count, d.codec, d.algorithm, d.on_failure, 0, 4096)
-        return self.member.post(message, d, d.fingerprint(), 1.0)
+        message = post(self.calls, descriptor or data(), epoch or self.member.epoch_number)
+        return self.member.post(message, self.member.call(message), 1.0)
 
     def update(self) -> list[ops.Command]:
         return self.post(Descriptor(Kind.update_membership))
@@ -85,7 +102,7 @@ def test_nothing_starts_before_the_links_are_up_and_then_in_order() -> None:
     assert d.post() == []
     assert d.post() == []
     d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    started = d.member.links_ready(2)
+    started = d.ready(2)
     assert [c.op.seq for c in started if isinstance(c, ops.StartOp)] == [1, 2]
 
 
@@ -104,7 +121,7 @@ def test_a_late_abort_voids_a_finished_op_and_runs_it_again_from_front() -> None
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     assert told(entered, m.Result) == []
     assert told(entered, m.Failure) == []
-    [start] = d.member.links_ready(2)
+    [start] = d.ready(2)
     assert isinstance(start, ops.StartOp)
     assert start.op.front == 0
     d.member.op_finished(d.engine_id, 8, 0)
@@ -128,7 +145,7 @@ def test_done_waits_until_the_engine_has_let_go_of_older_attempts() -> None:
     first = d.engine_id
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     assert ops.CancelOp(first) in entered
-    d.member.links_ready(2)
+    d.ready(2)
     assert d.member.op_finished(d.engine_id, 8, 0) == []
     assert kinds(d.member.op_cancelled(first)) == ["ToMaster:Done"]
 
@@ -138,7 +155,7 @@ def test_a_stale_finish_does_not_count_for_the_new_attempt() -> None:
     d.post()
     first = d.engine_id
     d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    d.member.links_ready(2)
+    d.ready(2)
     assert d.member.op_finished(first, 7, 0) == []
     assert kinds(d.member.op_finished(d.engine_id, 8, 0)) == ["ToMaster:Done"]
 
@@ -177,7 +194,7 @@ def test_too_small_a_world_fails_pending_and_later_ops_but_not_update_membership
     [pending] = told(d.member.op_cancelled(running), m.Failure)
     assert (pending.id, pending.error) == (1, "WorldTooSmall")
     assert "min_world=2" in pending.expected
-    d.member.links_ready(2)
+    d.ready(2)
     [later] = told(d.post(), m.Failure)
     assert (later.id, later.error) == (2, "WorldTooSmall")
     assert kinds(d.update()) == ["ToMaster:UpdateMembership"]
@@ -199,8 +216,9 @@ def test_a_joiner_starts_its_count_behind_what_was_committed() -> None:
     member = core.Member("g", "m1", 2, 1, 1)
     member.joined(1, 1)
     member.enter_epoch(epoch(5, 2, 1, upto=41), 0.0)
-    member.links_ready(5)
-    [start] = member.post(m.Post(1, 0, 0, 0, 4, "none", "auto", "retry", 0, 64), data(), data().fingerprint(), 0.0)
+    member.links_ready(5, [1, 2])
+    call = post(1, data(), 5)
+    [start] = member.post(call, member.call(call), 0.0)
     assert isinstance(start, ops.StartOp)
     assert start.op.seq == 42
 
@@ -212,7 +230,7 @@ def test_voids_end_called_and_not_yet_called_ops_alike() -> None:
     voids = [m.Void(seq, "CollectiveMismatch", "calls differ", {"m1": "a", "m2": "b"}) for seq in (1, 2)]
     d.member.enter_epoch(epoch(2, 1, 2, voids=voids), 2.0)
     [first] = told(d.member.op_cancelled(running), m.Failure)
-    d.member.links_ready(2)
+    d.ready(2)
     [second] = told(d.post(), m.Failure)
     assert [(f.id, f.error, f.calls) for f in (first, second)] == [
         (1, "CollectiveMismatch", {"m1": "a", "m2": "b"}),
@@ -233,8 +251,8 @@ def test_on_failure_raise_asks_the_master_to_give_the_op_up() -> None:
     d.post(data(on_failure="raise"))
     running = d.engine_id
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    assert ops.ToMaster(m.GiveUp("g", 1, 2, [1])) in entered
-    assert d.member.links_ready(2) == []
+    assert ops.ToMaster(m.GiveUp("g", 1, 2, [1], "")) in entered
+    assert d.ready(2) == []
     d.member.op_cancelled(running)
     void = m.Void(1, "OperationAborted", "m3 left", {})
     [failed] = told(d.member.enter_epoch(epoch(3, 1, 2, voids=[void]), 3.0), m.Failure)
@@ -268,3 +286,132 @@ def test_a_link_is_reported_unreachable_once_in_an_epoch() -> None:
     assert d.member.link_unreachable(2, "refused") == []
     d.member.enter_epoch(epoch(2, 1, 2), 1.0)
     assert kinds(d.member.link_unreachable(2, "refused")) == ["ToMaster:LinkDown"]
+
+
+# ---- other collectives --------------------------------------------------------------------------------
+
+
+def rooted(root: int, kind: Kind = Kind.broadcast, **more: Any) -> Descriptor:
+    return Descriptor(kind, count=4, root=root, **more)
+
+
+def test_only_results_that_all_have_are_compared() -> None:
+    d = Driver(1, 2, 3)
+    d.post(Descriptor(Kind.reduce_scatter, count=4))
+    [done] = d.member.op_finished(d.engine_id, 77, 9, 5, 0.25)
+    assert done.message.digest == 0
+    [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+    assert (result.digest, result.algorithm, result.bytes_saved, result.codec_error) == (77, "ring", 5, 0.25)
+
+
+def test_a_barrier_is_an_op_with_no_result() -> None:
+    d = Driver(1, 2)
+    assert kinds(d.post(Descriptor(Kind.barrier))) == ["StartOp"]
+    assert kinds(d.member.op_finished(d.engine_id, 0, 0)) == ["ToMaster:Done"]
+    [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+    assert result.algorithm == "none"
+
+
+def test_alone_a_barrier_needs_no_engine() -> None:
+    d = Driver(1)
+    assert kinds(d.post(Descriptor(Kind.barrier))) == ["ToMaster:Done"]
+    assert told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+
+
+def test_a_retry_speaks_of_the_same_root_and_a_later_call_of_the_old_epochs_rank() -> None:
+    d = Driver(3, 1, 2)
+    [first] = d.post(rooted(2))
+    assert first.meaning.descriptor.root == 2
+    assert first.meaning.needs == {2, 3}
+    d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    [again] = d.ready(2)
+    [later] = d.post(rooted(1), epoch=1)  # the client had not read of epoch 2 when it called
+    [new] = d.post(rooted(1))
+    assert [start.meaning.descriptor.root for start in (again, later, new)] == [1, 0, 1]
+    [done] = [c for c in d.member.op_finished(again.op.engine_id, 7, 0) + d.member.op_cancelled(100) if c]
+    assert done.message.fingerprint == rooted(1).fingerprint()
+
+
+def test_a_lost_root_is_given_up_in_the_new_epoch_and_for_calls_that_come_later() -> None:
+    d = Driver(1, 2, 3)
+    d.post(rooted(2))
+    d.post()
+    entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    why = "the root of broadcast, m3, was lost"
+    assert ops.ToMaster(m.GiveUp("g", 1, 2, [1], why)) in entered
+    assert [start.op.seq for start in d.ready(2)] == [2]
+    assert d.post(rooted(2), epoch=1) == [ops.ToMaster(m.GiveUp("g", 1, 2, [3], why))]
+    void = m.Void(1, "OperationAborted", why, {})
+    entered = d.member.enter_epoch(epoch(3, 1, 2, voids=[void]), 3.0)
+    assert ops.ToMaster(m.GiveUp("g", 1, 3, [3], why)) in entered
+    [failed] = told(d.member.op_cancelled(100), m.Failure)
+    assert (failed.id, failed.error, failed.what) == (1, "OperationAborted", why)
+
+
+def test_a_member_whose_call_has_another_root_gets_the_void_too() -> None:
+    d = Driver(1, 2, 3)
+    void = m.Void(1, "OperationAborted", "the root of broadcast, m3, was lost", {})
+    d.member.enter_epoch(epoch(2, 1, 2, voids=[void]), 2.0)
+    [failed] = told(d.post(rooted(0)), m.Failure)
+    assert (failed.error, failed.what) == ("OperationAborted", void.text)
+
+
+def test_a_call_that_has_no_route_is_given_up_and_runs_where_there_is_one() -> None:
+    d = Driver(1, 2, 3, 4)
+    d.post(rooted(0, Kind.gather))
+    entered = d.member.enter_epoch(epoch(2, 1, 2, 3, 4, avoid=[(1, 3)]), 2.0)
+    [given_up] = [c.message for c in entered if isinstance(c, ops.ToMaster)]
+    assert given_up.reason == "direct needs a link between m1 and m3, who cannot reach each other"
+    d.member.enter_epoch(epoch(3, 1, 2, 4), 2.0)  # before the master could void it
+    assert kinds(d.ready(3)) == ["StartOp"]
+
+
+def test_an_epoch_that_the_client_cannot_know_is_nonsense() -> None:
+    d = Driver(1, 2)
+    with pytest.raises(ProtocolError, match="got epoch 2"):
+        d.post(epoch=2)
+    d.member.enter_epoch(epoch(3, 1, 2), 2.0)
+    d.post(epoch=3)
+    with pytest.raises(ProtocolError, match="got epoch 1"):
+        d.post(data(17), epoch=1)  # it had known of a later one
+
+
+# ---- links on demand ----------------------------------------------------------------------------------
+
+
+def test_an_op_that_waits_for_a_link_holds_back_those_behind_it() -> None:
+    d = Driver(1, 2, 3, 4, linked=(2, 4))
+    assert kinds(d.post()) == ["StartOp"]
+    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [ops.NeedLinks(frozenset({3}))]
+    assert d.post() == []
+    assert kinds(d.ready(1, 2, 4)) == ["NeedLinks"]
+    assert [start.op.seq for start in d.ready(1, 2, 3, 4)] == [2, 3]
+    assert kinds(d.post()) == ["StartOp"]
+
+
+def test_the_loss_of_a_link_that_nothing_uses_costs_nothing() -> None:
+    d = Driver(1, 2, 3, 4)
+    d.post(Descriptor(Kind.all_to_all, count=1))
+    d.member.op_finished(d.engine_id, 7, 0)
+    d.member.commit(m.Commit("g", 1, 1, 1), 2.0)
+    assert d.member.link_lost(3, "reset") == []
+    assert kinds(d.post()) == ["StartOp"]
+    assert kinds(d.post(Descriptor(Kind.all_to_all, count=1))) == ["NeedLinks"]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_the_loss_of_a_link_with_uncommitted_bytes_ends_the_epoch(finished: bool) -> None:
+    d = Driver(1, 2, 3, 4)
+    d.post(Descriptor(Kind.all_to_all, count=1))
+    if finished:  # here; the other end may still wait for bytes that are lost
+        d.member.op_finished(d.engine_id, 7, 0)
+    assert kinds(d.member.link_lost(3, "reset")) == ["ToMaster:LinkDown"]
+    assert d.post() == []
+
+
+def test_a_link_that_is_lost_while_an_op_waits_for_others_is_needed_again() -> None:
+    d = Driver(1, 2, 3, 4, 5, linked=(2, 5))
+    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [ops.NeedLinks(frozenset({3, 4}))]
+    assert d.ready(1, 2, 3, 5) == [ops.NeedLinks(frozenset({4}))]
+    assert d.member.link_lost(3, "reset") == [ops.NeedLinks(frozenset({3, 4}))]
+    assert kinds(d.ready(1, 2, 3, 4, 5)) == ["StartOp"]

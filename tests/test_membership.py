@@ -758,7 +758,9 @@ def test_a_pair_that_cannot_meet_is_routed_around(room):
     told = room.new_epoch()
     assert [one.name for one in told.members] == ["m0", "m1", "m3", "m2"]
     assert "m1 and m2 cannot reach each other" in told.reason
+    assert told.plan.avoid == [(2, 3)]
     room.drop("d3")  # now all are neighbours: tried, and only a complaint evicts
+    assert room.new_epoch().plan.avoid == []
     assert room.names == ["m0", "m1", "m2"]
     room.sleep(61)
     assert room.names == ["m0", "m1", "m2"]

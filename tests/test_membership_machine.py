@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from transcript import GROUP, Room
 
-from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, DType, Kind, ReduceOp
 from wancoll.peer import member as core
 from wancoll.peer import ops
 from wancoll.wire import messages as m
@@ -26,11 +26,22 @@ START, LEAST, DAEMONS = 3, 2, 5
 INDEX = st.integers(0, 1000)
 
 
-def program(seq: int) -> Descriptor:
-    """What every member calls at *seq*: every fourth call is update_membership, every third of the rest gives up."""
+def program(seq: int, mids: tuple[int, ...] = (0,)) -> Descriptor:
+    """What every member calls at *seq* if it knows the members *mids*.
+
+    Every fourth call is update_membership, every third of the rest gives up; roots are the oldest or the newest member.
+    """
     if seq % 4 == 0:
         return Descriptor(Kind.update_membership)
     on_failure = "raise" if seq % 3 == 0 else "retry"
+    root = mids.index(min(mids) if seq % 8 < 4 else max(mids))
+    match seq % 8:
+        case 1 | 6:
+            return Descriptor(Kind.broadcast, count=seq, root=root, on_failure=on_failure)
+        case 2:
+            return Descriptor(Kind.gather, count=seq, root=root, on_failure=on_failure)
+        case 5:
+            return Descriptor(Kind.reduce_scatter, count=seq, on_failure=on_failure)
     return Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, seq, on_failure=on_failure)
 
 
@@ -42,13 +53,17 @@ class Client:
     next_seq: int = 0  # of the next call; 0: the group has not begun for it
     engine: dict[int, ops.Op] = field(default_factory=dict)
     dialling: int = 0  # epoch whose links are not up yet
+    up: set[int] = field(default_factory=set)  # mids
+    needs: set[int] = field(default_factory=set)  # mids
+    knows: tuple[int, tuple[int, ...]] = (0, ())  # epoch and mids, as its client read them last
+    roots: dict[int, int] = field(default_factory=dict)  # seq -> mid
     gone: bool = False
     failures: int = 0
 
     @property
     def in_update(self) -> bool:
         """The caller is blocked in update_membership."""
-        return any(op.descriptor.kind is Kind.update_membership for op in self.core.ops.values())
+        return any(op.kind is Kind.update_membership for op in self.core.ops.values())
 
 
 @dataclass(eq=False)
@@ -85,7 +100,9 @@ class Cluster(RuleBasedStateMachine):
         self.committed = 0  # highest that the master has told
         self.committed_in: dict[int, int] = {}  # the same for each epoch
         self.aborted: set[int] = set()  # epochs
-        self.results: dict[tuple[int, int], tuple[int, tuple[str, ...], int]] = {}  # (life, seq) -> what it came to
+        self.results: dict[
+            tuple[int, int], tuple[int, tuple[str, ...], int, int]
+        ] = {}  # (life, seq) -> what it came to
 
     # ---- the master's side ---------------------------------------------------------------------------
 
@@ -178,13 +195,20 @@ class Cluster(RuleBasedStateMachine):
                         daemon.up.append(message)
                 case ops.ToClient(message):
                     self.tell(client, message)
-                case ops.StartOp(op):
+                case ops.StartOp(op, meaning):
+                    assert all(op.seq > other.seq for other in client.engine.values()), "out of order"
+                    assert meaning.needs <= client.up, "started without its links"
                     client.engine[op.engine_id] = op
+                case ops.NeedLinks(mids):
+                    assert mids.isdisjoint(client.up)
+                    client.needs |= mids
                 case ops.CancelOp(engine_id):
                     if client.engine.pop(engine_id, None) is not None:
                         self.run(daemon, client, client.core.op_cancelled(engine_id))
                 case ops.EnterEpoch(epoch, _):
                     client.dialling = epoch.epoch
+                    client.needs.clear()
+                    client.up &= {member.mid for member in epoch.members}
                     if not client.next_seq:
                         client.next_seq = epoch.committed_upto + 1
                 case ops.Over():
@@ -195,12 +219,16 @@ class Cluster(RuleBasedStateMachine):
     def tell(self, client: Client, message: Any) -> None:
         if isinstance(message, m.Failure):
             client.failures += 1
-        elif isinstance(message, m.Result) and program(message.seq).kind is Kind.all_reduce:
+        elif isinstance(message, m.Result) and program(message.seq).kind is not Kind.update_membership:
             place = (self.lives[message.epoch], message.seq)
             assert place not in self.voids, "a void op has a result"
             assert client.core.name in message.contributors
             assert [one.name for one in self.epochs[message.epoch].members] == list(message.contributors)
-            result = (message.epoch, tuple(message.contributors), message.digest)
+            mids = {one.name: one.mid for one in self.epochs[message.epoch].members}
+            root = client.roots.pop(message.seq, 0)
+            assert not root or root in mids.values(), "the root's data is not in the result"
+            same = message.digest if program(message.seq).kind in SAME_RESULT else 0
+            result = (message.epoch, tuple(message.contributors), same, root)
             known = self.results.setdefault(place, result)
             assert known == result, f"op {message.seq} has two outcomes: {known} and {result}"
 
@@ -292,28 +320,41 @@ class Cluster(RuleBasedStateMachine):
                     m.ProbeResult(message.group, message.joiner, message.prober, message.target, not bad, "")
                 )
 
-    def post(self, daemon: Daemon, client: Client) -> None:
+    def post(self, daemon: Daemon, client: Client, *, reads: bool = True) -> None:
         if client.gone or not client.next_seq or client.in_update or len(client.core.ops) >= 4:
             return
         seq = client.next_seq
         client.next_seq += 1
-        what = program(seq)
-        call = m.Post(
-            seq, what.kind, what.dtype, what.op, what.count, what.codec, what.algorithm, what.on_failure, 0, 0
-        )
-        self.run(daemon, client, client.core.post(call, what, what.fingerprint(), self.room.now))
+        epoch = client.core.epoch
+        assert epoch is not None
+        if reads or not client.knows[0] or program(seq - 1).kind is Kind.update_membership:  # which waits for its end
+            client.knows = epoch.epoch, tuple(member.mid for member in epoch.members)
+        number, mids = client.knows
+        what = program(seq, mids)
+        if what.kind in ROOTED:
+            client.roots[seq] = mids[what.root]
+        head = (seq, what.kind, what.dtype, what.op, what.count, 0, 0, number)
+        call = m.Post(*head, on_failure=what.on_failure, root=what.root)
+        self.run(daemon, client, client.core.post(call, client.core.call(call), self.room.now))
 
     def finish(self, daemon: Daemon, client: Client, wrong: bool = False) -> None:
         if client.engine:
             engine_id, op = next(iter(client.engine.items()))
             del client.engine[engine_id]
-            digest = 1000 * client.core.epoch_number + op.seq + (10**9 if wrong else 0)
+            same = op.kind in SAME_RESULT
+            digest = 1000 * client.core.epoch_number + op.seq + (10**9 if wrong else 0 if same else client.core.mid)
             self.run(daemon, client, client.core.op_finished(engine_id, digest, 0))
 
     def ready(self, daemon: Daemon, client: Client) -> None:
         if client.dialling:
             epoch, client.dialling = client.dialling, 0
-            self.run(daemon, client, client.core.links_ready(epoch))
+            client.up |= client.core._neighbours
+        elif client.needs:
+            client.up.add(client.needs.pop())
+            epoch = client.core.epoch_number
+        else:
+            return
+        self.run(daemon, client, client.core.links_ready(epoch, client.up))
 
     def live(self) -> list[tuple[Daemon, Client]]:
         return [(daemon, client) for daemon in self.daemons for client in daemon.clients]
@@ -356,11 +397,11 @@ class Cluster(RuleBasedStateMachine):
         for _ in range(count):
             self.deliver_down(self.daemons[index])
 
-    @rule(index=INDEX, count=st.integers(1, 4))
-    def call(self, index: int, count: int) -> None:
+    @rule(index=INDEX, count=st.integers(1, 4), reads=st.booleans())
+    def call(self, index: int, count: int, reads: bool) -> None:
         for _ in range(count):
             if picked := self.pick(index):
-                self.post(*picked)
+                self.post(*picked, reads=reads)
 
     @rule(index=INDEX, count=st.integers(1, 4), wrong=st.integers(0, 3))
     def engine_finishes(self, index: int, count: int, wrong: int) -> None:
@@ -398,8 +439,14 @@ class Cluster(RuleBasedStateMachine):
             others = [one.mid for one in client.core.epoch.members if one.mid != client.core.mid]
             if others:
                 complain = client.core.link_unreachable if unreachable else client.core.link_lost
-                self.run(daemon, client, complain(others[other % len(others)], "timed out"))
+                whom = others[other % len(others)]
+                near = whom in client.core._neighbours
                 if not unreachable:
+                    client.up.discard(whom)
+                    client.needs.discard(whom)
+                if near or not unreachable or whom in client.needs:
+                    self.run(daemon, client, complain(whom, "timed out"))
+                if near and not unreachable:
                     client.dialling = client.core.epoch_number
 
     @rule(index=INDEX)
@@ -477,7 +524,8 @@ class Cluster(RuleBasedStateMachine):
         for _ in range(150):
             self.settle(2)
             for daemon, client in self.live():
-                self.ready(daemon, client)
+                for _ in range(4):
+                    self.ready(daemon, client)
                 if client.next_seq < target:
                     self.post(daemon, client)
                 while client.engine:
@@ -504,6 +552,7 @@ TestCluster.settings = settings(
 def test_epochs_survive_the_wire() -> None:
     """The check in Room._deliver relies on it."""
     void = m.Void(1, "OperationAborted", "x", {"a": "b"})
-    info = m.MemberInfo(1, "a", "b", ["c:1"])
-    epoch = m.Epoch("g", 1, 1, 1, [info], 1, 1, True, b"k" * 16, 1, 0, [void], "r")
+    info = m.MemberInfo(1, "a", "b", ["c:1"], "here")
+    plan = m.Plan(1, 1, True, {"all_reduce": [(9, "direct"), (0, "ring")]}, [(1, 2)], 0, "bbr")
+    epoch = m.Epoch("g", 1, 1, 1, [info], plan, b"k" * 16, 1, 0, [void], "r")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(epoch), type=m.FromMaster) == epoch

@@ -40,11 +40,13 @@ PURE = (
     "wancoll.collective",
     "wancoll.errors",
     "wancoll.limits",
+    "wancoll.peer.calls",
     "wancoll.peer.member",
     "wancoll.peer.ops",
     "wancoll.schedule",
     "wancoll.wire",
     "wancoll_master.membership",
+    "wancoll_master.planning",
     "wancoll_master.topology",
 )
 
@@ -56,8 +58,9 @@ MAY_IMPORT = {
     "wancoll.collective": ("wancoll.errors", "wancoll.limits"),
     "wancoll.schedule": (*BASE, "wancoll.schedule"),
     "wancoll.wire": (*BASE, "wancoll.wire"),
-    "wancoll.peer.member": (*BASE, "wancoll.peer.ops", "wancoll.schedule", "wancoll.wire"),
-    "wancoll.peer.ops": (*BASE, "wancoll.wire"),
+    "wancoll.peer.calls": (*BASE, "wancoll.schedule", "wancoll.wire"),
+    "wancoll.peer.member": (*BASE, "wancoll.peer.calls", "wancoll.peer.ops", "wancoll.schedule", "wancoll.wire"),
+    "wancoll.peer.ops": (*BASE, "wancoll.peer.calls", "wancoll.wire"),
     "wancoll_master": (*BASE, "wancoll.local", "wancoll.wire", "wancoll.schedule.cost", "wancoll_master"),
 }
 

@@ -18,6 +18,7 @@ class PeerConfig:
         advertise: addresses that others shall dial, "host:port" ("host" alone: the bound port); empty: the address
             of the interface that reaches the master, with the bound port.
         name: the daemon's id, unique under its master ("" makes one from the host name and a random part).
+        site: a label that members close to each other share; "" is nobody's.
         lanes: TCP connections per link; a group uses the smallest number any member states.
         workers: engine threads (0: one per two cores, at most 4).
         congestion_control: of the lanes, "" for the system's.
@@ -33,6 +34,7 @@ class PeerConfig:
     listen: str = "*:0"
     advertise: tuple[str, ...] = ()
     name: str = ""
+    site: str = ""
     lanes: int = 8
     workers: int = 0
     congestion_control: str = ""

@@ -117,6 +117,7 @@ class Control:
                         self._incarnation,
                         self.addresses,
                         self._config.lanes,
+                        self._config.site,
                         version("wancoll"),
                     )
                 )

@@ -212,10 +212,10 @@ class Daemon:
             await trio.lowlevel.wait_readable(self.engine.fd)
             for event in self.engine.events():
                 match event:
-                    case Done(op, digest, bytes_sent):
+                    case Done(op):
                         session = self._by_engine_id.pop(op, None)
                         if session is not None:
-                            session.op_finished(op, digest, bytes_sent)
+                            session.op_finished(event)
                     case Cancelled(op):
                         session = self._by_engine_id.pop(op, None)
                         if session is not None:

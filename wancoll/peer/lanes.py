@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
 _HELLO_BYTES = 4096  # handshake frames are small
 _TCP_NOTSENT_LOWAT = 25
+_SO_MAX_PACING_RATE = 47
 
 
 class LaneFailed(Exception):
@@ -46,8 +49,18 @@ def open_listener(listen: str, backlog: int = 512) -> socket.socket:
         ) from bad
 
 
-def tune(sock: Any, congestion_control: str, limits: Limits) -> None:
-    """Options of a connected lane's socket; *congestion_control* "" keeps the system's."""
+def tune(
+    sock: Any, congestion_control: str, limits: Limits, planned_congestion_control: str = "", pacing: int = 0
+) -> None:
+    """Options of a connected lane's socket.
+
+    Args:
+        sock: connected.
+        congestion_control: this daemon's setting; "" keeps the system's.
+        limits: timeouts.
+        planned_congestion_control: goes before that between machines, where this kernel offers it; "": none.
+        pacing: bytes per second at most; 0: no limit.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which starves a lane
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.lane_timeout * 1000))
@@ -59,11 +72,17 @@ def tune(sock: Any, congestion_control: str, limits: Limits) -> None:
         (socket.TCP_KEEPCNT, 3),
     ):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if sock.getsockname()[0] == sock.getpeername()[0]:
+        # Both ends on one machine: bbr's pacing timer costs a third of the speed there, and reno is always allowed.
+        congestion_control = congestion_control or "reno"
+    elif planned_congestion_control:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, planned_congestion_control.encode())
+            congestion_control = ""
     if congestion_control:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
-    elif sock.getsockname()[0] == sock.getpeername()[0]:
-        # Both ends on one machine: bbr's pacing timer costs a third of the speed there, and reno is always allowed.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    if pacing:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pacing.to_bytes(8, sys.byteorder))
 
 
 def check_congestion_control(name: str) -> None:

@@ -1,8 +1,13 @@
-"""Links of this daemon's members: dialled or accepted, kept over epochs, redialled when they break."""
+"""Links of this daemon's members: dialled or accepted, kept over epochs, redialled when they break.
+
+Both ends of a ring edge know from the epoch that they need a link: the younger member dials. Other links are raised for
+the first op that needs them, which one end may reach long before the other: it dials, whichever it is. Where both dial
+at once the younger's connections stay.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import structlog
@@ -31,7 +36,9 @@ class Link:
     owner: MemberLinks
     other: m.MemberInfo
     engine_id: int = 0  # 0: nothing open in the engine
-    generation: int = 0  # of the open or last connection set; the dialler counts
+    mine: bool = False  # the open connections were dialled from here
+    dialled: int = 0  # sets of connections dialled from here so far
+    accepted: int = 0  # the newest set dialled from there, by its count
     attached: set[int] = field(default_factory=set)
     up: bool = False
     closed: bool = False
@@ -40,8 +47,18 @@ class Link:
 
     @property
     def dials(self) -> bool:
-        """The younger member dials, so both ends agree who does."""
+        """Whether this is the younger member."""
         return self.owner.mid > self.other.mid
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the other end's connections are coming in."""
+        return self.engine_id != 0 and not self.mine and not self.up
+
+    @property
+    def neighbour(self) -> bool:
+        """Whether both ends know from the epoch alone that they need it."""
+        return self.other.mid in self.owner.neighbours
 
 
 class MemberLinks:
@@ -49,15 +66,16 @@ class MemberLinks:
 
     Args:
         hub: the daemon's links.
-        on_ready: called with the epoch once all neighbours' links are up.
-        on_lost: called with (mid, reason) when a neighbour's link broke.
+        on_ready: called with the epoch and the mids whose links are up, once all neighbours' are, and again when
+            another one comes up.
+        on_lost: called with (mid, reason) when a link broke.
         on_unreachable: called with (mid, reason) when one could not be raised within link_timeout.
     """
 
     def __init__(
         self,
         hub: LinkHub,
-        on_ready: Callable[[int], None],
+        on_ready: Callable[[int, set[int]], None],
         on_lost: Callable[[int, str], None],
         on_unreachable: Callable[[int, str], None],
     ) -> None:
@@ -66,45 +84,65 @@ class MemberLinks:
         self.mid = 0
         self.epoch: m.Epoch | None = None
         self.links: dict[int, Link] = {}  # by the other's mid
-        self.neighbours: set[int] = set()
+        self.neighbours: frozenset[int] = frozenset()
+        self.needed: set[int] = set()  # further members to whom ops of this epoch need a link
+        self._present: dict[int, m.MemberInfo] = {}
 
-    def enter(self, epoch: m.Epoch, neighbours: set[int]) -> None:
+    def enter(self, epoch: m.Epoch, neighbours: frozenset[int]) -> None:
         """Go to *epoch*: drop former members' links, tell the engine, raise those to *neighbours* (mids)."""
-        lanes_changed = self.epoch is not None and self.epoch.lanes != epoch.lanes
+        rebuild = self.epoch is not None and _wire_plan(self.epoch) != _wire_plan(epoch)
         self.mid, self.epoch, self.neighbours = epoch.to, epoch, neighbours
-        present = {member.mid: member for member in epoch.members}
+        self.needed.clear()
+        self._present = {member.mid: member for member in epoch.members}
         for mid, link in list(self.links.items()):
-            if mid not in present or lanes_changed:
+            if mid not in self._present or rebuild:
                 self._hub.close(link)
             elif link.engine_id:
                 self._hub.engine.set_epoch(link.engine_id, epoch.epoch)
         for mid in sorted(neighbours):
-            if mid not in self.links:
-                self.links[mid] = Link(self, present[mid])
-            self._hub.raise_link(self.links[mid])
+            self._hub.raise_link(self._link(mid))
         self._hub.note_change()
         self.check_ready()
 
+    def need(self, mids: Iterable[int]) -> None:
+        """Raise the links to *mids*, which an op needs."""
+        for mid in sorted(mids):
+            self.needed.add(mid)
+            self._hub.raise_link(self._link(mid))
+
+    def wants(self, mid: int) -> bool:
+        """Whether the link to *mid* is to be up."""
+        return mid in self.neighbours or mid in self.needed
+
+    def _link(self, mid: int) -> Link:
+        if mid not in self.links:
+            self.links[mid] = Link(self, self._present[mid])
+        return self.links[mid]
+
     def check_ready(self) -> None:
-        """Tell the member if every neighbour's link is up."""
-        if self.epoch is not None and all(self.links[mid].up for mid in self.neighbours):
-            self.on_ready(self.epoch.epoch)
+        """Tell the member which links are up, if every neighbour's is."""
+        up = {mid for mid, link in self.links.items() if link.up}
+        if self.epoch is not None and self.neighbours <= up:
+            self.on_ready(self.epoch.epoch, up)
 
     def engine_ids(self) -> dict[int, int]:
-        """Map rank to engine link id, for the neighbours of this epoch."""
+        """Map rank to engine link id, for the links that are up."""
         assert self.epoch is not None
-        return {
-            rank: self.links[member.mid].engine_id
-            for rank, member in enumerate(self.epoch.members)
-            if member.mid in self.neighbours
-        }
+        ranks = {member.mid: rank for rank, member in enumerate(self.epoch.members)}
+        return {ranks[mid]: link.engine_id for mid, link in self.links.items() if link.up}
 
     def close(self) -> None:
         """Close all links; nothing is called back any more."""
-        self.epoch, self.neighbours = None, set()
+        self.epoch, self.neighbours = None, frozenset()
+        self.needed.clear()
         for link in list(self.links.values()):
             self._hub.close(link)
         self._hub.forget(self)
+
+
+def _wire_plan(epoch: m.Epoch) -> tuple[object, ...]:
+    """What connections are made with; they are made anew where it changes."""
+    return epoch.plan.lanes, epoch.plan.pacing, epoch.plan.congestion
 
 
 class LinkHub:
@@ -129,7 +167,7 @@ class LinkHub:
 
     def member(
         self,
-        on_ready: Callable[[int], None],
+        on_ready: Callable[[int, set[int]], None],
         on_lost: Callable[[int, str], None],
         on_unreachable: Callable[[int, str], None],
     ) -> MemberLinks:
@@ -182,27 +220,28 @@ class LinkHub:
     def _lose(self, link: Link, reason: str) -> None:
         was_up = link.up
         self._drop_connections(link)
-        wanted = link.other.mid in link.owner.neighbours and not link.closed
-        log.info("link lost", other=link.other.name, reason=reason, wanted=wanted)
-        if was_up and wanted:
+        log.info("link lost", other=link.other.name, reason=reason, was_up=was_up)
+        if was_up and not link.closed:
+            link.owner.needed.discard(link.other.mid)  # an op that still needs it says so
             link.owner.on_lost(link.other.mid, reason)
-        if wanted and not link.closed:
+        if link.owner.wants(link.other.mid):
             self.raise_link(link)
 
-    def _open(self, link: Link, generation: int) -> None:
+    def _open(self, link: Link, *, mine: bool) -> None:
         assert link.owner.epoch is not None
         self._drop_connections(link)
         link.engine_id, self._next_engine_id = self._next_engine_id, self._next_engine_id + 1
-        link.generation = generation
+        link.mine = mine
         self._by_engine_id[link.engine_id] = link
-        self.engine.open_link(link.engine_id, link.owner.epoch.lanes, link.owner.epoch.epoch)
+        self.engine.open_link(link.engine_id, link.owner.epoch.plan.lanes, link.owner.epoch.epoch)
 
     def _attach(self, link: Link, lane: int, stream: trio.SocketStream) -> None:
         assert link.owner.epoch is not None
-        tune(stream.socket, self._config.congestion_control, self._limits)
+        plan = link.owner.epoch.plan
+        tune(stream.socket, self._config.congestion_control, self._limits, plan.congestion, plan.pacing)
         self.engine.attach_lane(link.engine_id, lane, stream.socket.detach())
         link.attached.add(lane)
-        if len(link.attached) == link.owner.epoch.lanes:
+        if len(link.attached) == plan.lanes:
             link.up = True
             link.changed.set()
             link.changed = trio.Event()
@@ -215,31 +254,28 @@ class LinkHub:
         since = trio.current_time()
         pause = limits.redial_interval
         with scope:
-            while not link.up and not link.closed:  # closed: before this task had its first turn
-                if link.dials:
-                    reason = await self._dial(link)
-                else:
-                    reason = f"{link.other.name} has not dialled {link.owner.mid} yet"
-                    with trio.move_on_after(limits.link_timeout / 4):
-                        await link.changed.wait()
-                    reason = self._unless_up(link, reason)
+            while not link.up and not link.closed and link.owner.wants(link.other.mid):
+                dials = (link.dials or not link.neighbour) and not link.accepting
+                reason = await (self._dial(link) if dials else self._await_dial(link))
                 if not reason:
                     break
-                if trio.current_time() - since >= limits.link_timeout and link.other.mid in link.owner.neighbours:
+                late = trio.current_time() - since >= limits.link_timeout and link.owner.wants(link.other.mid)
+                if late and (link.dials or link.neighbour):  # else the younger end may succeed where this one does not
                     log.warning("link unreachable", other=link.other.name, reason=reason)
                     link.owner.on_unreachable(link.other.mid, reason)
                     since = trio.current_time()
-                if link.dials:
+                if dials:
                     await trio.sleep(pause)
                     pause = min(2 * pause, 1.0)
         if link.scope is scope:
             link.scope = None
-        if not link.up and not link.closed and link.other.mid in link.owner.neighbours:
+        if not link.up and not link.closed and link.owner.wants(link.other.mid):
             self.raise_link(link)  # lost again while this task was ending
 
-    @staticmethod
-    def _unless_up(link: Link, reason: str) -> str:
-        return "" if link.up else reason
+    async def _await_dial(self, link: Link) -> str:
+        with trio.move_on_after(self._limits.link_timeout / 4):
+            await link.changed.wait()
+        return "" if link.up else f"{link.other.name} has not dialled {link.owner.mid} yet"
 
     async def _dial(self, link: Link) -> str:
         """One try to bring up all lanes; returns why it failed."""
@@ -247,13 +283,14 @@ class LinkHub:
         assert epoch is not None
         if link.other.daemon in self._cut:
             return "cut by fault injection"
-        self._open(link, link.generation + 1)
+        self._open(link, mine=True)
+        link.dialled += 1
         engine_id = link.engine_id
         reasons: list[str] = []
         async with trio.open_nursery() as nursery:
-            for lane in range(epoch.lanes):
+            for lane in range(epoch.plan.lanes):
                 hello = m.LaneHello(
-                    PROTOCOL_VERSION, epoch.group, epoch.key, link.owner.mid, link.other.mid, lane, link.generation
+                    PROTOCOL_VERSION, epoch.group, epoch.key, link.owner.mid, link.other.mid, lane, link.dialled
                 )
                 nursery.start_soon(self._dial_lane, link, engine_id, hello, reasons)
         if link.up:
@@ -355,18 +392,21 @@ class LinkHub:
         other = next(member for member in epoch.members if member.mid == hello.sender)
         if other.daemon in self._cut:
             return "cut by fault injection"
-        if hello.lane >= epoch.lanes:
-            return f"lane {hello.lane} of {epoch.lanes}"
+        if hello.lane >= epoch.plan.lanes:
+            return f"lane {hello.lane} of {epoch.plan.lanes}"
         link = owner.links.get(other.mid)
         if link is None:
             link = owner.links[other.mid] = Link(owner, other)
-        taken = hello.generation == link.generation and hello.lane in link.attached
-        if taken or hello.generation < link.generation:
-            return f"generation {hello.generation} is over, {link.generation} is the latest"
-        if hello.generation > link.generation or not link.engine_id:
+        if link.dials and link.mine and link.engine_id:
+            return "both ends dial: the younger's connections stay"
+        awaited = link.accepting and hello.generation == link.accepted and hello.lane not in link.attached
+        if hello.generation <= link.accepted and not awaited:
+            return f"generation {hello.generation} is over, {link.accepted} is the latest"
+        if not awaited:
             if link.up:
                 self._lose(link, f"{other.name} dialled anew")
-            self._open(link, hello.generation)
+            self._open(link, mine=False)
+            link.accepted = hello.generation
         return ""
 
     # ---- fault injection -----------------------------------------------------------------------------

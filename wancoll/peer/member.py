@@ -5,24 +5,28 @@ rules are those of protocol.md's R1 to R8: a result goes to the client only afte
 retry happens in a new epoch.
 
     op state    entered when                                  left when
-    waiting     posted; an epoch ended                        links of the epoch are up -> running
+    waiting     posted; an epoch ended                        the links that it needs are up -> running
     running     handed to the engine                          engine finished it -> done
     done        Done was sent to the master                   Commit -> result; a new epoch -> waiting
-    given_up    GiveUp was sent (on_failure="raise")          the master voids it -> failure
+    given_up    GiveUp was sent                               the master voids it -> failure
     ended       its outcome is known                          the engine let go of its memory -> client is told
+
+Ops start in seq order: one that waits for a link holds back those behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from wancoll.collective import Descriptor, Kind
+from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import DEFAULT, Limits
+from wancoll.peer.calls import Call, Meaning, World, posted
 from wancoll.peer.ops import (
     CancelOp,
     Command,
     EnterEpoch,
+    NeedLinks,
     Op,
     OpState,
     Over,
@@ -33,6 +37,8 @@ from wancoll.peer.ops import (
 )
 from wancoll.wire import messages as m
 
+_CALLS_KEPT = 256  # with what they mean in the current epoch
+_WORLDS_KEPT = 4096  # epochs that a client which has not read for long may still speak of
 _UNKNOWN = "the operation was finished here and its commit cannot be learnt; input and result are kept"
 
 
@@ -65,7 +71,13 @@ class Member:
         self._next_engine_id = first_engine_id
         self._next_seq = 1
         self._voids: dict[int, m.Void] = {}
-        self._ready = False  # links are up and nothing stops ops from starting
+        self._world = World((), (), ())
+        self._worlds: dict[int, World] = {}  # by epoch
+        self._calls: dict[tuple[Any, ...], Call] = {}  # by the fields of Post
+        self._ready = False  # the neighbours' links are up and nothing stops ops from starting
+        self._up: set[int] = set()  # members whose links are up, once ready
+        self._neighbours: frozenset[int] = frozenset()
+        self._held = False  # the oldest op that waits does so for a link
         self._asked: int = 0  # the master wants to know what this member calls at this seq
         self._suspects: set[int] = set()  # members reported unreachable in this epoch
 
@@ -110,9 +122,31 @@ class Member:
         self.mid = 0
         return [ToMaster(m.Join(self.group, self.name, self.start_world, self.min_world))]
 
-    def post(self, post: m.Post, descriptor: Descriptor, fingerprint: int, now: float) -> list[Command]:
-        """The client called *descriptor*, which has this *fingerprint*. It takes the next seq, whatever comes of it."""
-        op = Op(self._next_seq, post.id, descriptor, fingerprint, post.front, post.back, posted_at=now)
+    def call(self, post: m.Post) -> Call:
+        """What *post* calls; kept, since training repeats its calls.
+
+        Raises:
+            ProtocolError: nothing that can be called.
+        """
+        how = (post.kind, post.dtype, post.op, post.count, post.root, post.codec, post.algorithm, post.on_failure)
+        key = (*how, post.stochastic, post.seed, post.epoch, *post.counts)
+        known = self._calls.get(key)
+        if known is None:
+            while self._worlds and next(iter(self._worlds)) < post.epoch:  # what the client knows only grows
+                del self._worlds[next(iter(self._worlds))]
+            if len(self._calls) >= _CALLS_KEPT:
+                del self._calls[next(iter(self._calls))]
+            known = self._calls[key] = posted(post, self._worlds.get(post.epoch), self.name)
+        return known
+
+    def meaning(self, call: Call) -> Meaning:
+        """What *call* means in the current epoch."""
+        assert self.epoch is not None
+        return call.in_epoch(self.epoch, self._world, self.rank)
+
+    def post(self, post: m.Post, call: Call, now: float) -> list[Command]:
+        """The client calls *call*. It takes the next seq, whatever comes of it."""
+        op = Op(self._next_seq, post.id, call, post.front, post.back, posted_at=now)
         self._next_seq += 1
         if self.over:
             return [ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))]
@@ -123,9 +157,9 @@ class Member:
         void = self._voids.pop(op.seq, None)
         if void is not None:
             return commands + self._end(op, self._void_failure(op, void))
-        if self.too_small and descriptor.kind is not Kind.update_membership:
+        if self.too_small and call.posted.kind is not Kind.update_membership:
             return commands + self._end(op, self._small_failure(op))
-        if self._ready:
+        if self._ready and not self._held:
             commands += self._start(op)
         return commands
 
@@ -162,10 +196,10 @@ class Member:
         self._stop_engine(commands)
         for op in list(self.ops.values()):
             committed = op.state is OpState.done and op.seq <= epoch.committed_upto
-            if committed and op.descriptor.kind is not Kind.update_membership:
+            if committed and op.kind is not Kind.update_membership:
                 commands += self._end(op, self._result(op, now))  # in the old epoch
         self.epoch, self.min_world = epoch, epoch.min_world
-        self.rank = next(i for i, member in enumerate(epoch.members) if member.mid == self.mid)
+        self._enter_world(epoch)
         self._suspects.clear()
         self._asked = 0
         names = self.member_names
@@ -178,14 +212,23 @@ class Member:
                 commands += self._end(op, self._void_failure(op, voids[op.seq]))
             elif op.seq <= epoch.committed_upto:  # update_membership: admitted with this epoch
                 commands += self._end(op, self._result(op, now))
-            elif self.too_small and op.descriptor.kind is not Kind.update_membership:
+            elif self.too_small and op.kind is not Kind.update_membership:
                 commands += self._end(op, self._small_failure(op))
             else:
                 op.state = OpState.waiting
         self._voids.update({seq: void for seq, void in voids.items() if seq >= self._next_seq})
-        self._give_up(commands)
-        commands.append(EnterEpoch(epoch, self.rank))
+        self._give_up(commands, self._refused())
+        commands.append(EnterEpoch(epoch, self._neighbours))
         return commands
+
+    def _enter_world(self, epoch: m.Epoch) -> None:
+        self._world = World.of(epoch)
+        mids, size = self._world.mids, self.world_size
+        self.rank = mids.index(self.mid)
+        self._neighbours = frozenset((mids[self.rank - 1], mids[(self.rank + 1) % size])) - {self.mid}
+        self._worlds[epoch.epoch] = self._world
+        if len(self._worlds) > _WORLDS_KEPT:
+            del self._worlds[next(iter(self._worlds))]
 
     def commit(self, commit: m.Commit, now: float) -> list[Command]:
         """All ops of the epoch up to commit.upto are committed (R1, R3)."""
@@ -240,7 +283,7 @@ class Member:
         }
 
         def end(op: Op) -> m.Failure:
-            if op.state is OpState.done and op.descriptor.kind is not Kind.update_membership:
+            if op.state is OpState.done and op.kind is not Kind.update_membership:
                 return failure(op.client_id, "OutcomeUnknown", _UNKNOWN, **text)
             return failure(op.client_id, "Evicted", "out of the group; tensors are untouched", **text)
 
@@ -258,7 +301,7 @@ class Member:
         }
 
         def end(op: Op) -> m.Failure:
-            if op.state is OpState.done and op.descriptor.kind is not Kind.update_membership:
+            if op.state is OpState.done and op.kind is not Kind.update_membership:
                 return failure(op.client_id, "OutcomeUnknown", _UNKNOWN, **text)
             return failure(op.client_id, "MasterUnreachable", "lost the master; tensors are untouched", **text)
 
@@ -266,21 +309,26 @@ class Member:
 
     # ---- from the links and the engine ---------------------------------------------------------------
 
-    def links_ready(self, epoch: int) -> list[Command]:
-        """All links that this epoch needs are up: start what waits, in seq order."""
-        if self.over or epoch != self.epoch_number or self._ready:
+    def links_ready(self, epoch: int, up: Collection[int]) -> list[Command]:
+        """The neighbours' links are up, and in all those to *up* (mids): start what waits, in seq order."""
+        if self.over or epoch != self.epoch_number:
+            return []
+        self._up = set(up)
+        if self._ready and not self._held:
             return []
         self._ready = True
-        commands: list[Command] = []
-        for op in list(self.ops.values()):
-            if op.state is OpState.waiting:
-                commands += self._start(op)
-        return commands
+        return self._start_waiting()
 
     def link_lost(self, other: int, reason: str) -> list[Command]:
-        """The link to member *other* broke: what was on it is lost, so the epoch cannot finish its ops."""
+        """The link to member *other* broke: what was on it is lost, so the epoch cannot finish the ops that use it.
+
+        An op that is done here may still have bytes on the way; one that is committed has none.
+        """
         if self.over or self.epoch is None:
             return []
+        self._up.discard(other)
+        if other not in self._neighbours and not any(op.uses(other) for op in self.ops.values()):
+            return self._start_waiting() if self._ready and self._held else []
         self._ready = False
         return [ToMaster(m.LinkDown(self.group, self.mid, self.epoch_number, other, "lost", reason[:4000]))]
 
@@ -291,7 +339,9 @@ class Member:
         self._suspects.add(other)
         return [ToMaster(m.LinkDown(self.group, self.mid, self.epoch_number, other, "unreachable", reason[:4000]))]
 
-    def op_finished(self, engine_id: int, digest: int, bytes_sent: int) -> list[Command]:
+    def op_finished(
+        self, engine_id: int, digest: int, bytes_sent: int, bytes_saved: int = 0, codec_error: float = 0.0
+    ) -> list[Command]:
         """The engine has moved the last byte of an attempt."""
         self._orphans.discard(engine_id)
         op = self._by_engine_id.pop(engine_id, None)
@@ -300,6 +350,7 @@ class Member:
         op.live.discard(engine_id)
         if engine_id == op.engine_id and op.state is OpState.running:
             op.finished, op.digest, op.bytes_sent = True, digest, bytes_sent
+            op.bytes_saved, op.codec_error = bytes_saved, codec_error
         return self._settle(op)
 
     def op_cancelled(self, engine_id: int) -> list[Command]:
@@ -319,22 +370,42 @@ class Member:
     # ---- inside --------------------------------------------------------------------------------------
 
     def _answer(self, op: Op) -> Command:
-        return ToMaster(m.Mismatch(self.group, self.mid, self.epoch_number, op.seq, str(op.descriptor)))
+        call = str(self.meaning(op.call).descriptor)
+        return ToMaster(m.Mismatch(self.group, self.mid, self.epoch_number, op.seq, call))
+
+    def _start_waiting(self) -> list[Command]:
+        self._held = False
+        commands: list[Command] = []
+        for op in list(self.ops.values()):
+            if op.state is OpState.waiting:
+                commands += self._start(op)
+                if self._held:
+                    break
+        return commands
 
     def _start(self, op: Op) -> list[Command]:
-        op.state, op.finished = OpState.running, False
+        meaning = self.meaning(op.call)
+        if meaning.refusal:
+            commands: list[Command] = []
+            self._give_up(commands, {meaning.refusal: [op]})
+            return commands
+        if not meaning.needs <= self._up:
+            self._held = True
+            return [NeedLinks(meaning.needs - self._up)]
+        op.state, op.finished, op.meaning = OpState.running, False, meaning
         op.attempts += 1
-        commands: list[Command] = []
-        if op.descriptor.kind is Kind.update_membership:
+        commands = []
+        if op.kind is Kind.update_membership:
             commands.append(ToMaster(m.UpdateMembership(self.group, self.mid, self.epoch_number, op.seq)))
             op.state = OpState.done  # it has no result of its own to wait for
-            if self.world_size == 1:
-                return commands
+        if op.kind in DATALESS and self.world_size == 1:
+            op.finished = True
+            return commands + self._settle(op)
         op.engine_id = self._next_engine_id
         self._next_engine_id += 1
         op.live.add(op.engine_id)
         self._by_engine_id[op.engine_id] = op
-        commands.append(StartOp(op))
+        commands.append(StartOp(op, meaning))
         return commands
 
     def _settle(self, op: Op) -> list[Command]:
@@ -344,13 +415,16 @@ class Member:
         if op.outcome is not None:
             return self._tell(op)
         if op.state is OpState.running and op.finished:
+            assert op.meaning is not None
             op.state = OpState.done
-            return [ToMaster(m.Done(self.group, self.mid, self.epoch_number, op.seq, op.digest, op.fingerprint))]
+            digest = op.digest if op.kind in SAME_RESULT else 0
+            fingerprint = op.meaning.fingerprint
+            return [ToMaster(m.Done(self.group, self.mid, self.epoch_number, op.seq, digest, fingerprint))]
         return []
 
     def _stop_engine(self, commands: list[Command]) -> None:
         """Cancel every attempt that is under way and let none start."""
-        self._ready = False
+        self._ready = self._held = False
         for op in self.ops.values():
             if op.state is OpState.ended:
                 continue
@@ -358,18 +432,27 @@ class Member:
         commands += [CancelOp(engine_id) for engine_id in sorted(self._orphans)]
         self._orphans.clear()
 
-    def _give_up(self, commands: list[Command]) -> None:
-        seqs = []
+    def _refused(self) -> dict[str, list[Op]]:
+        """Ops that cannot or shall not run in the epoch that begins, by reason."""
+        found: dict[str, list[Op]] = {}
         for op in self.ops.values():
-            if op.state is OpState.waiting and op.descriptor.on_failure == "raise" and not self.too_small:
+            if op.state is OpState.waiting and not self.too_small:
+                raises = op.call.posted.on_failure == "raise"
+                reason = "" if raises else self.meaning(op.call).refusal
+                if raises or reason:
+                    found.setdefault(reason, []).append(op)
+        return found
+
+    def _give_up(self, commands: list[Command], found: dict[str, list[Op]]) -> None:
+        for reason, refused in found.items():
+            for op in refused:
                 op.state = OpState.given_up
-                seqs.append(op.seq)
-        if seqs:
-            commands.append(ToMaster(m.GiveUp(self.group, self.mid, self.epoch_number, seqs)))
+            seqs = [op.seq for op in refused]
+            commands.append(ToMaster(m.GiveUp(self.group, self.mid, self.epoch_number, seqs, reason[:1000])))
 
     def _end(self, op: Op, outcome: m.Result | m.Failure) -> list[Command]:
         """Fix an op's outcome; the client hears of it once the engine has let go of the op's memory."""
-        if op.descriptor.kind is Kind.update_membership:  # its token has no memory: nothing to wait for
+        if op.kind is Kind.update_membership:  # its token has no memory: nothing to wait for
             self._orphans |= op.live
             for engine_id in op.live:
                 self._by_engine_id.pop(engine_id, None)
@@ -403,9 +486,11 @@ class Member:
             contributors=self.member_names,
             digest=op.digest,
             attempts=op.attempts,
-            algorithm="ring" if op.descriptor.kind is Kind.all_reduce else "none",
+            algorithm="none" if op.kind in DATALESS or op.meaning is None else op.meaning.algorithm,
             bytes_sent=op.bytes_sent,
             seconds=now - op.posted_at,
+            bytes_saved=op.bytes_saved,
+            codec_error=op.codec_error,
         )
 
     def _void_failure(self, op: Op, void: m.Void) -> m.Failure:
@@ -415,7 +500,7 @@ class Member:
             void.error,
             void.text,
             who=f"op {op.seq} of group {self.group}",
-            got=f"here {op.descriptor}" if void.calls else "",
+            got=f"here {self.meaning(op.call).descriptor}" if void.calls else "",
             hint=hint,
             calls=dict(void.calls),
         )

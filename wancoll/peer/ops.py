@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from wancoll.collective import Descriptor
+from wancoll.collective import Kind
+from wancoll.peer.calls import Call, Meaning
 from wancoll.wire import messages as m
 
 
@@ -26,8 +27,7 @@ class Op:
     Args:
         seq: its number in program order.
         client_id: the client's own number for it.
-        descriptor: what was called.
-        fingerprint: of the descriptor.
+        call: what was called.
         front: offset of the caller's bytes in the arena.
         back: offset of the result in the arena.
         posted_at: seconds on the shell's clock.
@@ -35,8 +35,7 @@ class Op:
 
     seq: int
     client_id: int
-    descriptor: Descriptor
-    fingerprint: int
+    call: Call
     front: int
     back: int
     posted_at: float
@@ -45,9 +44,22 @@ class Op:
     engine_id: int = 0  # of the current attempt
     live: set[int] = field(default_factory=set)  # attempts whose memory the engine may still touch
     finished: bool = False  # the current attempt came to its end in the engine
+    meaning: Meaning | None = None  # of the call, in the current attempt's epoch
     digest: int = 0
     bytes_sent: int = 0
+    bytes_saved: int = 0
+    codec_error: float = 0.0
     outcome: m.Result | m.Failure | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What was called."""
+        return self.call.posted.kind
+
+    def uses(self, other: int) -> bool:
+        """Whether the current attempt may have bytes on the way to or from member *other*."""
+        under_way = self.state in (OpState.running, OpState.done)
+        return under_way and self.meaning is not None and other in self.meaning.needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +78,17 @@ class ToClient:
 
 @dataclass(frozen=True, slots=True)
 class EnterEpoch:
-    """Bring the links to this epoch: drop those to former members, dial what is missing, then say links_ready."""
+    """Bring the links to this epoch: drop those to former members, dial those to *neighbours*, then say links_ready."""
 
     epoch: m.Epoch
-    rank: int
+    neighbours: frozenset[int]  # mids
+
+
+@dataclass(frozen=True, slots=True)
+class NeedLinks:
+    """See that the links to these members (mids) come up in this epoch, too, then say links_ready."""
+
+    mids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,7 @@ class StartOp:
     """Hand the op to the engine under op.engine_id."""
 
     op: Op
+    meaning: Meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,7 @@ class Over:
     """The member has left the group; no command follows but those that end its ops."""
 
 
-Command = ToMaster | ToClient | EnterEpoch | StartOp | CancelOp | Over
+Command = ToMaster | ToClient | EnterEpoch | NeedLinks | StartOp | CancelOp | Over
 
 
 def failure(

@@ -9,25 +9,24 @@ from typing import Protocol
 import structlog
 import trio
 
-from wancoll.collective import Descriptor, DType, Kind, ReduceOp
-from wancoll.engine import Engine, Prepared
+from wancoll.collective import DATALESS
+from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ProtocolError
 from wancoll.peer import member as core
 from wancoll.peer import ops
 from wancoll.peer.arena import Arena
+from wancoll.peer.calls import Meaning, noise
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.failpoints import Failpoints
 from wancoll.peer.links import LinkHub
 from wancoll.peer.stream import NowaitStream
-from wancoll.schedule.plan import chunk_bounds
-from wancoll.schedule.ring import membership_token, ring_all_reduce
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
 log = structlog.get_logger("wancoll.session")
 
-_SHAPES_KEPT = 256  # descriptors, and schedules ready for the engine
+_SHAPES_KEPT = 256  # schedules ready for the engine
 
 
 class Host(Protocol):
@@ -78,8 +77,7 @@ class Session:
             lambda mid, reason: self.run(self.member.link_lost(mid, reason)),
             lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
         )
-        self._described: dict[tuple[int | str, ...], tuple[Descriptor, int]] = {}  # by the fields of Post
-        self._prepared: dict[int, Prepared] = {}  # by fingerprint
+        self._prepared: dict[Meaning, Prepared] = {}
         self._in_engine: set[int] = set()
         self._room = trio.Event()  # set when an op left; wakes a reader held back by ops_in_flight
         self._idle = trio.Event()
@@ -136,30 +134,23 @@ class Session:
         return True
 
     def _post(self, post: m.Post) -> None:
-        descriptor, fingerprint = self._describe(post)
-        for region in (post.front, post.back):
-            if not self.arena.holds(region, descriptor.nbytes):
+        call = self.member.call(post)
+        self._check_regions(post, self.member.meaning(call))  # later epochs' are parts of these
+        self._hit("on_post")
+        self.run(self.member.post(post, call, trio.current_time()))
+
+    def _check_regions(self, post: m.Post, meaning: Meaning) -> None:
+        for region, nbytes in ((post.front, meaning.front_bytes), (post.back, meaning.back_bytes)):
+            if nbytes and not self.arena.holds(region, nbytes):
                 raise ProtocolError(
                     "an operation's region lies outside the arena",
-                    who=f"{self.member.name}, {descriptor}",
+                    who=f"{self.member.name}, {meaning.descriptor}",
                     expected=f"within {self.arena.nbytes} bytes",
-                    got=f"{descriptor.nbytes} bytes at {region}",
+                    got=f"{nbytes} bytes at {region}",
                 )
-        if post.front < post.back + descriptor.nbytes and post.back < post.front + descriptor.nbytes:
-            raise ProtocolError("front and back overlap", who=f"{self.member.name}, {descriptor}")
-        self._hit("on_post")
-        self.run(self.member.post(post, descriptor, fingerprint, trio.current_time()))
-
-    def _describe(self, post: m.Post) -> tuple[Descriptor, int]:
-        """What is called, and its fingerprint; kept, since training repeats its calls."""
-        key = (post.kind, post.dtype, post.op, post.count, post.codec, post.algorithm, post.on_failure)
-        known = self._described.get(key)
-        if known is None:
-            descriptor = Descriptor(Kind(post.kind), DType(post.dtype), ReduceOp(post.op), *key[3:])
-            if len(self._described) >= _SHAPES_KEPT:
-                self._described.pop(next(iter(self._described)))
-            known = self._described[key] = descriptor, descriptor.fingerprint()
-        return known
+        apart = post.front >= post.back + meaning.back_bytes or post.back >= post.front + meaning.front_bytes
+        if meaning.front_bytes and meaning.back_bytes and not apart:
+            raise ProtocolError("front and back overlap", who=f"{self.member.name}, {meaning.descriptor}")
 
     def tell(self, message: m.FromDaemon) -> None:
         """Send to the client; one that does not read is cut off."""
@@ -179,19 +170,21 @@ class Session:
                     self._to_master(message)
                 case ops.ToClient(message):
                     self._to_client(message)
-                case ops.StartOp(op):
-                    self._start(op)
+                case ops.StartOp(op, meaning):
+                    self._start(op, meaning)
                 case ops.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
-                case ops.EnterEpoch(epoch, rank):
+                case ops.EnterEpoch(epoch, neighbours):
                     self._hit("on_epoch")
-                    self.links.enter(epoch, self._neighbours(epoch, rank))
+                    self.links.enter(epoch, neighbours)
+                case ops.NeedLinks(mids):
+                    self.links.need(mids)
                 case ops.Over():
                     self.links.close()
 
-    def _links_ready(self, epoch: int) -> None:
+    def _links_ready(self, epoch: int, up: set[int]) -> None:
         self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
-        self.run(self.member.links_ready(epoch))
+        self.run(self.member.links_ready(epoch, up))
 
     def _to_master(self, message: m.FromPeer) -> None:
         if isinstance(message, m.Done):
@@ -210,57 +203,54 @@ class Session:
             self.tell(message)
         self._room.set()
 
-    def _neighbours(self, epoch: m.Epoch, rank: int) -> set[int]:
-        world = len(epoch.members)
-        return {epoch.members[line.peer].mid for line in ring_all_reduce(rank, world)}
-
-    def _start(self, op: ops.Op) -> None:
+    def _start(self, op: ops.Op, meaning: Meaning) -> None:
         self._in_engine.add(op.engine_id)
         self._daemon.started(op.engine_id, self)
         base = self.arena.address
         self._daemon.engine.post(
-            self._prepare(op.descriptor, op.fingerprint),
+            self._prepare(meaning),
             op.engine_id,
             self.member.epoch_number,
             op.seq,
-            op.fingerprint,
+            meaning.fingerprint,
             base + op.front,
             base + op.back,
+            noise(meaning.descriptor, op.seq, self.member.mid),
         )
         if self._daemon.failpoints.armed:
             self._daemon.watch_first_bytes(self.links.engine_ids().values())
 
-    def _prepare(self, descriptor: Descriptor, fingerprint: int) -> Prepared:
+    def _prepare(self, meaning: Meaning) -> Prepared:
         """The op's schedule in the engine's terms; kept, since training repeats its shapes."""
-        ready = self._prepared.get(fingerprint)
+        ready = self._prepared.get(meaning)
         if ready is None:
-            member = self.member
-            assert member.epoch is not None
-            data = descriptor.kind is Kind.all_reduce
-            make = ring_all_reduce if data else membership_token
+            assert self.member.epoch is not None
+            plan, call = self.member.epoch.plan, meaning.descriptor
             if len(self._prepared) >= _SHAPES_KEPT:
                 self._prepared.pop(next(iter(self._prepared)))
-            ready = self._prepared[fingerprint] = self._daemon.engine.prepare(
-                make(member.rank, member.world_size),
+            ready = self._prepared[meaning] = self._daemon.engine.prepare(
+                meaning.schedule,
                 self.links.engine_ids(),
-                chunk_bounds(descriptor.count, member.world_size),
-                dtype=descriptor.dtype,
-                op=descriptor.op,
-                count=descriptor.count,
-                world_size=member.world_size,
-                lanes=member.epoch.lanes,
-                stripe=member.epoch.stripe,
-                turns=member.epoch.turns,
-                digest=data,
+                dtype=call.dtype,
+                op=call.op,
+                front_bytes=meaning.front_bytes,
+                back_bytes=meaning.back_bytes,
+                world_size=self.member.world_size,
+                lanes=plan.lanes,
+                stripe=plan.stripe,
+                turns=plan.turns,
+                digest=call.kind not in DATALESS,
+                codec=call.codec,
+                stochastic=call.rounding == "stochastic",
             )
         return ready
 
     # ---- events from the engine ----------------------------------------------------------------------
 
-    def op_finished(self, engine_id: int, digest: int, bytes_sent: int) -> None:
+    def op_finished(self, done: Done) -> None:
         """The engine's Done."""
-        self._released(engine_id)
-        self.run(self.member.op_finished(engine_id, digest, bytes_sent))
+        self._released(done.op)
+        self.run(self.member.op_finished(done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error))
 
     def op_cancelled(self, engine_id: int) -> None:
         """The engine's Cancelled."""

@@ -1,0 +1,123 @@
+"""What a call means in an epoch that its caller did not know yet: roots, counts and blocks by member, not by rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.errors import ProtocolError
+from wancoll.peer.calls import World, noise, posted, resolve
+from wancoll.schedule.choose import make
+from wancoll.wire import messages as m
+
+FLOATS = 4  # bytes of a float32
+
+
+def world(*mids: int, sites: tuple[str, ...] = ()) -> World:
+    return World(mids, tuple(f"m{mid}" for mid in mids), sites or ("",) * len(mids))
+
+
+def plan(choices: dict[str, list[tuple[int, str]]] | None = None, avoid: tuple[tuple[int, int], ...] = ()) -> m.Plan:
+    return m.Plan(1, 1, True, choices or {}, list(avoid), 0, "")
+
+
+KNEW = world(10, 11, 12, 13)
+
+
+@pytest.mark.parametrize("kind", [Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter])
+def test_a_root_stays_the_member_that_it_was(kind: Kind) -> None:
+    call = Descriptor(kind, count=5, root=2)
+    same = resolve(call, KNEW, KNEW, 0, plan())
+    assert (same.descriptor, same.refusal) == (call, "")
+    reordered = resolve(call, KNEW, world(12, 10, 13), 0, plan())
+    assert reordered.descriptor.root == 0
+    assert reordered.fingerprint != same.fingerprint
+    assert reordered.fingerprint == Descriptor(kind, count=5, root=0).fingerprint()
+
+
+def test_a_lost_root_is_named() -> None:
+    meaning = resolve(Descriptor(Kind.broadcast, count=5, root=2), KNEW, world(10, 11, 13), 0, plan())
+    assert meaning.refusal == "the root of broadcast, m12, was lost"
+    assert (meaning.front_bytes, meaning.back_bytes, meaning.needs) == (0, 0, frozenset())
+
+
+def test_counts_follow_their_members() -> None:
+    call = Descriptor(Kind.all_gather, counts=(1, 2, 3, 4))
+    meaning = resolve(call, KNEW, world(13, 11), 1, plan())
+    assert meaning.descriptor.counts == (4, 2)
+    assert (meaning.front_bytes, meaning.back_bytes) == (2 * FLOATS, 6 * FLOATS)
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 3, 4), ()])
+def test_lost_ranks_blocks_stay_in_front_and_are_left_out(counts: tuple[int, ...]) -> None:
+    call = Descriptor(Kind.reduce_scatter, DType.int64, ReduceOp.sum, 0 if counts else 3, counts)
+    meaning = resolve(call, KNEW, world(10, 12, 13), 1, plan())
+    own, starts, end = (3, [0, 3, 6], 10) if counts else (3, [0, 6, 9], 12)
+    assert meaning.descriptor.block_counts(3) == ((1, 3, 4) if counts else (3, 3, 3))
+    assert (meaning.front_bytes, meaning.back_bytes) == (8 * end, 8 * own)
+    assert meaning.schedule == make(meaning.descriptor, "ring", 1, 3, blocks=starts)
+    assert meaning.schedule != make(meaning.descriptor, "ring", 1, 3)
+
+
+def test_a_lost_last_block_is_not_read_any_more() -> None:
+    meaning = resolve(Descriptor(Kind.all_to_all, count=2), KNEW, world(10, 11, 12), 0, plan())
+    assert (meaning.front_bytes, meaning.back_bytes) == (6 * FLOATS, 6 * FLOATS)
+
+
+@pytest.mark.parametrize(
+    "call", [Descriptor(Kind.all_gather, counts=(1, 2, 3, 4)), Descriptor(Kind.all_to_all, count=1)]
+)
+def test_a_member_that_the_caller_did_not_know_ends_calls_with_blocks_for_each(call: Descriptor) -> None:
+    assert "m14 joined" in resolve(call, KNEW, world(10, 11, 12, 13, 14), 0, plan()).refusal
+
+
+def test_the_plan_chooses_and_links_to_avoid_are_avoided() -> None:
+    call = Descriptor(Kind.all_reduce, count=8)
+    choices = {"all_reduce": [(64, "direct"), (0, "ring")]}
+    small = resolve(call, KNEW, KNEW, 0, plan(choices))
+    assert (small.algorithm, small.needs) == ("direct", {11, 12, 13})
+    assert resolve(Descriptor(Kind.all_reduce, count=17), KNEW, KNEW, 0, plan(choices)).algorithm == "ring"
+    around = resolve(call, KNEW, KNEW, 0, plan(choices, avoid=((11, 13), (1, 2))))
+    assert (around.algorithm, around.needs) == ("ring", {11, 13})
+
+
+def test_without_a_route_the_pair_is_named() -> None:
+    call = Descriptor(Kind.gather, count=8, root=0)
+    meaning = resolve(call, KNEW, KNEW, 3, plan(avoid=((10, 12),)))
+    assert meaning.refusal == "direct needs a link between m10 and m12, who cannot reach each other"
+    assert resolve(call, KNEW, KNEW, 3, plan(avoid=((11, 13),))).refusal == ""
+
+
+def post(**fields: object) -> m.Post:
+    return m.Post(**{"id": 1, "kind": 0, "dtype": 0, "op": 0, "count": 4, "front": 0, "back": 64, "epoch": 1, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "knew", "says"),
+    [
+        ({"epoch": 7}, None, "got epoch 7"),
+        ({"kind": 4, "root": 4}, KNEW, "a root from 0 to 3; got 4"),
+        ({"kind": 4}, KNEW, "a root from 0 to 3; got -1"),
+        ({"kind": 3, "counts": [1, 2, 3]}, KNEW, "4 counts"),
+        ({"kind": 8, "counts": [1, 2, 3, 4]}, KNEW, "of all_gather or reduce_scatter; got 4 for all_to_all"),
+        ({"algorithm": "magic"}, KNEW, "ring"),
+        ({"on_failure": "panic"}, KNEW, "retry or raise"),
+    ],
+)
+def test_posts_that_cannot_be_are_refused(fields: dict[str, object], knew: World | None, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        posted(post(**fields), knew, "m10")
+
+
+def test_fields_that_a_kind_has_not_do_not_tell_calls_apart() -> None:
+    one = posted(post(kind=Kind.all_gather, op=0, root=0), KNEW, "m10")
+    other = posted(post(kind=Kind.all_gather, op=3), KNEW, "m10")
+    assert one.posted == other.posted
+
+
+def test_noise_is_of_the_seed_the_op_and_the_member_only() -> None:
+    call = Descriptor(Kind.all_reduce, count=8, rounding="stochastic", seed=3)
+    shared, own = noise(call, 5, 10)
+    assert noise(call, 5, 11)[0] == shared
+    assert len({shared, own, noise(call, 5, 11)[1], *noise(call, 6, 10)}) == 5
+    assert noise(Descriptor(Kind.all_reduce, count=8, seed=3), 5, 10) == (0, 0)

@@ -1,0 +1,180 @@
+"""What a client called, kept in terms that outlive epochs, and what it means in one of them. Pure.
+
+A client names ranks as it knows them when it calls; the members may be others by the time the call runs, or runs again.
+A root stays the member that it was. Blocks of lost ranks stay where they are in front and are left out of the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from itertools import accumulate
+
+from wancoll.collective import REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
+from wancoll.errors import ProtocolError
+from wancoll.schedule import choose
+from wancoll.schedule.plan import Schedule
+from wancoll.wire import messages as m
+
+UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
+NOTHING = Schedule(())
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """An epoch's members in rank order, as far as calls speak of them."""
+
+    mids: tuple[int, ...]
+    names: tuple[str, ...]
+    sites: tuple[str, ...]
+
+    @classmethod
+    def of(cls, epoch: m.Epoch) -> World:
+        """That of *epoch*."""
+        members = epoch.members
+        return cls(
+            tuple(one.mid for one in members), tuple(one.name for one in members), tuple(one.site for one in members)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meaning:
+    """A call in the terms of one epoch.
+
+    Args:
+        descriptor: with root and counts by the epoch's ranks.
+        fingerprint: of the descriptor.
+        front_bytes: of the caller's memory that this member reads.
+        back_bytes: of the result.
+        algorithm: the schedule's name.
+        schedule: this member's.
+        needs: mids of the members with which it exchanges bytes.
+        refusal: why it cannot run in this epoch, "" if it can.
+    """
+
+    descriptor: Descriptor
+    fingerprint: int
+    front_bytes: int
+    back_bytes: int
+    algorithm: str = "none"
+    schedule: Schedule = NOTHING
+    needs: frozenset[int] = frozenset()
+    refusal: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A client's call, in its own words.
+
+    Args:
+        posted: descriptor in the terms of *world*.
+        world: the members that the client knew.
+    """
+
+    posted: Descriptor
+    world: World
+    epoch: int = 0  # of *meaning*
+    meaning: Meaning | None = None
+
+    def in_epoch(self, epoch: m.Epoch, world: World, rank: int) -> Meaning:
+        """What it means in *epoch*; found once."""
+        if self.meaning is None or self.epoch != epoch.epoch:
+            self.epoch, self.meaning = epoch.epoch, resolve(self.posted, self.world, world, rank, epoch.plan)
+        return self.meaning
+
+
+def posted(post: m.Post, world: World | None, who: str) -> Call:
+    """The call that *post* makes, by a client that knew *world*.
+
+    Raises:
+        ProtocolError: fields that do not fit together.
+    """
+    kind = Kind(post.kind)
+    size = len(world.mids) if world is not None else 0
+    expected = ""
+    if world is None:
+        expected, got = "an epoch that this member has told its client lately", f"epoch {post.epoch}"
+    elif kind in ROOTED and not 0 <= post.root < size:
+        expected, got = f"a root from 0 to {size - 1}", str(post.root)
+    elif post.counts and (kind not in UNEVEN or len(post.counts) != size):
+        expected, got = f"{size} counts, of all_gather or reduce_scatter", f"{len(post.counts)} for {kind.name}"
+    elif kind in choose.ALGORITHMS and post.algorithm not in ("auto", *choose.ALGORITHMS[kind]):
+        expected, got = ", ".join(("auto", *choose.ALGORITHMS[kind])), post.algorithm
+    elif post.on_failure not in ("retry", "raise"):
+        expected, got = "on_failure retry or raise", post.on_failure
+    if expected or world is None:
+        raise ProtocolError("posted a call that cannot be", who=who, expected=expected, got=got)
+    descriptor = Descriptor(
+        kind,
+        DType(post.dtype),
+        ReduceOp(post.op) if kind in REDUCING else ReduceOp.sum,
+        post.count,
+        tuple(post.counts),
+        post.root if kind in ROOTED else -1,
+        Codec(post.codec),
+        post.algorithm,
+        post.on_failure,
+        "stochastic" if post.stochastic else "nearest",
+        post.seed,
+    )
+    return Call(descriptor, world)
+
+
+def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan) -> Meaning:
+    """What *call* means in an epoch.
+
+    Args:
+        call: in the terms of *knew*.
+        knew: the members that its caller knew.
+        world: the epoch's members.
+        rank: this member's, in *world*.
+        plan: the epoch's.
+    """
+    size = len(world.mids)
+    known = {mid: i for i, mid in enumerate(knew.mids)}
+    place = [known.get(mid, -1) for mid in world.mids]  # of each rank, in the caller's order
+    by_rank = bool(call.counts) or call.kind in choose.BLOCKS_IN_FRONT
+    descriptor, root = call, -1
+    if call.kind in ROOTED:
+        mid = knew.mids[call.root]
+        root = world.mids.index(mid) if mid in world.mids else -1
+    if by_rank and -1 in place:
+        newcomer = world.names[place.index(-1)]
+        refusal = f"{newcomer} joined the group after {call.kind.name} was called"
+        return Meaning(call, call.fingerprint(), 0, 0, refusal=refusal)
+    if root != call.root or call.counts:
+        counts = tuple(call.counts[i] for i in place) if call.counts else ()
+        descriptor = dataclasses.replace(call, root=root, counts=counts)
+    fingerprint = descriptor.fingerprint()
+    if call.kind in ROOTED and root < 0:
+        refusal = f"the root of {call.kind.name}, {knew.names[call.root]}, was lost"
+        return Meaning(descriptor, fingerprint, 0, 0, refusal=refusal)
+    blocks: tuple[int, ...] = ()
+    if call.kind in choose.BLOCKS_IN_FRONT:
+        starts = list(accumulate(call.block_counts(len(knew.mids)), initial=0))
+        blocks = tuple(starts[i] for i in place)
+    front_bytes, back_bytes = choose.sizes(descriptor, rank, size, blocks)
+    ranks = {mid: i for i, mid in enumerate(world.mids)}
+    avoid = {(ranks[a], ranks[b]) for a, b in plan.avoid if a in ranks and b in ranks}
+    try:
+        algorithm = choose.choose(descriptor, size, plan.choices, avoid=avoid, sites=world.sites)
+    except choose.NoRoute as bad:
+        one, other = (world.names[rank] for rank in bad.pair)
+        refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"
+        return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
+    schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites)
+    needs = frozenset(world.mids[other] for other in choose.links(schedule))
+    return Meaning(descriptor, fingerprint, front_bytes, back_bytes, algorithm, schedule, needs)
+
+
+def noise(call: Descriptor, seq: int, mid: int) -> tuple[int, int]:
+    """Keys of the generator that rounds: one that all members share, one of this member's own. Not of the attempt."""
+    if call.rounding != "stochastic":
+        return 0, 0
+    return _key(call.seed, seq), _key(call.seed, seq, mid)
+
+
+def _key(*numbers: int) -> int:
+    data = b"".join(number.to_bytes(8, "little") for number in numbers)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
