@@ -281,6 +281,33 @@ def test_the_model_counts_what_the_schedules_do(kind: str, name: str, world: int
         assert slope == pytest.approx(busiest, rel=0.01)
 
 
+@pytest.mark.parametrize("members", [(4, 4), (4, 2), (3, 3, 3), (1, 4), (2, 4, 6)])
+def test_the_model_counts_what_the_hierarchical_schedules_do(members: tuple[int, ...]) -> None:
+    labels = [f"site{number}" for number, size in enumerate(members) for _ in range(size)]
+    world, whole = len(labels), 12 * 8192 * 4
+    descriptor = Descriptor(Kind.all_reduce, count=12 * 8192)
+    ranks = [make(descriptor, "hierarchical", rank, world, sites=labels) for rank in range(world)]
+    free, hop, byte = LinkCost(0.0, 0.0), LinkCost(1.0, 0.0), LinkCost(0.0, 1.0)
+
+    def time(nbytes: int, inside: LinkCost, between: LinkCost) -> float:
+        return predicted("hierarchical", "all_reduce", nbytes, world, between, sites=Sites(members, inside))
+
+    def busiest(inside: bool) -> int:
+        return max(
+            sum(
+                step.length
+                for step in schedule.steps
+                if step.direction is Direction.send and (labels[step.peer] == labels[rank]) is inside
+            )
+            for rank, schedule in enumerate(ranks)
+        )
+
+    assert longest_way(ranks) == time(0, hop, hop) == 4
+    assert (time(0, hop, free), time(0, free, hop)) == (2, 2)
+    assert busiest(inside=False) == pytest.approx(time(whole, free, byte), rel=0.01)
+    assert busiest(inside=True) == pytest.approx(time(whole, byte, free), rel=0.01)
+
+
 # ---- the choice ----------------------------------------------------------------------------------------
 
 

@@ -280,7 +280,7 @@ def _hierarchical(nbytes: float, world_size: int, cost: LinkCost, sites: Sites |
     scatter = predicted("direct", "reduce_scatter", nbytes, largest, inside)
     gather = predicted("direct", "all_gather", nbytes, largest, inside)
     part = nbytes / smallest  # where the site has fewest uplinks
-    return scatter + min(predicted(name, "all_reduce", part, count, cost) for name in ("ring", "direct")) + gather
+    return scatter + predicted("direct", "all_reduce", part, count, cost) + gather
 
 
 # ---- the choice ----------------------------------------------------------------------------------------
