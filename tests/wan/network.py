@@ -1,4 +1,4 @@
-"""A wide area network on one machine: namespaces joined by the delay line (delayline.c)."""
+"""A wide area network on one machine: namespaces joined by the delay line (delayline/)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 Host = int | Literal["master"]  # the index of a peer, or the master's host
 
 DEVICE = "wan0"  # of each host
-SOURCE = FilePath(__file__).with_name("delayline.c")
+SOURCES = FilePath(__file__).with_name("delayline")
 BUILD = FilePath(__file__).parents[2] / "build" / "wan"
 MAX_HOSTS = 64
 LEAST_QUEUE = 256 << 10  # bytes: some super-packets
@@ -342,8 +342,8 @@ class Wan:
         return queue
 
     def _start(self, devices: list[int], seed: int, quantum: float, memory: int) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(ANSWER_TIMEOUT)
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.settimeout(ANSWER_TIMEOUT)
         pairs = [f"{device}:{made}" for device, made in zip(devices, self._namespaces, strict=True)]
         numbers = [theirs.fileno(), seed, math.floor(quantum * 1e9), memory]
         with theirs:
@@ -352,6 +352,7 @@ class Wan:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), *devices, *self._namespaces],
             )
+        self._control = control
 
     def _ask(self, command: str) -> None:
         answer = self._exchange(command)
@@ -378,7 +379,10 @@ def delay_line() -> str:
     Raises:
         OSError: there is no compiler.
     """
-    name = "delayline-" + hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for file in sorted(SOURCES.iterdir()):
+        digest.update(file.read_bytes())
+    name = f"delayline-{digest.hexdigest()[:16]}"
     binary = BUILD / name
     if not binary.exists():
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc") or "cc"
@@ -386,7 +390,7 @@ def delay_line() -> str:
         with tempfile.TemporaryDirectory(dir=BUILD) as folder:
             made = FilePath(folder) / name
             flags = ["-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]
-            subprocess.run([compiler, *flags, "-o", str(made), str(SOURCE)], check=True)
+            subprocess.run([compiler, *flags, "-o", str(made), *map(str, sorted(SOURCES.glob("*.c")))], check=True)
             made.rename(binary)
     return str(binary)
 
