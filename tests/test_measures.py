@@ -55,7 +55,7 @@ def test_tcp_info_of_a_real_connection():
     assert 0 < after.rtt < 10
     assert after.delivery_rate > 0
     assert after.segments - before.segments >= nbytes / 65536
-    assert after.retransmitted == 0
+    assert 0 <= after.retransmitted < 10  # a probe for a lost tail may be sent needlessly
     assert after.busy < 10
 
 
