@@ -341,7 +341,16 @@ def test_frames_as_the_header_says(neighbour: Neighbour) -> None:
     while offset < len(data):
         head = neighbour.read(48)
         magic, version, flags, number, epoch, seq, fingerprint, at, length, checksum = HEADER.unpack(head)
-        assert (magic, version, flags, number, epoch, seq, fingerprint, at) == (MAGIC, 1, 1, 0, 5, 1, FINGERPRINT, offset)
+        assert (magic, version, flags, number, epoch, seq, fingerprint, at) == (
+            MAGIC,
+            1,
+            1,
+            0,
+            5,
+            1,
+            FINGERPRINT,
+            offset,
+        )
         assert 0 < length <= 64 * KIB
         payload = neighbour.read(length)
         assert payload == data[at : at + length]

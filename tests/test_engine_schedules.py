@@ -45,9 +45,7 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
         schedules, fronts, call.dtype, call.op, codec=call.codec, back_bytes=[back for _, back in wanted], noise=noise
     )
     for rank in range(world):
-        mesh.run(
-            rank, mesh.seq, call, algorithm, fronts[rank], backs[rank], sites=sites_of(world), noise=keys[rank]
-        )
+        mesh.run(rank, mesh.seq, call, algorithm, fronts[rank], backs[rank], sites=sites_of(world), noise=keys[rank])
     done = [wait_for(engine, Done) for engine in mesh.engines]
     for rank in range(world):
         assert same(backs[rank], expected[rank]), (str(call), algorithm, rank)

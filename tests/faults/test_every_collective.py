@@ -1,0 +1,232 @@
+"""The promise under failure, for every collective and algorithm: killed in mid-op, before Done, between Done and Commit.
+
+Member i contributes 10**i, and its block for rank j has j / 4 on top, so a result names who is in it and whose it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from support import (
+    PEERS,
+    Background,
+    Outcome,
+    attempt,
+    close_all,
+    in_threads,
+    is_stopped,
+    join,
+    killed_by_failpoint,
+    reduce_all,
+    total,
+    wait_until,
+)
+
+from wancoll.chaos import Cluster
+from wancoll.collective import Kind
+from wancoll.errors import OperationAborted, PeerDaemonLost
+from wancoll.schedule.choose import ALGORITHMS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+PAIRS = [
+    (kind.name, algorithm)
+    for kind, algorithms in ALGORITHMS.items()
+    for algorithm in algorithms
+    if kind is not Kind.update_membership
+]
+WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
+BIG = 400_000  # elements of a block: an op that has a middle
+
+
+@dataclass
+class Member:
+    """One member's part in a call: what it gives, the call, and what it must have got."""
+
+    comm: Any
+    index: int  # of its name, m{index}
+    give: Array | None
+    call: Callable[[], Any]
+    expected: Callable[[Sequence[str]], Array | None]
+
+    def run(self) -> Outcome:
+        return attempt(self.call)
+
+
+def member(kind: str, algorithm: str, comm: Any, index: int, root: int, count: int) -> Member:
+    """root: the member's index; its rank is asked of the communicator."""
+    rank = comm.rank
+    root_rank = comm.members.index(f"m{root}")
+    mine = np.float32(10**index)
+    flat = np.full(count, mine, np.float32)
+    blocks = np.stack([flat + np.float32(j / 4) for j in range(PEERS)])
+    options = {} if kind == "barrier" else {"algorithm": algorithm}
+    nothing = np.zeros(count, np.float32)
+
+    def numbers(contributors: Sequence[str]) -> list[int]:
+        return [int(name.removeprefix("m")) for name in contributors]
+
+    def rows(values: Sequence[float]) -> Array:
+        return np.stack([np.full(count, value, np.float32) for value in values])
+
+    match kind:
+        case "all_reduce":
+            return Member(
+                comm,
+                index,
+                flat,
+                lambda: comm.all_reduce(flat, out=nothing, **options),
+                lambda who: np.full(count, total(who), np.float32),
+            )
+        case "reduce_scatter":
+            return Member(
+                comm,
+                index,
+                blocks,
+                lambda: comm.reduce_scatter(blocks, **options),
+                lambda who: np.full(count, total(who) + len(who) * rank / 4, np.float32),
+            )
+        case "all_gather":
+            return Member(
+                comm,
+                index,
+                flat,
+                lambda: comm.all_gather(flat, **options),
+                lambda who: rows([10**i for i in numbers(who)]),
+            )
+        case "broadcast":
+            x = flat if index == root else nothing
+            return Member(
+                comm,
+                index,
+                x if index == root else None,
+                lambda: comm.broadcast(x, root=root_rank, **options),
+                lambda who: np.full(count, 10**root, np.float32),
+            )
+        case "reduce":
+            return Member(
+                comm,
+                index,
+                flat,
+                lambda: comm.reduce(flat, root=root_rank, **options),
+                lambda who: np.full(count, total(who), np.float32) if index == root else None,
+            )
+        case "gather":
+            return Member(
+                comm,
+                index,
+                flat,
+                lambda: comm.gather(flat, root=root_rank, **options),
+                lambda who: rows([10**i for i in numbers(who)]) if index == root else None,
+            )
+        case "scatter":
+            x = blocks if index == root else None
+            return Member(
+                comm,
+                index,
+                x,
+                lambda: comm.scatter(x, out=nothing, root=root_rank, **options),
+                lambda who: np.full(count, 10**root + rank / 4, np.float32),
+            )
+        case "all_to_all":
+            return Member(
+                comm,
+                index,
+                blocks,
+                lambda: comm.all_to_all(blocks, out=np.zeros_like(blocks), **options),
+                lambda who: rows([10**i + rank / 4 for i in numbers(who)]),
+            )
+        case "barrier":
+            return Member(comm, index, None, comm.barrier, lambda who: None)
+    raise AssertionError(kind)
+
+
+def check(members: Sequence[Member], outcomes: Sequence[Outcome], gave: Sequence[Array | None]) -> tuple[str, ...]:
+    """These members committed one contributor set, each has what it must have, and what it gave is untouched."""
+    sets = set()
+    for one, outcome, before in zip(members, outcomes, gave, strict=True):
+        assert outcome.error is None, f"m{one.index}: {outcome.error!r} {outcome.error}"
+        receipt = outcome.receipt
+        assert receipt is not None
+        sets.add((receipt.op_id, receipt.epoch, receipt.contributors))
+        want = one.expected(receipt.contributors)
+        if want is None:
+            assert receipt.out is None
+        else:
+            assert receipt.out.shape == want.shape, (one.index, receipt.contributors)
+            assert (receipt.out == want).all(), (one.index, receipt.contributors, np.unique(receipt.out)[:8])
+        if before is not None and one.give is not receipt.out:
+            assert (one.give == before).all()
+    assert len(sets) == 1, sets
+    return next(iter(sets))[2]
+
+
+def kill(cluster: Cluster, kind: str, algorithm: str, moment: str, victim: int, root: int, count: int) -> None:
+    comms = join(cluster, range(PEERS))
+    warm = [member(kind, algorithm, comm, k, root, 10) for k, comm in enumerate(comms)]
+    check(warm, in_threads(lambda k: warm[k].run(), PEERS), [None] * PEERS)
+    members = [member(kind, algorithm, comm, k, root, count) for k, comm in enumerate(comms)]
+    gave = [None if one.give is None else one.give.copy() for one in members]
+    survivors = [k for k in range(PEERS) if k != victim]
+    if moment == "late":  # the victim stops after its last byte; the others are finished and not told
+        cluster.failpoint(victim, "before_done", "pause")
+        running = Background(lambda k: members[k].run(), PEERS)
+        wait_until(lambda: is_stopped(cluster.pid(victim)), 10, "the victim reaches before_done")
+        assert not any(running.finished)
+        cluster.kill(victim)
+        outcomes = running.results()
+    else:
+        cluster.failpoint(victim, moment, "kill")
+        outcomes = in_threads(lambda k: members[k].run(), PEERS)
+        killed_by_failpoint(cluster, victim)
+    lost = outcomes[victim]
+    assert isinstance(lost.error, PeerDaemonLost), repr(lost.error)
+    if gave[victim] is not None:
+        assert (members[victim].give == gave[victim]).all()
+    alive = [members[k] for k in survivors]
+    if victim == root and any(outcomes[k].error is not None for k in survivors):
+        for k in survivors:
+            error = outcomes[k].error
+            assert isinstance(error, OperationAborted), (k, repr(error))
+            assert f"m{root}" in str(error)
+            assert gave[k] is None or (members[k].give == gave[k]).all()
+    else:
+        agreed = check(alive, [outcomes[k] for k in survivors], [gave[k] for k in survivors])
+        assert set(agreed) >= {f"m{k}" for k in survivors}
+        if moment in ("late", "before_done", "mid_op", "on_post"):
+            assert f"m{victim}" not in agreed
+            assert all(outcomes[k].receipt.attempts == 2 for k in survivors)
+    reduce_all([comms[k] for k in survivors], survivors)
+    close_all(comms)
+
+
+@pytest.mark.parametrize(("kind", "algorithm"), PAIRS)
+def test_late_abort(cluster: Cluster, rng: random.Random, kind: str, algorithm: str) -> None:
+    victim, root = rng.sample(range(PEERS), 2)
+    kill(cluster, kind, algorithm, "late", victim, root, 5000)
+
+
+@pytest.mark.parametrize("kind", WITH_ROOT)
+def test_a_lost_root_ends_the_call_for_all(cluster: Cluster, rng: random.Random, kind: str) -> None:
+    root = rng.randrange(PEERS)
+    kill(cluster, kind, "auto", "late", root, root, 5000)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("moment", ["late", "on_post", "mid_op", "before_done", "after_done"])
+@pytest.mark.parametrize(("kind", "algorithm"), PAIRS)
+def test_kills_many_times(cluster: Cluster, rng: random.Random, kind: str, algorithm: str, moment: str) -> None:
+    if kind == "barrier" and moment == "mid_op":
+        pytest.skip("a barrier has no middle")
+    for _ in range(5):
+        victim, root = rng.randrange(PEERS), rng.randrange(PEERS)
+        count = BIG if moment == "mid_op" else rng.choice([1, 1000, BIG])
+        if kind in WITH_ROOT and moment == "mid_op":  # the victim must receive something
+            root = rng.choice([k for k in range(PEERS) if (k == victim) == (kind in ("reduce", "gather"))])
+        kill(cluster, kind, algorithm, moment, victim, root, count)
+        cluster.restart_peer(victim)
