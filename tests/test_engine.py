@@ -12,10 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from engines import (
     DEADLINE,
     FINGERPRINT,
@@ -29,6 +25,10 @@ from engines import (
     wait_for,
     wait_until,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, crc32c, hash64, kernel_name
 from wancoll.errors import ConfigError
 from wancoll.schedule import reference
