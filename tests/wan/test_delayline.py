@@ -129,6 +129,11 @@ def one_way(sender: socket.socket, receiver: socket.socket, count: int = 10) -> 
     return times
 
 
+def pace(got: list[tuple[int, float, float]]) -> float:
+    """Seconds from one arrival to the next: the slope, so that single late ones do not matter."""
+    return statistics.linear_regression(range(len(got)), [when for _, _, when in got]).slope
+
+
 # ---- delay -------------------------------------------------------------------------------------------------
 
 
@@ -189,8 +194,7 @@ def test_a_rate_is_kept(where: str) -> None:
         with flooding(a, b, count, size):
             got = arrivals(b)
     assert [number for number, _, _ in got] == list(range(count))
-    seconds = got[-1][2] - got[0][2]
-    assert (count - 1) * size * 8 / seconds == pytest.approx(rate, rel=0.02)
+    assert size * 8 / pace(got) == pytest.approx(rate, rel=0.02)
 
 
 def test_a_queue_is_finite_and_what_waits_in_it_waits_as_long_as_it_is() -> None:
@@ -208,15 +212,15 @@ def test_a_queue_is_finite_and_what_waits_in_it_waits_as_long_as_it_is() -> None
 
 
 def test_a_downlink_is_shared_by_those_who_send_to_it() -> None:
-    rate, size, count = 16e6, 1000, 200
+    rate, size, count = 16e6, 1000, 400
     with Wan(3, ports={2: {"down": rate, "down_queue": 150_000}}) as wan, udp(wan, 0, 1, 2) as (a, b, c):
         with flooding(a, c, count, size), flooding(b, c, count, size):
             got = arrivals(c)
         paths = wan.counters().paths
     dropped = paths[0, 2].dropped_down + paths[1, 2].dropped_down
     assert len(got) + dropped == 2 * count
-    assert 150 <= len(got) < 2 * count
-    assert (len(got) - 1) * size * 8 / (got[-1][2] - got[0][2]) == pytest.approx(rate, rel=0.02)
+    assert 150 <= len(got) < 2 * count  # what the queue holds, at least
+    assert size * 8 / pace(got) == pytest.approx(rate, rel=0.02)
 
 
 @pytest.mark.parametrize("offload", [True, False])

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 from wancoll.chaos.clients import ClientProcess
+from wancoll.chaos.network import Host, Network, inside
 from wancoll.chaos.process import Service
 from wancoll.errors import BY_NAME, ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
@@ -45,6 +46,8 @@ class Cluster:
         listen: "host:port" that master and daemons listen on; port 0 for all. "{i}" in it stands for 1 for the master
             and the first daemon, 2 for the second, ...: "127.0.0.{i}:0" gives each daemon an address of its own, as on
             machines of their own, so that all lanes share each transfer.
+        network: where the master and each daemon run; they listen on the addresses that their hosts have there, and
+            *listen* is not used. Clients run here: they only need the daemons' sockets, which are files.
         master_args: more options of `wancoll master`, each as "--option=value".
         peer_args: more options of `wancoll peer`, for every daemon, each as "--option=value".
         env: environment variables for all processes.
@@ -59,6 +62,7 @@ class Cluster:
         lanes: int = 8,
         heartbeat_timeout: float = DEFAULT.heartbeat_timeout,
         listen: str = "127.0.0.1:0",
+        network: Network | None = None,
         master_args: Sequence[str] = (),
         peer_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
@@ -66,6 +70,7 @@ class Cluster:
         startup_timeout: float = 30.0,
     ) -> None:
         self._lanes, self._listen, self._startup_timeout = lanes, listen, startup_timeout
+        self._network = network
         self._master_args = [f"--heartbeat-timeout={heartbeat_timeout}", *master_args]
         self._peer_args = list(peer_args)
         self._peer_env = {i: dict(variables) for i, variables in (peer_env or {}).items()}
@@ -154,7 +159,8 @@ class Cluster:
     def status(self) -> m.Status:
         """What the master knows, as `wancoll status` shows it."""
         try:
-            connection = socket.create_connection(self._master_address, _ANSWER_TIMEOUT)
+            with inside(self._network, "master"):
+                connection = socket.create_connection(self._master_address, _ANSWER_TIMEOUT)
         except OSError as bad:
             raise ConfigError("the master cannot be asked", got=str(bad), hint="was it killed?") from bad
         answer = _ask(connection, m.StatusRequest(PROTOCOL_VERSION), m.FromMaster, "the master")
@@ -250,10 +256,11 @@ class Cluster:
         """Start the master: on a free port the first time, on the same port and journal again."""
         if self._master is not None and self._master.running:
             raise ConfigError("the master runs already", who=f"process {self._master.pid}", hint="kill_master() first")
-        listen = join_address(*self._master_address) if self._master_address[1] else self._listen.format(i=1)
+        listen = join_address(*self._master_address) if self._master_address[1] else self._listen_on("master")
         journal = os.path.join(self._folder, "journal.sqlite")
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
-        self._master = Service(self._starter, "master", arguments, self._folder, self._env)
+        place = inside(self._network, "master")
+        self._master = Service(self._starter, "master", arguments, self._folder, self._env, place)
         ready = self._master.ready(self._startup_timeout)
         self._master_address = _dialable(ready.split()[0])
 
@@ -305,10 +312,15 @@ class Cluster:
             raise ConfigError("the master does not run", who="Cluster", hint="start_master() first")
         return self._master
 
+    def _listen_on(self, host: Host) -> str:
+        if self._network is not None:
+            return join_address(self._network.address(host), 0)
+        return self._listen.format(i=1 if host == "master" else host + 1)
+
     def _launch(self, i: int, name: str, extra: list[str]) -> None:
         options = [
             f"--master={join_address(*self._master_address)}",
-            f"--listen={self._listen.format(i=i + 1)}",
+            f"--listen={self._listen_on(i)}",
             f"--socket={self.socket(i)}",
             f"--name={name}",
             f"--lanes={self._lanes}",
@@ -317,7 +329,8 @@ class Cluster:
         ]
         last = {option.partition("=")[0]: option for option in options}
         environment = {**self._env, "WANCOLL_FAILPOINTS": self._token, **self._peer_env.get(i, {})}
-        service = Service(self._starter, f"peer-{i}", ["peer", *last.values()], self._folder, environment)
+        place = inside(self._network, i)
+        service = Service(self._starter, f"peer-{i}", ["peer", *last.values()], self._folder, environment, place)
         if i < len(self._peers):
             self._peers[i] = service
         else:

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from typing import Any
 
 from wancoll.errors import ConfigError
 
@@ -26,10 +28,17 @@ class Service:
         arguments: of the `wancoll` command.
         folder: where the log files go.
         environment: of the child.
+        place: what the starting thread enters while it starts the child: the host that the child runs on.
     """
 
     def __init__(
-        self, starter: Executor, label: str, arguments: Sequence[str], folder: str, environment: Mapping[str, str]
+        self,
+        starter: Executor,
+        label: str,
+        arguments: Sequence[str],
+        folder: str,
+        environment: Mapping[str, str],
+        place: AbstractContextManager[None],
     ) -> None:
         self.label = label
         self._out, self._err = (os.path.join(folder, f"{label}.{stream}") for stream in ("out", "log"))
@@ -38,7 +47,8 @@ class Service:
         command = [sys.executable, "-m", "wancoll.chaos.launch", str(os.getpid()), *arguments]
         with open(self._out, "ab") as out, open(self._err, "ab") as err:
             self._process = starter.submit(
-                subprocess.Popen,
+                _start,
+                place,
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -151,6 +161,11 @@ class Service:
         except FileNotFoundError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
+
+
+def _start(place: AbstractContextManager[None], command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    with place:
+        return subprocess.Popen(command, **options)
 
 
 def wait_stopped(pid: int, label: str, timeout: float) -> None:
