@@ -1,4 +1,4 @@
-"""A test double of the peer daemon for test_communicator.py: real unix socket, real protocol, real memfd, one client.
+"""A test double of the peer daemon for the client's tests: real unix socket, real protocol, real memfd, one client.
 
 It checks what only the daemon can see: that no memory of a pending call is handed to another one.
 """
@@ -24,16 +24,25 @@ ARENA = 1 << 30
 
 
 class FakeDaemon:
-    """Every other member contributes the same as the client, so a sum is world_size times the input.
+    """To a reduction every other member contributes the same as the client, so a sum is world_size times the input.
+
+    Where blocks move, the other ranks' are made from the client's, see shifted(); what comes from a root or a sender
+    is made(). Who is in `lost` contributes nothing.
 
     Args:
         path: of the socket.
-        world: names of the members; the client is the first.
+        world: names of the members.
         manual: keep the calls in `posts` until answer() is called.
+        rank: the client's.
     """
 
-    def __init__(self, path: str, world: tuple[str, ...] = ("me", "other"), manual: bool = False) -> None:
-        self.path, self.world, self.manual = path, world, manual
+    def __init__(
+        self, path: str, world: tuple[str, ...] = ("me", "other"), manual: bool = False, rank: int = 0
+    ) -> None:
+        self.path, self.world, self.manual, self.rank = path, world, manual, rank
+        self.places: dict[int, tuple[tuple[str, ...], int]] = {}  # members and the client's rank, by epoch
+        self.lost: set[str] = set()
+        self.sent: dict[tuple[int, int], list[bytes]] = {}  # by receiver and tag
         self.posts: list[m.Post] = []
         self.seen: list[m.Post] = []
         self.attach: m.Attach | None = None
@@ -67,9 +76,11 @@ class FakeDaemon:
     def wait_for_posts(self, count: int) -> None:
         self.wait_for(lambda: len(self.posts) >= count)
 
-    def epoch(self, number: int, members: tuple[str, ...]) -> None:
+    def epoch(self, number: int, members: tuple[str, ...], rank: int | None = None) -> None:
         self.world = members
-        self.send(m.EpochInfo(number, 0, members[0], list(members)))
+        self.rank = self.rank if rank is None else rank
+        self.places[number] = (members, self.rank)
+        self.send(m.EpochInfo(number, self.rank, members[self.rank], list(members)))
 
     def answer(self, post: m.Post) -> None:
         """Build the result in back and say so."""
@@ -77,27 +88,80 @@ class FakeDaemon:
         self.drop(post)
         self.send(self.result(post))
 
+    def contributors(self, post: m.Post) -> list[str]:
+        return [name for name in self.places[post.epoch][0] if name not in self.lost]
+
     def compute(self, post: m.Post) -> None:
-        if post.kind == Kind.all_reduce:
-            self.back(post)[:] = reduced(self.front(post).copy(), DType(post.dtype), ReduceOp(post.op), len(self.world))
+        names, me = self.places[post.epoch]
+        kind, dtype = Kind(post.kind), DType(post.dtype)
+        front, back = self.front(post).copy(), self.back(post)
+        ranks = [rank for rank, name in enumerate(names) if name not in self.lost]
+        counts = [n * dtype.itemsize for n in post.counts] or [post.count * dtype.itemsize] * len(names)
+        starts = [sum(counts[:rank]) for rank in range(len(names))]
+        mine = slice(starts[me], starts[me] + counts[me])
+        if kind in (Kind.all_reduce, Kind.reduce) and back.size:
+            back[:] = reduced(front, dtype, ReduceOp(post.op), len(ranks))
+        elif kind is Kind.reduce_scatter:
+            back[:] = reduced(front[mine], dtype, ReduceOp(post.op), len(ranks))
+        elif kind in (Kind.all_gather, Kind.gather) and back.size:
+            self._pack(back, [shifted(np.resize(front, counts[rank]), rank - me) for rank in ranks])
+        elif kind is Kind.all_to_all:
+            self._pack(back, [shifted(front[starts[r] : starts[r] + counts[r]], r - me) for r in ranks])
+        elif kind is Kind.broadcast:
+            back[:] = front if me == post.root else made(back.size, post.root)
+        elif kind is Kind.scatter:
+            back[:] = front[mine] if me == post.root else made(back.size, post.root)
+        elif kind is Kind.recv:
+            back[:] = made(back.size, post.peer + post.tag)
+        elif kind is Kind.send:
+            self.sent.setdefault((post.peer, post.tag), []).append(front.tobytes())
+
+    def _pack(self, back: np.ndarray[Any, Any], blocks: list[np.ndarray[Any, Any]]) -> None:
+        packed = np.concatenate(blocks)
+        back[: packed.size] = packed
+        back[packed.size :] = 0xEE  # nobody's
 
     def drop(self, post: m.Post) -> None:
         with self.changed:
             self.posts.remove(post)
 
     def result(self, post: m.Post) -> m.Result:
-        return m.Result(post.id, post.id, 1, list(self.world), 0xABC, 1, "ring", 100 + post.id, 0.5)
+        names = self.contributors(post)
+        return m.Result(
+            post.id, post.id, post.epoch, names, 0xABC, 1, "ring", 100 + post.id, 0.5, 7 * post.codec, post.codec / 128
+        )
 
     def fail(self, post: m.Post, error: str = "WorldTooSmall", calls: dict[str, str] | None = None) -> None:
         self.back(post)[:] = 0xEE  # it had begun
         self.drop(post)
         self.send(m.Failure(post.id, error, "what", "who", "expected", "got", "hint", calls or {}))
 
+    def sizes(self, post: m.Post) -> tuple[int, int]:
+        """Bytes of front and of back."""
+        names, me = self.places[post.epoch]
+        size = DType(post.dtype).itemsize
+        n = post.count * size
+        everything = (sum(post.counts) or post.count * len(names)) * size
+        block = post.counts[me] * size if post.counts else n
+        here = me == post.root
+        return {
+            Kind.all_reduce: (n, n),
+            Kind.reduce_scatter: (everything, block),
+            Kind.all_gather: (block, everything),
+            Kind.broadcast: (n if here else 0, n),
+            Kind.reduce: (n, n if here else 0),
+            Kind.gather: (n, everything if here else 0),
+            Kind.scatter: (everything if here else 0, n),
+            Kind.all_to_all: (everything, everything),
+            Kind.send: (n, 0),
+            Kind.recv: (0, n),
+        }.get(Kind(post.kind), (0, 0))
+
     def front(self, post: m.Post) -> np.ndarray[Any, Any]:
-        return self.bytes[post.front : post.front + post.count * DType(post.dtype).itemsize]
+        return self.bytes[post.front : post.front + self.sizes(post)[0]]
 
     def back(self, post: m.Post) -> np.ndarray[Any, Any]:
-        return self.bytes[post.back : post.back + post.count * DType(post.dtype).itemsize]
+        return self.bytes[post.back : post.back + self.sizes(post)[1]]
 
     def hang_up(self) -> None:
         assert self.client is not None
@@ -168,15 +232,29 @@ class FakeDaemon:
         """Nobody may write what another pending call reads or writes."""
         if post.id != len(self.seen) + 1:
             self.errors.append(f"id {post.id} is out of order")
+
+        def overlap(a: int, a_size: int, b: int, b_size: int) -> bool:
+            return bool(a_size and b_size) and a < b + b_size and b < a + a_size
+
+        front, back = self.sizes(post)
         for other in [post, *self.posts]:
-            pairs = [(post.back, other.front), (post.front, other.back)]
-            if other is not post:
-                pairs.append((post.back, other.back))
-            size, other_size = (p.count * DType(p.dtype).itemsize for p in (post, other))
-            sizes = {post.back: size, post.front: size}
-            for mine, theirs in pairs:
-                if size and other_size and mine < theirs + other_size and theirs < mine + sizes[mine]:
-                    self.errors.append(f"{post} and {other} share memory")
+            other_front, other_back = self.sizes(other)
+            if (
+                overlap(post.back, back, other.front, other_front)
+                or overlap(post.front, front, other.back, other_back)
+                or (other is not post and overlap(post.back, back, other.back, other_back))
+            ):
+                self.errors.append(f"{post} and {other} share memory")
+
+
+def shifted(raw: np.ndarray[Any, Any], distance: int) -> np.ndarray[Any, Any]:
+    """Bytes of the block of a rank that is so far from the client's whose block is *raw*."""
+    return (np.frombuffer(raw.tobytes(), np.uint8).astype(np.int64) + 16 * distance).astype(np.uint8)
+
+
+def made(nbytes: int, mark: int) -> np.ndarray[Any, Any]:
+    """Bytes that came from elsewhere."""
+    return ((np.arange(nbytes) + 1) * (mark % 256 + 3)).astype(np.uint8)
 
 
 def reduced(raw: np.ndarray[Any, Any], dtype: DType, op: ReduceOp, world: int) -> np.ndarray[Any, Any]:

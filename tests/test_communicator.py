@@ -260,7 +260,7 @@ def test_ops_travel(comm: Communicator, daemon: FakeDaemon, op: str) -> None:
     comm.all_reduce(np.ones(3, np.int32), op=op, on_failure="raise", algorithm="ring")
     post = daemon.seen[0]
     assert (post.kind, post.dtype, post.op, post.count) == (0, DType.int32, ReduceOp[op], 3)
-    assert (post.codec, post.algorithm, post.on_failure) == ("none", "ring", "raise")
+    assert (post.codec, post.algorithm, post.on_failure, post.epoch) == (0, "ring", "raise", 1)
 
 
 def test_other_kinds_of_tensors(comm: Communicator) -> None:
@@ -315,8 +315,8 @@ def test_update_membership(comm: Communicator, daemon: FakeDaemon) -> None:
             {"op": "mean"},
             ("op is not available", "all_reduce(op=...)", "sum or avg or min or max or prod", "got 'mean'"),
         ),
-        ({"codec": "int8"}, ("codec is not available", "expected none", "got 'int8'")),
-        ({"algorithm": "tree"}, ("algorithm is not available", "expected auto or ring", "got 'tree'")),
+        ({"codec": "int2"}, ("codec is not available", "expected none or bf16 or fp16 or int8 or int4", "got 'int2'")),
+        ({"algorithm": "star"}, ("algorithm is not available", "expected auto or ring or direct", "got 'star'")),
         ({"on_failure": "ignore"}, ("on_failure is not available", "retry or raise")),
         ({"timeout": -1}, ("timeout cannot be used", "got -1")),
         ({"timeout": 1, "async_op": True}, ("timeout says how long", ".wait(timeout=...)")),

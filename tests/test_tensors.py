@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from wancoll.client import dlpack
-from wancoll.client.tensors import check_pair, numpy_dtype, region, require_writable
+from wancoll.client.tensors import check_out, check_pair, numpy_dtype, region, require_writable
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
 
@@ -326,10 +326,10 @@ def test_dlpack_contiguity() -> None:
 
 def test_pairs() -> None:
     x = np.zeros(8, np.float32)
-    assert check_pair(region(x, "x"), region(x.view(), "out"))
-    assert not check_pair(region(x, "x"), region(x.copy(), "out"))
-    assert not check_pair(region(x[:4], "x"), region(x[4:], "out"))
-    assert check_pair(region(x[:0], "x"), region(x[:0].copy(), "out"))
+    check_pair(region(x, "x"), region(x.view(), "out"))
+    check_pair(region(x, "x"), region(x.copy(), "out"))
+    check_pair(region(x[:4], "x"), region(x[4:], "out"))
+    check_pair(region(x[:0], "x"), region(x[:0].copy(), "out"))
     for out, words in (
         (np.zeros(8, np.int32), ("another dtype", "expected float32", "got int32")),
         (np.zeros(7, np.float32), ("another shape", "expected (8,)", "got (7,)")),
@@ -343,6 +343,12 @@ def test_pairs() -> None:
         check_pair(region(x[:7], "x"), region(x[1:], "out"))
     with pytest.raises(ConfigError, match="overlaps"):
         check_pair(region(x[1:], "x"), region(x[:7], "out"))
+    with pytest.raises(ConfigError, match=r"overlaps a part of the tensor.*0 bytes apart, 32 and 16 bytes long"):
+        check_out(region(x, "x"), region(x[:4], "out"), 4, "reduce_scatter")
+    with pytest.raises(
+        ConfigError, match=r"reduce_scatter\(out=...\): out has another size.*expected 5 elem.*got 4, of"
+    ):
+        check_out(region(x, "x"), region(x[:4], "out"), 5, "reduce_scatter")
 
 
 def test_numpy_dtype() -> None:

@@ -1,4 +1,4 @@
-"""wancoll: an all-reduce over many TCP connections that outlives its peers."""
+"""wancoll: collectives over many TCP connections that outlive their peers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from wancoll.errors import (
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
     from wancoll.client.connect import connect
+    from wancoll.client.feedback import ErrorFeedback
+    from wancoll.client.many import ManyReceipt, ManyWork
     from wancoll.client.work import Work
     from wancoll.collective import Receipt
 
@@ -27,7 +29,10 @@ __all__ = [
     "CollectiveMismatch",
     "Communicator",
     "ConfigError",
+    "ErrorFeedback",
     "Evicted",
+    "ManyReceipt",
+    "ManyWork",
     "MasterUnreachable",
     "OperationAborted",
     "OutcomeUnknown",
@@ -43,6 +48,9 @@ __all__ = [
 # Imported at first use: the master and the commands need neither numpy nor the extension.
 _LAZY = {
     "Communicator": "wancoll.client.communicator",
+    "ErrorFeedback": "wancoll.client.feedback",
+    "ManyReceipt": "wancoll.client.many",
+    "ManyWork": "wancoll.client.many",
     "Receipt": "wancoll.collective",
     "Work": "wancoll.client.work",
     "connect": "wancoll.client.connect",

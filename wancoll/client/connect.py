@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from wancoll.client.channel import Channel
+from wancoll.client.checks import check_timeout
 from wancoll.client.communicator import Communicator
-from wancoll.client.connection import Connection, check_timeout
+from wancoll.client.connection import Connection
 from wancoll.client.memory import Arena
 from wancoll.client.private import START_SECONDS, PrivateDaemon
 from wancoll.client.work import rebuild

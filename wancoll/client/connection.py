@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from wancoll.client.channel import Channel
+from wancoll.client.checks import check_timeout
 from wancoll.client.memory import Arena
 from wancoll.client.private import PrivateDaemon
 from wancoll.client.work import Work, as_failure, rebuild
@@ -101,21 +102,28 @@ class Connection:
             while len(pending) >= DEFAULT.ops_in_flight:
                 self._wait_for_room(work, deadline)
         with self._posting:
-            placement = work.placement
-            if placement is not None:
-                for other in self.pending:
-                    earlier = other.placement  # another thread may be finishing it
-                    if earlier is not None and placement.conflicts(earlier):
-                        raise _in_use(work, other)
-                placement.prepare()
+            self.check_free(work)
+            if work.placement is not None:
+                work.placement.prepare()
             while not self._send(work):
                 self._wait_for_room(work, deadline)
 
+    def check_free(self, work: Work) -> None:
+        """Refuse memory that a pending call uses.
+
+        Raises:
+            ConfigError: so it is.
+        """
+        placement = work.placement
+        if placement is not None:
+            for other in self.pending:
+                earlier = other.placement  # another thread may be finishing it
+                if earlier is not None and placement.conflicts(earlier):
+                    raise _in_use(work, other)
+
     def _send(self, work: Work) -> bool:
         number = self._last_id + 1
-        d, p = work.descriptor, work.placement
-        front, back = (p.front, p.back) if p is not None else (0, 0)
-        data = encode(m.Post(number, d.kind, d.dtype, d.op, d.count, d.codec, d.algorithm, d.on_failure, front, back))
+        data = encode(_post(number, work))
         sent: list[int] = []
         work.id = number
         work.posted_at = time.monotonic()
@@ -279,19 +287,13 @@ class Connection:
             self._private.disown()
 
 
-def check_timeout(timeout: Any) -> None:
-    """Refuse what is not a number of seconds.
-
-    Raises:
-        ConfigError: negative, NaN, or no number.
-    """
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-        raise ConfigError(
-            "timeout cannot be used",
-            who="timeout",
-            expected="seconds, 0 or more, or None for no limit",
-            got=repr(timeout),
-        )
+def _post(number: int, work: Work) -> m.Post:
+    d, p = work.descriptor, work.placement
+    front, back = (p.front, p.back) if p is not None else (0, 0)
+    return m.Post(
+        number, d.kind, d.dtype, d.op, d.count, front, back, work.epoch, d.codec, d.algorithm, d.on_failure, d.root,
+        list(d.counts), d.rounding == "stochastic", d.seed, work.peer, work.tag,
+    )  # fmt: skip
 
 
 def _deadline(timeout: float | None) -> float | None:

@@ -36,6 +36,10 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+class ArenaFull(ConfigError):
+    """The arena has no room; what pending calls hold comes back."""
+
+
 class Block:
     """Addresses that show a part of the arena's file.
 
@@ -145,7 +149,7 @@ class Arena:
             size: exact size of the block, from size_class(); chosen if left out.
 
         Raises:
-            ConfigError: the arena is full.
+            ArenaFull: so it is.
         """
         size = size or size_class(nbytes)
         with self._lock:
@@ -219,7 +223,7 @@ class Arena:
                 self._offsets.give(offset, size)
             if attempt == 1:
                 self._trim(0)
-        raise ConfigError(
+        raise ArenaFull(
             "the arena has no room",
             who=f"a block for {nbytes} bytes",
             expected=f"{size} bytes free of the arena's {self.nbytes}",

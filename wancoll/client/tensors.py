@@ -103,36 +103,45 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def check_pair(x: Region, out: Region) -> bool:
-    """Whether *out* is the very memory of *x* (in place).
+def check_pair(x: Region, out: Region, call: str = "all_reduce") -> None:
+    """Refuse an *out* that is not like *x*, or overlaps it in part.
 
     Raises:
         ConfigError: they differ in dtype or shape, or overlap in part.
     """
-    if out.dtype is not x.dtype:
-        raise ConfigError(
-            "out has another dtype than the tensor",
-            who="all_reduce(out=...)",
-            expected=x.dtype.name,
-            got=out.dtype.name,
-        )
-    if out.shape != x.shape:
+    if out.shape != x.shape and out.dtype is x.dtype:
         raise ConfigError(
             "out has another shape than the tensor",
-            who="all_reduce(out=...)",
+            who=f"{call}(out=...)",
             expected=str(x.shape),
             got=str(out.shape),
         )
-    if x.address == out.address:
-        return True
-    if x.address < out.address + out.nbytes and out.address < x.address + x.nbytes:
+    check_out(x, out, x.count, call)
+
+
+def check_out(x: Region, out: Region, count: int, call: str) -> None:
+    """Refuse an *out* that cannot take a result of *count* elements of x's dtype, or overlaps *x* in part.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    who = f"{call}(out=...)"
+    if out.dtype is not x.dtype:
+        raise ConfigError("out has another dtype than the tensor", who=who, expected=x.dtype.name, got=out.dtype.name)
+    if out.count != count:
+        raise ConfigError(
+            "out has another size than the result", who=who, expected=f"{count} elements",
+            got=f"{out.count}, of shape {out.shape}",
+        )  # fmt: skip
+    same = x.address == out.address and x.nbytes == out.nbytes
+    if not same and x.address < out.address + out.nbytes and out.address < x.address + x.nbytes:
+        sizes = f"{x.nbytes}" if x.nbytes == out.nbytes else f"{x.nbytes} and {out.nbytes}"
         raise ConfigError(
             "out overlaps a part of the tensor",
-            who="all_reduce(out=...)",
+            who=who,
             expected="the same memory or none of it",
-            got=f"{abs(out.address - x.address)} bytes apart, {x.nbytes} bytes long",
+            got=f"{abs(out.address - x.address)} bytes apart, {sizes} bytes long",
         )
-    return False
 
 
 def require_writable(x: Region, who: str) -> None:

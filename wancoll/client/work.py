@@ -1,12 +1,12 @@
-"""One call on its way: where its bytes lie, what a commit does with them, and the caller's handle."""
+"""The caller's handle of one call on its way, and what its answer becomes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from wancoll import errors
-from wancoll._native import lib
-from wancoll.client.memory import EXCHANGE_BYTES, Arena, Block, Lease
+from wancoll.client.placement import Placement
+from wancoll.client.results import leading
 from wancoll.client.tensors import Region
 from wancoll.collective import Descriptor, Receipt
 from wancoll.wire import messages as m
@@ -15,84 +15,50 @@ if TYPE_CHECKING:
     from wancoll.client.connection import Connection
 
 
-class Placement:
-    """Where an operation reads (*front*) and where its result is built (*back*), as offsets into the arena's file.
+class Work:
+    """Handle of a call that may still be running. Get it from all_reduce(..., async_op=True) and the like.
 
     Args:
-        arena: of the connection.
-        x: the input.
-        target: where the result belongs (x itself, in place).
+        connection: that the call is made on.
+        descriptor: of the call, by the ranks of *epoch*.
+        epoch: number of the epoch that the call was made in.
+        placement: where its bytes lie; None: it moves none.
+        out: the tensor that takes the result; None: there is none here.
+        blocks: where the result has a block from each contributor: its elements, by name of the contributor.
+        peer: the other rank of a send or recv.
+        tag: of a send or recv.
     """
 
-    __slots__ = ("_arena", "_back", "_exchanged", "_front", "_target", "_x", "back", "front", "pins", "reads", "writes")
-
-    def __init__(self, arena: Arena, x: Region, target: Region) -> None:
-        self._arena, self._x, self._target = arena, x, target
-        self._front: Lease | None = None
-        self._back: Lease | None = None
-        self._exchanged: Block | None = None  # the target's block, if its pages will be exchanged
-        self.front = self.back = 0
-        # The caller's memory, as (start, end).
-        self.writes = (target.address, target.address + target.nbytes)
-        self.reads = (x.address, x.address + x.nbytes)
-        self.pins = self.reads if arena.find(x.address, x.nbytes) else (0, 0)  # outside the arena it is copied first
-
-    def conflicts(self, earlier: Placement) -> bool:
-        """Whether this call would use what *earlier* is going to write, or write what *earlier* still reads."""
-        return any(
-            a[0] < b[1] and b[0] < a[1]
-            for a, b in ((self.writes, earlier.writes), (self.reads, earlier.writes), (self.writes, earlier.pins))
-        )
-
-    def prepare(self) -> None:
-        """Take the blocks, and copy the input to its block if it lies outside the arena.
-
-        Raises:
-            ConfigError: the arena is full.
-        """
-        arena, x, target, nbytes = self._arena, self._x, self._target, self._x.nbytes
-        if not nbytes:
-            return
-        inside = arena.find(x.address, nbytes)
-        if inside is not None:
-            self.front = inside.offset + x.address - inside.address
-        size = None
-        if nbytes >= EXCHANGE_BYTES:
-            block = arena.find(target.address, nbytes)
-            # Only whole arrays: a block then always shows one contiguous part of the file.
-            if block is not None and block.address == target.address and block.used == nbytes:
-                self._exchanged, size = block, block.nbytes
-        self._back = arena.take(nbytes, size)
-        self.back = self._back.block.offset
-        if inside is None:
-            self._front = arena.take(nbytes)
-            self.front = self._front.block.offset
-            lib.wc_pages_copy(self._front.block.address, x.address, nbytes)
-
-    def commit(self) -> None:
-        """Bring the result to its target. Doing it again, after an interruption, is harmless."""
-        back = self._back
-        if back is None:
-            return
-        if self._exchanged is None or not self._arena.exchange(self._exchanged, back.block, self.back):
-            lib.wc_pages_copy(self._target.address, back.block.address, self._target.nbytes)
-
-
-class Work:
-    """Handle of a call that may still be running. Get it from all_reduce(..., async_op=True)."""
-
-    __slots__ = ("_answer", "_connection", "_out", "_x", "descriptor", "finished", "id", "placement", "posted_at")
+    __slots__ = (
+        "_answer",
+        "_blocks",
+        "_connection",
+        "_out",
+        "descriptor",
+        "epoch",
+        "finished",
+        "id",
+        "peer",
+        "placement",
+        "posted_at",
+        "tag",
+    )
 
     def __init__(
         self,
         connection: Connection,
         descriptor: Descriptor,
-        placement: Placement | None,
-        x: Region | None,
-        out: Region | None,
+        epoch: int,
+        placement: Placement | None = None,
+        out: Region | None = None,
+        *,
+        blocks: dict[str, int] | None = None,
+        peer: int = -1,
+        tag: int = 0,
     ) -> None:
         self._connection, self.descriptor, self.placement = connection, descriptor, placement
-        self._x, self._out = x, out  # the caller's objects and what pins their memory
+        self.epoch, self.peer, self.tag = epoch, peer, tag
+        self._out, self._blocks = out, blocks
         self.id = 0  # counts the connection's calls from 1, once posted
         self._answer: m.Result | m.Failure | None = None
         self.finished = False
@@ -118,7 +84,7 @@ class Work:
         if isinstance(answer, m.Failure):
             raise rebuild(answer)
         return Receipt(
-            out=self._out.owner if self._out is not None else None,
+            out=self._result(answer.contributors),
             op_id=f"{self._connection.group}/{answer.seq}",
             epoch=answer.epoch,
             seq=answer.seq,
@@ -129,6 +95,9 @@ class Work:
             algorithm=answer.algorithm,
             bytes_sent=answer.bytes_sent,
             seconds=answer.seconds,
+            codec=self.descriptor.codec.name,
+            bytes_saved=answer.bytes_saved,
+            codec_error=answer.codec_error,
         )
 
     def done(self) -> bool:
@@ -142,11 +111,26 @@ class Work:
         if self.finished:
             return
         if self.placement is not None and isinstance(answer, m.Result):
-            self.placement.commit()
-        self._x = None
+            self.placement.commit(self._result_count(answer.contributors) * self.descriptor.dtype.itemsize)
         self.placement = None  # gives the blocks back: the daemon no longer touches them
         self._answer = answer
         self.finished = True
+
+    def _result_count(self, contributors: list[str]) -> int:
+        """Elements of the result: without those who were lost it is shorter, where it has a block from each."""
+        if self._out is None:
+            return 0
+        if self._blocks is None:
+            return self._out.count
+        return sum(self._blocks.get(name, 0) for name in contributors)
+
+    def _result(self, contributors: list[str]) -> Any:
+        if self._out is None:
+            return None
+        if self._blocks is None or len(contributors) == len(self._blocks):
+            return self._out.owner
+        of = 0 if self.descriptor.counts else len(self._blocks)
+        return leading(self._out, len(contributors), of, self._result_count(contributors))
 
     def __repr__(self) -> str:
         state = "pending" if not self.finished else "failed" if isinstance(self._answer, m.Failure) else "committed"

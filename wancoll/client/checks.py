@@ -1,0 +1,152 @@
+"""Refusals that all collectives share: names of options, ranks, counts, blocks, tensors that do not fit together."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from wancoll.client.tensors import Region
+from wancoll.errors import ConfigError
+from wancoll.schedule.cost import AVAILABLE
+
+ON_FAILURE = ("retry", "raise")
+ALGORITHMS = {kind: ("auto", *names) for kind, names in AVAILABLE.items()}
+
+
+def unavailable(call: str, argument: str, got: object, available: tuple[str, ...]) -> ConfigError:
+    """The refusal of a name that is not one of *available*."""
+    return ConfigError(
+        f"{argument} is not available", who=f"{call}({argument}=...)", expected=" or ".join(available), got=repr(got)
+    )
+
+
+def check_options(
+    call: str, async_op: bool, on_failure: str = "retry", timeout: float | None = None, algorithm: str = "auto"
+) -> None:
+    """Refuse options that *call* does not have.
+
+    Raises:
+        ConfigError: one of them.
+    """
+    if algorithm != "auto" and algorithm not in ALGORITHMS[call]:
+        raise unavailable(call, "algorithm", algorithm, ALGORITHMS[call])
+    if on_failure not in ON_FAILURE:
+        raise unavailable(call, "on_failure", on_failure, ON_FAILURE)
+    check_timeout(timeout)
+    if async_op and timeout is not None:
+        raise ConfigError(
+            "timeout says how long to wait, and async_op does not wait", who=f"{call}(timeout=...)",
+            got=str(timeout), hint="give it to .wait(timeout=...)",
+        )  # fmt: skip
+
+
+def check_timeout(timeout: Any) -> None:
+    """Refuse what is not a number of seconds.
+
+    Raises:
+        ConfigError: negative, NaN, or no number.
+    """
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise ConfigError(
+            "timeout cannot be used",
+            who="timeout",
+            expected="seconds, 0 or more, or None for no limit",
+            got=repr(timeout),
+        )
+
+
+def check_rank(call: str, argument: str, rank: Any, world_size: int) -> int:
+    """*rank* as a rank of the current epoch.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        number = operator.index(rank)
+    except TypeError:
+        number = -1
+    if not 0 <= number < world_size or isinstance(rank, bool):
+        raise ConfigError(
+            f"{argument} is no rank of the current epoch", who=f"{call}({argument}=...)",
+            expected=f"0 to {world_size - 1}", got=repr(rank),
+            hint="ranks change with the membership: see comm.members",
+        )  # fmt: skip
+    return number
+
+
+def check_other(call: str, argument: str, rank: Any, me: int, world_size: int) -> int:
+    """*rank* as that of another member.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    number = check_rank(call, argument, rank, world_size)
+    if number == me:
+        raise ConfigError(
+            f"{argument} is this member's own rank", who=f"{call}({argument}=...)",
+            expected="the rank of another member", got=repr(rank),
+        )  # fmt: skip
+    return number
+
+
+def check_tag(call: str, tag: Any) -> int:
+    """*tag* as a number of 64 bits.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        number = operator.index(tag)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 64:
+        raise ConfigError(
+            "tag cannot be used", who=f"{call}(tag=...)", expected="a whole number of 64 bits, 0 or more", got=repr(tag)
+        )
+    return number
+
+
+def check_counts(call: str, counts: Sequence[int], world_size: int) -> list[int]:
+    """*counts* as the elements of each rank's block.
+
+    Raises:
+        ConfigError: they cannot be that.
+    """
+    who = f"{call}(counts=...)"
+    try:
+        numbers = [operator.index(count) for count in counts]
+    except TypeError:
+        numbers = [-1]
+    if any(number < 0 for number in numbers):
+        raise ConfigError("counts cannot be used", who=who, expected="whole numbers, 0 or more", got=repr(counts))
+    if len(numbers) != world_size:
+        raise ConfigError(
+            "counts has another length than the group has members", who=who, expected=f"{world_size} counts",
+            got=str(len(numbers)), hint="the membership may have changed: see comm.members",
+        )  # fmt: skip
+    return numbers
+
+
+def block_of(call: str, x: Region, world_size: int) -> tuple[int, tuple[int, ...]]:
+    """(elements, shape) of one of *world_size* equal blocks of *x*.
+
+    The shape is x.shape[1:] if x is a stack of blocks (more than one dimension, the first of length world_size), else
+    x's with the first dimension divided, else flat.
+
+    Raises:
+        ConfigError: x cannot be divided.
+    """
+    count, rest = divmod(x.count, world_size)
+    if rest:
+        raise ConfigError(
+            "the tensor cannot be divided into one block for each member", who=f"{call}(x)",
+            expected=f"a multiple of {world_size} elements", got=str(x.count),
+            hint="pad it" + ("; or say counts=" if call == "reduce_scatter" else ""),
+        )  # fmt: skip
+    shape = x.shape
+    if len(shape) > 1 and shape[0] == world_size:
+        return count, shape[1:]
+    if shape and shape[0] % world_size == 0:
+        return count, (shape[0] // world_size, *shape[1:])
+    return count, (count,)

@@ -1,0 +1,220 @@
+"""all_reduce_many: a list of tensors in few operations, each of them over a bucket of tensors."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wancoll.client.checks import check_timeout
+from wancoll.client.codecs import FLOATS, Wire
+from wancoll.client.connection import Connection
+from wancoll.client.feedback import ErrorFeedback, feed
+from wancoll.client.memory import ArenaFull
+from wancoll.client.placement import Placement
+from wancoll.client.tensors import Region, region, require_writable
+from wancoll.client.work import Work
+from wancoll.collective import Descriptor, DType, Receipt
+from wancoll.errors import ConfigError, WancollError
+from wancoll.limits import MIB
+
+BUCKET_BYTES = 25 * MIB  # as torch's DistributedDataParallel
+
+_CALL = "all_reduce_many"
+
+
+@dataclass(frozen=True, slots=True)
+class ManyReceipt:
+    """What the commits of one all_reduce_many hand back.
+
+    Attributes:
+        out: the caller's tensors, in the order of the list.
+        receipts: one for each bucket, in the order in which they were posted; its out is a list of its tensors.
+    """
+
+    out: list[Any]
+    receipts: tuple[Receipt, ...]
+
+
+class ManyWork:
+    """Handle of an all_reduce_many that may still be running.
+
+    Args:
+        connection: to the peer daemon, with a place in the group.
+        tensors: the caller's.
+        like: descriptor of a bucket, but for dtype, count and codec.
+        wire: how elements of a dtype travel.
+        bucket_bytes: see buckets().
+        feedback: the caller's, or None.
+        name: of the list in *feedback*.
+
+    Raises:
+        ConfigError: an argument that cannot be used; nothing was sent.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        tensors: Sequence[Any],
+        like: Descriptor,
+        wire: Callable[[DType], Wire],
+        bucket_bytes: int,
+        feedback: ErrorFeedback | None,
+        name: str,
+    ) -> None:
+        connection.check_usable()
+        self._connection = connection
+        regions = _regions(tensors)
+        self.out = [each.owner for each in regions]
+        self.works: list[Work] = []  # one for each bucket
+        self._posted = 0
+        epoch = connection.place.epoch
+        wires = {dtype: wire(dtype) for dtype in (DType.float32, *(each.dtype for each in regions))}
+        for number, bucket in enumerate(buckets([(each.dtype, each.nbytes) for each in regions], bucket_bytes)):
+            parts = tuple(regions[i] for i in bucket)
+            dtype, count = parts[0].dtype, sum(part.count for part in parts)
+            how = wires[dtype]
+            fed = None
+            if dtype in FLOATS:
+                fed = feed(_CALL, feedback, name and f"{name}/{number}", dtype, count, like.op, how)
+            descriptor = replace(like, dtype=dtype, count=count, codec=how.codec, rounding=how.rounding, seed=how.seed)
+            work = _Bucket(connection, descriptor, epoch, Placement(connection.arena, parts, parts, feed=fed))
+            work.parts = parts
+            connection.check_free(work)
+            self.works.append(work)
+
+    def post(self, deadline: float | None = None) -> None:
+        """Get the buckets under way that are not yet. Where the arena is full it waits for earlier ones.
+
+        Raises:
+            TimeoutError: not by *deadline*, a time.monotonic(); wait() goes on.
+            WancollError: the connection is over, or the arena has no room for one bucket.
+        """
+        while self._posted < len(self.works):
+            work = self.works[self._posted]
+            try:
+                if not work.finished and work not in self._connection.pending:  # else an interruption came in between
+                    self._connection.post(work, deadline)
+            except ArenaFull:
+                flying = next((each for each in self.works[: self._posted] if not each.finished), None)
+                if flying is None:
+                    raise
+                self._connection.wait(flying, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            else:
+                self._posted += 1
+
+    def wait(self, timeout: float | None = None) -> ManyReceipt:
+        """Block until all buckets have ended.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+
+        Returns:
+            The receipts, each time.
+
+        Raises:
+            TimeoutError: some are pending; nothing is lost, wait() again. Its .work is this handle.
+            WancollError: a bucket failed, the first of them is named; its tensors are as they were. Notes say how many.
+        """
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        receipts: list[Receipt] = []
+        failures: list[WancollError] = []
+        try:
+            self.post(deadline)
+            for work in self.works:
+                try:
+                    receipts.append(work.wait(None if deadline is None else max(0.0, deadline - time.monotonic())))
+                except WancollError as bad:
+                    failures.append(bad)
+        except TimeoutError as late:
+            late.work = self  # type: ignore[attr-defined]
+            raise
+        if failures:
+            failures[0].add_note(
+                f"{_CALL}: {len(failures)} of {len(self.works)} buckets failed, {len(receipts)} were committed"
+            )
+            raise failures[0]
+        return ManyReceipt(self.out, tuple(receipts))
+
+    def done(self) -> bool:
+        """Whether wait() would return or raise at once."""
+        return self._posted == len(self.works) and all(work.done() for work in self.works)
+
+    def __repr__(self) -> str:
+        ended = sum(work.finished for work in self.works)
+        return f"<ManyWork of {len(self.out)} tensors: {ended} of {len(self.works)} buckets have ended>"
+
+
+class _Bucket(Work):
+    """A Work whose result lies in several tensors."""
+
+    __slots__ = ("parts",)
+    parts: tuple[Region, ...]
+
+    def _result_count(self, contributors: list[str]) -> int:
+        return self.descriptor.count
+
+    def _result(self, contributors: list[str]) -> Any:
+        return [part.owner for part in self.parts]
+
+
+def buckets(sizes: Sequence[tuple[DType, int]], bucket_bytes: int) -> list[list[int]]:
+    """Which tensors go together: indices, ascending in each bucket, buckets in the order of their first tensor.
+
+    A bucket takes the tensors of one dtype as they come, as long as they are *bucket_bytes* together at most.
+
+    Args:
+        sizes: dtype and bytes of each tensor.
+        bucket_bytes: a tensor above this is a bucket of its own.
+
+    Raises:
+        ConfigError: *bucket_bytes* is no size.
+    """
+    try:
+        limit = operator.index(bucket_bytes)
+    except TypeError:
+        limit = 0
+    if limit < 1:
+        raise ConfigError(
+            "bucket_bytes cannot be used", who=f"{_CALL}(bucket_bytes=...)", expected="a number of bytes, 1 or more",
+            got=repr(bucket_bytes),
+        )  # fmt: skip
+    found: list[list[int]] = []
+    filling: dict[DType, tuple[list[int], int]] = {}  # the bucket that still takes tensors, and its bytes
+    for index, (dtype, nbytes) in enumerate(sizes):
+        bucket, used = filling.get(dtype, ([], limit))
+        if bucket and used + nbytes <= limit:
+            bucket.append(index)
+            filling[dtype] = (bucket, used + nbytes)
+            continue
+        found.append([index])
+        if nbytes <= limit:
+            filling[dtype] = (found[-1], nbytes)
+    return found
+
+
+def _regions(tensors: Any) -> list[Region]:
+    who = f"{_CALL}(tensors)"
+    if not isinstance(tensors, list | tuple):
+        raise ConfigError(
+            "tensors is no list", who=who, expected="a list or tuple of tensors", got=type(tensors).__name__
+        )
+    regions = []
+    for i, tensor in enumerate(tensors):
+        name = f"{_CALL}(tensors[{i}])"
+        found = region(tensor, name)
+        require_writable(found, name)
+        regions.append(found)
+    laid = sorted((each.address, i) for i, each in enumerate(regions) if each.nbytes)
+    for (first, i), (second, j) in itertools.pairwise(laid):
+        if first + regions[i].nbytes > second:
+            i, j = sorted((i, j))
+            raise ConfigError(
+                "two tensors share memory", who=who, expected="tensors that do not overlap",
+                got=f"number {i} and number {j}", hint="leave one of them out",
+            )  # fmt: skip
+    return regions

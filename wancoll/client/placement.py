@@ -1,0 +1,156 @@
+"""Where one call's bytes lie in the arena, and what a commit does with them."""
+
+from __future__ import annotations
+
+from wancoll._native import lib
+from wancoll.client.feedback import Feed
+from wancoll.client.memory import EXCHANGE_BYTES, Arena, Block, Lease
+from wancoll.client.tensors import Region
+
+Spans = tuple[tuple[int, int], ...]  # (start, end) addresses, ascending, apart from each other
+
+
+class Placement:
+    """Where an operation reads (*front*) and where its result is built (*back*), as offsets into the arena's file.
+
+    Args:
+        arena: of the connection.
+        sources: the input's parts, one after the other in front. None: this member gives nothing.
+        targets: the result's parts, one after the other in back. None: this member gets nothing.
+        fresh: the target was made for this call, in the arena: the result is built in it.
+        unwanted: bytes of a result that the daemon builds here and nobody needs; without targets.
+        feed: changes the input on its way into front.
+    """
+
+    __slots__ = (
+        "_arena",
+        "_back",
+        "_exchanged",
+        "_fresh",
+        "_front",
+        "_inside",
+        "_unwanted",
+        "back",
+        "feed",
+        "front",
+        "pins",
+        "reads",
+        "sources",
+        "targets",
+        "writes",
+    )
+
+    def __init__(
+        self,
+        arena: Arena,
+        sources: tuple[Region, ...],
+        targets: tuple[Region, ...],
+        *,
+        fresh: bool = False,
+        unwanted: int = 0,
+        feed: Feed | None = None,
+    ) -> None:
+        self._arena, self._fresh, self._unwanted, self.feed = arena, fresh, unwanted, feed
+        self.sources, self.targets = sources, targets
+        self._front: Lease | None = None
+        self._back: Lease | None = None
+        self._exchanged: Block | None = None  # the target's block, if its pages will be exchanged
+        self.front = self.back = 0
+        # The block that front is a part of; what lies outside the arena, or in pieces, is copied first.
+        self._inside: Block | None = None
+        if len(sources) == 1 and feed is None:
+            self._inside = arena.find(sources[0].address, sources[0].nbytes)
+        # The caller's memory.
+        self.reads = _spans(sources)
+        self.writes = _spans(targets)
+        self.pins: Spans = self.reads if self._inside is not None else ()
+
+    def conflicts(self, earlier: Placement) -> bool:
+        """Whether this call would use what *earlier* is going to write, or write what *earlier* still reads."""
+        if self.feed is not None and earlier.feed is not None and self.feed.conflicts(earlier.feed):
+            return True
+        return (
+            overlap(self.writes, earlier.writes)
+            or overlap(self.reads, earlier.writes)
+            or overlap(self.writes, earlier.pins)
+        )
+
+    def prepare(self) -> None:
+        """Take the blocks, and copy the input to its block unless it can stay. May be called again after an error.
+
+        Raises:
+            ConfigError: the arena is full.
+        """
+        arena = self._arena
+        self._front = self._back = None
+        nbytes = sum(target.nbytes for target in self.targets) or self._unwanted
+        if self._fresh:
+            block = arena.find(self.targets[0].address, nbytes)
+            self.back = block.offset if block is not None else 0
+        elif nbytes:
+            self._back = arena.take(nbytes, self._exchangeable())
+            self.back = self._back.block.offset
+        if self._inside is not None:
+            self.front = self._inside.offset + self.sources[0].address - self._inside.address
+        elif nbytes := sum(source.nbytes for source in self.sources):
+            self._front = arena.take(nbytes)
+            self.front = self._front.block.offset
+            at = self._front.block.address
+            for source in self.sources:
+                lib.wc_pages_copy(at, source.address, source.nbytes)
+                at += source.nbytes
+            if self.feed is not None:
+                self.feed.add(self._front.block.address)
+
+    def _exchangeable(self) -> int | None:
+        """The exact size that back must have for an exchange of pages; None: the result will be copied."""
+        self._exchanged = None
+        if len(self.targets) == 1 and (target := self.targets[0]).nbytes >= EXCHANGE_BYTES:
+            block = self._arena.find(target.address, target.nbytes)
+            # Only whole arrays: a block then always shows one contiguous part of the file.
+            if block is not None and block.address == target.address and block.used == target.nbytes:
+                self._exchanged = block
+                return block.nbytes
+        return None
+
+    def commit(self, nbytes: int) -> None:
+        """Bring the result to its targets. Doing it again, after an interruption, is harmless.
+
+        Args:
+            nbytes: of the result, from its beginning; less than the targets hold if members were lost.
+        """
+        if self.feed is not None:
+            self.feed.commit()
+        back = self._back
+        if back is None or not self.targets:
+            return
+        at = back.block.address
+        if len(self.targets) > 1:
+            for target in self.targets:
+                lib.wc_pages_copy(target.address, at, target.nbytes)
+                at += target.nbytes
+            return
+        target = self.targets[0]
+        # Of a part the rest of the target must stay as it is, so its pages cannot go.
+        exchanged = self._exchanged if nbytes == target.nbytes else None
+        if exchanged is None or not self._arena.exchange(exchanged, back.block, self.back):
+            lib.wc_pages_copy(target.address, at, nbytes)
+
+
+def overlap(a: Spans, b: Spans) -> bool:
+    """Whether any address is in both."""
+    i = j = 0
+    while i < len(a) and j < len(b):
+        if a[i][0] < b[j][1] and b[j][0] < a[i][1]:
+            return True
+        if a[i][1] <= b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return False
+
+
+def _spans(regions: tuple[Region, ...]) -> Spans:
+    if len(regions) == 1:
+        return ((regions[0].address, regions[0].address + regions[0].nbytes),)
+    return tuple(sorted((each.address, each.address + each.nbytes) for each in regions))
