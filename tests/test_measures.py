@@ -10,6 +10,7 @@ import pytest
 
 from wancoll.errors import ProtocolError
 from wancoll.peer.tcpinfo import (
+    BACKLOG,
     BUSY,
     TCP_INFO_BYTES,
     Observer,
@@ -62,21 +63,23 @@ def test_tcp_info_of_a_real_connection():
 def test_an_old_kernels_answer_says_nothing():
     assert parse_tcp_info(b"") is None
     assert parse_tcp_info(bytes(104)) is None
-    assert parse_tcp_info(bytes(192)) == TcpInfo(0, 0, 0, False, 0, 0, 0, 0)
+    assert parse_tcp_info(bytes(192)) == TcpInfo(0, 0, 0, False, 0, 0, 0, 0, 0)
 
 
 def test_a_round_trip_that_is_not_known():
     raw = bytearray(192)
     raw[148:152] = b"\xff" * 4  # the kernel's "no sample yet"
     raw[7] = 0x81  # a flag beside app_limited
-    assert parse_tcp_info(bytes(raw)) == TcpInfo(0, 0, 0, True, 0, 0, 0, 0)
+    assert parse_tcp_info(bytes(raw)) == TcpInfo(0, 0, 0, True, 0, 0, 0, 0, 0)
 
 
 # ---- windows ----------------------------------------------------------------------------------------
 
 
-def info(acked: float, busy: float, rate: float = 0.0, *, limited: bool = True, rtt: float = 0.08, sent=0, again=0):
-    return TcpInfo(rtt * 1.5, rtt, rate, limited, int(acked), sent, again, busy)
+def info(
+    acked: float, busy: float, rate: float = 0.0, *, limited=True, rtt: float = 0.08, sent=0, again=0, backlog=BACKLOG
+):
+    return TcpInfo(rtt * 1.5, rtt, rate, limited, int(acked), sent, again, busy, backlog)
 
 
 def test_a_window_adds_lanes_that_worked_at_the_same_time():
@@ -85,7 +88,7 @@ def test_a_window_adds_lanes_that_worked_at_the_same_time():
         0: info(10 * MB, 0.2, 40 * MB, limited=False, sent=100, again=3),
         1: info(15 * MB, 1.2, 60 * MB, limited=False, sent=50),
     }
-    assert window(before, after) == (20 * MB, pytest.approx(0.2), 2, 150, 3, 100 * MB)
+    assert window(before, after) == (20 * MB, pytest.approx(0.2), 2, 150, 3, 100 * MB, True)
 
 
 def test_a_lane_that_hardly_worked_is_not_counted_and_one_without_offers_spoils_the_peak():
@@ -93,7 +96,8 @@ def test_a_lane_that_hardly_worked_is_not_counted_and_one_without_offers_spoils_
     seen = window(before, {0: info(10 * MB, 0.2, 50 * MB, limited=False), 1: info(1000, 0.01, 90 * MB, limited=True)})
     assert (seen.acked, seen.lanes, seen.peak) == (10 * MB + 1000, 1, 50 * MB)
     seen = window(before, {0: info(10 * MB, 0.2, 50 * MB, limited=False), 1: info(1000, 0.15, 90 * MB, limited=True)})
-    assert (seen.lanes, seen.peak) == (2, 0.0)
+    assert (seen.lanes, seen.peak, seen.full) == (2, 0.0, True)
+    assert not window(before, {0: info(10 * MB, 0.2), 1: info(10 * MB, 0.2, backlog=BACKLOG - 1)}).full
     assert window({}, {}).lanes == 0
     assert window(before, before).lanes == 0
 
@@ -106,14 +110,16 @@ class Lanes:
 
     def __init__(self, links: dict[int, str], lanes: int = 2) -> None:
         self.observer, self.links, self.lanes = Observer(), links, lanes
+        self.backlog = 0
         self.acked = dict.fromkeys(links, 0.0)
         self.busy = dict.fromkeys(links, 0.0)
         self.sent = dict.fromkeys(links, 0)
         self.again = dict.fromkeys(links, 0)
         self.look()
 
-    def work(self, seconds: float, rates: dict[int, float], again: float = 0.0) -> None:
+    def work(self, seconds: float, rates: dict[int, float], again: float = 0.0, backlog: int = BACKLOG) -> None:
         """*rates*: bytes per second of each link."""
+        self.backlog = backlog
         for link, rate in rates.items():
             self.acked[link] += rate * seconds
             self.busy[link] += seconds
@@ -133,6 +139,7 @@ class Lanes:
                             self.busy[link],
                             sent=self.sent[link] // n,
                             again=self.again[link] // n,
+                            backlog=self.backlog,
                         )
                         for lane in range(n)
                     },
@@ -176,8 +183,25 @@ def test_links_that_share_the_uplink_tell_lower_bounds_and_the_uplink():
     for _ in range(8):
         lanes.work(0.25, {1: 30 * MB, 2: 40 * MB})
     report = lanes.observer.report()
-    assert [(link.daemon, link.bandwidth) for link in report.links] == [("c", pytest.approx(40 * MB))]
-    assert report.uplink == pytest.approx(70 * MB)
+    assert (report.links, report.uplink) == ([], pytest.approx(70 * MB))
+    for _ in range(8):
+        lanes.work(0.25, {1: 80 * MB, 2: 80 * MB})
+    assert [(link.daemon, link.bandwidth) for link in lanes.observer.report().links] == [("b", pytest.approx(80 * MB))]
+
+
+def test_small_operations_say_nothing_of_the_bandwidth():
+    """One flight in each round trip: busy all the time, with nothing left to send."""
+    lanes = Lanes({1: "b"})
+    lanes.observer.report()
+    for _ in range(20):
+        lanes.work(0.25, {1: 0.2 * MB}, backlog=0)
+    assert lanes.observer.report() is None
+    for _ in range(3):
+        lanes.work(0.25, {1: 60 * MB})
+    assert lanes.observer.report().links[0].bandwidth == pytest.approx(60 * MB)
+    for _ in range(20):
+        lanes.work(0.25, {1: 0.2 * MB}, backlog=0)
+    assert lanes.observer.report() is None
 
 
 def test_lost_segments_are_reported():

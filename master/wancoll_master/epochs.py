@@ -9,7 +9,7 @@ from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master import planning, probing
+from wancoll_master import measuring, planning, probing
 from wancoll_master.state import (
     Announce,
     Asking,
@@ -26,7 +26,6 @@ from wancoll_master.state import (
     clip,
     names,
 )
-from wancoll_master.topology import ring_order
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
 GONE_DAEMONS = 1024  # lost daemons whose members' fate is kept for when they come back
@@ -35,8 +34,15 @@ _CALL_CHARS = 200
 # ---- epochs -----------------------------------------------------------------------------------------
 
 
-def new_epoch(state: State, group: Group, reason: str) -> None:
-    """Begin the group's next epoch with the members it has; what is not committed is void and runs again (R2)."""
+def new_epoch(state: State, group: Group, reason: str, *, free: bool = False) -> None:
+    """Begin the group's next epoch with the members it has; what is not committed is void and runs again (R2).
+
+    Args:
+        state: the master's.
+        group: whose.
+        reason: for members and the event log.
+        free: nothing is void and nobody is in a hurry, so the plan may change what links are made with.
+    """
     group.epoch += 1
     if group.epoch > state.highest_epoch:
         state.highest_epoch = group.epoch
@@ -45,7 +51,8 @@ def new_epoch(state: State, group: Group, reason: str) -> None:
     group.pending.clear()
     group.complaints.clear()
     group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False
-    _avoid_bad_pairs(state, group)
+    _forget_bad_pairs(state, group)
+    plan = planning.decide(state, group, free=free)
     members = group.members
     group.conns = tuple(dict.fromkeys(member.daemon.conn for member in members))
     epoch = m.Epoch(
@@ -56,7 +63,7 @@ def new_epoch(state: State, group: Group, reason: str) -> None:
         members=[
             m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses, one.daemon.site) for one in members
         ],
-        plan=planning.plan(state, group),
+        plan=plan,
         key=group.key,
         min_world=group.min_world,
         committed_upto=group.committed,
@@ -66,29 +73,26 @@ def new_epoch(state: State, group: Group, reason: str) -> None:
     state.out.append(Announce(tuple((member.daemon.conn, member.mid) for member in members), epoch))
     state.record(group, "epoch", clip(f"{group.reason}; {len(members)} members: {names(members)}"))
     probing.ensure_probes(state, group)
+    measuring.ask_bandwidths(state, group)
 
 
 def form_if_complete(state: State, group: Group) -> None:
     """The group's first epoch, once start_world members have joined."""
-    if group.members or len(group.joining) < group.start_world:
+    if group.members or len(group.joining) < group.start_world or measuring.waits_until(state, group) > state.now:
         return
     group.members, group.joining = group.joining, []
     for member in group.members:
         member.in_epoch = True
-    new_epoch(state, group, f"the group has formed: {names(group.members)}")
+    new_epoch(state, group, f"the group has formed: {names(group.members)}", free=True)
 
 
-def _avoid_bad_pairs(state: State, group: Group) -> None:
+def _forget_bad_pairs(state: State, group: Group) -> None:
     present = {member.mid: member for member in group.members}
     group.bad_pairs = {
         ends: until
         for ends, until in group.bad_pairs.items()
         if until > state.now and ends[0] in present and ends[1] in present
     }
-    if group.bad_pairs:
-        order = ring_order(list(present), group.bad_pairs)
-        if order is not None:
-            group.members = [present[mid] for mid in order]
 
 
 # ---- losses -----------------------------------------------------------------------------------------
@@ -121,6 +125,7 @@ def lose(state: State, gone: list[Member], why: str, kind: str, *, tell: bool) -
 def end_daemon(state: State, daemon: Daemon, why: str, kind: str, *, close: bool) -> None:
     """The daemon's connection is over; so are its memberships. With *close* the master ends it and says why."""
     _remember_gone(state, daemon, why)
+    measuring.forget(state, daemon)
     del state.connections[daemon.conn], state.daemons[daemon.name]
     lose(state, list(daemon.members.values()), why, kind, tell=close)
     if close:
@@ -226,6 +231,7 @@ def update(state: State, member: Member, message: m.UpdateMembership) -> None:
 
 def advance(state: State, group: Group) -> None:
     """Commit whatever all members are done with, in seq order, and look at an update_membership that comes next."""
+    held = bool(group.joining) or planning.due(state, group)
     if not group.small:
         world, reach, seq = len(group.members), group.committed, group.committed
         while True:
@@ -233,13 +239,13 @@ def advance(state: State, group: Group) -> None:
             if seq in group.voids:
                 continue
             entry = group.pending.get(seq)
-            if entry is None or len(entry.done) < world or entry.differs or (entry.update and group.joining):
+            if entry is None or len(entry.done) < world or entry.differs or (entry.update and held):
                 break
             reach = seq
             del group.pending[seq]
         if reach > group.committed:
             _commit(state, group, reach)
-    if group.joining or group.small:
+    if held or group.small:
         consider_update(state, group)
 
 
@@ -287,7 +293,7 @@ def _digests_differ(state: State, group: Group, seq: int, entry: Pending) -> Non
 
 
 def consider_update(state: State, group: Group) -> None:
-    """If all members stand at an update_membership: admit joiners, let the members pass, or wait."""
+    """If all members stand at an update_membership: admit joiners, change the plan, let the members pass, or wait."""
     seq = _ready_update(group)
     if seq is None or group.asking is not None:
         return
@@ -298,8 +304,13 @@ def consider_update(state: State, group: Group) -> None:
             state.alarm(group.hold_until)
     elif len(group.members) + len(ready) < group.min_world:
         pass  # held until enough joiners are there
+    elif ready and measuring.waits_until(state, group) > state.now:
+        pass  # a tick follows
     elif ready:
         _admit(state, group, ready, seq)
+    elif better := planning.improvement(state, group):
+        _set_committed(group, seq)
+        new_epoch(state, group, f"plan: {better}", free=True)
     else:
         del group.pending[seq]
         _commit(state, group, seq)
@@ -326,7 +337,7 @@ def _admit(state: State, group: Group, joiners: list[Member], seq: int) -> None:
         joiner.probes.clear()
     group.members = group.members + joiners
     _set_committed(group, seq)
-    new_epoch(state, group, f"admitted {names(joiners)}")
+    new_epoch(state, group, f"admitted {names(joiners)}", free=True)
 
 
 def _void_strayed_updates(state: State, group: Group) -> None:

@@ -20,7 +20,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
-from wancoll_master import epochs, links, probing
+from wancoll_master import epochs, links, measuring, probing
 from wancoll_master.state import (
     Close,
     Command,
@@ -132,7 +132,18 @@ def _hello(state: State, conn: int, hello: m.Hello) -> None:
         same = old.incarnation == hello.incarnation
         cause = "connected again" if same else "was started anew, or two daemons have its name"
         epochs.end_daemon(state, old, f"daemon {old.name} {cause}", "lost", close=True)
-    daemon = Daemon(hello.daemon, conn, hello.incarnation, list(hello.addresses), hello.lanes, hello.site, state.now)
+    daemon = Daemon(
+        hello.daemon,
+        conn,
+        hello.incarnation,
+        list(hello.addresses),
+        hello.lanes,
+        hello.site,
+        state.now,
+        hello.max_lanes,
+        frozenset(hello.congestion_controls),
+        hello.measures,
+    )
     state.connections[conn] = state.daemons[daemon.name] = daemon
     limits = state.limits
     state.alarm(state.now + limits.heartbeat_timeout)
@@ -168,14 +179,18 @@ def _from_daemon(state: State, daemon: Daemon, message: m.FromPeer) -> None:
             state.out.append(Send(daemon.conn, m.Pong(number, state.term)))
         case m.Join():
             _join(state, daemon, message)
-        case m.Leave(group, name):
+        case m.Leave(left, name):
             for member in list(daemon.members.values()):
-                if member.group.name == group and member.name == name:
+                if member.group.name == left and member.name == name:
                     epochs.lose(state, [member], "left", "left", tell=False)
         case m.ProbeResult():
             reconsider = probing.result(state, daemon, message)
             if reconsider is not None:
                 epochs.consider_update(state, reconsider)
+        case m.LinkReport():
+            for group in measuring.take(state, daemon, message):
+                epochs.form_if_complete(state, group)
+                epochs.consider_update(state, group)
         case m.StatusRequest():
             _status(state, daemon.conn, message)
         case _:
@@ -240,6 +255,7 @@ def _join(state: State, daemon: Daemon, join: m.Join) -> None:
         waits = f"{len(group.joining)} of {group.start_world} members are here to start the group"
     state.out.append(Send(daemon.conn, m.Joined(group.name, member.name, mid, waits)))
     state.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
+    measuring.ask_round_trips(state, group, daemon)
     epochs.form_if_complete(state, group)
     probing.ensure_probes(state, group)
     epochs.consider_update(state, group)
@@ -307,9 +323,15 @@ def _tick(state: State) -> None:
         if group.hold_until <= now:
             group.hold_until, group.waited = inf, True
             epochs.consider_update(state, group)
+        if group.joining:  # it may have waited for a round trip
+            epochs.form_if_complete(state, group)
+            epochs.consider_update(state, group)
     state.deadline = min(
         [daemon.heard_at + limits.heartbeat_timeout for daemon in state.daemons.values()]
-        + [_group_deadline(group) for group in state.groups.values()],
+        + [_group_deadline(group) for group in state.groups.values()]
+        + [
+            at for group in state.groups.values() if group.joining and (at := measuring.waits_until(state, group)) > now
+        ],
         default=inf,
     )
 

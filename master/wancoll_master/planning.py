@@ -1,32 +1,337 @@
-"""What the master decides for an epoch beside its members: lanes, how finely they share, who avoids whom. Pure."""
+"""What the master decides for an epoch beside who is in it: order, lanes, pace, algorithms. Pure.
+
+What connections are made with (lanes, pacing, congestion control) changes only where a new epoch costs nothing: when
+the group forms, when a joiner is admitted, and at an update_membership. After a loss the survivors keep it, and their
+order, unless another one is much better.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import floor, inf, log, log10
+
+from wancoll.limits import KIB
+from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted
 from wancoll.wire import messages as m
-from wancoll_master.state import Group, State
-from wancoll_master.topology import LOCAL_STRIPE, STRIPE, one_machine, pair
+from wancoll_master.measures import Measures
+from wancoll_master.state import Daemon, Group, Member, Planned, State
+from wancoll_master.topology import (
+    EXACT_BEST,
+    LOCAL_STRIPE,
+    MATERIAL,
+    STRIPE,
+    Ring,
+    better_ring,
+    one_machine,
+    pair,
+    rate,
+)
 
 MAX_AVOID = 4096  # pairs that a Plan can carry
+FAR = 0.005  # seconds of round trip from which a path counts as long
+FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
+LOSSY = 1e-4  # share of lost segments from which loss-based congestion control is slow
+LANE_GAIN = 1.05  # times more that twice the lanes have to carry
+LOOK_SECONDS = 5.0  # between looks for a better plan
+AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
+PACING_SLACK = 1.15  # times the measured uplink, so that growth of the path is seen
+PACING_STAYS = 1.5  # times off, in both directions, before a pace is changed: links are made anew for it
+
+OVERHEAD = 50e-6  # seconds of a message beside the path's latency
+HANDLING = 15e-6  # seconds of a daemon's work for each message
+UPLINK = 125e6  # bytes per second, where nothing was measured: 1 Gbit/s
+NEAR = LinkCost(100e-6 + OVERHEAD, 1 / 1.25e9, HANDLING)  # within a site, where nothing was measured: 10 Gbit/s
+LOCAL_LATENCY, LOCAL_BANDWIDTH = 20e-6, 4e9  # within a machine
+LATENCY_GRAIN = 0.5e-3  # seconds: finer differences do not make an order better
+BANDWIDTH_GRAIN = 1.25  # times
+
+# Within one machine, where all members share one memory and its caches.
+LOCAL_CHOICES: dict[str, list[tuple[int, str]]] = {}
+_JUDGED = [1 << i for i in range(10, 29, 2)]  # bytes of all-reduces by which two lists of choices are compared
 
 
-def plan(state: State, group: Group) -> m.Plan:
-    """The plan for the group's members as they are now, in rank order."""
-    members = group.members
-    local = one_machine(address for member in members for address in member.daemon.addresses)
-    return m.Plan(
-        lanes=min(member.daemon.lanes for member in members),
-        stripe=LOCAL_STRIPE if local else STRIPE,
+# ---- decisions --------------------------------------------------------------------------------------
+
+
+def decide(state: State, group: Group, *, free: bool) -> m.Plan:
+    """Put the members into order and return the epoch's plan. *free*: new connections and links cost nothing now."""
+    found = _candidate(state, group, free=free)
+    for line in found.changes:
+        state.record(group, "plan", line)
+    group.members = found.members
+    group.planned = found.planned
+    group.seen_version, group.seen_at = state.measures.version, state.now
+    return found.planned.plan
+
+
+def due(state: State, group: Group) -> bool:
+    """Whether improvement() may find something: more is known, and it is not long ago that it looked."""
+    new = group.planned is not None and group.seen_version != state.measures.version
+    return new and state.now - group.seen_at >= LOOK_SECONDS
+
+
+def improvement(state: State, group: Group) -> str:
+    """What a new epoch of the same members would make better; "" if nothing much."""
+    if not due(state, group) or _local(group.members):
+        return ""
+    group.seen_version, group.seen_at = state.measures.version, state.now
+    return "; ".join(_candidate(state, group, free=True).changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    members: list[Member]
+    planned: Planned
+    changes: list[str]  # material ones, in words
+
+
+def _candidate(state: State, group: Group, *, free: bool) -> _Candidate:
+    bad = sorted(ends for ends, until in group.bad_pairs.items() if until > state.now)
+    before = group.planned
+    members, changes = _order(state.measures, group.members, bad, free=free)
+    local = _local(members)
+    daemons = list(dict.fromkeys(member.daemon for member in members))
+    cost = None if local else _cost(state.measures, daemons, members)
+    wire = before if before is not None and not free else _wire(state.measures, daemons, before, local=local)
+    far = cost is not None and cost.alpha > FAR / 2
+    plan = m.Plan(
+        lanes=max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons))),
+        stripe=LOCAL_STRIPE if local else FAR_STRIPE if far else STRIPE,
         turns=not local,
-        choices={},
-        avoid=_avoid(state, group),
-        pacing=0,
-        congestion="",
+        choices=LOCAL_CHOICES if local else _choices(state.measures, members, cost),
+        avoid=_avoid(members, bad),
+        pacing=wire.plan.pacing,
+        congestion=wire.plan.congestion,
     )
+    if before is not None:
+        changes += _differences(before.plan, plan, len(members), cost)
+    return _Candidate(members, replace(wire, plan=plan, cost=cost), changes)
 
 
-def _avoid(state: State, group: Group) -> list[tuple[int, int]]:
+def _avoid(members: Sequence[Member], bad: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Pairs that cannot reach each other; not ring neighbours, which must try, since no order keeps them apart."""
-    mids = [member.mid for member in group.members]
-    neighbours = {pair(one, other) for one, other in zip(mids, mids[1:] + mids[:1], strict=True)}
-    bad = (ends for ends, until in group.bad_pairs.items() if until > state.now and ends not in neighbours)
-    return sorted(bad)[:MAX_AVOID]
+    neighbours = {pair(one.mid, other.mid) for one, other in [*pairwise(members), (members[-1], members[0])]}
+    return [ends for ends in bad if ends not in neighbours][:MAX_AVOID]
+
+
+def _differences(old: m.Plan, new: m.Plan, world: int, cost: LinkCost | None) -> list[str]:
+    found = []
+    if old.lanes != new.lanes:
+        found.append(f"lanes {old.lanes} -> {new.lanes}")
+    if old.congestion != new.congestion:
+        found.append(f"congestion control {old.congestion or 'as set'} -> {new.congestion or 'as set'}")
+    if old.pacing != new.pacing:
+        found.append(f"pacing of a lane {_speed(old.pacing)} -> {_speed(new.pacing)}")
+    if old.choices != new.choices and cost is not None:
+        gain, nbytes = _gain(old, new, world, cost)
+        if gain >= MATERIAL:
+            names = (chosen(plan.choices.get("all_reduce", [(0, "ring")]), nbytes) for plan in (old, new))
+            found.append(f"all_reduce of {nbytes} bytes {' -> '.join(names)}")
+    return found
+
+
+def _gain(old: m.Plan, new: m.Plan, world: int, cost: LinkCost) -> tuple[float, int]:
+    """How many times faster the new choices make all-reduces at most, and of how many bytes."""
+
+    def seconds(plan: m.Plan, nbytes: int) -> float:
+        name = chosen(plan.choices.get("all_reduce", [(0, "ring")]), nbytes)
+        return inf if name == "hierarchical" else predicted(name, "all_reduce", nbytes, world, cost)
+
+    if world < 2 or any(
+        name == "hierarchical" for plan in (old, new) for _, name in plan.choices.get("all_reduce", [])
+    ):
+        return 1.0, 0
+    return max((seconds(old, nbytes) / max(seconds(new, nbytes), 1e-9), nbytes) for nbytes in _JUDGED)
+
+
+# ---- the ring ---------------------------------------------------------------------------------------
+
+
+def _order(
+    measures: Measures, members: list[Member], bad: Sequence[tuple[int, int]], *, free: bool
+) -> tuple[list[Member], list[str]]:
+    present = {member.mid: member for member in members}
+    bandwidth, latency = _matrices(measures, members)
+    if not free and len(members) > EXACT_BEST:  # survivors wait for it
+        bandwidth = latency = [[1.0] * len(members)] * len(members)
+    found = better_ring(list(present), bandwidth, latency, bad, material=MATERIAL if free else AFTER_LOSS)
+    if found is None:
+        return members, []
+    ordered = [present[mid] for mid in found.order]
+    old, new = ring_of(measures, members), ring_of(measures, ordered)
+    if not free or ordered == members:
+        return ordered, []
+    gains = []
+    if new.bottleneck > old.bottleneck > 0:
+        gains.append(f"bottleneck {_speed(old.bottleneck)} -> {_speed(new.bottleneck)}")
+    if old.latency != new.latency:
+        gains.append(f"once around {1e3 * old.latency:.3g} -> {1e3 * new.latency:.3g} ms")
+    return ordered, [f"ring order {', '.join(gains)}"] if gains else ["ring order"]
+
+
+def ring_of(measures: Measures, members: Sequence[Member]) -> Ring:
+    """The members' ring as it was measured: bottleneck 0 where an edge is not known, unknown latencies left out."""
+    if len(members) < 2:
+        return rate([member.mid for member in members], [[0.0]], [[0.0]])
+    edges = [(one.daemon, other.daemon) for one, other in [*pairwise(members), (members[-1], members[0])]]
+    speeds = [LOCAL_BANDWIDTH if near(*edge) else measures.bandwidth(edge[0].name, edge[1].name) for edge in edges]
+    delays = [LOCAL_LATENCY if near(*edge) else measures.rtt(edge[0].name, edge[1].name) / 2 for edge in edges]
+    return Ring(tuple(member.mid for member in members), min(speeds), sum(delays))
+
+
+def _matrices(measures: Measures, members: Sequence[Member]) -> tuple[list[list[float]], list[list[float]]]:
+    """Bandwidth and latency between members, coarsely; what is not known is as the median of what is."""
+    speeds, delays = [], []
+    for one in members:
+        for other in members:
+            near_by = near(one.daemon, other.daemon)
+            speeds.append(LOCAL_BANDWIDTH if near_by else measures.bandwidth(one.daemon.name, other.daemon.name))
+            delays.append(LOCAL_LATENCY if near_by else measures.rtt(one.daemon.name, other.daemon.name) / 2)
+    apart = [not near(one.daemon, other.daemon) for one in members for other in members]
+    usual_speed = _median([speed for speed, far in zip(speeds, apart, strict=True) if far and speed], 1.0)
+    usual_delay = _median([delay for delay, far in zip(delays, apart, strict=True) if far and delay], 0.0)
+    speeds = [BANDWIDTH_GRAIN ** round(log(speed or usual_speed, BANDWIDTH_GRAIN)) for speed in speeds]
+    delays = [LATENCY_GRAIN * round((delay or usual_delay) / LATENCY_GRAIN) for delay in delays]
+    count = len(members)
+    rows = range(0, count * count, count)
+    return [speeds[at : at + count] for at in rows], [delays[at : at + count] for at in rows]
+
+
+def _median(values: list[float], nothing: float) -> float:
+    return sorted(values)[len(values) // 2] if values else nothing
+
+
+def near(one: Daemon, other: Daemon) -> bool:
+    """Whether the daemons are on one machine: no path between them is measured."""
+    return one is other or one_machine([*one.addresses, *other.addresses])
+
+
+def _local(members: Sequence[Member]) -> bool:
+    return one_machine(address for member in members for address in member.daemon.addresses)
+
+
+# ---- connections ------------------------------------------------------------------------------------
+
+
+def _wire(measures: Measures, daemons: Sequence[Daemon], before: Planned | None, *, local: bool) -> Planned:
+    """Lanes, pacing and congestion control, in a plan that says nothing else yet; and what was tried for them."""
+    start = min(daemon.lanes for daemon in daemons)
+    tried: dict[int, float] = dict(before.tried) if before is not None else {}
+    settled = before is not None and before.settled
+    lanes = before.plan.lanes if before is not None else start
+    pacing, congestion = 0, ""
+    if not local:
+        congestion = _congestion(measures, daemons, before.plan.congestion if before is not None else "")
+        lanes, settled = _lanes(measures, daemons, lanes, tried, settled=settled)
+        if settled and congestion != "bbr" and _far(measures, daemons):  # bbr paces by itself
+            pacing = _pacing(_slowest_uplink(measures, daemons, lanes), lanes, before)
+    plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion)
+    return Planned(plan, None, tried, settled)
+
+
+def _lanes(
+    measures: Measures, daemons: Sequence[Daemon], lanes: int, tried: dict[int, float], *, settled: bool
+) -> tuple[int, bool]:
+    """Twice as many as long as that carries more. *tried* is added to."""
+    most = min(_most_lanes(daemon) for daemon in daemons)
+    carried = _slowest_uplink(measures, daemons, lanes)
+    if settled or not carried:
+        return lanes, settled
+    tried[lanes] = carried
+    fewer = tried.get(lanes // 2, 0.0)
+    if fewer and carried < LANE_GAIN * fewer:
+        return lanes // 2, True
+    if 2 * lanes > most:
+        return lanes, True
+    return 2 * lanes, False
+
+
+def _most_lanes(daemon: Daemon) -> int:
+    return max(daemon.max_lanes, daemon.lanes)
+
+
+def _slowest_uplink(measures: Measures, daemons: Sequence[Daemon], lanes: int) -> float:
+    """Bytes per second of the daemon that sends least with *lanes*; 0 while one of them is not known."""
+    return min((measures.uplink(daemon.name, lanes) for daemon in daemons), default=0.0)
+
+
+def _pacing(uplink: float, lanes: int, before: Planned | None) -> int:
+    if not uplink:
+        return before.plan.pacing if before is not None else 0
+    pace = int(PACING_SLACK * uplink / lanes)
+    old = before.plan.pacing if before is not None else 0
+    return old if old / PACING_STAYS < pace < old * PACING_STAYS else pace
+
+
+def _congestion(measures: Measures, daemons: Sequence[Daemon], before: str) -> str:
+    if not all("bbr" in daemon.congestion_controls for daemon in daemons):
+        return ""
+    return "bbr" if before or _far(measures, daemons) or _lossy(measures, daemons) else ""
+
+
+def _far(measures: Measures, daemons: Sequence[Daemon]) -> bool:
+    return any(measures.rtt(one.name, other.name) > FAR for one in daemons for other in daemons)
+
+
+def _lossy(measures: Measures, daemons: Sequence[Daemon]) -> bool:
+    return any(measures.loss(one.name, other.name) > LOSSY for one in daemons for other in daemons)
+
+
+# ---- algorithms -------------------------------------------------------------------------------------
+
+
+def _cost(measures: Measures, daemons: Sequence[Daemon], members: Sequence[Member]) -> LinkCost | None:
+    """Of the slowest links and uplinks, to two digits; None if no round trip is known."""
+    delay = max((measures.rtt(one.name, other.name) for one in daemons for other in daemons), default=0.0) / 2
+    if not delay:
+        return None
+    beta = max(_seconds_per_byte(measures, daemon, daemons, members) for daemon in daemons)
+    return LinkCost(_two_digits(delay + OVERHEAD), _two_digits(beta), HANDLING)
+
+
+def _seconds_per_byte(
+    measures: Measures, daemon: Daemon, daemons: Sequence[Daemon], members: Sequence[Member]
+) -> float:
+    """Of one member's share of the daemon's uplink."""
+    paths = [measures.bandwidth(daemon.name, other.name) for other in daemons if not near(daemon, other)]
+    uplink = measures.uplink(daemon.name) or max(paths, default=0.0) or UPLINK
+    return sum(member.daemon is daemon for member in members) / uplink
+
+
+def _choices(measures: Measures, members: Sequence[Member], cost: LinkCost | None) -> dict[str, list[tuple[int, str]]]:
+    if cost is None or len(members) < 2:
+        return {}
+    return {kind: list(entries) for kind, entries in _chosen(len(members), cost, _sites(measures, members)).items()}
+
+
+@lru_cache(maxsize=64)
+def _chosen(world: int, cost: LinkCost, sites: Sites | None) -> dict[str, list[tuple[int, str]]]:
+    return choices(world, cost, sites=sites)
+
+
+def _sites(measures: Measures, members: Sequence[Member]) -> Sites | None:
+    """Where the members are, if at least two sites are named, or a site of its own, and one has two members."""
+    groups: dict[str, list[Daemon]] = {}
+    for member in members:
+        groups.setdefault(member.daemon.site or f" {member.mid}", []).append(member.daemon)
+    if not 1 < len(groups) < len(members):
+        return None
+    inside = [(a, b) for group in groups.values() for a in group for b in group if not near(a, b)]
+    delay = max((measures.rtt(a.name, b.name) for a, b in inside), default=0.0) / 2
+    speed = min(filter(None, (measures.bandwidth(a.name, b.name) for a, b in inside)), default=0.0)
+    cost = LinkCost(
+        _two_digits(delay + OVERHEAD) if delay else NEAR.alpha, _two_digits(1 / speed) if speed else NEAR.beta, HANDLING
+    )
+    return Sites(tuple(len(group) for group in groups.values()), cost)
+
+
+def _two_digits(value: float) -> float:
+    """So that small changes of what was measured change no plan."""
+    return round(value, 1 - floor(log10(value)))
+
+
+def _speed(value: float) -> str:
+    return f"{value / 1e6:.3g} MB/s" if value else "unlimited"

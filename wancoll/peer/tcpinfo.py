@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from wancoll.limits import KIB
 from wancoll.wire import messages as m
 
 TCP_INFO_BYTES = 256  # room for the structure; kernels fill in as much as they know
@@ -17,6 +18,7 @@ _APP_LIMITED = 0x01
 _USEC = 1e-6
 
 BUSY = 0.05  # seconds that a connection has to be busy for its bytes to say something about the path
+BACKLOG = 16 * KIB  # bytes waiting in a socket from which its connection counts as held up by the path
 _WINDOWS = 8  # of the past, whose median is reported
 _ENOUGH = 3  # of them
 _SPREAD = 0.5  # lanes that were busy for less than this share of the busiest one's time do not count
@@ -34,6 +36,7 @@ class TcpInfo(NamedTuple):
     segments: int  # with data, sent again ones included
     retransmitted: int
     busy: float  # seconds with data under way
+    backlog: int  # bytes that wait in the socket to be sent for the first time
 
 
 def parse_tcp_info(raw: bytes) -> TcpInfo | None:
@@ -52,6 +55,7 @@ def parse_tcp_info(raw: bytes) -> TcpInfo | None:
         segments=counts[5],
         retransmitted=numbers[23],
         busy=rates[1] * _USEC,
+        backlog=counts[2],
     )
 
 
@@ -63,23 +67,24 @@ class Window(NamedTuple):
     lanes: int  # that were busy for about as long
     segments: int
     retransmitted: int
-    peak: float  # bytes per second, what the kernel saw the lanes deliver together; 0: they were not offered enough
+    peak: float  # bytes per second, what the kernel saw the lanes deliver together; 0: not known
+    full: bool  # more was waiting to be sent on every lane, so that the path was the limit
 
 
 def window(before: Mapping[int, TcpInfo], after: Mapping[int, TcpInfo]) -> Window:
     """The difference of two looks at a link, by lane. A lane that was made in between counts from nothing."""
-    none = TcpInfo(0, 0, 0, False, 0, 0, 0, 0)
+    none = TcpInfo(0, 0, 0, False, 0, 0, 0, 0, 0)
     lanes = [(before.get(lane, none), info) for lane, info in after.items()]
     busiest = max((new.busy - old.busy for old, new in lanes), default=0.0)
     used = [(old, new) for old, new in lanes if new.busy - old.busy >= _SPREAD * busiest > 0]
-    limited = any(new.app_limited for _, new in used)
     return Window(
         acked=sum(new.bytes_acked - old.bytes_acked for old, new in lanes),
         busy=busiest,
         lanes=len(used),
         segments=sum(new.segments - old.segments for old, new in lanes),
         retransmitted=sum(new.retransmitted - old.retransmitted for old, new in lanes),
-        peak=0.0 if limited else sum(new.delivery_rate for _, new in used),
+        peak=0.0 if any(new.app_limited for _, new in used) else sum(new.delivery_rate for _, new in used),
+        full=bool(used) and all(new.backlog >= BACKLOG for _, new in used),
     )
 
 
@@ -122,8 +127,9 @@ class _Path:
 class Observer:
     """Turns looks at the lanes into reports for the master.
 
-    A link that was busy alone tells its path's bandwidth; one that shared the uplink with others tells a lower bound,
-    which counts if it is above what was known. All links together tell the uplink.
+    A link that was busy alone, with more to send than went, tells its path's bandwidth. One that shared the uplink with
+    others, or had no more to send, tells a lower bound, which counts if it is above what was known. All links together
+    tell the uplink.
     """
 
     def __init__(self) -> None:
@@ -153,15 +159,13 @@ class Observer:
             self._before[link] = dict(links[link][1])
         busy = [(daemon, seen) for _, daemon, seen in windows if seen.busy >= _SPREAD * busiest]
         for daemon, seen in busy:
-            self._add(self._paths[daemon], seen, alone=len(busy) == 1)
-        self._uplink.add(min(seen.lanes for _, seen in busy), sum(seen.acked for _, seen in busy) / busiest)
-
-    def _add(self, path: _Path, seen: Window, *, alone: bool) -> None:
-        rate = max(seen.acked / seen.busy, seen.peak)
-        if alone or rate > path.rates.median:
-            path.rates.add(seen.lanes, rate)
-        path.segments = path.segments / 2 + seen.segments
-        path.retransmitted = path.retransmitted / 2 + seen.retransmitted
+            path, rate = self._paths[daemon], max(seen.acked / seen.busy, seen.peak)
+            if (len(busy) == 1 and seen.full) or rate > path.rates.median > 0:
+                path.rates.add(seen.lanes, rate)
+            path.segments = path.segments / 2 + seen.segments
+            path.retransmitted = path.retransmitted / 2 + seen.retransmitted
+        if all(seen.full for _, seen in busy):
+            self._uplink.add(min(seen.lanes for _, seen in busy), sum(seen.acked for _, seen in busy) / busiest)
 
     def retell(self) -> None:
         """Report all that is known again, to a master that has not heard it."""
