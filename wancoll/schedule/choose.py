@@ -30,7 +30,7 @@ _ALL_GATHER: dict[str, Callable[[int, Sequence[int]], Schedule]] = {
     "direct": direct.all_gather,
 }
 _BROADCAST: dict[str, _Rooted] = {"ring": ring.broadcast, "tree": tree.broadcast, "direct": direct.broadcast}
-_REDUCE: dict[str, _Rooted] = {"tree": tree.reduce, "direct": direct.reduce}
+_REDUCE: dict[str, _Rooted] = {"direct": direct.reduce, "tree": tree.reduce}
 
 # What each kind offers; the first is taken where nothing else says which.
 ALGORITHMS: dict[Kind, tuple[str, ...]] = {
