@@ -43,10 +43,14 @@ PURE = (
     "wancoll.peer.calls",
     "wancoll.peer.member",
     "wancoll.peer.ops",
+    "wancoll.peer.tcpinfo",
     "wancoll.schedule",
     "wancoll.wire",
+    "wancoll_master.measures",
+    "wancoll_master.measuring",
     "wancoll_master.membership",
     "wancoll_master.planning",
+    "wancoll_master.ring_search",
     "wancoll_master.topology",
 )
 

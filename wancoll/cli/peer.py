@@ -61,6 +61,18 @@ def peer(
             help="TCP connections to each other peer. A group uses the smallest number that a member states.",
         ),
     ] = 8,
+    max_lanes: Annotated[
+        int,
+        Parameter(
+            validator=between(0, DEFAULT.max_lanes),
+            help="TCP connections to each other peer up to which the master may go where more of them carry more. "
+            "A group uses the smallest number that a member states; not above --lanes: never.",
+        ),
+    ] = 32,
+    measure: Annotated[
+        bool,
+        Parameter(help="Measure paths to other machines, for the master's plans. Short probes while nothing runs."),
+    ] = True,
     workers: Annotated[
         int,
         Parameter(validator=between(0, MAX_WORKERS), help="Engine threads. 0: one for two processor cores, at most 4."),
@@ -129,6 +141,8 @@ def peer(
         name=name,
         site=site,
         lanes=lanes,
+        max_lanes=max_lanes,
+        measure=measure,
         workers=workers,
         congestion_control=congestion_control,
         checksum=checksum,

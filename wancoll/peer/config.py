@@ -20,6 +20,8 @@ class PeerConfig:
         name: the daemon's id, unique under its master ("" makes one from the host name and a random part).
         site: a label that members close to each other share; "" is nobody's.
         lanes: TCP connections per link; a group uses the smallest number any member states.
+        max_lanes: up to which the master may raise that number, where more carry more.
+        measure: report what operations tell of paths to other machines, and probe them when the master asks.
         workers: engine threads (0: one per two cores, at most 4).
         congestion_control: of the lanes, "" for the system's.
         checksum: checksum outgoing frames.
@@ -36,6 +38,8 @@ class PeerConfig:
     name: str = ""
     site: str = ""
     lanes: int = 8
+    max_lanes: int = 32
+    measure: bool = True
     workers: int = 0
     congestion_control: str = ""
     checksum: bool = True

@@ -14,7 +14,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.peer.config import PeerConfig
-from wancoll.peer.lanes import LaneFailed, advertised, dial
+from wancoll.peer.lanes import LaneFailed, advertised, dial, offered_congestion_controls
 from wancoll.peer.stream import NowaitStream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -119,6 +119,9 @@ class Control:
                         self._config.lanes,
                         self._config.site,
                         version("wancoll"),
+                        self._config.max_lanes,
+                        offered_congestion_controls(self._config.congestion_control),
+                        self._config.measure,
                     )
                 )
             )

@@ -22,6 +22,7 @@ from wancoll.peer.door import FrontDoor, claim_socket
 from wancoll.peer.failpoints import Failpoints
 from wancoll.peer.lanes import check_congestion_control, open_listener, probe
 from wancoll.peer.links import LinkHub
+from wancoll.peer.measure import Measurer
 from wancoll.peer.session import Session
 from wancoll.wire import messages as m
 
@@ -67,6 +68,14 @@ class Daemon:
             self._master_lost,
             self._master_synced,
         )
+        self.measurer = Measurer(
+            config.limits,
+            self.links.open_links,
+            engine.tcp_info,
+            self.control.send,
+            lambda: bool(self._by_engine_id),
+            lambda: self.control.addresses,
+        )
         self._nursery = nursery
         self._sessions: list[Session] = []
         self._by_engine_id: dict[int, Session] = {}
@@ -90,6 +99,7 @@ class Daemon:
     def started(self, engine_id: int, session: Session) -> None:
         """An op of *session* is in the engine."""
         self._by_engine_id[engine_id] = session
+        self.measurer.op_started()
 
     def watch_first_bytes(self, engine_links: Iterable[int]) -> None:
         """Fault injection: hit "mid_op" as soon as one of these links has received more than now."""
@@ -165,6 +175,8 @@ class Daemon:
                         session.run(session.member.evicted(message.reason, message.committed_upto, now))
             case m.Probe():
                 self._nursery.start_soon(self._probe, message)
+            case m.MeasureLink():
+                self.measurer.measure(message)
             case _:
                 log.warning("unexpected message from the master", message=str(message)[:200])
 
@@ -174,6 +186,7 @@ class Daemon:
 
     def _master_connected(self) -> None:
         log.info("connected to the master", master=self.config.master)
+        self.measurer.retell()
         for session in list(self._sessions):
             if session.member.epoch is None and not session.member.over:
                 session.run(session.member.join())
@@ -277,6 +290,9 @@ async def serve(
                 nursery.start_soon(daemon.watch_engine)
                 nursery.start_soon(daemon.control.run)
                 nursery.start_soon(daemon.watch_master)
+                if config.measure:
+                    nursery.start_soon(daemon.measurer.watch)
+                    nursery.start_soon(daemon.measurer.probe)
                 nursery.start_soon(trio.serve_listeners, daemon.links.accept, [data_listener])
                 nursery.start_soon(trio.serve_listeners, FrontDoor(daemon, daemon.status).accept, [local_listener])
                 if config.watch_stdin:

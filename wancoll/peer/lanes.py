@@ -101,6 +101,18 @@ def check_congestion_control(name: str) -> None:
             ) from bad
 
 
+def offered_congestion_controls(setting: str) -> list[str]:
+    """What the lanes may be told to use: what the user has set, else what the master may prefer and this kernel has."""
+    if setting:
+        return [setting]
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        except OSError:
+            return []
+    return ["bbr"]
+
+
 async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
     """Connect to the first address that answers; DNS names are tried with all their addresses.
 

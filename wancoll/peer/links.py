@@ -18,6 +18,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.lanes import LaneFailed, dial, greet, read_frame, tune
+from wancoll.peer.measure import OpenLink, answer_probe
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -185,6 +186,14 @@ class LinkHub:
         """Wake handshakes that wait for an epoch."""
         self._change.set()
         self._change = trio.Event()
+
+    def open_links(self) -> list[OpenLink]:
+        """Those in the engine, for measurements."""
+        return [
+            OpenLink(number, link.other.daemon, link.other.addresses, link.owner.epoch.plan.lanes)
+            for number, link in self._by_engine_id.items()
+            if link.up and link.owner.epoch is not None
+        ]
 
     # ---- state of a link -----------------------------------------------------------------------------
 
@@ -354,7 +363,7 @@ class LinkHub:
             await stream.send_all(encode(m.LaneRefused(reason)))
             return
         if isinstance(first, m.ProbeHello):
-            await stream.send_all(encode(m.LaneWelcome(self._daemon)))
+            await answer_probe(stream, first, self._daemon, who)
             return
         refusal = "the member or epoch is not known here"
         owner = None
