@@ -1,4 +1,4 @@
-# make demo: see it work. make test: check it. The rest: chaos, bench, lint, san, clean.
+# make demo: see it work. make test: check it. The rest: chaos, bench, bench-wan, lint, san, clean.
 # Everything is installed into .venv; nothing outside this folder changes.
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -11,7 +11,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py native/*.c native/*.h native/vendor/*.h)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test chaos bench lint san clean
+.PHONY: demo test chaos bench bench-wan lint san clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -25,6 +25,10 @@ chaos: $(VENV)/.dev $(VENV)/.torch
 
 bench: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m tests.bench
+
+# Needs root: see tests/wan.
+bench-wan: $(VENV)/.dev $(VENV)/.torch
+	$(BIN)/python -m tests.bench.wan
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

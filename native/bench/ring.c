@@ -1,4 +1,4 @@
-/* A bare ring all-reduce (float32 sum) on loopback TCP: the ceiling that `make bench` compares with. No framing, checksum, daemon or commit.
+/* A bare ring all-reduce (float32 sum) over TCP: the ceiling that `make bench` compares with. No framing, checksum, daemon or commit.
 
    Ranks are processes of one thread each. A rank reads from its left neighbour and writes to its right one; connection i carries part i of
    every chunk. There is no step barrier: a byte may leave for the right as soon as it has been reduced from the left (the ring of Patarasuk
@@ -6,14 +6,18 @@
    of an element computes back = front + received, so the input is never written; after an operation the two change places ("in place").
 
    Commands come on standard input, so that several programs can be measured in turn while the others sleep: each line "BYTES ITERATIONS"
-   is answered with one line of JSON; the end of the input ends the program. */
+   is answered with one line of JSON; the end of the input ends the program.
+
+   With --host ADDRESS@NAMESPACE, once for each rank, the ranks are in network namespaces, at those addresses, instead of on loopback. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -34,6 +38,8 @@ typedef struct {
     size_t read_size, write_size; /* largest system call, bytes */
     size_t max_bytes; /* of the tensor */
     const char *congestion; /* "": the system's */
+    struct in_addr addresses[MAX_RANKS];
+    int namespaces[MAX_RANKS], hosts; /* of the first ranks; others are where the program was started */
 } options;
 
 typedef struct {
@@ -300,9 +306,17 @@ static float *tensor(size_t bytes)
     return memory;
 }
 
+/* Goes where the rank is. */
+static void enter_host(const options *o, int rank)
+{
+    if (rank < o->hosts && setns(o->namespaces[rank], CLONE_NEWNET))
+        die("setns");
+}
+
 static _Noreturn void rank_main(const options *o, int rank, int listener, struct sockaddr_in right, int control)
 {
     static ring r;
+    enter_host(o, rank);
     r.opt = o;
     r.rank = rank;
     r.front = tensor(o->max_bytes);
@@ -351,12 +365,30 @@ static size_t size_option(const char *name, const char *text)
     return n;
 }
 
+static void add_host(options *o, const char *text)
+{
+    char address[INET_ADDRSTRLEN];
+    const char *at = strchr(text, '@');
+    size_t length = at ? (size_t)(at - text) : sizeof address;
+    if (length < sizeof address && o->hosts < MAX_RANKS) {
+        memcpy(address, text, length);
+        address[length] = 0;
+        o->namespaces[o->hosts] = open(at + 1, O_RDONLY | O_CLOEXEC);
+        if (o->namespaces[o->hosts] < 0)
+            die(at + 1);
+        if (inet_pton(AF_INET, address, &o->addresses[o->hosts++]) == 1)
+            return;
+    }
+    fprintf(stderr, "ring: --host: expected ADDRESS@NAMESPACE, at most %d, got %s\n", MAX_RANKS, text);
+    exit(2);
+}
+
 static options parse(int argc, char **argv)
 {
     options o = {.ranks = 2, .connections = 1, .read_size = 1 << 19, .write_size = 1 << 19, .max_bytes = 64 << 20, .congestion = ""};
     static const struct option names[] = {
         {"ranks", 1, 0, 'n'}, {"connections", 1, 0, 'c'}, {"max-bytes", 1, 0, 'b'}, {"read", 1, 0, 'R'}, {"write", 1, 0, 'W'},
-        {"sndbuf", 1, 0, 's'}, {"rcvbuf", 1, 0, 'r'}, {"congestion", 1, 0, 'g'}, {0, 0, 0, 0},
+        {"sndbuf", 1, 0, 's'}, {"rcvbuf", 1, 0, 'r'}, {"congestion", 1, 0, 'g'}, {"host", 1, 0, 'h'}, {0, 0, 0, 0},
     };
     for (int k; (k = getopt_long(argc, argv, "", names, NULL)) != -1;)
         switch (k) {
@@ -368,6 +400,7 @@ static options parse(int argc, char **argv)
         case 's': o.sndbuf = size_option("sndbuf", optarg); break;
         case 'r': o.rcvbuf = size_option("rcvbuf", optarg); break;
         case 'g': o.congestion = optarg; break;
+        case 'h': add_host(&o, optarg); break;
         default: exit(2);
         }
     if (o.ranks < 2 || o.ranks > MAX_RANKS || o.connections < 1 || o.connections > MAX_CONNECTIONS || o.read_size < 64 || o.write_size < 64 ||
@@ -379,10 +412,13 @@ static options parse(int argc, char **argv)
     return o;
 }
 
-static void listen_on_loopback(const options *o, int *listener, struct sockaddr_in *address)
+static void listen_for(const options *o, int rank, int *listener, struct sockaddr_in *address)
 {
     socklen_t size = sizeof *address;
+    enter_host(o, rank);
     *address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    if (rank < o->hosts)
+        address->sin_addr = o->addresses[rank];
     *listener = socket(AF_INET, SOCK_STREAM, 0);
     if (*listener < 0)
         die("socket");
@@ -398,7 +434,7 @@ static void launch(const options *o, int *controls)
     int listeners[MAX_RANKS];
     struct sockaddr_in addresses[MAX_RANKS];
     for (int i = 0; i < o->ranks; i++)
-        listen_on_loopback(o, &listeners[i], &addresses[i]);
+        listen_for(o, i, &listeners[i], &addresses[i]);
     for (int i = 0; i < o->ranks; i++) {
         int pair[2];
         if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair))

@@ -23,10 +23,10 @@ RING_SOURCE = Path(__file__).parents[2] / "native" / "bench" / "ring.c"
 
 
 class GlooMember:
-    """torch.distributed with gloo over the loopback interface."""
+    """torch.distributed with gloo over one network interface."""
 
-    def __init__(self, rank: int, world_size: int, folder: str) -> None:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    def __init__(self, rank: int, world_size: int, folder: str, interface: str = "lo") -> None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
         import torch
         import torch.distributed as dist
 
@@ -125,16 +125,15 @@ class EngineMember:
 
     def _prepare(self, mode: str, nbytes: int) -> Any:
         from wancoll.engine import prepare
-        from wancoll.schedule.plan import chunk_bounds
-        from wancoll.schedule.ring import ring_all_reduce
+        from wancoll.schedule.ring import all_reduce
 
         return prepare(
-            ring_all_reduce(self._rank, self._world_size),
+            all_reduce(self._rank, self._world_size, nbytes // 4, 4),
             {rank: rank for rank in range(self._world_size)},
-            chunk_bounds(nbytes // 4, self._world_size),
             dtype=DType.float32,
             op=ReduceOp.sum,
-            count=nbytes // 4,
+            front_bytes=nbytes,
+            back_bytes=nbytes,
             world_size=self._world_size,
             lanes=LANES,
             digest="digest" in mode,

@@ -9,7 +9,9 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -52,10 +54,18 @@ class Ranks:
         name: for errors.
         make: makes the member inside its process: make(rank, number of ranks, *arguments[rank]). Importable.
         arguments: one tuple for each rank.
+        places: what is entered while each rank's process is started: the host that it runs on. None: here.
     """
 
-    def __init__(self, name: str, make: Callable[..., Member], arguments: Sequence[tuple[Any, ...]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[..., Member],
+        arguments: Sequence[tuple[Any, ...]],
+        places: Sequence[AbstractContextManager[None]] | None = None,
+    ) -> None:
         self.name = name
+        resource_tracker.ensure_running()  # a process of ours, which must not be on one of the hosts
         self._pipes: list[Connection] = []
         self._processes = []
         for rank, extra in enumerate(arguments):
@@ -66,7 +76,8 @@ class Ranks:
                 name=f"{name} {rank}",
                 daemon=True,
             )
-            process.start()
+            with places[rank] if places else nullcontext():
+                process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
