@@ -8,10 +8,11 @@ from typing import Any
 
 from wancoll.client.tensors import Region
 from wancoll.errors import ConfigError
-from wancoll.schedule.cost import AVAILABLE
+from wancoll.schedule import choose
 
 ON_FAILURE = ("retry", "raise")
-ALGORITHMS = {kind: ("auto", *names) for kind, names in AVAILABLE.items()}
+ALGORITHMS = {kind.name: ("auto", *names) for kind, names in choose.ALGORITHMS.items()}
+ALGORITHMS["all_reduce_many"] = ALGORITHMS["all_reduce"]
 
 
 def unavailable(call: str, argument: str, got: object, available: tuple[str, ...]) -> ConfigError:

@@ -11,6 +11,8 @@ from wancoll._native import ffi
 from wancoll.client.codecs import FLOATS, Wire, lossy
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
+from wancoll.schedule.codec import block
+from wancoll.schedule.plan import chunk_bounds
 from wancoll.schedule.reference import _narrowed, _widened, storage
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -23,8 +25,10 @@ class ErrorFeedback:
     committed the residual becomes what the codec loses of it; after a failure it is as it was. So over many calls
     what was sent adds up to what was given (Seide et al., "1-bit stochastic gradient descent", 2014).
 
-    The residual is what one encoding of the whole tensor loses. It belongs to this member; save it with the rest of
-    the member's state, and drop it where the tensors begin anew. Not for use from several threads at once.
+    A residual is what encoding this member's tensor once loses; where an algorithm encodes partial sums again ("ring",
+    "tree", "halving_doubling", "hierarchical") what that loses is in nobody's residual, nor is what the result loses. A
+    residual belongs to this member: save it with the rest of the member's state, and reset() it where a tensor begins
+    anew.
     """
 
     def __init__(self) -> None:
@@ -97,12 +101,13 @@ class Feed:
         ConfigError: the residual of that name belongs to another tensor.
     """
 
-    __slots__ = ("_codec", "_count", "_dtype", "_feedback", "_name", "_next")
+    __slots__ = ("_codec", "_count", "_dtype", "_feedback", "_name", "_next", "_rounded")
 
     def __init__(self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec) -> None:
         self._feedback, self._name, self._codec = feedback, name, codec
         self._dtype, self._count = dtype, count
         self._next: Array | None = None
+        self._rounded: Array | None = None  # of half types: what adding the residual lost
         residual = feedback._residuals.get(name)
         if residual is not None and (residual.size != count or residual.dtype != _kept(dtype)):
             raise ConfigError(
@@ -120,22 +125,44 @@ class Feed:
         """Add the residual to the tensor at *address*, and find what the codec will lose of that."""
         if not self._count:
             return
-        kept = _kept(self._dtype)
         nbytes = self._count * self._dtype.itemsize
         sent = np.frombuffer(ffi.buffer(ffi.cast("char *", address), nbytes), storage(self._dtype))
         residual = self._feedback._residuals.get(self._name)
         with np.errstate(all="ignore"):
-            wanted = _widened(self._dtype, sent).astype(kept)
-            if residual is not None:
-                wanted += residual
-                sent[:] = _narrowed(self._dtype, wanted)
-            lost = wanted - _widened(self._dtype, lossy(self._codec, self._dtype, sent)).astype(kept)
-        self._next = np.where(np.isfinite(lost), lost, kept.type(0))  # infinities and NaN travel as they are
+            if sent.dtype == _kept(self._dtype):
+                if residual is not None:
+                    sent += residual
+                lost = sent - lossy(self._codec, self._dtype, sent)
+            else:
+                wanted = _widened(self._dtype, sent)
+                if residual is not None:
+                    wanted += residual
+                    sent[:] = _narrowed(self._dtype, wanted)
+                self._rounded = _finite(wanted - _widened(self._dtype, sent))
+                lost = wanted - _widened(self._dtype, lossy(self._codec, self._dtype, sent))
+        self._next = _finite(lost)
 
-    def commit(self) -> None:
-        """The call is committed. Doing it again is harmless."""
+    def commit(self, algorithm: str, rank: int, world_size: int) -> None:
+        """The call is committed. Doing it again is harmless.
+
+        Args:
+            algorithm: that ran.
+            rank: of this member among the contributors.
+            world_size: contributors.
+        """
         if self._next is not None:
+            start, stop = exact_part(algorithm, rank, world_size, self._count, self._codec)
+            self._next[start:stop] = 0 if self._rounded is None else self._rounded[start:stop]
             self._feedback._residuals[self._name] = self._next
+
+
+def exact_part(algorithm: str, rank: int, world_size: int, count: int, codec: Codec) -> tuple[int, int]:
+    """[start, stop) of what *rank* contributed to an all-reduce without encoding it: it reduces that part itself."""
+    if world_size == 1 or (algorithm == "naive" and rank == 0):
+        return 0, count
+    if algorithm == "direct":
+        return chunk_bounds(count, world_size, max(1, block(codec)[0]))[rank]
+    return 0, 0
 
 
 def feed(
@@ -183,3 +210,8 @@ def feed(
 def _kept(dtype: DType) -> np.dtype[Any]:
     """Residuals of half types are kept in float32, so that what rounding loses is in them, too."""
     return np.dtype(np.float64 if dtype is DType.float64 else np.float32)
+
+
+def _finite(lost: Array) -> Array:
+    """Without infinities and NaN, which travel as they are."""
+    return lost if np.isfinite(lost).all() else np.where(np.isfinite(lost), lost, lost.dtype.type(0))

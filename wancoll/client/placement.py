@@ -119,8 +119,6 @@ class Placement:
         Args:
             nbytes: of the result, from its beginning; less than the targets hold if members were lost.
         """
-        if self.feed is not None:
-            self.feed.commit()
         back = self._back
         if back is None or not self.targets:
             return

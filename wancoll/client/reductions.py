@@ -214,7 +214,7 @@ class Reductions(Caller):
             WancollError: a bucket failed; its tensors are as they were. All buckets have ended.
         """
         reduce_op = _op("all_reduce_many", op)
-        check_options("all_reduce", async_op, on_failure, timeout, algorithm)
+        check_options("all_reduce_many", async_op, on_failure, timeout, algorithm)
 
         def wire(dtype: DType) -> Wire:
             return wire_where_taken("all_reduce_many", dtype, codec, max_rel_error, rounding, seed)

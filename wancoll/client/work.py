@@ -111,7 +111,11 @@ class Work:
         if self.finished:
             return
         if self.placement is not None and isinstance(answer, m.Result):
-            self.placement.commit(self._result_count(answer.contributors) * self.descriptor.dtype.itemsize)
+            names = answer.contributors
+            self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize)
+            if self.placement.feed is not None:
+                rank = names.index(self._connection.place.member)
+                self.placement.feed.commit(answer.algorithm, rank, len(names))
         self.placement = None  # gives the blocks back: the daemon no longer touches them
         self._answer = answer
         self.finished = True

@@ -1,0 +1,573 @@
+"""Codec arguments, error feedback and all_reduce_many against a test double of the daemon."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from fake_daemon import ARENA, FakeDaemon
+
+import wancoll
+from wancoll.client.codecs import FLOATS, NOMINAL_ERROR, cheapest, lossy
+from wancoll.client.communicator import Communicator
+from wancoll.client.feedback import exact_part
+from wancoll.client.many import buckets
+from wancoll.client.memory import EXCHANGE_BYTES
+from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
+from wancoll.errors import ConfigError, PeerDaemonLost, WorldTooSmall
+from wancoll.schedule import choose, codec
+from wancoll.schedule.plan import Action, Buffer
+from wancoll.schedule.reference import storage
+from wancoll.wire import messages as m
+
+INTS = [dtype for dtype in DType if dtype not in FLOATS]
+BIG = 2 * EXCHANGE_BYTES // 4  # float32 elements of a tensor whose pages are exchanged
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    with FakeDaemon(str(tmp_path / "peer.sock")) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def comm(daemon: FakeDaemon) -> Iterator[Communicator]:
+    with wancoll.connect(socket=daemon.path, timeout=10) as comm:
+        yield comm
+
+
+@pytest.fixture
+def manual(tmp_path: Path) -> Iterator[FakeDaemon]:
+    with FakeDaemon(str(tmp_path / "manual.sock"), manual=True) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def held(manual: FakeDaemon) -> Iterator[Communicator]:
+    with wancoll.connect(socket=manual.path, timeout=10) as comm:
+        yield comm
+
+
+def tensor(dtype: DType, count: int = 5) -> Any:
+    kind = ml_dtypes.bfloat16 if dtype is DType.bfloat16 else np.dtype(dtype.name)
+    return np.ones(count, kind)
+
+
+def gaussian(count: int, seed: int = 1, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(seed).standard_normal(count).astype(dtype)
+
+
+# ---- codec, max_rel_error, rounding -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", Codec.__members__)
+def test_codecs_travel(comm: Communicator, daemon: FakeDaemon, name: str) -> None:
+    receipt = comm.all_reduce(np.ones(5, np.float32), codec=name)
+    post = daemon.seen[-1]
+    assert (post.codec, post.stochastic, post.seed) == (Codec[name], False, 0)
+    assert (receipt.codec, receipt.bytes_saved, receipt.codec_error) == (name, 7 * Codec[name], Codec[name] / 128)
+
+
+def test_stochastic_rounding_travels(comm: Communicator, daemon: FakeDaemon) -> None:
+    comm.all_reduce(np.ones(5), codec="int8", rounding="stochastic", seed=2**64 - 1)
+    assert (daemon.seen[-1].stochastic, daemon.seen[-1].seed) == (True, 2**64 - 1)
+    comm.all_reduce(np.ones(5), codec="int8", seed=9)  # of no meaning without: members need not agree
+    assert (daemon.seen[-1].stochastic, daemon.seen[-1].seed) == (False, 0)
+    comm.all_reduce(np.ones(5), max_rel_error=1e-9, rounding="stochastic", seed=9)
+    assert (daemon.seen[-1].codec, daemon.seen[-1].stochastic, daemon.seen[-1].seed) == (0, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "wide", "half"),
+    [
+        (0.2, "int4", "int4"),
+        (0.15, "int4", "int4"),
+        (0.1, "int8", "int8"),
+        (1e-2, "int8", "int8"),
+        (9e-3, "bf16", "none"),
+        (3e-3, "bf16", "none"),
+        (2e-3, "fp16", "none"),
+        (5e-4, "fp16", "none"),
+        (4e-4, "none", "none"),
+        (0, "none", "none"),
+        (1, "int4", "int4"),
+    ],
+)
+def test_the_cheapest_format(comm: Communicator, daemon: FakeDaemon, bound: float, wide: str, half: str) -> None:
+    for dtype in DType:
+        expected = "none" if dtype in INTS else wide if dtype in (DType.float32, DType.float64) else half
+        assert comm.all_reduce(tensor(dtype), max_rel_error=bound).codec == expected
+        assert daemon.seen[-1].codec == Codec[expected]
+
+
+def test_the_nominal_errors_hold() -> None:
+    """Of one encoding they are upper bounds; the formats are in the order of their sizes."""
+    x = gaussian(1 << 16)
+    sizes = [codec.coded_bytes(each, 1 << 16) for each, _ in NOMINAL_ERROR]
+    assert sizes[0] < sizes[1] < sizes[2] < sizes[3]
+    for each, nominal in NOMINAL_ERROR:
+        assert np.linalg.norm(lossy(each, DType.float32, x) - x) < nominal * np.linalg.norm(x)
+    assert cheapest("all_reduce", DType.float32, math.nextafter(0.15, 0)) is Codec.int8
+
+
+@pytest.mark.parametrize("each", [each for each in Codec if each is not Codec.none])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_the_client_thinks_that_the_wire_does(each: Codec, dtype: DType) -> None:
+    if not codec.takes(each, dtype):
+        pytest.skip("not taken")
+    for count in (1, 31, 128, 1000):
+        x = gaussian(count, count)
+        x[:: max(1, count // 3)] *= 1e4
+        bits = (x.view(np.uint32) >> 16).astype(np.uint16) if dtype is DType.bfloat16 else x.astype(storage(dtype))
+        expected = codec.decode(each, dtype, codec.encode(each, dtype, bits), count)
+        assert lossy(each, dtype, bits).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "words"),
+    [
+        (tensor(DType.int32), {"codec": "int8"}, ("all_reduce(codec='int8')", "float32 or float64 or", "got int32")),
+        (tensor(DType.float16), {"codec": "bf16"}, ("does not take", "float32 or float64;", "'int8' or 'int4'")),
+        (tensor(DType.bfloat16), {"codec": "fp16"}, ("does not take", "got bfloat16")),
+        (tensor(DType.float32), {"codec": "gzip"}, ("codec is not available", "none or bf16 or fp16", "'gzip'")),
+        (tensor(DType.float32), {"codec": 3}, ("codec is not available",)),
+        (tensor(DType.float32), {"codec": "int8", "max_rel_error": 0.1}, ("exclude each other", "one of them")),
+        (tensor(DType.float32), {"max_rel_error": -1}, ("max_rel_error cannot be used", "such as 0.01", "got -1")),
+        (tensor(DType.float32), {"max_rel_error": math.nan}, ("max_rel_error cannot be used", "got nan")),
+        (tensor(DType.float32), {"max_rel_error": True}, ("max_rel_error cannot be used",)),
+        (tensor(DType.float32), {"max_rel_error": "1"}, ("max_rel_error cannot be used",)),
+        (tensor(DType.float32), {"codec": "int8", "rounding": "up"}, ("rounding is not available", "nearest or stoch")),
+        (tensor(DType.float32), {"rounding": "stochastic"}, ("without a codec", "codec= or max_rel_error=")),
+        (tensor(DType.float32), {"codec": "int8", "rounding": "stochastic", "seed": -1}, ("seed", "64 bits", "got -1")),
+        (tensor(DType.float32), {"codec": "int8", "rounding": "stochastic", "seed": 2**64}, ("seed cannot be used",)),
+        (tensor(DType.float32), {"codec": "int8", "rounding": "stochastic", "seed": 1.0}, ("seed cannot", "got 1.0")),
+        (tensor(DType.float32), {"name": "a"}, ("a name is for error feedback", "feedback= with it", "got 'a'")),
+        (tensor(DType.float32), {"feedback": 1, "name": "a"}, ("no error feedback", "a wancoll.ErrorFeedback")),
+        (tensor(DType.float32), {"feedback": wancoll.ErrorFeedback()}, ("needs the tensor's name", "got ''")),
+        (tensor(DType.float32), {"feedback": wancoll.ErrorFeedback(), "name": 1}, ("needs the tensor's name",)),
+        (tensor(DType.int8), {"feedback": wancoll.ErrorFeedback(), "name": "a"}, ("only floating", "got int8")),
+        (
+            tensor(DType.float32),
+            {"feedback": wancoll.ErrorFeedback(), "name": "a", "codec": "int8", "op": "max"},
+            ("only sums can make up", "sum or avg", "got max"),
+        ),
+        (
+            tensor(DType.float32),
+            {"feedback": wancoll.ErrorFeedback(), "name": "a", "codec": "int8", "rounding": "stochastic"},
+            ("stochastic rounding loses is not known", "rounding='nearest'", "mean zero"),
+        ),
+    ],
+)  # fmt: skip
+def test_refusals(
+    comm: Communicator, daemon: FakeDaemon, x: Any, options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        comm.all_reduce(x, **options)
+    for word in words:
+        assert word in str(caught.value)
+    assert not daemon.seen
+
+
+# ---- error feedback -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_was_lost_is_sent_with_the_next_call(
+    comm: Communicator, daemon: FakeDaemon, dtype: Any, in_place: bool, inside: bool
+) -> None:
+    daemon.world = ("me",)  # the result is what was sent; the algorithm is called a ring, so all of it was encoded
+    count = 1000
+    feedback = wancoll.ErrorFeedback()
+    total, through = np.zeros(count), np.zeros(count)
+    kind = DType[np.dtype(dtype).name]
+    kept = np.float64 if dtype is np.float64 else np.float32
+    for step in range(20):
+        x = comm.empty(count, dtype) if inside else np.empty(count, dtype)
+        x[:] = gaussian(count, step, dtype)
+        given = x.copy()
+        out = x if in_place else np.zeros(count, dtype)
+        before = feedback.residual("w") if step else np.zeros(count, kept)
+        comm.all_reduce(x, None if in_place else out, codec="int4", feedback=feedback, name="w")
+        sent = (out.astype(kept) / 2).astype(dtype)  # two members
+        assert in_place or x.tobytes() == given.tobytes()
+        assert sent.tobytes() == (given.astype(kept) + before).astype(dtype).tobytes()
+        decoded = lossy(Codec.int4, kind, sent.view(storage(kind))).view(dtype)
+        after = feedback.residual("w")
+        assert after.dtype == kept
+        assert (after == given.astype(kept) + before - decoded.astype(kept)).all()
+        total += given
+        through += decoded.astype(np.float64)
+    # All that is missing is the last residual.
+    assert np.allclose(through + after, total, atol=1e-4)
+    assert np.linalg.norm(after) > 0
+    assert feedback.names == ("w",)
+    assert feedback.nbytes == count * np.dtype(kept).itemsize
+    assert repr(feedback) == f"<ErrorFeedback of 1 tensors, {feedback.nbytes} bytes>"
+
+
+def test_a_residual_changes_only_on_commit(held: Communicator, manual: FakeDaemon) -> None:
+    feedback = wancoll.ErrorFeedback()
+    x = gaussian(300)
+    work = held.all_reduce(x, codec="int8", feedback=feedback, name="w", async_op=True)
+    manual.wait_for_posts(1)
+    assert not len(feedback)
+    with pytest.raises(ConfigError, match="in use by a call that is not finished"):
+        held.all_reduce(gaussian(300), codec="int8", feedback=feedback, name="w")
+    other = held.all_reduce(gaussian(300), codec="int8", feedback=feedback, name="v", async_op=True)
+    manual.wait_for_posts(2)
+    manual.answer(manual.posts[0])
+    work.wait(10)
+    first = feedback.residual("w")
+    assert first.any()
+    manual.fail(manual.posts[0])
+    with pytest.raises(WorldTooSmall):
+        other.wait(10)
+    assert feedback.names == ("w",)
+    again = held.all_reduce(gaussian(300, 2), codec="int8", feedback=feedback, name="w", async_op=True)
+    manual.wait_for_posts(1)
+    manual.fail(manual.posts[0])
+    with pytest.raises(WorldTooSmall):
+        again.wait(10)
+    assert (feedback.residual("w") == first).all()
+    assert manual.seen[-1].codec == Codec.int8
+
+
+def test_what_was_not_encoded_leaves_no_residual(held: Communicator, manual: FakeDaemon) -> None:
+    feedback, x = wancoll.ErrorFeedback(), gaussian(1000)
+    for algorithm, world, exact in (
+        ("ring", ("me", "b"), slice(0, 0)),
+        ("direct", ("me", "b"), slice(0, 512)),
+        ("direct", ("b", "c", "me"), slice(768, 1000)),
+        ("naive", ("me", "b"), slice(0, 1000)),
+        ("naive", ("b", "me"), slice(0, 0)),
+        ("full_exchange", ("me", "b"), slice(0, 0)),
+        ("direct", ("me",), slice(0, 1000)),
+    ):
+        feedback.reset()
+        work = held.all_reduce(x.copy(), codec="int8", feedback=feedback, name="w", async_op=True)
+        manual.wait_for_posts(1)
+        post = manual.posts[0]
+        manual.drop(post)
+        manual.send(m.Result(post.id, 1, 1, list(world), 0, 1, algorithm, 0, 0.0, 0, 0.0))
+        work.wait(10)
+        expected = x - lossy(Codec.int8, DType.float32, x)
+        expected[exact] = 0
+        assert (feedback.residual("w") == expected).all(), (algorithm, world)
+
+
+@pytest.mark.parametrize("algorithm", choose.ENCODE_ONCE)
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("each", [Codec.bf16, Codec.int8, Codec.int4])
+def test_the_exact_part_is_that_of_the_schedules(algorithm: str, world: int, each: Codec) -> None:
+    count = 1000
+    descriptor = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, count, codec=each)
+    for rank in range(world):
+        encoded = np.zeros(count, bool)
+        for step in choose.make(descriptor, algorithm, rank, world).steps:
+            if step.action is Action.encode and step.left is not None and step.left.buffer is Buffer.front:
+                assert step.left.offset % 4 == 0
+                encoded[step.left.offset // 4 : (step.left.offset + step.length) // 4] = True
+        start, stop = exact_part(algorithm, rank, world, count, each)
+        assert not encoded[start:stop].any()
+        assert encoded.sum() == count - (stop - start)
+
+
+def test_the_rounding_of_half_types_is_not_lost(held: Communicator, manual: FakeDaemon) -> None:
+    """1 + 2^-12 is no float16: what the residual could not add stays in it, also where nothing is encoded."""
+    feedback = wancoll.ErrorFeedback()
+    feedback.load_state_dict({"w": np.full(64, 2.0**-12, np.float32)})
+    work = held.all_reduce(np.ones(64, np.float16), codec="int8", feedback=feedback, name="w", async_op=True)
+    manual.wait_for_posts(1)
+    post = manual.posts[0]
+    manual.drop(post)
+    manual.send(m.Result(post.id, 1, 1, ["me"], 0, 1, "direct", 0, 0.0, 0, 0.0))
+    work.wait(10)
+    assert (feedback.residual("w") == 2.0**-12).all()
+
+
+def test_infinities_leave_no_residual(comm: Communicator) -> None:
+    feedback = wancoll.ErrorFeedback()
+    x = gaussian(256)
+    x[[3, 200]] = np.inf, np.nan
+    comm.all_reduce(x, codec="int8", feedback=feedback, name="w")
+    residual = feedback.residual("w")
+    assert np.isfinite(residual).all()
+    assert residual[[3, 200]].tolist() == [0, 0]
+    assert residual.any()
+
+
+def test_without_a_codec_the_residual_is_paid_back(comm: Communicator, daemon: FakeDaemon) -> None:
+    feedback, x = wancoll.ErrorFeedback(), gaussian(100)
+    comm.all_reduce(x.copy(), feedback=feedback, name="w")
+    assert not len(feedback)  # nothing was lost
+    comm.all_reduce(x.copy(), codec="int4", feedback=feedback, name="w")
+    residual = feedback.residual("w")
+    assert (comm.all_reduce(x.copy(), feedback=feedback, name="w").out == 2 * (x + residual)).all()
+    assert not feedback.residual("w").any()
+    comm.all_reduce(np.zeros(0, np.float32), codec="int4", feedback=feedback, name="nothing")
+    assert feedback.names == ("w",)
+
+
+def test_state(comm: Communicator) -> None:
+    feedback = wancoll.ErrorFeedback()
+    for name in ("a", "b"):
+        comm.all_reduce(gaussian(100), codec="int4", feedback=feedback, name=name)
+    state = feedback.state_dict()
+    assert sorted(state) == ["a", "b"]
+    state["a"][:] = 5
+    assert not (feedback.residual("a") == 5).any()  # a copy
+    other = wancoll.ErrorFeedback()
+    other.load_state_dict(state)
+    state["a"][:] = 6
+    assert (other.residual("a") == 5).all()
+    assert (other.residual("b") == feedback.residual("b")).all()
+    other.load_state_dict({"b": state["b"]})
+    assert other.names == ("b",)
+    for bad in ({1: state["b"]}, {"a": np.zeros(3, np.int32)}, {"a": np.zeros((3, 1), np.float32)}, {"a": "x"}):
+        with pytest.raises(ConfigError, match="a residual cannot be loaded"):
+            other.load_state_dict(bad)  # type: ignore[arg-type]
+        assert other.names == ("b",)
+    feedback.reset(["a", "unknown"])
+    assert feedback.names == ("b",)
+    feedback.reset()
+    assert (len(feedback), feedback.nbytes) == (0, 0)
+    with pytest.raises(KeyError):
+        feedback.residual("b")
+
+
+def test_a_name_is_of_one_tensor(comm: Communicator, daemon: FakeDaemon) -> None:
+    feedback = wancoll.ErrorFeedback()
+    comm.all_reduce(gaussian(100), codec="int4", feedback=feedback, name="w")
+    for x in (gaussian(99), gaussian(100, dtype=np.float64)):
+        with pytest.raises(ConfigError) as caught:
+            comm.all_reduce(x, codec="int4", feedback=feedback, name="w")
+        text = str(caught.value)
+        assert "all_reduce(name='w'): the residual of that name belongs to another tensor" in text
+        assert "expected 100 elements, kept as float32" in text
+        assert f"got {x.size} of {x.dtype}" in text
+        assert "reset(['w'])" in text
+    comm.all_reduce(gaussian(100).reshape(10, 10), codec="int4", feedback=feedback, name="w")
+    assert len(daemon.seen) == 2
+
+
+# ---- all_reduce_many ------------------------------------------------------------------------------------
+
+F, I = DType.float32, DType.int64
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit", "expected"),
+    [
+        ([], 100, []),
+        ([(F, 40)] * 5, 100, [[0, 1], [2, 3], [4]]),
+        ([(F, 50), (F, 50), (F, 1)], 100, [[0, 1], [2]]),
+        ([(F, 40), (F, 200), (F, 40), (F, 40)], 100, [[0, 2], [1], [3]]),
+        ([(F, 40), (I, 8), (F, 40), (I, 8), (F, 40)], 100, [[0, 2], [1, 3], [4]]),
+        ([(F, 0), (F, 0)], 1, [[0, 1]]),
+        ([(F, 100), (F, 0), (F, 1)], 100, [[0, 1], [2]]),
+        ([(F, 101), (F, 101)], 100, [[0], [1]]),
+    ],
+)
+def test_buckets(sizes: list[tuple[DType, int]], limit: int, expected: list[list[int]]) -> None:
+    assert buckets(sizes, limit) == expected
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_many_tensors(comm: Communicator, daemon: FakeDaemon, inside: bool) -> None:
+    make = comm.empty if inside else np.empty
+    shapes: list[Any] = [(3, 4), (), (100,), (0,), (BIG,), (7, 1), (2000,)]
+    tensors = [make(shape, dtype) for shape in shapes for dtype in (np.float32, np.int64)]
+    for i, x in enumerate(tensors):
+        x[...] = i + 1
+    receipt = comm.all_reduce_many(tensors, bucket_bytes=8000)
+    assert all(out is x for out, x in zip(receipt.out, tensors, strict=True))
+    for i, x in enumerate(tensors):
+        assert (x == 2 * (i + 1)).all()
+    # float32: [12 + 1 + 100 + 0 + 7], big, [2000]; int64: alike
+    assert [(post.dtype, post.count) for post in daemon.seen] == [
+        (DType.float32, 120),
+        (DType.int64, 120),
+        (DType.float32, BIG),
+        (DType.int64, BIG),
+        (DType.float32, 2000),
+        (DType.int64, 2000),
+    ]
+    assert [one.seq for one in receipt.receipts] == [1, 2, 3, 4, 5, 6]
+    assert [len(one.out) for one in receipt.receipts] == [5, 5, 1, 1, 1, 1]
+    assert receipt.receipts[0].out[0] is tensors[0]
+    whole = comm.all_reduce_many(tuple(tensors), op="max", algorithm="tree", on_failure="raise")
+    assert len(whole.receipts) == 2
+    assert (daemon.seen[-1].op, daemon.seen[-1].algorithm, daemon.seen[-1].on_failure) == (3, "tree", "raise")
+    for i, x in enumerate(tensors):
+        assert (x == 2 * (i + 1)).all()
+    assert comm.all_reduce_many([]).receipts == ()
+
+
+def test_many_torch_tensors(comm: Communicator) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Linear(20, 3))
+    gradients = [torch.full_like(each, i).detach() for i, each in enumerate(model.parameters())]
+    comm.all_reduce_many(gradients)
+    assert all((each == 2 * i).all() for i, each in enumerate(gradients))
+
+
+def test_a_large_tensor_in_the_arena_is_not_copied(comm: Communicator, daemon: FakeDaemon) -> None:
+    x = comm.empty(BIG)
+    x[:] = 1
+    comm.all_reduce_many([np.ones(3, np.float32), x], bucket_bytes=100)
+    post = daemon.seen[-1]
+    daemon.bytes[post.back : post.back + 4].view(np.float32)[0] = -1
+    assert x[0] == -1
+
+
+def test_all_buckets_are_under_way_and_each_is_all_or_nothing(held: Communicator, manual: FakeDaemon) -> None:
+    tensors = [np.full(10, i, np.float32) for i in range(6)]
+    work = held.all_reduce_many(tensors, bucket_bytes=80, async_op=True)
+    manual.wait_for_posts(3)
+    assert not work.done()
+    assert repr(work) == "<ManyWork of 6 tensors: 0 of 3 buckets have ended>"
+    with pytest.raises(ConfigError, match="in use by a call that is not finished"):
+        held.all_reduce(tensors[5])
+    posts = list(manual.posts)
+    manual.fail(posts[1])
+    manual.answer(posts[2])
+    with pytest.raises(TimeoutError) as late:
+        work.wait(0.01)
+    assert late.value.work is work  # type: ignore[attr-defined]
+    manual.answer(posts[0])
+    for _ in range(2):
+        with pytest.raises(WorldTooSmall) as caught:
+            work.wait(10)
+        assert caught.value.__notes__ == ["all_reduce_many: 1 of 3 buckets failed, 2 were committed"]
+    assert work.done()
+    assert repr(work) == "<ManyWork of 6 tensors: 3 of 3 buckets have ended>"
+    assert [x[0] for x in tensors] == [0, 2, 2, 3, 8, 10]
+
+
+def test_a_timeout_of_many(held: Communicator, manual: FakeDaemon) -> None:
+    tensors = [np.ones(10, np.float32) for _ in range(4)]
+    with pytest.raises(TimeoutError, match="still pending") as late:
+        held.all_reduce_many(tensors, bucket_bytes=40, timeout=0.01)
+    manual.wait_for_posts(4)
+    for post in list(manual.posts):
+        manual.answer(post)
+    receipt = late.value.work.wait(10)  # type: ignore[attr-defined]
+    assert len(receipt.receipts) == 4
+    assert all((x == 2).all() for x in tensors)
+
+
+def test_many_in_an_arena_that_cannot_hold_all(held: Communicator, manual: FakeDaemon) -> None:
+    """The buckets wait for each other's memory."""
+    rest = [held.empty(nbytes, np.uint8) for nbytes in (ARENA // 8 * 7, ARENA // 64 * 7)]  # 16 MiB are left
+    tensors = [np.full(1 << 20, i, np.uint8) for i in range(24)]  # 1 MiB each, twice that for each bucket
+    with pytest.raises(TimeoutError) as late:
+        held.all_reduce_many(tensors, bucket_bytes=1 << 20, timeout=0.05)
+    work = late.value.work  # type: ignore[attr-defined]
+    manual.wait_for_posts(8)
+    assert not any(x[0] != i for i, x in enumerate(tensors))
+    manual.manual = False
+    for post in list(manual.posts):
+        manual.answer(post)
+    assert len(work.wait(10).receipts) == 24
+    assert all((x == 2 * i).all() for i, x in enumerate(tensors))
+    with pytest.raises(ConfigError, match="the arena has no room"):
+        held.all_reduce_many([np.zeros(20 << 20, np.uint8)])
+    del rest
+    gc.collect()
+    assert held.all_reduce_many([np.zeros(20 << 20, np.uint8)]).receipts
+
+
+def test_many_when_the_daemon_dies(held: Communicator, manual: FakeDaemon) -> None:
+    tensors = [np.ones(10, np.float32) for _ in range(4)]
+    work = held.all_reduce_many(tensors, bucket_bytes=40, async_op=True)
+    manual.wait_for_posts(4)
+    manual.answer(manual.posts[0])
+    manual.hang_up()
+    with pytest.raises(PeerDaemonLost) as caught:
+        work.wait(10)
+    assert "of 4 buckets failed" in caught.value.__notes__[0]
+    with pytest.raises(PeerDaemonLost):
+        held.all_reduce_many(tensors)
+
+
+def test_codecs_of_many(comm: Communicator, daemon: FakeDaemon) -> None:
+    tensors = [tensor(dtype) for dtype in DType]
+    receipt = comm.all_reduce_many(tensors, codec="bf16")
+    assert {one.codec for one in receipt.receipts} == {"bf16", "none"}
+    assert {DType(post.dtype) for post in daemon.seen if post.codec} == {DType.float32, DType.float64}
+    daemon.seen.clear()
+    with pytest.raises(ConfigError, match=r"all_reduce_many\(codec=...\): codec is not available"):
+        comm.all_reduce_many(tensors, codec="gzip")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        comm.all_reduce_many([tensor(DType.int8)], codec="int8", max_rel_error=0.1)
+
+
+def test_codecs_of_many_by_error(comm: Communicator, daemon: FakeDaemon) -> None:
+    comm.all_reduce_many([tensor(dtype) for dtype in DType], max_rel_error=0.005, rounding="stochastic", seed=4)
+    coded = {DType(post.dtype): post for post in daemon.seen if post.codec}
+    assert set(coded) == {DType.float32, DType.float64}
+    assert all((post.codec, post.seed) == (Codec.bf16, 4) for post in coded.values())
+
+
+def test_feedback_of_many(comm: Communicator, daemon: FakeDaemon) -> None:
+    feedback = wancoll.ErrorFeedback()
+    x, y, n = gaussian(60), gaussian(70, 2), np.ones(3, np.int64)
+    for _ in range(2):
+        comm.all_reduce_many([x.copy(), n.copy(), y.copy()], codec="int4", feedback=feedback, name="g")
+    assert feedback.names == ("g/0",)
+    both = np.concatenate([x, y])
+    first = both - lossy(Codec.int4, DType.float32, both)
+    assert (feedback.residual("g/0") == both + first - lossy(Codec.int4, DType.float32, both + first)).all()
+    with pytest.raises(ConfigError, match=r"all_reduce_many\(name='g/0'\).*another tensor"):
+        comm.all_reduce_many([x.copy()], codec="int4", feedback=feedback, name="g")
+    with pytest.raises(ConfigError, match="needs the tensor's name"):
+        comm.all_reduce_many([x.copy()], codec="int4", feedback=feedback)
+
+
+SHARED = np.zeros(10, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "words"),
+    [
+        ([SHARED, SHARED], {}, ("two tensors share memory", "number 0 and number 1", "leave one of them out")),
+        ([SHARED[5:], np.ones(2), SHARED[:6]], {}, ("two tensors share memory", "number 0 and number 2")),
+        (SHARED, {}, ("tensors is no list", "all_reduce_many(tensors)", "got ndarray")),
+        ([SHARED, [1]], {}, ("cannot be reduced", "all_reduce_many(tensors[1])")),
+        ([b"abc"], {}, ("read-only", "all_reduce_many(tensors[0])")),
+        ([SHARED], {"bucket_bytes": 0}, ("bucket_bytes cannot be used", "1 or more", "got 0")),
+        ([SHARED], {"bucket_bytes": 1e6}, ("bucket_bytes cannot be used",)),
+        ([SHARED], {"op": "mean"}, ("all_reduce_many(op=...)", "op is not available")),
+        ([SHARED], {"algorithm": "star"}, ("algorithm is not available", "all_reduce_many(algorithm=...)")),
+        ([SHARED], {"timeout": -1}, ("timeout cannot be used",)),
+        ([SHARED], {"timeout": 1, "async_op": True}, ("timeout says how long", "all_reduce_many(timeout=...)")),
+    ],
+)
+def test_refusals_of_many(
+    comm: Communicator, daemon: FakeDaemon, tensors: Any, options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        comm.all_reduce_many(tensors, **options)
+    for word in words:
+        assert word in str(caught.value)
+    comm.all_reduce(np.ones(1))
+    assert len(daemon.seen) == 1
+
+
+def test_many_is_quick_with_many_tensors(comm: Communicator, daemon: FakeDaemon) -> None:
+    """Thousands of tensors in dozens of buckets: looking for memory in use must not take the time of all pairs."""
+    tensors = [np.ones(100, np.float32) for _ in range(4000)]
+    started = time.monotonic()
+    comm.all_reduce_many(tensors, bucket_bytes=40000, timeout=30)
+    assert time.monotonic() - started < 5
+    assert len(daemon.seen) == 40
+    assert all((x == 2).all() for x in tensors)
