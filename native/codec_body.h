@@ -52,7 +52,7 @@ INLINE void store_floats(int dtype, void *dst, const float *restrict x, size_t n
 INLINE size_t element_size(int dtype) { return dtype == WC_F64 ? 8 : dtype == WC_F32 ? 4 : 2; }
 INLINE size_t coded_size(wc_codec_block block, size_t n) { return (n + block.elements - 1) / block.elements * block.bytes; }
 
-enum { GROUP_BYTES = 260 }; /* the most that a coded group takes */
+enum { GROUP_BYTES = GROUP / BLOCK * FP16_BYTES }; /* the most that a coded group takes */
 
 INLINE void encode_all(int dtype, wc_codec_block block, encode_group_fn *group, void *dst, const void *src, size_t n, const wc_noise *noise) {
     const size_t size = element_size(dtype), step = coded_size(block, GROUP);
@@ -94,7 +94,7 @@ INLINE void decode_all(int dtype, wc_codec_block block, decode_group_fn *group, 
     store_floats(dtype, to, x, n);
 }
 
-enum { PIECE = 8 * GROUP }; /* elements decoded before they are added: they stay in the first cache */
+enum { PIECE = 2 * GROUP }; /* elements decoded before they are added: they stay in the first cache */
 
 INLINE void accumulate_all(int dtype, wc_codec_block block, decode_group_fn *group, add_group_fn *add, wc_reduce_fn sum, void *dst, const void *a,
                            const void *coded, size_t n) {

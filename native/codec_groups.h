@@ -6,8 +6,12 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "scales and codes are 
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    GROUP = 128,   /* elements: a block of fp16 and int8, four of int4 */
+    GROUP = 512, /* elements: several blocks, whose chains of dependent operations then run side by side */
+    BLOCK = 128, /* elements of a block of fp16 and int8 */
+    FP16_BYTES = 260,
+    INT8_BYTES = 132,
     INT4_BLOCK = 32,
+    INT4_BYTES = 20,
     RANDOM_LINE = 64, /* elements whose random bits are made together */
     F32_INF = 0x7f800000,
     F32_LEAST_NORMAL = 0x00800000
@@ -17,6 +21,27 @@ INLINE i32 magnitude(float x) { return (i32)(f32_bits(x) & 0x7fffffffu); }
 
 /* A decoded value as bits, added to element i of a if there is an a. */
 INLINE u32 joined(const f32u *a, int i, float decoded) { return f32_result(a == NULL ? decoded : a[i] + decoded); }
+
+/* The greatest magnitude, as bits; that of a NaN is above that of infinity. */
+INLINE i32 greatest_of(const f32u *x, const int count) {
+    i32 most = 0;
+    for (int i = 0; i < count; i++) most = GREATER(most, magnitude(x[i]));
+    return most;
+}
+
+/* A copy in which zeros stand for infinities and NaNs. */
+INLINE void finite_of(float *restrict finite, const f32u *x, int count) {
+    for (int i = 0; i < count; i++) finite[i] = magnitude(x[i]) < F32_INF ? x[i] : 0;
+}
+
+#if defined(HALF_LANES)
+INLINE lanes lanes_load(const f32u *x) {
+    lanes v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+INLINE void lanes_store(f32u *x, lanes v) { memcpy(x, &v, sizeof v); }
+#endif
 
 INLINE void put_scale(u8u *coded, float scale) { memcpy(coded, &scale, sizeof scale); }
 INLINE float get_scale(const u8u *coded) {
@@ -39,7 +64,7 @@ INLINE float get_scale(const u8u *coded) {
     }
 
 /* The random words of the elements of one line: word w of counter 16 * line + lane belongs to element 64 * line + 16 * w + lane. */
-static void random_line(u32 *restrict out, u64 key, u64 line) {
+static __attribute__((noinline)) void random_line(u32 *restrict out, u64 key, u64 line) {
     const u32 low = (u32)(line << 4), high = (u32)(line >> 28);
     INDEPENDENT for (u32 lane = 0; lane < RANDOM_LINE / 4; lane++) {
         u32 c0 = low | lane, c1 = high, c2 = 0, c3 = 0, k0 = (u32)key, k1 = (u32)(key >> 32);
@@ -77,16 +102,6 @@ INLINE void bf16_group(f32u *out, const f32u *a, const u8u *coded) {
 
 /* ---- fp16: scale, halves ---------------------------------------------------------------------------------------------------------------------- */
 
-/* The greatest magnitude among finite elements, as bits. */
-INLINE i32 most_finite(const f32u *x, const int count) {
-    i32 most = 0;
-    for (int i = 0; i < count; i++) {
-        const i32 size = magnitude(x[i]), finite = size < F32_INF ? size : 0;
-        most = GREATER(most, finite);
-    }
-    return most;
-}
-
 /* Toward zero or away from it, with a chance that is the distance. v is at most 2^15, infinite or NaN. */
 INLINE u16 f16_rounded_at_random(float v, u32 random) {
     const u32 bits = f32_bits(v), size = bits & 0x7fffffffu;
@@ -100,46 +115,58 @@ INLINE u16 f16_rounded_at_random(float v, u32 random) {
 }
 
 /* A power of two, so that dividing by it is exact, and the greatest finite magnitude comes to lie below 2^15. */
+INLINE u32 power_below(const f32u *x) {
+    i32 most = greatest_of(x, BLOCK);
+    if (__builtin_expect(most >= F32_INF, 0)) {
+        float finite[BLOCK];
+        finite_of(finite, x, BLOCK);
+        most = greatest_of(finite, BLOCK);
+    }
+    const i32 exponent = (most >> 23) - 14;
+    return (u32)GREATER(exponent, 1);
+}
+
 static void fp16_encode_group(u8u *coded, const f32u *x, const u32 *random) {
-    const i32 exponent = (most_finite(x, GROUP) >> 23) - 14;
-    const u32 field = (u32)GREATER(exponent, 1);
-    const float inverse = f32_from((254 - field) << 23);
-    u16u *out = (u16u *)(coded + 4);
-    put_scale(coded, f32_from(field << 23));
-    if (random != NULL) {
-        INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = f16_rounded_at_random(x[i] * inverse, random[i]);
-        return;
-    }
+    for (int at = 0; at < GROUP; at += BLOCK, coded += FP16_BYTES, x += BLOCK) {
+        const u32 power = power_below(x);
+        const float inverse = f32_from((254 - power) << 23);
+        u16u *out = (u16u *)(coded + 4);
+        put_scale(coded, f32_from(power << 23));
+        if (random != NULL) {
+            INDEPENDENT for (int i = 0; i < BLOCK; i++) out[i] = f16_rounded_at_random(x[i] * inverse, random[at + i]);
+            continue;
+        }
 #if defined(HALF_LANES)
-    for (int i = 0; i < GROUP; i += HALF_LANES) {
-        lanes v;
-        memcpy(&v, x + i, sizeof v);
-        half_store(out + i, lanes_result(v * inverse));
-    }
+        for (int i = 0; i < BLOCK; i += HALF_LANES) half_store(out + i, lanes_result(lanes_load(x + i) * inverse));
 #else
-    INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = f16_rounded(x[i] * inverse);
+        INDEPENDENT for (int i = 0; i < BLOCK; i++) out[i] = f16_rounded(x[i] * inverse);
 #endif
+    }
 }
 
 INLINE void fp16_group(f32u *out, const f32u *a, const u8u *coded) {
-    const u16u *in = (const u16u *)(coded + 4);
-    const float scale = get_scale(coded);
+    for (int at = 0; at < GROUP; at += BLOCK, coded += FP16_BYTES) {
+        const u16u *in = (const u16u *)(coded + 4);
+        const float scale = get_scale(coded);
 #if defined(HALF_LANES)
-    for (int i = 0; i < GROUP; i += HALF_LANES) {
-        lanes v = half_load(in + i) * scale, other;
-        if (a != NULL) {
-            memcpy(&other, a + i, sizeof other);
-            v = other + v;
+        for (int i = 0; i < BLOCK; i += HALF_LANES) {
+            const lanes v = half_load(in + i) * scale;
+            lanes_store(out + at + i, lanes_result(a == NULL ? v : lanes_load(a + at + i) + v));
         }
-        v = lanes_result(v);
-        memcpy(out + i, &v, sizeof v);
-    }
 #else
-    INDEPENDENT for (int i = 0; i < GROUP; i++) ((u32u *)out)[i] = joined(a, i, f16_widened(in[i]) * scale);
+        INDEPENDENT for (int i = 0; i < BLOCK; i++) ((u32u *)out)[at + i] = joined(a, at + i, f16_widened(in[i]) * scale);
 #endif
+    }
 }
 
 /* ---- int8 and int4: scale, codes -------------------------------------------------------------------------------------------------------------- */
+
+/* Blocks whose greatest magnitude has bits from LEAST_PLAIN on, and is not the greatest float, need no care for the ends of the exponents. */
+#define LEAST_PLAIN_SCALE 0x1p-100f
+enum { LEAST_PLAIN = (127 - 90) << 23 };
+
+/* To nearest even. Adding 1.5 x 2^23 leaves the rounded integer in the low bits of the mantissa. */
+INLINE i8 nearest(float q) { return (i8)f32_bits(q + 0x1.8p23f); }
 
 /* What one step of a code is worth, for a block whose greatest magnitude has the bits `most`. A scale that is denormal is rounded up, so that no
    element exceeds the limit by more than rounding; one that would make the greatest code infinite is rounded down. */
@@ -153,17 +180,17 @@ INLINE float block_scale(i32 most, int limit) {
     return scale;
 }
 
-INLINE i8 clamped(i32 code, int limit) { return (i8)(code > limit ? limit : code < -limit ? -limit : code); }
-
-/* The codes of x / scale, to nearest even. An element can exceed the limit by rounding errors only, so no code does. */
-INLINE void nearest_codes(i8 *restrict codes, const f32u *x, const int count, float scale, float lift) {
-    const float inverse = scale > 0 ? 1 / (scale * lift) : 0;
-    /* Adding 1.5 x 2^23 leaves the rounded integer in the low bits of the mantissa. */
-    INDEPENDENT for (int i = 0; i < count; i++) codes[i] = (i8)f32_bits(x[i] * lift * inverse + 0x1.8p23f);
+/* Codes of x / scale, to nearest even. An element can exceed the limit by rounding errors only, so no code does. */
+INLINE void nearest_codes(i8 *restrict codes, const f32u *x, int count, float scale) {
+    /* The reciprocal of a tiny scale would be infinite: both are moved up by an exact power of two. */
+    const float lift = scale < LEAST_PLAIN_SCALE ? 0x1p64f : 1, inverse = scale > 0 ? 1 / (scale * lift) : 0;
+    INDEPENDENT for (int i = 0; i < count; i++) codes[i] = nearest(x[i] * lift * inverse);
 }
 
+INLINE i8 clamped(i32 code, int limit) { return (i8)(code > limit ? limit : code < -limit ? -limit : code); }
+
 /* Down or up, with a chance that is the distance. */
-INLINE void random_codes(i8 *restrict codes, const f32u *x, const u32 *random, const int count, const int limit, float scale) {
+INLINE void random_codes(i8 *restrict codes, const f32u *x, const u32 *random, int count, int limit, float scale) {
     const float divisor = scale > 0 ? scale : 1;
     INDEPENDENT for (int i = 0; i < count; i++) {
         const float q = x[i] / divisor;
@@ -172,21 +199,21 @@ INLINE void random_codes(i8 *restrict codes, const f32u *x, const u32 *random, c
     }
 }
 
-INLINE void make_codes(i8 *restrict codes, const f32u *x, const u32 *random, const int count, const int limit, float scale) {
-    if (random != NULL)
+INLINE float finite_codes(i8 *restrict codes, const f32u *x, const u32 *random, int count, int limit) {
+    const float scale = block_scale(greatest_of(x, count), limit);
+    if (random == NULL)
+        nearest_codes(codes, x, count, scale);
+    else
         random_codes(codes, x, random, count, limit, scale);
-    else if (__builtin_expect(scale >= 0x1p-100f, 1))
-        nearest_codes(codes, x, count, scale, 1);
-    else /* the reciprocal of a tiny scale would be infinite: both are moved up by an exact power of two */
-        nearest_codes(codes, x, count, scale, 0x1p64f);
+    return scale;
 }
 
-/* A block with infinities or NaNs: the sign of the scale says so, and the codes at the ends mean them. */
-static __attribute__((noinline)) float flagged_codes(i8 *codes, const f32u *x, const u32 *random, int count, int limit) {
-    float finite[GROUP];
-    for (int i = 0; i < count; i++) finite[i] = magnitude(x[i]) < F32_INF ? x[i] : 0;
-    const float scale = block_scale(most_finite(finite, count), limit - 1);
-    make_codes(codes, finite, random, count, limit - 1, scale);
+/* The codes of any block, and its scale. Infinities and NaNs are flagged by the sign of the scale, and the codes at the ends mean them. */
+static __attribute__((noinline)) float any_codes(i8 *codes, const f32u *x, const u32 *random, int count, int limit) {
+    if (greatest_of(x, count) < F32_INF) return finite_codes(codes, x, random, count, limit);
+    float finite[BLOCK];
+    finite_of(finite, x, count);
+    const float scale = finite_codes(codes, finite, random, count, limit - 1);
     for (int i = 0; i < count; i++) {
         if (magnitude(x[i]) == F32_INF) codes[i] = (i8)(x[i] > 0 ? limit : -limit);
         if (magnitude(x[i]) > F32_INF) codes[i] = (i8)(-limit - 1);
@@ -194,14 +221,32 @@ static __attribute__((noinline)) float flagged_codes(i8 *codes, const f32u *x, c
     return -scale;
 }
 
-/* Fills codes and returns the scale. */
-INLINE float encode_block(i8 *restrict codes, const f32u *x, const u32 *random, const int count, const int limit) {
-    i32 most = 0;
-    for (int i = 0; i < count; i++) most = GREATER(most, magnitude(x[i]));
-    if (__builtin_expect(most >= F32_INF, 0)) return flagged_codes(codes, x, random, count, limit);
-    const float scale = block_scale(most, limit);
-    make_codes(codes, x, random, count, limit, scale);
-    return scale;
+/* Codes and scales of a group of blocks of `count` elements; the codes of the blocks lie `stride` apart. Blocks with the ends of the exponents,
+   and stochastic rounding, are rarer: there blocks are done one by one. */
+INLINE void group_codes(i8 *codes, const int stride, float *scales, const f32u *x, const u32 *random, const int count, const int limit) {
+    const int blocks = GROUP / count;
+    i32 most[GROUP / INT4_BLOCK], rare = random != NULL;
+    float inverse[GROUP / INT4_BLOCK];
+    for (int b = 0; b < blocks; b++) most[b] = greatest_of(x + b * count, count);
+    for (int b = 0; b < blocks; b++) {
+        scales[b] = f32_from((u32)most[b]) / (float)limit;
+        inverse[b] = 1 / (scales[b] > 0 ? scales[b] : 1);
+        rare |= ((most[b] < LEAST_PLAIN) & (most[b] != 0)) | (most[b] >= F32_INF - 1);
+    }
+    if (__builtin_expect(rare, 0)) {
+        for (int b = 0; b < blocks; b++)
+            scales[b] = any_codes(codes + b * stride, x + b * count, random == NULL ? NULL : random + b * count, count, limit);
+        return;
+    }
+#if defined(HALF_LANES)
+#define SCALED(k) lanes_load(x + i + (k)*HALF_LANES) * inverse[(i + (k)*HALF_LANES) / count]
+    for (int i = 0; i < GROUP; i += 4 * HALF_LANES)
+        codes_store(codes + i / count * stride + i % count, SCALED(0), SCALED(1), SCALED(2), SCALED(3));
+#else
+    for (int b = 0; b < blocks; b++) {
+        INDEPENDENT for (int i = 0; i < count; i++) codes[b * stride + i] = nearest(x[b * count + i] * inverse[b]);
+    }
+#endif
 }
 
 static __attribute__((noinline)) void decode_flagged(f32u *out, const f32u *a, const i8u *codes, int count, int limit, float scale) {
@@ -223,32 +268,38 @@ INLINE void decode_block(f32u *out, const f32u *a, const i8u *codes, const int c
 }
 
 static void int8_encode_group(u8u *coded, const f32u *x, const u32 *random) {
-    i8 *codes = (i8 *)coded + 4;
-    put_scale(coded, encode_block(codes, x, random, GROUP, 127));
+    float scales[GROUP / BLOCK];
+    group_codes((i8 *)coded + 4, INT8_BYTES, scales, x, random, BLOCK, 127);
+    for (int b = 0; b < GROUP / BLOCK; b++) put_scale(coded + b * INT8_BYTES, scales[b]);
 }
 
 INLINE void int8_group(f32u *out, const f32u *a, const u8u *coded) {
-    decode_block(out, a, (const i8u *)coded + 4, GROUP, 127, get_scale(coded));
+    for (int at = 0; at < GROUP; at += BLOCK, coded += INT8_BYTES)
+        decode_block(out + at, a == NULL ? NULL : a + at, (const i8u *)coded + 4, BLOCK, 127, get_scale(coded));
 }
 
 /* Two codes lie in a byte, the first one in the lower half: as 16-bit words, two bytes become one. */
 static void int4_encode_group(u8u *coded, const f32u *x, const u32 *random) {
-    i8 codes[INT4_BLOCK];
-    for (int at = 0; at < GROUP; at += INT4_BLOCK, coded += 4 + INT4_BLOCK / 2) {
-        put_scale(coded, encode_block(codes, x + at, random == NULL ? NULL : random + at, INT4_BLOCK, 7));
-        u16 pairs[INT4_BLOCK / 2];
-        memcpy(pairs, codes, sizeof pairs);
-        INDEPENDENT for (int i = 0; i < INT4_BLOCK / 2; i++) coded[4 + i] = (u8)((pairs[i] & 0x0f) | (pairs[i] >> 4 & 0xf0));
+    float scales[GROUP / INT4_BLOCK];
+    i8 codes[GROUP];
+    u16 pairs[GROUP / 2];
+    u8 bytes[GROUP / 2];
+    group_codes(codes, INT4_BLOCK, scales, x, random, INT4_BLOCK, 7);
+    memcpy(pairs, codes, sizeof pairs);
+    for (int i = 0; i < GROUP / 2; i++) bytes[i] = (u8)((pairs[i] & 0x0f) | (pairs[i] >> 4 & 0xf0));
+    for (int b = 0; b < GROUP / INT4_BLOCK; b++) {
+        put_scale(coded + b * INT4_BYTES, scales[b]);
+        memcpy(coded + b * INT4_BYTES + 4, bytes + b * INT4_BLOCK / 2, INT4_BLOCK / 2);
     }
 }
 
 INLINE void int4_group(f32u *out, const f32u *a, const u8u *coded) {
-    for (int at = 0; at < GROUP; at += INT4_BLOCK, coded += 4 + INT4_BLOCK / 2) {
+    for (int at = 0; at < GROUP; at += INT4_BLOCK, coded += INT4_BYTES) {
         u16 pairs[INT4_BLOCK / 2];
         i8 codes[INT4_BLOCK];
         INDEPENDENT for (int i = 0; i < INT4_BLOCK / 2; i++) pairs[i] = (u16)((coded[4 + i] | coded[4 + i] << 4) & 0x0f0f);
         memcpy(codes, pairs, sizeof codes);
-        INDEPENDENT for (int i = 0; i < INT4_BLOCK; i++) codes[i] = (i8)((codes[i] ^ 8) - 8); /* the sign of four bits */
+        for (int i = 0; i < INT4_BLOCK; i++) codes[i] = (i8)((codes[i] ^ 8) - 8); /* the sign of four bits */
         decode_block(out + at, a == NULL ? NULL : a + at, codes, INT4_BLOCK, 7, get_scale(coded));
     }
 }

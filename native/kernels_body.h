@@ -2,8 +2,9 @@
    same loops are vectorised for it. That file defines:
      TABLE, NAME, CRC32C        the table's symbol, its name, its checksum
      XXH_VECTOR                 the vector width of the hash
-     HALF_LANES, half_load(p), half_store(p, v)
-                                optional: float16 by instructions, HALF_LANES at a time, in a vector of floats called `lanes`
+     HALF_LANES, half_load(p), half_store(p, v), codes_store(p, a, b, c, d)
+                                optional: float16 by instructions, HALF_LANES at a time, in a vector of floats called `lanes`;
+                                four such vectors, rounded to nearest even and below 128, as bytes
    The rules of arithmetic are in ARCHITECTURE.md, "Numbers". */
 
 #include <float.h>
