@@ -15,10 +15,10 @@ import pytest
 
 import wancoll
 from wancoll.chaos import Cluster, in_threads
-from wancoll.collective import DType, ReduceOp
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import PeerDaemonLost
+from wancoll.schedule.choose import make
 from wancoll.schedule.reference import digest, execute, storage
-from wancoll.schedule.ring import ring_all_reduce
 
 WORLD = 5
 COUNTS = (0, 1, 2, 3, 1025, 203530)
@@ -110,8 +110,12 @@ def check_values(comms: list[Any], dtype: DType, ops: list[ReduceOp], counts: li
     world = len(comms)
     cases = list(itertools.product(ops, counts))
     inputs = {count: [numbers(dtype, count, rank) for rank in range(world)] for count in counts}
-    schedules = [ring_all_reduce(rank, world) for rank in range(world)]
-    expected = {case: execute(schedules, inputs[case[1]], dtype, case[0]) for case in cases}
+
+    def reference(op: ReduceOp, count: int) -> list[np.ndarray]:
+        call = Descriptor(Kind.all_reduce, dtype, op, count)
+        return execute([make(call, "ring", rank, world) for rank in range(world)], inputs[count], dtype, op)
+
+    expected = {case: reference(*case) for case in cases}
 
     def member(rank: int) -> list[tuple[Any, np.ndarray, np.ndarray | None]]:
         comm = comms[rank]
