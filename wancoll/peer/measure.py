@@ -199,15 +199,19 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     samples: list[tuple[float, int]] = []
     rates = [0.0]
+    failed: LaneFailed | None = None
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_sample, sock, samples, rates)
-            await _send_burst(stream, ask)
+            try:
+                await _send_burst(stream, ask)
+            except LaneFailed as bad:  # caught here, since the nursery would make a group of it
+                failed = bad
             nursery.cancel_scope.cancel()
-    except* LaneFailed as several:
-        raise LaneFailed(str(several.exceptions[0])) from several
     finally:
         sock.close()
+    if failed is not None:
+        raise failed
     return max(burst_rate(samples, *_STRETCH), *rates)
 
 
