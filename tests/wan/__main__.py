@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 
 from tests.wan import namespace
 from tests.wan.network import Host, Wan, why_not
+from tests.wan.speed import report
 from tests.wan.units import BITS, BYTES, RATIO, SECONDS, parse
 from wancoll.chaos.tether import die_with_parent
 
@@ -120,6 +121,16 @@ def at(host: str, *command: Word) -> None:
         os.execvp(words[0], words)
     except OSError as bad:
         sys.exit(f"wan: cannot run {shlex.join(words)}: {bad}")
+
+
+@app.command
+def speed() -> int:
+    """Measure what the delay line sustains on this machine: throughput, and how precise its delays are."""
+    if reason := why_not():
+        print(f"wan: {reason}", file=sys.stderr)
+        return 2
+    report()
+    return 0
 
 
 _PORT_UNITS = {"up": BITS, "down": BITS, "up_queue": BYTES, "down_queue": BYTES}

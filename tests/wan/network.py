@@ -271,6 +271,10 @@ class Wan:
         with self.inside(host):
             return do(*arguments)
 
+    def configure(self, host: Host, sysctls: Mapping[str, Any]) -> None:
+        """Change kernel settings of one host, by name, e.g. {"net.ipv4.tcp_congestion_control": "cubic"}."""
+        self.call(host, namespace.set_sysctls, sysctls)
+
     # ---- links ---------------------------------------------------------------------------------------
 
     def path(self, sender: Host, receiver: Host) -> Path:
