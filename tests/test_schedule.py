@@ -257,7 +257,12 @@ def test_bytes_of_the_other_kinds(n):
     assert sent[Kind.broadcast, "ring"] == [int((rank + 1) % n != root) for rank in range(n)]
     assert sent[Kind.broadcast, "tree"] == [children(place, n) for place in places]
     assert sent[Kind.broadcast, "direct"] == sent[Kind.scatter, "direct"] == at_root
-    assert sent[Kind.reduce, "tree"] == sent[Kind.reduce, "direct"] == sent[Kind.gather, "direct"] == elsewhere
+    for name in ("ring", "tree", "direct"):
+        assert sent[Kind.reduce, name] == elsewhere
+    assert sent[Kind.gather, "direct"] == elsewhere
+    assert sent[Kind.gather, "ring"] == [place or 0 for place in places]  # its own block and those before it
+    assert sent[Kind.scatter, "ring"] == [n - 1 - place for place in places]
+    assert sent[Kind.all_to_all, "ring"] == [n * (n - 1) // 2] * n
     assert sent[Kind.all_to_all, "direct"] == [n - 1] * n
     assert sent[Kind.barrier, "ring"] == sent[Kind.update_membership, "ring"] == [0] * n
 
@@ -334,7 +339,11 @@ def test_scratch_memory(n):
         assert scratch <= 4 * count * (n - 2)  # of blocks: of the input it is (N-2)/N
     for kind in (Kind.all_gather, Kind.broadcast, Kind.gather, Kind.scatter, Kind.all_to_all):
         for name in [name for k, name in PAIRS if k is kind]:
-            assert {s.scratch for s in everyone(call(kind, count, n), name, n)} == {0}
+            schedules = everyone(call(kind, count, n), name, n)
+            passed_on = [wire_bytes(schedule) for schedule in schedules]
+            if name == "direct" or kind in (Kind.all_gather, Kind.broadcast):
+                passed_on = [0] * n
+            assert all(s.scratch <= most for s, most in zip(schedules, passed_on, strict=True))
 
 
 def test_a_world_of_one_sends_nothing():

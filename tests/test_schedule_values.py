@@ -231,8 +231,12 @@ def expected_results(descriptor, algorithm, inputs, n):
         case Kind.all_to_all:
             return [np.concatenate([block(x, rank) for x in inputs]) for rank in range(n)]
         case Kind.reduce:
-            ranks = in_pairs([(root + i) % n for i in range(n)]) if algorithm == "tree" else in_rank_order(range(n))
-            return at_root(evaluate(ranks, inputs, descriptor, n))
+            order = {
+                "ring": in_rank_order([(root + 1 + i) % n for i in range(n)]),
+                "tree": in_pairs([(root + i) % n for i in range(n)]),
+                "direct": in_rank_order(range(n)),
+            }[algorithm]
+            return at_root(evaluate(order, inputs, descriptor, n))
         case Kind.reduce_scatter:
             orders = [[(rank + 1 + i) % n for i in range(n)] if algorithm == "ring" else range(n) for rank in range(n)]
             return [

@@ -30,9 +30,18 @@ _ALL_GATHER: dict[str, Callable[[int, Sequence[int]], Schedule]] = {
     "direct": direct.all_gather,
 }
 _BROADCAST: dict[str, _Rooted] = {"ring": ring.broadcast, "tree": tree.broadcast, "direct": direct.broadcast}
-_REDUCE: dict[str, _Rooted] = {"direct": direct.reduce, "tree": tree.reduce}
+_REDUCE: dict[str, _Rooted] = {"ring": ring.reduce, "direct": direct.reduce, "tree": tree.reduce}
+_GATHER: dict[str, _Rooted] = {"direct": direct.gather, "ring": ring.gather}
+_SCATTER: dict[str, Callable[[int, int, int, Sequence[int]], Schedule]] = {
+    "direct": direct.scatter,
+    "ring": ring.scatter,
+}
+_ALL_TO_ALL: dict[str, Callable[[int, int, Sequence[int]], Schedule]] = {
+    "direct": direct.all_to_all,
+    "ring": ring.all_to_all,
+}
 
-# What each kind offers; the first is taken where nothing else says which.
+# What each kind offers; the first is taken where nothing else says which. All have a ring: see `choose`.
 ALGORITHMS: dict[Kind, tuple[str, ...]] = {
     Kind.all_reduce: (*_ALL_REDUCE, "hierarchical"),
     Kind.update_membership: ("ring",),
@@ -40,9 +49,9 @@ ALGORITHMS: dict[Kind, tuple[str, ...]] = {
     Kind.all_gather: tuple(_ALL_GATHER),
     Kind.broadcast: tuple(_BROADCAST),
     Kind.reduce: tuple(_REDUCE),
-    Kind.gather: ("direct",),
-    Kind.scatter: ("direct",),
-    Kind.all_to_all: ("direct",),
+    Kind.gather: tuple(_GATHER),
+    Kind.scatter: tuple(_SCATTER),
+    Kind.all_to_all: tuple(_ALL_TO_ALL),
     Kind.barrier: ("ring",),
 }
 
@@ -95,8 +104,7 @@ def choose(
     hit = _hit(descriptor, algorithm, world_size, avoid, sites)
     if hit is None:
         return algorithm
-    around = "ring" in ALGORITHMS[descriptor.kind] and _hit(descriptor, "ring", world_size, avoid, sites) is None
-    if not around:
+    if _hit(descriptor, "ring", world_size, avoid, sites) is not None:
         raise NoRoute(hit, algorithm)
     return "ring"
 
@@ -186,11 +194,11 @@ def make(
         case Kind.reduce:
             return _REDUCE[algorithm](rank, world_size, root, nbytes)
         case Kind.gather:
-            return direct.gather(rank, world_size, root, nbytes)
+            return _GATHER[algorithm](rank, world_size, root, nbytes)
         case Kind.scatter:
-            return direct.scatter(rank, root, nbytes, starts)
+            return _SCATTER[algorithm](rank, root, nbytes, starts)
         case Kind.all_to_all:
-            return direct.all_to_all(rank, nbytes, starts)
+            return _ALL_TO_ALL[algorithm](rank, nbytes, starts)
     raise ValueError(f"{descriptor.kind.name} is no collective: it has no schedule")
 
 

@@ -31,10 +31,10 @@ AVAILABLE: dict[str, tuple[str, ...]] = {
     "reduce_scatter": ("ring", "direct"),
     "all_gather": ("ring", "direct"),
     "broadcast": ("ring", "tree", "direct"),
-    "reduce": ("tree", "direct"),
-    "gather": ("direct",),
-    "scatter": ("direct",),
-    "all_to_all": ("direct",),
+    "reduce": ("ring", "tree", "direct"),
+    "gather": ("direct", "ring"),
+    "scatter": ("direct", "ring"),
+    "all_to_all": ("direct", "ring"),
 }
 KINDS = tuple(AVAILABLE)
 
@@ -236,12 +236,16 @@ _PIPES: dict[tuple[str, str], _Pipe] = {
     ("broadcast", "ring"): _Pipe(lambda t, k, a: (k - 1) * a + t, lambda k: 1 if k == 2 else 2),  # a chain
     ("broadcast", "tree"): _Pipe(lambda t, k, a: _depth(k) * a + _levels(k) * t, _levels),
     ("broadcast", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
+    ("reduce", "ring"): _Pipe(lambda t, k, a: (k - 1) * a + t, lambda k: 1 if k == 2 else 2),  # a chain
     ("reduce", "tree"): _Pipe(lambda t, k, a: _depth(k) * a + _levels(k) * t, _levels),
     ("reduce", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
     ("gather", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
     ("scatter", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
     ("all_to_all", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: 2 * (k - 1)),
 }
+for _kind in ("gather", "scatter"):  # a chain, too; for where links are missing
+    _PIPES[_kind, "ring"] = _Pipe(lambda t, k, a: (k - 1) * a + t * (k - 1) / k, lambda k: 2 * k - 3)
+_PIPES["all_to_all", "ring"] = _Pipe(lambda t, k, a: (k - 1) * (a + t / 2), lambda k: k * (k - 1))
 for _kind in ("reduce_scatter", "all_gather"):
     _PIPES[_kind, "ring"] = _Pipe(lambda t, k, a: _steps(k - 1, t / k, a), lambda k: 2 * (k - 1))
     _PIPES[_kind, "direct"] = _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: 2 * (k - 1))

@@ -106,3 +106,98 @@ def broadcast(rank: int, world_size: int, root: int, length: int) -> Schedule:
     if (rank + 1) % n != root:
         builder.send((rank + 1) % n, value)
     return builder.finish()
+
+
+def reduce(rank: int, world_size: int, root: int, length: int) -> Schedule:
+    """A chain that ends at the root: own op received, from rank root+1 on around the ring.
+
+    Args:
+        rank: whose schedule.
+        world_size: ranks.
+        root: who gets the result.
+        length: of the tensor, bytes.
+    """
+    builder, n = Builder(rank, world_size), world_size
+    value = builder.mine(0, length)
+    if n == 1:
+        builder.keep(value, 0)
+        return builder.finish()
+    if (rank - 1) % n != root:
+        home = back(0) if rank == root else None
+        value = builder.recv_reduced((rank - 1) % n, value, home=home, last=rank == root)
+    if rank != root:
+        builder.send((rank + 1) % n, value)
+    return builder.finish()
+
+
+def gather(rank: int, world_size: int, root: int, length: int) -> Schedule:
+    """A chain that ends at the root, where every rank sends its block and then what comes from its left neighbour.
+
+    Args:
+        rank: whose schedule.
+        world_size: ranks.
+        root: who gets the blocks, in rank order.
+        length: of a block, bytes.
+    """
+    builder, n = Builder(rank, world_size), world_size
+    value = builder.mine(rank * length, length, 0)
+    if rank == root:
+        builder.keep(value, value.start)
+    else:
+        builder.send((rank + 1) % n, value)
+    for distance in range(1, 1 + (rank - root - 1) % n):
+        start = (rank - distance) % n * length
+        value = builder.recv((rank - 1) % n, start, length, result=start if rank == root else None)
+        if rank != root:
+            builder.send((rank + 1) % n, value)
+    return builder.finish()
+
+
+def scatter(rank: int, root: int, length: int, blocks: Sequence[int]) -> Schedule:
+    """A chain from the root, which sends the block first that has the longest way.
+
+    Args:
+        rank: whose schedule.
+        root: who has the blocks.
+        length: of a block, bytes.
+        blocks: where each rank's block begins in the root's front.
+    """
+    n = len(blocks)
+    builder = Builder(rank, n)
+    if rank == root:
+        builder.keep(builder.mine(0, length, blocks[root]), 0)
+    here = (rank - root) % n
+    for distance in range(n - 1, here, -1):
+        if rank == root:
+            value = builder.mine(0, length, blocks[(root + distance) % n])
+        else:
+            value = builder.recv((rank - 1) % n, 0, length)
+        builder.send((rank + 1) % n, value)
+    if rank != root:
+        builder.recv((rank - 1) % n, 0, length, result=0)
+    return builder.finish()
+
+
+def all_to_all(rank: int, length: int, blocks: Sequence[int]) -> Schedule:
+    """N-1 rounds: in each, a rank passes on what its left neighbour sent but for the last block, which is its own.
+
+    A block travels as far as it must, so that links carry N(N-1)/2 blocks each: this is for worlds where not all ranks
+    can reach each other.
+
+    Args:
+        rank: whose schedule.
+        length: of a block, bytes.
+        blocks: where each rank's block begins in front; in back they are in the order of the ranks they came from.
+    """
+    n = len(blocks)
+    builder = Builder(rank, n)
+    right, left = (rank + 1) % n, (rank - 1) % n
+    builder.keep(builder.mine(rank * length, length, blocks[rank]), rank * length)
+    for distance in range(n - 1, 0, -1):
+        builder.send(right, builder.mine(rank * length, length, blocks[(rank + distance) % n]))
+    for hop in range(1, n):
+        start = (rank - hop) % n * length
+        for _ in range(n - 1 - hop):
+            builder.send(right, builder.recv(left, start, length))
+        builder.recv(left, start, length, result=start)
+    return builder.finish()
