@@ -159,7 +159,7 @@ class Wan:
         mtu: of all devices, bytes.
         segmentation_offload: let the hosts' TCP send super-packets of up to 64 KiB. Loss, rates and queues treat them
             as the MTU-sized packets that they stand for; without it, every packet costs a system call, and the
-            network carries a fifth.
+            network carries a third or a fifth.
         quantum: seconds of link time that are delivered together at most, as network cards do to save interrupts.
         congestion_control: of the hosts' TCP unless a program asks otherwise: "cubic", "bbr", "reno", ...; "": as here.
         sysctls: other settings of the hosts, e.g. {"net.ipv4.tcp_slow_start_after_idle": 0}.
@@ -215,10 +215,12 @@ class Wan:
             self._start(devices, seed, quantum, memory)
             self._paths = {(i, j): self._path for i in range(hosts) for j in range(hosts) if i != j}
             self._ports = {i: self._port if i < peers else Port() for i in range(hosts)}
+            special_paths = {(self.index(i), self.index(j)): changes for (i, j), changes in (paths or {}).items()}
+            special_ports = {self.index(i): changes for i, changes in (ports or {}).items()}
             for pair in self._paths:
-                self.change_path(*pair, **(paths or {}).get(self._named(*pair), {}))
+                self.change_path(*pair, **special_paths.get(pair, {}))
             for i in self._ports:
-                self.change_port(i, **(ports or {}).get(self._named(i)[0], {}))
+                self.change_port(i, **special_ports.get(i, {}))
         except BaseException:
             self.close()
             raise
@@ -336,9 +338,6 @@ class Wan:
     @staticmethod
     def _address(i: int) -> str:
         return f"10.77.0.{i + 1}"
-
-    def _named(self, *indices: int) -> tuple[Host, ...]:
-        return tuple("master" if i == self.peers else i for i in indices)
 
     def _queue(self, rate: float, queue: int | None) -> float:
         if queue is None:

@@ -336,7 +336,14 @@ def test_congestion_control_of_the_hosts_and_of_a_socket() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    for wrong in ({"delay": 0.01, "jitter": 0.02}, {"loss": 1.5}, {"burst": 0.5}, {"peers": 0}, {"master": 7}):
+    for wrong in (
+        {"delay": 0.01, "jitter": 0.02},
+        {"loss": 1.5},
+        {"burst": 0.5},
+        {"peers": 0},
+        {"master": 7},
+        {"ports": {5: {}}},
+    ):
         with pytest.raises(ValueError, match="expected"):
             Wan(**{"peers": 2, **wrong})
 
