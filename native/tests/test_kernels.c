@@ -1,5 +1,5 @@
 /* Compares every table that this CPU can run with the generic one, bit for bit, and crc32c with published values. Exit code 0 if all is equal.
-   The generic table itself is checked against numpy in tests/test_kernels.py. */
+   The generic table itself is checked against numpy in tests/test_kernels.py and tests/test_codec.py. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,6 +139,80 @@ static void shapes(const wc_kernels *table) {
     }
 }
 
+static double sums[4];
+
+/* What a codec does to n elements at src: encoded both ways, decoded, added to others, measured; nothing is written beside the results. */
+static void compare_codec(const wc_kernels *table, int codec, int dtype, const uint8_t *src, size_t n) {
+    const wc_kernels *truth = wc_kernels_named("generic");
+    const wc_codec_block block = wc_codec_shape(codec);
+    const size_t bytes = n * wc_dtype_size(dtype), coded = (n + block.elements - 1) / block.elements * block.bytes, at = draw() % 17;
+    const wc_noise noise = {draw(), draw() % 1000 * block.elements};
+    for (int noisy = 0; noisy < 2; noisy++) {
+        memset(got, 0x5a, coded + 64);
+        truth->encode[codec][dtype](want, src, n, noisy ? &noise : NULL);
+        table->encode[codec][dtype](got + at, src, n, noisy ? &noise : NULL);
+        int ok = memcmp(want, got + at, coded) == 0;
+        for (size_t i = 0; i < coded + 64; i++) ok = ok && (got[i] == 0x5a || (i >= at && i < at + coded));
+        check(ok, table->name, noisy ? "stochastic encode" : "encode", dtype, codec, n);
+    }
+    memcpy(b, want, coded);
+    for (int add = 0; add < 2; add++) {
+        memset(got, 0x5a, bytes + 64);
+        if (add) {
+            truth->accumulate[codec][dtype](want, src, b, n);
+            memcpy(got + at, src, bytes);
+            table->accumulate[codec][dtype](got + at, got + at, b, n);
+        } else {
+            truth->decode[codec][dtype](want, b, n);
+            table->decode[codec][dtype](got + at, b, n);
+        }
+        int ok = memcmp(want, got + at, bytes) == 0;
+        for (size_t i = 0; i < bytes + 64; i++) ok = ok && (got[i] == 0x5a || (i >= at && i < at + bytes));
+        check(ok, table->name, add ? "accumulate" : "decode", dtype, codec, n);
+    }
+    memset(sums, 0, sizeof sums);
+    truth->error[codec][dtype](src, b, n, &sums[0], &sums[1]);
+    table->error[codec][dtype](src, b, n, &sums[2], &sums[3]);
+    check(memcmp(&sums[0], &sums[2], 2 * sizeof *sums) == 0, table->name, "error", dtype, codec, n);
+}
+
+/* Ordinary numbers, ever larger from block to block. */
+static void fill_numbers(uint8_t *p, int dtype, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t bits = ((uint32_t)(i / 32 % 255) << 23) + ((uint32_t)(draw() >> 34) & 0x81ffffffu);
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        const uint16_t upper = (uint16_t)(dtype == WC_F16 ? draw() >> 48 & 0xbfff : bits >> 16);
+        const double wide = value;
+        memcpy(p + i * wc_dtype_size(dtype), dtype == WC_F64 ? (const void *)&wide : dtype == WC_F32 ? (const void *)&value : (const void *)&upper,
+               wc_dtype_size(dtype));
+    }
+}
+
+static void codecs(const wc_kernels *table) {
+    for (int codec = 0; codec < WC_CODECS; codec++)
+        for (int dtype = 0; dtype < WC_DTYPES; dtype++) {
+            if (table->encode[codec][dtype] == NULL) continue;
+            const size_t size = wc_dtype_size(dtype);
+            for (size_t n = 0; n <= 1100; n += n < 140 ? 1 : 61) {
+                const size_t offset = draw() % 17;
+                fill_numbers(a + offset, dtype, n);
+                compare_codec(table, codec, dtype, a + offset, n);
+                if (n > 0) put_special(a + offset + draw() % n * size, size, draw() % 60);
+                compare_codec(table, codec, dtype, a + offset, n);
+            }
+            fill_numbers(a, dtype, 255 * 32 + 512);
+            compare_codec(table, codec, dtype, a, 255 * 32 + 512);
+            fill(a, 20000 * size);
+            compare_codec(table, codec, dtype, a, 20000);
+            const size_t coded = 20480 / wc_codec_shape(codec).elements * wc_codec_shape(codec).bytes;
+            fill(a, coded); /* any bits can be decoded */
+            wc_kernels_named("generic")->decode[codec][dtype](want, a, 20480);
+            table->decode[codec][dtype](got, a, 20480);
+            check(memcmp(want, got, 20480 * size) == 0, table->name, "decode of random bits", dtype, codec, 20480);
+        }
+}
+
 static void checksums(const wc_kernels *table) {
     const wc_kernels *truth = wc_kernels_named("generic");
     uint8_t bytes[32];
@@ -178,9 +252,11 @@ int main(void) {
         printf("%s%s\n", table->name, table == wc_kernels_default() ? " (default)" : "");
         special_values(table);
         shapes(table);
+        codecs(table);
         checksums(table);
     }
     wc_fpenv_leave(saved);
+    check(wc_codec_shape(-1).bytes == 0 && wc_codec_shape(WC_CODECS).bytes == 0 && wc_codec_shape(WC_CODEC_NONE).elements == 0, "", "shapes", -1, -1, 0);
     check(wc_kernels_named("abacus") == NULL, "", "a name that does not exist", -1, -1, 0);
     printf("%ld passed, %ld failed\n", passed, failed);
     return failed == 0 ? 0 : 1;
