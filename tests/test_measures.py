@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
+import trio
 
 from wancoll.errors import ProtocolError
+from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.peer import measure
+from wancoll.peer.lanes import read_frame
+from wancoll.peer.measure import Measurer, answer_probe
 from wancoll.peer.tcpinfo import (
     BACKLOG,
     BUSY,
@@ -17,9 +24,11 @@ from wancoll.peer.tcpinfo import (
     TcpInfo,
     burst_rate,
     parse_tcp_info,
+    saturated,
     window,
 )
 from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
 from wancoll_master.measures import DOWN, MAX_LANE_COUNTS, RTT_WINDOW, Measures
 
 MB = 1e6
@@ -222,17 +231,137 @@ def test_links_that_are_gone_are_forgotten():
     assert lanes.observer._before == {}
 
 
-def test_the_rate_of_a_burst_is_that_of_its_flights_not_of_the_pauses():
-    """80 ms between flights, each at 50 MB/s and twice as long as the one before."""
-    samples, acked = [], 0
-    for flight in range(6):
-        for step in range(1 << flight):
-            acked += 100_000
-            samples.append((flight * 0.08 + step * 0.002, acked))
-    assert burst_rate(samples, 0.01, 64_000) == pytest.approx(50 * MB, rel=0.05)
-    assert burst_rate(samples[:7], 0.01, 64_000) < 15 * MB  # no flight is long enough yet
-    assert burst_rate(samples[:1], 0.01, 64_000) == 0
-    assert burst_rate([(0.0, 0), (0.1, 1000)], 0.01, 64_000) == 0
+def test_the_rate_of_a_burst_is_taken_over_round_trips_and_its_end_is_seen():
+    """Windows that double until 50 MB/s are reached; acknowledgements come in heaps of 10 ms."""
+    samples, acked, ended, rates = [], 0.0, 0.0, {}
+    for step in range(200):
+        when = step * 0.01
+        acked += min(50 * MB, 14_600 * 2 ** (when / 0.08) / 0.08) * 0.01 * (2 if step % 2 else 0)
+        samples.append((when, int(acked)))
+        rates[when] = burst_rate(samples, 0.08)
+        if not ended and saturated(samples, 0.08):
+            ended = when
+    assert burst_rate(samples, 0.08) == pytest.approx(50 * MB, rel=0.15)
+    assert rates[ended] == pytest.approx(50 * MB, rel=0.15)
+    assert 0.7 < ended < 1.2  # 50 MB/s from 0.65 s on
+    assert burst_rate([(5.0, 100), (5.02, 300)], 0.08) == pytest.approx(10_000)  # over before a round trip was
+    assert burst_rate([(5.0, 100)], 0.08) == 0
+    assert burst_rate([], 0.08) == 0
+    assert not saturated([], 0.08)
+
+
+# ---- probes -----------------------------------------------------------------------------------------
+
+
+class Probed:
+    """A daemon's data port, as far as probes go, and a Measurer that reports to this list."""
+
+    def __init__(self, port: int) -> None:
+        self.ask = m.MeasureLink("b", [f"127.0.0.1:{port}"], 1 << 20)
+        self.reports: list[m.LinkMeasure] = []
+        self.busy = False
+        self.measurer = Measurer(
+            Limits(),
+            links=list,
+            look=lambda link, lane: b"",
+            send=lambda report: self.reports.extend(report.links),
+            busy=lambda: self.busy,
+            here=list,
+        )
+
+    async def wait_for(self, count: int) -> None:
+        with trio.fail_after(10):
+            while len(self.reports) < count:  # noqa: ASYNC110
+                await trio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def probed(answers: str = "b") -> AsyncIterator[Probed]:
+    async def accept(stream: trio.SocketStream) -> None:
+        async with stream:
+            first = await read_frame(stream.socket, m.LaneFirst, who="test")
+            await answer_probe(stream, first, answers, "test")
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, accept, 0, host="127.0.0.1"))
+        room = Probed(listeners[0].socket.getsockname()[1])
+        nursery.start_soon(room.measurer.probe)
+        yield room
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_probe_measures_the_round_trip_and_then_the_bandwidth():
+    async with probed() as room:
+        room.measurer.measure(room.ask)
+        await room.wait_for(2)
+    trip, bandwidth = room.reports
+    assert (trip.daemon, trip.bandwidth, trip.lanes, bandwidth.rtt, bandwidth.lanes) == ("b", 0, 0, 0, 0)
+    assert 0 < trip.rtt < 1
+    assert bandwidth.bandwidth >= 0.1 * MB
+
+
+async def test_no_burst_while_an_operation_runs():
+    async with probed() as room:
+        room.busy = True
+        room.measurer.measure(room.ask)
+        await room.wait_for(1)
+        with trio.move_on_after(0.3):
+            await room.wait_for(2)
+        assert len(room.reports) == 1
+        room.busy = False
+        await room.wait_for(2)
+
+
+async def test_an_operation_ends_a_burst_at_once_and_it_runs_again(monkeypatch):
+    began, ended = [], []
+
+    async def slow(ask: m.MeasureLink, within: float) -> float:
+        began.append(ask)
+        if len(began) == 2:
+            return 7 * MB
+        try:
+            await trio.sleep(60)
+        finally:
+            ended.append(ask)
+        return 1.0
+
+    monkeypatch.setattr(measure, "burst", slow)
+    async with probed() as room:
+        room.measurer.measure(room.ask)
+        with trio.fail_after(10):
+            while not began:  # noqa: ASYNC110
+                await trio.sleep(0.005)
+        assert ended == []
+        room.measurer.op_started()
+        await room.wait_for(2)
+    assert len(ended) == 1
+    assert room.reports[1].bandwidth == 7 * MB
+
+
+async def test_whoever_does_not_answer_or_is_someone_else_is_reported_as_not_known():
+    async with probed(answers="c") as room:
+        room.measurer.measure(room.ask)
+        await room.wait_for(1)
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            address = f"127.0.0.1:{gone.getsockname()[1]}"
+        room.measurer.measure(m.MeasureLink("d", [address], 1))
+        await room.wait_for(2)
+    assert room.reports == [m.LinkMeasure("b", 0, 0, 0, 0), m.LinkMeasure("d", 0, 0, 0, 0)]
+
+
+async def test_one_connection_makes_a_daemon_read_no_more_than_its_bound():
+    async with probed() as room:
+        stream = await trio.open_tcp_stream("127.0.0.1", int(room.ask.addresses[0].rpartition(":")[2]))
+        async with stream:
+            answer = None
+            for _ in range(3):
+                await stream.send_all(encode(m.ProbeHello(PROTOCOL_VERSION, "b", 30 << 20)))
+                with contextlib.suppress(trio.BrokenResourceError):
+                    await stream.send_all(bytes(30 << 20))
+                answer = await read_frame(stream.socket, m.LaneAnswer, who="test")
+                if isinstance(answer, m.LaneRefused):
+                    break
+            assert isinstance(answer, m.LaneRefused)
 
 
 # ---- the matrix -------------------------------------------------------------------------------------

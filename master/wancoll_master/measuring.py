@@ -11,8 +11,8 @@ from wancoll_master.topology import one_machine
 
 WAIT = 1.0  # seconds that a group's start, or an admission, waits for a round trip
 SMALL = 8  # daemons up to which all paths are measured; beyond, those to 1, 2, 4, 8, ... places away
-BURST_BYTES = 4 * MIB
-BURST_BYTES_OF_MANY = 1 * MIB  # where there are more than SMALL
+BURST_BYTES = 16 * MIB
+BURST_BYTES_OF_MANY = 4 * MIB  # where there are more than SMALL
 AGAIN = 60.0  # seconds until a burst that told nothing is asked for again
 
 

@@ -27,7 +27,6 @@ from wancoll_master.topology import (
     better_ring,
     one_machine,
     pair,
-    rate,
 )
 
 MAX_AVOID = 4096  # pairs that a Plan can carry
@@ -173,13 +172,17 @@ def _order(
 
 
 def ring_of(measures: Measures, members: Sequence[Member]) -> Ring:
-    """The members' ring as it was measured: bottleneck 0 where an edge is not known, unknown latencies left out."""
-    if len(members) < 2:
-        return rate([member.mid for member in members], [[0.0]], [[0.0]])
-    edges = [(one.daemon, other.daemon) for one, other in [*pairwise(members), (members[-1], members[0])]]
-    speeds = [LOCAL_BANDWIDTH if near(*edge) else measures.bandwidth(edge[0].name, edge[1].name) for edge in edges]
-    delays = [LOCAL_LATENCY if near(*edge) else measures.rtt(edge[0].name, edge[1].name) / 2 for edge in edges]
-    return Ring(tuple(member.mid for member in members), min(speeds), sum(delays))
+    """The members' ring as it was measured, edges within a machine left out.
+
+    The bottleneck is 0 where an edge is not known, inf where all are within a machine. Unknown latencies are left out.
+    """
+    daemons = [member.daemon for member in members]
+    edges = [ends for ends in [*pairwise(daemons), (daemons[-1], daemons[0])] if not near(*ends)]
+    return Ring(
+        tuple(member.mid for member in members),
+        min((measures.bandwidth(one.name, other.name) for one, other in edges), default=inf),
+        sum(measures.rtt(one.name, other.name) / 2 for one, other in edges),
+    )
 
 
 def _matrices(measures: Measures, members: Sequence[Member]) -> tuple[list[list[float]], list[list[float]]]:

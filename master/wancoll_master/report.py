@@ -1,19 +1,31 @@
-"""The groups as `wancoll status` shows them, and in words what each of them waits for. Pure."""
+"""Groups and links as `wancoll status` shows them, and in words what each group waits for. Pure."""
 
 from __future__ import annotations
 
 from math import inf
 
 from wancoll.wire import messages as m
+from wancoll_master.measures import Measures
+from wancoll_master.planning import ring_of
 from wancoll_master.state import Group, Member, State, clip, names
+
+MOST_LINKS = 1024  # in one status, which has to fit into a message
 
 
 def groups(state: State, now: float) -> list[m.GroupStatus]:
     """All groups, by name."""
-    return [_group(state.groups[name], now) for name in sorted(state.groups)]
+    return [_group(state.measures, state.groups[name], now) for name in sorted(state.groups)]
 
 
-def _group(group: Group, now: float) -> m.GroupStatus:
+def links(state: State) -> list[m.LinkStatus]:
+    """The measured paths, by source and target; the first of many."""
+    return [
+        m.LinkStatus(source, target, path.rtt, path.bandwidth, path.lanes, path.loss)
+        for (source, target), path in sorted(state.measures.paths.items(), key=lambda item: item[0])[:MOST_LINKS]
+    ]
+
+
+def _group(measures: Measures, group: Group, now: float) -> m.GroupStatus:
     members = [_member(member, rank, now) for rank, member in enumerate(group.members)]
     return m.GroupStatus(
         name=group.name,
@@ -21,11 +33,27 @@ def _group(group: Group, now: float) -> m.GroupStatus:
         epoch=group.epoch if group.members else 0,
         start_world=group.start_world,
         min_world=group.min_world,
-        lanes=min((member.daemon.lanes for member in group.members or group.joining), default=0),
+        lanes=_lanes(group),
         committed_upto=group.committed,
         members=members + [_member(joiner, -1, now) for joiner in group.joining],
         waiting_for=clip(waiting_for(group, now)),
+        plan=_plan(measures, group),
     )
+
+
+def _lanes(group: Group) -> int:
+    if group.members and group.planned is not None:
+        return group.planned.plan.lanes
+    return min((joiner.daemon.lanes for joiner in group.joining), default=0)
+
+
+def _plan(measures: Measures, group: Group) -> m.PlanStatus | None:
+    if not group.members or group.planned is None:
+        return None
+    ring, cost = ring_of(measures, group.members), group.planned.cost
+    bottleneck = ring.bottleneck if ring.bottleneck < inf else 0.0
+    alpha, beta = (cost.alpha, cost.beta) if cost is not None else (0.0, 0.0)
+    return m.PlanStatus(group.planned.plan, bottleneck, ring.latency, alpha, beta)
 
 
 def _member(member: Member, rank: int, now: float) -> m.MemberStatus:

@@ -200,6 +200,7 @@ class Server:
             daemons=sorted(self.state.daemons),
             groups=report.groups(self.state, now),
             events=self._journal.events(STATUS_EVENTS),
+            links=report.links(self.state),
         )
 
     async def keep_time(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
@@ -65,7 +66,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class SendStatus:
-    """Send a Status over *conn*; report.groups() makes the part that the state knows."""
+    """Send a Status over *conn*; report makes the parts that the state knows."""
 
     conn: int
 
@@ -176,6 +177,36 @@ class Asking:
     calls: dict[int, str] = field(default_factory=dict)  # by mid
 
 
+@dataclass(frozen=True, slots=True)
+class Half:
+    """A send or a recv."""
+
+    member: Member
+    call: m.Exchange
+
+
+@dataclass(slots=True)
+class Match:
+    """A send and the recv that takes its bytes."""
+
+    send: Half
+    recv: Half
+    sent: bool = False
+    received: bool = False
+    digest: int = 0
+
+
+@dataclass(slots=True)
+class Exchanges:
+    """Sends and recvs of the current epoch."""
+
+    # (sender, receiver, tag) -> calls in order, all of them sends or all recvs
+    waiting: dict[tuple[int, int, int], deque[Half]] = field(default_factory=dict)
+    running: dict[int, Match] = field(default_factory=dict)  # by order
+    newest: dict[int, int] = field(default_factory=dict)  # mid -> number of its newest call
+    open: dict[int, int] = field(default_factory=dict)  # mid -> calls that are not settled
+
+
 @dataclass(slots=True)
 class Complaint:
     """A member's word that its link to another is down."""
@@ -221,6 +252,8 @@ class Group:
     pending: dict[int, Pending] = field(default_factory=dict)  # by seq
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq, all above committed
     digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which digests differed
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    exchange_count: int = 0
     asking: Asking | None = None
     complaints: dict[tuple[int, int], Complaint] = field(default_factory=dict)  # (who, about whom), this epoch
     settle_at: float = inf  # when complaints are acted upon

@@ -16,13 +16,15 @@ from wancoll.errors import MasterUnreachable, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.wire.framing import Decoder, encode
-from wancoll.wire.messages import Bye, FromMaster, GroupStatus, Status, StatusRequest
+from wancoll.wire.messages import Bye, FromMaster, GroupStatus, LinkStatus, PlanStatus, Status, StatusRequest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 RECEIVE_BYTES = 65536
 PLAIN_WIDTH = 160  # columns where stdout is no terminal
+MATRIX = 12  # daemons up to which paths are shown as a matrix, beyond as a list
+LISTED = 50  # paths in that list
 
 
 def status(
@@ -33,7 +35,7 @@ def status(
         bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")
     ] = False,
 ) -> int:
-    """Show a master's groups, members and last events. Exit code 1 if it cannot be reached."""
+    """Show a master's groups, members, plans, measured paths and last events. Exit code 1 if it cannot be reached."""
     answer = fetch(address(master, what="--master", default_port=MASTER_PORT), timeout)
     if as_json:
         print_json(answer)
@@ -85,8 +87,10 @@ def plain(value: Any) -> Any:
     """A message as dicts and lists with the fields' names (on the wire they are positional)."""
     if isinstance(value, msgspec.Struct):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
     return value
 
 
@@ -96,7 +100,7 @@ def print_json(answer: Status) -> None:
 
 
 def print_tables(answer: Status) -> None:
-    """A table per group, then the last events."""
+    """A table per group, then the measured paths and the last events."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
@@ -115,6 +119,12 @@ def print_tables(answer: Status) -> None:
         if group.waiting_for:
             console.print(f"waiting for: {clean(group.waiting_for)}")
         console.print(_members(group))
+        if group.plan is not None:
+            for line in plan_lines(group.plan):
+                console.print(clean(line))
+    if answer.links:
+        console.print()
+        console.print(_links(answer.links))
     if answer.events:
         console.print()
         console.print(_events(answer))
@@ -138,6 +148,54 @@ def _members(group: GroupStatus) -> Table:
     return table
 
 
+def plan_lines(status: PlanStatus) -> list[str]:
+    """What the master decided for the group's epoch, in words."""
+    plan = status.plan
+    ring = [f"slowest edge {rate(status.bottleneck)}"] if status.bottleneck else []
+    ring += [f"once around {milliseconds(status.round)}"] if status.round else []
+    lines = [f"ring: {', '.join(ring)}"] if ring else []
+    lines.append(
+        f"plan: lanes {plan.lanes}, parts from {size(plan.stripe)}, "
+        f"pacing {rate(plan.pacing) + ' per lane' if plan.pacing else 'none'}, "
+        f"congestion control {plan.congestion or 'as each daemon is set'}"
+    )
+    for kind, entries in sorted(plan.choices.items()):
+        chosen = [f"{name} up to {size(most)}" if most else name for most, name in entries]
+        lines.append(f"  {kind}: {', '.join(chosen)}")
+    return lines
+
+
+def _links(links: list[LinkStatus]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    title = "paths: round trip, bandwidth, share of segments sent again"
+    daemons = sorted({link.source for link in links} | {link.target for link in links})
+    if len(daemons) > MATRIX:
+        table = Table("from", "to", title, title=f"the first {LISTED} of {len(links)}" if len(links) > LISTED else None)
+        for link in links[:LISTED]:
+            table.add_row(Text(clean(link.source)), Text(clean(link.target)), path(link))
+        return table
+    table = Table("from \\ to", title=title, title_justify="left")
+    for daemon in daemons:
+        table.add_column(Text(clean(daemon)))
+    found = {(link.source, link.target): link for link in links}
+    for source in daemons:
+        cells = [path(found.get((source, target))) for target in daemons]
+        table.add_row(Text(clean(source)), *cells)
+    return table
+
+
+def path(link: LinkStatus | None) -> str:
+    """What is known of a path, in a few words."""
+    if link is None:
+        return ""
+    known = [milliseconds(link.rtt)] if link.rtt else []
+    known += [rate(link.bandwidth) + ("" if link.lanes else " (probe)")] if link.bandwidth else []
+    known += [f"{100 * link.loss:.2g} %"] if link.loss else []
+    return ", ".join(known)
+
+
 def _events(answer: Status) -> Table:
     from rich.table import Table
     from rich.text import Text
@@ -152,6 +210,24 @@ def _events(answer: Status) -> Table:
 def clean(text: str) -> str:
     """*text* without characters that would steer the terminal: it comes from the network."""
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as "12.3 ms"."""
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def rate(bytes_per_second: float) -> str:
+    """Bytes per second as "62.5 MB/s"."""
+    return f"{bytes_per_second / 1e6:.3g} MB/s"
+
+
+def size(nbytes: int) -> str:
+    """Bytes as "8 KiB", "1.5 MiB"."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes} B"
 
 
 def duration(seconds: float) -> str:

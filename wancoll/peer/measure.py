@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, MIB, PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.peer.lanes import LaneFailed, dial, greet, read_frame
-from wancoll.peer.tcpinfo import TCP_INFO_BYTES, Observer, TcpInfo, burst_rate, parse_tcp_info
+from wancoll.peer.tcpinfo import TCP_INFO_BYTES, Observer, TcpInfo, burst_rate, parse_tcp_info, saturated
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -23,14 +24,16 @@ log = structlog.get_logger("wancoll.measure")
 _LOOK = 0.25  # seconds between looks at the lanes
 _REPORT = 1.0  # seconds between reports to the master
 _ROUNDS = 2  # small exchanges of a probe; the handshake of TCP is one more
-_BURST_SECONDS = 3.0  # at most
+_BURST_SECONDS = 2.0  # at most
 _BURST_TRIES = 3  # a burst that an operation interrupted is tried again
 _IDLE_WAIT = 30.0  # seconds that a burst waits for the daemon to have no operation under way
 _GRAIN = 0.002  # seconds between looks at a burst
-_STRETCH = 0.01, 64 * KIB  # seconds and bytes over which the speed of a burst is taken
+_STRETCH = 0.05  # seconds over which the speed of a burst is taken, or a round trip if that is longer
+_FLOWS = 4  # of a burst: the buffers of one would be the limit of long paths
+_PART = 512 * KIB  # bytes of a burst that are announced, and answered, at a time
 _CHUNK = 64 * KIB
-_ANSWERED_BYTES = 32 * MIB  # that one connection may make this daemon read
-_ANSWERED_ROUNDS = 16
+_ANSWERED_BYTES = 64 * MIB  # that one connection may make this daemon read
+_ANSWERED_ROUNDS = 256
 _TCP_NOTSENT_LOWAT = 25
 
 
@@ -145,7 +148,7 @@ class Measurer:
             for _ in range(_BURST_TRIES):
                 if not await self._idle():
                     break
-                rate, self._burst = 0.0, trio.move_on_after(_BURST_SECONDS)
+                rate, self._burst = 0.0, trio.CancelScope()
                 try:
                     with self._burst:
                         rate = await burst(ask, self._limits.probe_timeout)
@@ -184,58 +187,57 @@ async def round_trip(ask: m.MeasureLink, within: float) -> float:
 
 
 async def burst(ask: m.MeasureLink, within: float) -> float:
-    """Bytes per second that *ask.nbytes* showed the path to have; 0: too few.
+    """Bytes per second that up to *ask.nbytes* showed the path to have; 0: too few.
 
-    Cancelled, or failed, it takes back what the network does not have yet.
+    It ends as soon as the speed grows no more. Then, as when it is cancelled or fails, what the network does not have
+    yet is taken back.
 
     Raises:
         LaneFailed: *ask.daemon* does not answer there, or no longer.
     """
-    stream = await dial(ask.addresses, within)
-    sock = stream.socket
-    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
-    # Reno is always there, and sends as acknowledgements come: flights leave at the speed of the path.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    streams: list[trio.SocketStream] = []
     samples: list[tuple[float, int]] = []
-    rates = [0.0]
-    failed: LaneFailed | None = None
+    stretch = _STRETCH
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_sample, sock, samples, rates)
-            try:
-                await _send_burst(stream, ask)
-            except LaneFailed as bad:  # caught here, since the nursery would make a group of it
-                failed = bad
-            nursery.cancel_scope.cancel()
+        with trio.move_on_after(_BURST_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for _ in range(_FLOWS):
+                    nursery.start_soon(_send_burst, streams, ask, within)
+                while not saturated(samples, stretch) and nursery.child_tasks:
+                    await trio.sleep(_GRAIN)
+                    infos = [info for stream in streams if (info := _tcp_info(stream.socket)) is not None]
+                    samples.append((trio.current_time(), sum(info.bytes_acked for info in infos)))
+                    stretch = max(_STRETCH, *(info.min_rtt for info in infos)) if infos else stretch
+                nursery.cancel_scope.cancel()
+    except* LaneFailed as several:
+        raise LaneFailed(str(several.exceptions[0])) from several
     finally:
-        sock.close()
-    if failed is not None:
-        raise failed
-    return max(burst_rate(samples, *_STRETCH), *rates)
+        for stream in streams:
+            stream.socket.close()
+    return burst_rate(samples, stretch)
 
 
-async def _send_burst(stream: trio.SocketStream, ask: m.MeasureLink) -> None:
-    zeros = bytes(_CHUNK)
+async def _send_burst(streams: list[trio.SocketStream], ask: m.MeasureLink, within: float) -> None:
+    """One flow's share. The connection is added to *streams*, whose owner closes it."""
+    stream = await dial(ask.addresses, within)
+    streams.append(stream)
+    sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
+    with contextlib.suppress(OSError):  # a lost packet must not be the limit
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     try:
-        await stream.send_all(encode(m.ProbeHello(PROTOCOL_VERSION, ask.daemon, ask.nbytes)))
-        for at in range(0, ask.nbytes, _CHUNK):
-            await stream.send_all(zeros[: min(_CHUNK, ask.nbytes - at)])
-        answer = await read_frame(stream.socket, m.LaneAnswer, who=ask.daemon)
+        for start in range(0, nbytes, _PART):
+            part = min(_PART, nbytes - start)
+            await stream.send_all(encode(m.ProbeHello(PROTOCOL_VERSION, ask.daemon, part)))
+            for at in range(0, part, _CHUNK):
+                await stream.send_all(zeros[: min(_CHUNK, part - at)])
+        for _ in range(0, nbytes, _PART):
+            answer = await read_frame(stream.socket, m.LaneAnswer, who=ask.daemon)
+            if isinstance(answer, m.LaneRefused):
+                raise LaneFailed(f"{ask.daemon} refused: {answer.reason}")
     except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
         raise LaneFailed(f"{ask.daemon}: {bad}") from bad
-    if isinstance(answer, m.LaneRefused):
-        raise LaneFailed(f"{ask.daemon} refused: {answer.reason}")
-
-
-async def _sample(sock: Any, samples: list[tuple[float, int]], rates: list[float]) -> None:
-    while True:
-        info = _tcp_info(sock)
-        if info is not None:
-            samples.append((trio.current_time(), info.bytes_acked))
-            if not info.app_limited:
-                rates.append(info.delivery_rate)
-        await trio.sleep(_GRAIN)
 
 
 async def _expect(stream: trio.SocketStream, hello: m.ProbeHello, ask: m.MeasureLink) -> None:

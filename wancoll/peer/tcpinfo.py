@@ -22,6 +22,10 @@ BACKLOG = 16 * KIB  # bytes waiting in a socket from which its connection counts
 _WINDOWS = 8  # of the past, whose median is reported
 _ENOUGH = 3  # of them
 _SPREAD = 0.5  # lanes that were busy for less than this share of the busiest one's time do not count
+_SATURATED_AFTER = (
+    6  # stretches that a burst lasts at least: windows double in each round trip, and more slowly at last
+)
+_GROWTH = 1.1  # times in two stretches, below which a burst grows no more
 _MATERIAL = 0.05  # a change below this share of what was reported last is not worth a message
 
 
@@ -198,22 +202,39 @@ def _differs(now: float, told: float) -> bool:
     return now > 0 and abs(now - told) > _MATERIAL * told
 
 
-def burst_rate(samples: Sequence[tuple[float, int]], least_seconds: float, least_bytes: int) -> float:
-    """The fastest that bytes were acknowledged, as (seconds, bytes in sum) samples in order tell; 0: too few came.
-
-    In slow start each flight of packets leaves the bottleneck at the path's speed, and so do its acknowledgements come
-    back, with idle time between the flights: their mean would be the window's speed, not the path's.
+def burst_rate(samples: Sequence[tuple[float, int]], stretch: float) -> float:
+    """The fastest that bytes were acknowledged over *stretch* seconds, or over all if there are less; 0: none were.
 
     Args:
-        samples: (when, bytes acknowledged by then).
-        least_seconds: of a stretch, so that the clock's grain and acknowledgements that come in heaps count little.
-        least_bytes: of a stretch.
+        samples: (when, bytes acknowledged by then), in order.
+        stretch: at least a round trip, so that heaps of acknowledgements, and the pauses between, count little.
     """
-    best, start = 0.0, 0
-    for end, (when, acked) in enumerate(samples):
-        while start + 1 < end and samples[start + 1][0] <= when - least_seconds:
+    rates = _rates(samples, stretch)
+    if not rates and len(samples) > 1:
+        return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
+    return max(rates, default=0.0)
+
+
+def saturated(samples: Sequence[tuple[float, int]], stretch: float) -> bool:
+    """Whether the speed has stopped to grow: as fast over the last two stretches as over the one before."""
+    rates = _rates(samples, stretch)
+    if not rates or samples[-1][0] - samples[0][0] < _SATURATED_AFTER * stretch:
+        return False
+    earlier = [
+        rate
+        for (when, _), rate in zip(samples[-len(rates) :], rates, strict=True)
+        if when <= samples[-1][0] - 2 * stretch
+    ]
+    return bool(earlier) and max(rates) < _GROWTH * max(earlier)
+
+
+def _rates(samples: Sequence[tuple[float, int]], stretch: float) -> list[float]:
+    """Bytes per second over the stretch that ends with each of the last samples."""
+    found, start = [], 0
+    for when, acked in samples:
+        while start + 1 < len(samples) and samples[start + 1][0] <= when - stretch:
             start += 1
         began, before = samples[start]
-        if when - began >= least_seconds and acked - before >= least_bytes:
-            best = max(best, (acked - before) / (when - began))
-    return best
+        if when - began >= stretch:
+            found.append((acked - before) / (when - began))
+    return found
