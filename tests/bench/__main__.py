@@ -1,4 +1,4 @@
-"""`make bench`: compares wancoll with gloo and a bare C ring, measures what a daemon costs, and judges the bars."""
+"""`make bench`: compares wancoll with gloo and a bare C ring, measures codecs and a daemon's costs, judges the bars."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from tests.bench import cost, speed
+from tests.bench import codec, cost, speed
 from tests.bench.report import Bar, bar_table
 
 app = App(name="python -m tests.bench", help=__doc__)
-Part = Literal["speed", "processor", "memory"]
-PARTS: tuple[Part, ...] = ("speed", "processor", "memory")
+Part = Literal["speed", "codec", "processor", "memory"]
+PARTS: tuple[Part, ...] = ("speed", "codec", "processor", "memory")
 
 
 def machine() -> str:
@@ -48,6 +48,10 @@ def bench(
                 results.append(result)
                 bars += speed.bars(result)
                 print(f"\n{speed.tables(result)}\n\n{speed.where_it_goes(result)}", flush=True)
+    if "codec" in (parts or PARTS):
+        cases = codec.measure()
+        bars += codec.bars(cases)
+        print(f"\n{codec.tables(cases)}", flush=True)
     if "processor" in (parts or PARTS):
         bars += cost.processor()
     if "memory" in (parts or PARTS):
