@@ -82,10 +82,13 @@ def test_the_plan_chooses_and_links_to_avoid_are_avoided() -> None:
 
 
 def test_without_a_route_the_pair_is_named() -> None:
-    call = Descriptor(Kind.gather, count=8, root=0)
-    meaning = resolve(call, KNEW, KNEW, 3, plan(avoid=((10, 12),)))
-    assert meaning.refusal == "direct needs a link between m10 and m12, who cannot reach each other"
-    assert resolve(call, KNEW, KNEW, 3, plan(avoid=((11, 13),))).refusal == ""
+    """The master lays the ring around such pairs; one that is a ring edge all the same has no way around."""
+    call = Descriptor(Kind.gather, count=8, root=0, algorithm="direct")
+    meaning = resolve(call, KNEW, KNEW, 3, plan(avoid=((10, 11),)))
+    assert meaning.refusal == "direct needs a link between m10 and m11, who cannot reach each other"
+    assert (meaning.front_bytes, meaning.back_bytes) == (8 * FLOATS, 0)
+    assert resolve(call, KNEW, KNEW, 3, plan(avoid=((10, 12),))).algorithm == "ring"
+    assert resolve(call, KNEW, KNEW, 3, plan(avoid=((11, 13),))).algorithm == "direct"
 
 
 def post(**fields: object) -> m.Post:

@@ -359,9 +359,9 @@ def test_a_member_whose_call_has_another_root_gets_the_void_too() -> None:
 def test_a_call_that_has_no_route_is_given_up_and_runs_where_there_is_one() -> None:
     d = Driver(1, 2, 3, 4)
     d.post(rooted(0, Kind.gather))
-    entered = d.member.enter_epoch(epoch(2, 1, 2, 3, 4, avoid=[(1, 3)]), 2.0)
+    entered = d.member.enter_epoch(epoch(2, 1, 2, 3, 4, avoid=[(1, 2)]), 2.0)
     [given_up] = [c.message for c in entered if isinstance(c, ops.ToMaster)]
-    assert given_up.reason == "direct needs a link between m1 and m3, who cannot reach each other"
+    assert "needs a link between m1 and m2, who cannot reach each other" in given_up.reason
     d.member.enter_epoch(epoch(3, 1, 2, 4), 2.0)  # before the master could void it
     assert kinds(d.ready(3)) == ["StartOp"]
 

@@ -16,6 +16,7 @@ from wancoll_master.state import (
     Broadcast,
     Close,
     Daemon,
+    Exchanges,
     Gone,
     Group,
     Member,
@@ -49,6 +50,7 @@ def new_epoch(state: State, group: Group, reason: str, *, free: bool = False) ->
         state.out.append(Persist(state.highest_epoch, state.next_mid))
     group.reason = clip(reason)
     group.pending.clear()
+    group.exchanges = Exchanges()
     group.complaints.clear()
     group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False
     _forget_bad_pairs(state, group)
@@ -150,7 +152,7 @@ def _after_loss(state: State, group: Group, text: str, was_member: bool) -> None
     if was_member and group.members:
         new_epoch(state, group, text)
     elif was_member:  # nobody is left who knows what was done: who is there starts afresh
-        group.committed, group.conns = 0, ()
+        group.committed, group.conns, group.exchanges = 0, (), Exchanges()
         for each in (group.pending, group.voids, group.digest_failures, group.bad_pairs, group.complaints):
             each.clear()
         group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False

@@ -20,7 +20,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
-from wancoll_master import epochs, links, measuring, probing
+from wancoll_master import epochs, links, measuring, p2p, probing
 from wancoll_master.state import (
     Close,
     Command,
@@ -223,6 +223,8 @@ _OF_MEMBER: dict[type, Callable[[State, Member, Any], None]] = {
     m.Mismatch: epochs.mismatch,
     m.GiveUp: epochs.give_up,
     m.LinkDown: links.link_down,
+    m.Exchange: p2p.call,
+    m.ExchangeDone: p2p.done,
 }
 
 

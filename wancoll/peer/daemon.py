@@ -136,7 +136,7 @@ class Daemon:
                     "rank": session.member.rank,
                     "epoch": session.member.epoch_number,
                     "members": session.member.member_names,
-                    "ops": len(session.member.ops),
+                    "ops": session.member.in_flight,
                     "waiting_for": session.member.waiting_for(),
                 }
                 for session in self._sessions
@@ -159,6 +159,14 @@ class Daemon:
             case m.Abort():
                 for session in self._of_group(message.group):
                     session.run(session.member.abort(message))
+            case m.Matched():
+                for session in self._of_group(message.group):
+                    if session.member.mid == message.to:
+                        session.run(session.member.matched(message))
+            case m.Settled():
+                for session in self._of_group(message.group):
+                    if session.member.mid == message.to:
+                        session.run(session.member.settled(message, now))
             case m.Joined():
                 for session in self._of_group(message.group):
                     if session.member.name == message.member and not session.member.mid:
@@ -246,7 +254,7 @@ class Daemon:
         """Let running ops finish for at most drain_timeout, then leave the groups."""
         self.stopping = True
         with trio.move_on_after(self.config.limits.drain_timeout):
-            while any(session.member.ops for session in self._sessions):  # noqa: ASYNC110 - once, at the very end
+            while any(session.member.in_flight for session in self._sessions):  # noqa: ASYNC110 - once, at the very end
                 await trio.sleep(0.01)
         for session in list(self._sessions):
             session.run(session.member.leave("the peer daemon is stopping"))

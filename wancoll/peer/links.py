@@ -3,6 +3,8 @@
 Both ends of a ring edge know from the epoch that they need a link: the younger member dials. Other links are raised for
 the first op that needs them, which one end may reach long before the other: it dials, whichever it is. Where both dial
 at once the younger's connections stay.
+
+Sends and recvs have links of their own, another channel of the pair, since only those two members know of them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from wancoll.wire.framing import encode
 
 log = structlog.get_logger("wancoll.links")
 
+COLLECTIVES, EXCHANGES = 0, 1  # channels
+
 
 @dataclass(slots=True, eq=False)
 class Link:
@@ -32,10 +36,12 @@ class Link:
     Args:
         owner: the links of the member here.
         other: the member there.
+        channel: what it is for.
     """
 
     owner: MemberLinks
     other: m.MemberInfo
+    channel: int
     engine_id: int = 0  # 0: nothing open in the engine
     mine: bool = False  # the open connections were dialled from here
     dialled: int = 0  # sets of connections dialled from here so far
@@ -57,9 +63,24 @@ class Link:
         return self.engine_id != 0 and not self.mine and not self.up
 
     @property
+    def key(self) -> tuple[int, int]:
+        """Its name among the owner's links."""
+        return self.other.mid, self.channel
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is to be up."""
+        return not self.closed and (self.neighbour or self.key in self.owner.needed)
+
+    @property
     def neighbour(self) -> bool:
         """Whether both ends know from the epoch alone that they need it."""
-        return self.other.mid in self.owner.neighbours
+        return self.channel == COLLECTIVES and self.other.mid in self.owner.neighbours
+
+    @property
+    def agreed(self) -> bool:
+        """Whether both ends learn at the same time that they need it: then the younger dials and the other waits."""
+        return self.neighbour or self.channel == EXCHANGES
 
 
 class MemberLinks:
@@ -69,7 +90,8 @@ class MemberLinks:
         hub: the daemon's links.
         on_ready: called with the epoch and the mids whose links are up, once all neighbours' are, and again when
             another one comes up.
-        on_lost: called with (mid, reason) when a link broke.
+        on_exchange: called with the mids whose links for sends and recvs are up when one has come up.
+        on_lost: called with (mid, channel, reason) when a link broke.
         on_unreachable: called with (mid, reason) when one could not be raised within link_timeout.
     """
 
@@ -77,16 +99,18 @@ class MemberLinks:
         self,
         hub: LinkHub,
         on_ready: Callable[[int, set[int]], None],
-        on_lost: Callable[[int, str], None],
+        on_exchange: Callable[[set[int]], None],
+        on_lost: Callable[[int, int, str], None],
         on_unreachable: Callable[[int, str], None],
     ) -> None:
         self._hub = hub
-        self.on_ready, self.on_lost, self.on_unreachable = on_ready, on_lost, on_unreachable
+        self.on_ready, self.on_exchange = on_ready, on_exchange
+        self.on_lost, self.on_unreachable = on_lost, on_unreachable
         self.mid = 0
         self.epoch: m.Epoch | None = None
-        self.links: dict[int, Link] = {}  # by the other's mid
+        self.links: dict[tuple[int, int], Link] = {}  # by the other's mid and the channel
         self.neighbours: frozenset[int] = frozenset()
-        self.needed: set[int] = set()  # further members to whom ops of this epoch need a link
+        self.needed: set[tuple[int, int]] = set()  # further links that this epoch's ops need
         self._present: dict[int, m.MemberInfo] = {}
 
     def enter(self, epoch: m.Epoch, neighbours: frozenset[int]) -> None:
@@ -95,42 +119,49 @@ class MemberLinks:
         self.mid, self.epoch, self.neighbours = epoch.to, epoch, neighbours
         self.needed.clear()
         self._present = {member.mid: member for member in epoch.members}
-        for mid, link in list(self.links.items()):
-            if mid not in self._present or rebuild:
+        for link in list(self.links.values()):
+            if link.other.mid not in self._present or rebuild:
                 self._hub.close(link)
             elif link.engine_id:
                 self._hub.engine.set_epoch(link.engine_id, epoch.epoch)
         for mid in sorted(neighbours):
-            self._hub.raise_link(self._link(mid))
+            self._hub.raise_link(self.link(mid, COLLECTIVES))
         self._hub.note_change()
         self.check_ready()
 
-    def need(self, mids: Iterable[int]) -> None:
+    def need(self, mids: Iterable[int], channel: int = COLLECTIVES) -> None:
         """Raise the links to *mids*, which an op needs."""
         for mid in sorted(mids):
-            self.needed.add(mid)
-            self._hub.raise_link(self._link(mid))
+            self.needed.add((mid, channel))
+            self._hub.raise_link(self.link(mid, channel))
+        if channel == EXCHANGES:  # some may be up already: by the other end, or since an older epoch
+            self.check_exchanges()
 
-    def wants(self, mid: int) -> bool:
-        """Whether the link to *mid* is to be up."""
-        return mid in self.neighbours or mid in self.needed
-
-    def _link(self, mid: int) -> Link:
-        if mid not in self.links:
-            self.links[mid] = Link(self, self._present[mid])
-        return self.links[mid]
+    def link(self, mid: int, channel: int) -> Link:
+        """The link to *mid*, made now if there was none."""
+        key = mid, channel
+        if key not in self.links:
+            self.links[key] = Link(self, self._present[mid], channel)
+        return self.links[key]
 
     def check_ready(self) -> None:
         """Tell the member which links are up, if every neighbour's is."""
-        up = {mid for mid, link in self.links.items() if link.up}
+        up = {mid for (mid, channel), link in self.links.items() if link.up and channel == COLLECTIVES}
         if self.epoch is not None and self.neighbours <= up:
             self.on_ready(self.epoch.epoch, up)
 
+    def check_exchanges(self) -> None:
+        """Tell the member which links for sends and recvs are up."""
+        up = {mid for (mid, channel), link in self.links.items() if link.up and channel == EXCHANGES}
+        if self.epoch is not None and up:
+            self.on_exchange(up)
+
     def engine_ids(self) -> dict[int, int]:
-        """Map rank to engine link id, for the links that are up."""
+        """Map rank to engine link id, for the collectives' links that are up."""
         assert self.epoch is not None
         ranks = {member.mid: rank for rank, member in enumerate(self.epoch.members)}
-        return {ranks[mid]: link.engine_id for mid, link in self.links.items() if link.up}
+        links = (link for link in self.links.values() if link.up and link.channel == COLLECTIVES)
+        return {ranks[link.other.mid]: link.engine_id for link in links}
 
     def close(self) -> None:
         """Close all links; nothing is called back any more."""
@@ -169,11 +200,12 @@ class LinkHub:
     def member(
         self,
         on_ready: Callable[[int, set[int]], None],
-        on_lost: Callable[[int, str], None],
+        on_exchange: Callable[[set[int]], None],
+        on_lost: Callable[[int, int, str], None],
         on_unreachable: Callable[[int, str], None],
     ) -> MemberLinks:
         """Links for a new member."""
-        links = MemberLinks(self, on_ready, on_lost, on_unreachable)
+        links = MemberLinks(self, on_ready, on_exchange, on_lost, on_unreachable)
         self._members.append(links)
         return links
 
@@ -209,7 +241,7 @@ class LinkHub:
         if link.scope is not None:
             link.scope.cancel()
         self._drop_connections(link)
-        link.owner.links.pop(link.other.mid, None)
+        link.owner.links.pop(link.key, None)
 
     def _drop_connections(self, link: Link) -> None:
         if link.engine_id:
@@ -231,9 +263,9 @@ class LinkHub:
         self._drop_connections(link)
         log.info("link lost", other=link.other.name, reason=reason, was_up=was_up)
         if was_up and not link.closed:
-            link.owner.needed.discard(link.other.mid)  # an op that still needs it says so
-            link.owner.on_lost(link.other.mid, reason)
-        if link.owner.wants(link.other.mid):
+            link.owner.needed.discard(link.key)  # an op that still needs it says so
+            link.owner.on_lost(link.other.mid, link.channel, reason)
+        if link.wanted:
             self.raise_link(link)
 
     def _open(self, link: Link, *, mine: bool) -> None:
@@ -254,7 +286,10 @@ class LinkHub:
             link.up = True
             link.changed.set()
             link.changed = trio.Event()
-            link.owner.check_ready()
+            if link.channel == COLLECTIVES:
+                link.owner.check_ready()
+            else:
+                link.owner.check_exchanges()
 
     # ---- dialling ------------------------------------------------------------------------------------
 
@@ -263,13 +298,13 @@ class LinkHub:
         since = trio.current_time()
         pause = limits.redial_interval
         with scope:
-            while not link.up and not link.closed and link.owner.wants(link.other.mid):
-                dials = (link.dials or not link.neighbour) and not link.accepting
+            while not link.up and link.wanted:
+                dials = (link.dials or not link.agreed) and not link.accepting
                 reason = await (self._dial(link) if dials else self._await_dial(link))
                 if not reason:
                     break
-                late = trio.current_time() - since >= limits.link_timeout and link.owner.wants(link.other.mid)
-                if late and (link.dials or link.neighbour):  # else the younger end may succeed where this one does not
+                late = trio.current_time() - since >= limits.link_timeout and link.wanted
+                if late and (link.dials or link.agreed):  # else the younger end may succeed where this one does not
                     log.warning("link unreachable", other=link.other.name, reason=reason)
                     link.owner.on_unreachable(link.other.mid, reason)
                     since = trio.current_time()
@@ -278,7 +313,7 @@ class LinkHub:
                     pause = min(2 * pause, 1.0)
         if link.scope is scope:
             link.scope = None
-        if not link.up and not link.closed and link.owner.wants(link.other.mid):
+        if not link.up and link.wanted:
             self.raise_link(link)  # lost again while this task was ending
 
     async def _await_dial(self, link: Link) -> str:
@@ -298,9 +333,8 @@ class LinkHub:
         reasons: list[str] = []
         async with trio.open_nursery() as nursery:
             for lane in range(epoch.plan.lanes):
-                hello = m.LaneHello(
-                    PROTOCOL_VERSION, epoch.group, epoch.key, link.owner.mid, link.other.mid, lane, link.dialled
-                )
+                ends = link.owner.mid, link.other.mid
+                hello = m.LaneHello(PROTOCOL_VERSION, epoch.group, epoch.key, *ends, link.channel, lane, link.dialled)
                 nursery.start_soon(self._dial_lane, link, engine_id, hello, reasons)
         if link.up:
             return ""
@@ -379,7 +413,7 @@ class LinkHub:
         if owner is None or refusal:
             await stream.send_all(encode(m.LaneRefused(refusal)))
             return
-        link = owner.links[first.sender]
+        link = owner.links[first.sender, first.channel]
         engine_id = link.engine_id
         await stream.send_all(encode(m.LaneWelcome(self._daemon)))
         if link.engine_id == engine_id and not link.closed:
@@ -403,9 +437,7 @@ class LinkHub:
             return "cut by fault injection"
         if hello.lane >= epoch.plan.lanes:
             return f"lane {hello.lane} of {epoch.plan.lanes}"
-        link = owner.links.get(other.mid)
-        if link is None:
-            link = owner.links[other.mid] = Link(owner, other)
+        link = owner.link(other.mid, hello.channel)
         if link.dials and link.mine and link.engine_id:
             return "both ends dial: the younger's connections stay"
         awaited = link.accepting and hello.generation == link.accepted and hello.lane not in link.attached

@@ -35,6 +35,7 @@ from wancoll.peer.ops import (
     ToMaster,
     failure,
 )
+from wancoll.peer.p2p import Exchanges
 from wancoll.wire import messages as m
 
 _CALLS_KEPT = 256  # with what they mean in the current epoch
@@ -69,6 +70,7 @@ class Member:
         self._by_engine_id: dict[int, Op] = {}
         self._orphans: set[int] = set()  # tokens of committed update_memberships that are still under way
         self._next_engine_id = first_engine_id
+        self.exchanges = Exchanges(group, name, self._take_engine_id)
         self._next_seq = 1
         self._voids: dict[int, m.Void] = {}
         self._world = World((), (), ())
@@ -103,6 +105,11 @@ class Member:
         """Whether the epoch has fewer than min_world members."""
         return self.world_size < self.min_world
 
+    @property
+    def in_flight(self) -> int:
+        """Calls that have not ended."""
+        return len(self.ops) + len(self.exchanges.open)
+
     def waiting_for(self) -> str:
         """One phrase for status: what the oldest op waits for."""
         for op in self.ops.values():
@@ -113,7 +120,7 @@ class Member:
             if op.state is OpState.done:
                 return f"op {op.seq} is finished here and waits for the others' commit"
             return f"op {op.seq} is being given up"
-        return ""
+        return self.exchanges.waiting_for()
 
     # ---- from the client -----------------------------------------------------------------------------
 
@@ -163,12 +170,22 @@ class Member:
             commands += self._start(op)
         return commands
 
+    def exchange(self, post: m.Post, now: float) -> list[Command]:
+        """The client calls send or recv.
+
+        Raises:
+            ProtocolError: nothing that can be called.
+        """
+        if self.over:
+            return [ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))]
+        return self.exchanges.post(post, self._worlds.get(post.epoch), now)
+
     def leave(self, reason: str) -> list[Command]:
         """The client detached or died, or the daemon stops. Ends everything."""
         if self.over:
             return []
         commands: list[Command] = [ToMaster(m.Leave(self.group, self.name))]
-        return commands + self._finish_all(lambda op: failure(op.client_id, "PeerDaemonLost", reason, who=self.name))
+        return commands + self._finish_all(lambda call, _: failure(call, "PeerDaemonLost", reason, who=self.name))
 
     # ---- from the master -----------------------------------------------------------------------------
 
@@ -181,7 +198,7 @@ class Member:
         """The master does not let this member in."""
         what = f"the master refused the join: {reason}"
         return self._finish_all(
-            lambda op: failure(op.client_id, "ConfigError", what, who=self.name),
+            lambda call, _: failure(call, "ConfigError", what, who=self.name),
             failure(0, "ConfigError", what, who=self.name),
         )
 
@@ -218,8 +235,9 @@ class Member:
                 op.state = OpState.waiting
         self._voids.update({seq: void for seq, void in voids.items() if seq >= self._next_seq})
         self._give_up(commands, self._refused())
+        commands += self.exchanges.cancel()
         commands.append(EnterEpoch(epoch, self._neighbours))
-        return commands
+        return commands + self.exchanges.enter(epoch, self.mid)
 
     def _enter_world(self, epoch: m.Epoch) -> None:
         self._world = World.of(epoch)
@@ -241,6 +259,14 @@ class Member:
             if op.state is OpState.done:
                 commands += self._end(op, self._result(op, now))
         return commands
+
+    def matched(self, matched: m.Matched) -> list[Command]:
+        """A send or recv has found its other half."""
+        return [] if self.over else self.exchanges.matched(matched)
+
+    def settled(self, settled: m.Settled, now: float) -> list[Command]:
+        """A send or recv has ended on both sides."""
+        return [] if self.over else self.exchanges.settled(settled, now)
 
     def abort(self, abort: m.Abort) -> list[Command]:
         """Stop the epoch's ops; the master is about to send the next epoch."""
@@ -267,10 +293,14 @@ class Member:
             if op.state is OpState.done and op.seq <= committed_upto:
                 commands += self._end(op, self._result(op, now))
         hint = "connect again to rejoin as a new member"
-        return commands + self._finish_all(
-            lambda op: failure(op.client_id, "Evicted", reason, who=self.name, hint=hint),
-            failure(0, "Evicted", reason, who=self.name, hint=hint),
-        )
+
+        def end(call: int, done: bool) -> m.Failure:
+            if done and call in exchanges:  # committed_upto does not speak of them
+                return failure(call, "OutcomeUnknown", _UNKNOWN, who=self.name, got=reason, hint=hint)
+            return failure(call, "Evicted", reason, who=self.name, hint=hint)
+
+        exchanges = {op.post.id for op in self.exchanges.open.values()}
+        return commands + self._finish_all(end, failure(0, "Evicted", reason, who=self.name, hint=hint))
 
     def forgotten(self, cause: str) -> list[Command]:
         """The control connection was lost, and the master that answers now does not know this member any more."""
@@ -282,10 +312,10 @@ class Member:
             "hint": "connect again to rejoin as a new member",
         }
 
-        def end(op: Op) -> m.Failure:
-            if op.state is OpState.done and op.kind is not Kind.update_membership:
-                return failure(op.client_id, "OutcomeUnknown", _UNKNOWN, **text)
-            return failure(op.client_id, "Evicted", "out of the group; tensors are untouched", **text)
+        def end(call: int, done: bool) -> m.Failure:
+            if done:
+                return failure(call, "OutcomeUnknown", _UNKNOWN, **text)
+            return failure(call, "Evicted", "out of the group; tensors are untouched", **text)
 
         return self._finish_all(end, failure(0, "Evicted", "out of the group", **text))
 
@@ -300,10 +330,10 @@ class Member:
             "hint": "start the master, or check the address and the network, then connect again",
         }
 
-        def end(op: Op) -> m.Failure:
-            if op.state is OpState.done and op.kind is not Kind.update_membership:
-                return failure(op.client_id, "OutcomeUnknown", _UNKNOWN, **text)
-            return failure(op.client_id, "MasterUnreachable", "lost the master; tensors are untouched", **text)
+        def end(call: int, done: bool) -> m.Failure:
+            if done:
+                return failure(call, "OutcomeUnknown", _UNKNOWN, **text)
+            return failure(call, "MasterUnreachable", "lost the master; tensors are untouched", **text)
 
         return self._finish_all(end, failure(0, "MasterUnreachable", "lost the master", **text))
 
@@ -332,6 +362,18 @@ class Member:
         self._ready = False
         return [ToMaster(m.LinkDown(self.group, self.mid, self.epoch_number, other, "lost", reason[:4000]))]
 
+    def exchange_links(self, up: Collection[int]) -> list[Command]:
+        """The links for sends and recvs that are up are those to *up* (mids)."""
+        return [] if self.over else self.exchanges.links_up(up)
+
+    def exchange_link_lost(self, other: int, reason: str) -> list[Command]:
+        """The link for sends and recvs to member *other* broke."""
+        if self.over or self.epoch is None:
+            return []
+        if not self.exchanges.link_lost(other):
+            return self.exchanges.wanted(other)
+        return [ToMaster(m.LinkDown(self.group, self.mid, self.epoch_number, other, "lost", reason[:4000]))]
+
     def link_unreachable(self, other: int, reason: str) -> list[Command]:
         """The link could not be made within its deadline; said once in an epoch."""
         if self.over or self.epoch is None or other in self._suspects:
@@ -346,7 +388,7 @@ class Member:
         self._orphans.discard(engine_id)
         op = self._by_engine_id.pop(engine_id, None)
         if op is None:
-            return []
+            return self.exchanges.finished(engine_id, digest, bytes_sent)
         op.live.discard(engine_id)
         if engine_id == op.engine_id and op.state is OpState.running:
             op.finished, op.digest, op.bytes_sent = True, digest, bytes_sent
@@ -358,7 +400,7 @@ class Member:
         self._orphans.discard(engine_id)
         op = self._by_engine_id.pop(engine_id, None)
         if op is None:
-            return []
+            return self.exchanges.cancelled(engine_id)
         op.live.discard(engine_id)
         return self._settle(op)
 
@@ -401,12 +443,15 @@ class Member:
         if op.kind in DATALESS and self.world_size == 1:
             op.finished = True
             return commands + self._settle(op)
-        op.engine_id = self._next_engine_id
-        self._next_engine_id += 1
+        op.engine_id = self._take_engine_id()
         op.live.add(op.engine_id)
         self._by_engine_id[op.engine_id] = op
         commands.append(StartOp(op, meaning))
         return commands
+
+    def _take_engine_id(self) -> int:
+        self._next_engine_id += 1
+        return self._next_engine_id - 1
 
     def _settle(self, op: Op) -> list[Command]:
         """After the engine let go of something: report Done, or tell the client an outcome that waited for that."""
@@ -465,13 +510,16 @@ class Member:
         del self.ops[op.seq]
         return [ToClient(op.outcome)]
 
-    def _finish_all(self, end: Callable[[Op], m.Failure], last: m.Failure | None = None) -> list[Command]:
+    def _finish_all(self, end: Callable[[int, bool], m.Failure], last: m.Failure | None = None) -> list[Command]:
+        """This member is out: *end* says what is told of a call, by its number and whether it was done here."""
         commands: list[Command] = []
         self._stop_engine(commands)
         self.over = True
         for op in list(self.ops.values()):
             if op.state is not OpState.ended:
-                commands += self._end(op, end(op))
+                done = op.state is OpState.done and op.kind is not Kind.update_membership
+                commands += self._end(op, end(op.client_id, done))
+        commands += self.exchanges.end_all(end)
         if last is not None:
             commands.append(ToClient(last))
         commands.append(Over())

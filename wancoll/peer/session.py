@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 import trio
 
-from wancoll.collective import DATALESS
+from wancoll.collective import DATALESS, DType, Kind, ReduceOp
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ProtocolError
 from wancoll.peer import member as core
@@ -19,7 +19,7 @@ from wancoll.peer.calls import Meaning, noise
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.failpoints import Failpoints
-from wancoll.peer.links import LinkHub
+from wancoll.peer.links import COLLECTIVES, EXCHANGES, LinkHub
 from wancoll.peer.stream import NowaitStream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -74,7 +74,8 @@ class Session:
         )
         self.links = daemon.links.member(
             self._links_ready,
-            lambda mid, reason: self.run(self.member.link_lost(mid, reason)),
+            lambda up: self.run(self.member.exchange_links(up)),
+            self._link_lost,
             lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
         )
         self._prepared: dict[Meaning, Prepared] = {}
@@ -121,7 +122,7 @@ class Session:
         for message in messages:
             if self._daemon.stopping and not isinstance(message, m.Detach):
                 await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
-            while len(self.member.ops) >= self._daemon.config.limits.ops_in_flight and not self.member.over:
+            while self.member.in_flight >= self._daemon.config.limits.ops_in_flight and not self.member.over:
                 self._room = trio.Event()
                 await self._room.wait()
             if isinstance(message, m.Detach):
@@ -134,23 +135,31 @@ class Session:
         return True
 
     def _post(self, post: m.Post) -> None:
+        if post.kind in (Kind.send, Kind.recv):
+            nbytes = post.count * DType(post.dtype).itemsize
+            front_bytes, back_bytes = (nbytes, 0) if post.kind == Kind.send else (0, nbytes)
+            self._check_regions(post, front_bytes, back_bytes, Kind(post.kind).name)
+            self._hit("on_post")
+            self.run(self.member.exchange(post, trio.current_time()))
+            return
         call = self.member.call(post)
-        self._check_regions(post, self.member.meaning(call))  # later epochs' are parts of these
+        meaning = self.member.meaning(call)  # later epochs' regions are parts of these
+        self._check_regions(post, meaning.front_bytes, meaning.back_bytes, meaning.descriptor)
         self._hit("on_post")
         self.run(self.member.post(post, call, trio.current_time()))
 
-    def _check_regions(self, post: m.Post, meaning: Meaning) -> None:
-        for region, nbytes in ((post.front, meaning.front_bytes), (post.back, meaning.back_bytes)):
+    def _check_regions(self, post: m.Post, front_bytes: int, back_bytes: int, what: object) -> None:
+        for region, nbytes in ((post.front, front_bytes), (post.back, back_bytes)):
             if nbytes and not self.arena.holds(region, nbytes):
                 raise ProtocolError(
                     "an operation's region lies outside the arena",
-                    who=f"{self.member.name}, {meaning.descriptor}",
+                    who=f"{self.member.name}, {what}",
                     expected=f"within {self.arena.nbytes} bytes",
                     got=f"{nbytes} bytes at {region}",
                 )
-        apart = post.front >= post.back + meaning.back_bytes or post.back >= post.front + meaning.front_bytes
-        if meaning.front_bytes and meaning.back_bytes and not apart:
-            raise ProtocolError("front and back overlap", who=f"{self.member.name}, {meaning.descriptor}")
+        apart = post.front >= post.back + back_bytes or post.back >= post.front + front_bytes
+        if front_bytes and back_bytes and not apart:
+            raise ProtocolError("front and back overlap", who=f"{self.member.name}, {what}")
 
     def tell(self, message: m.FromDaemon) -> None:
         """Send to the client; one that does not read is cut off."""
@@ -177,8 +186,10 @@ class Session:
                 case ops.EnterEpoch(epoch, neighbours):
                     self._hit("on_epoch")
                     self.links.enter(epoch, neighbours)
-                case ops.NeedLinks(mids):
-                    self.links.need(mids)
+                case ops.StartExchange(exchange):
+                    self._start_exchange(exchange)
+                case ops.NeedLinks(mids, exchange_links):
+                    self.links.need(mids, EXCHANGES if exchange_links else COLLECTIVES)
                 case ops.Over():
                     self.links.close()
 
@@ -186,8 +197,12 @@ class Session:
         self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
         self.run(self.member.links_ready(epoch, up))
 
+    def _link_lost(self, mid: int, channel: int, reason: str) -> None:
+        lost = self.member.link_lost if channel == COLLECTIVES else self.member.exchange_link_lost
+        self.run(lost(mid, reason))
+
     def _to_master(self, message: m.FromPeer) -> None:
-        if isinstance(message, m.Done):
+        if isinstance(message, m.Done | m.ExchangeDone):
             self._hit("before_done")
             self._daemon.control.send(message)
             self._hit("after_done")
@@ -219,6 +234,30 @@ class Session:
         )
         if self._daemon.failpoints.armed:
             self._daemon.watch_first_bytes(self.links.engine_ids().values())
+
+    def _start_exchange(self, op: ops.Exchange) -> None:
+        self._in_engine.add(op.engine_id)
+        self._daemon.started(op.engine_id, self)
+        assert self.member.epoch is not None
+        link, plan = self.links.link(op.other, EXCHANGES).engine_id, self.member.epoch.plan
+        prepared = self._daemon.engine.prepare(
+            op.schedule,
+            {0: link},
+            dtype=DType(op.post.dtype),
+            op=ReduceOp.sum,
+            front_bytes=op.nbytes if op.sends else 0,
+            back_bytes=0 if op.sends else op.nbytes,
+            world_size=2,
+            lanes=plan.lanes,
+            stripe=plan.stripe,
+            turns=plan.turns,
+            digest=not op.sends,
+        )
+        front, back = self.arena.address + op.post.front, self.arena.address + op.post.back
+        epoch = self.member.epoch_number
+        self._daemon.engine.post(prepared, op.engine_id, epoch, op.order, op.fingerprint, front, back)
+        if self._daemon.failpoints.armed:
+            self._daemon.watch_first_bytes([link])
 
     def _prepare(self, meaning: Meaning) -> Prepared:
         """The op's schedule in the engine's terms; kept, since training repeats its shapes."""

@@ -116,6 +116,30 @@ class UpdateMembership(_Message, frozen=True):
     seq: U64
 
 
+class Exchange(_Message, frozen=True):
+    """The member called send or recv, its *number*-th such call. Said again in each epoch until it is settled."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    number: U64
+    other: U64  # mid of the receiver, or of the sender
+    tag: U64
+    sends: bool
+    dtype: Annotated[int, Meta(ge=0, le=8)]
+    count: Count
+
+
+class ExchangeDone(_Message, frozen=True):
+    """The bytes of the exchange *order* have left, or are here with this *digest* (0 at the sender)."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    order: U64
+    digest: U64
+
+
 class ProbeResult(_Message, frozen=True):
     """Whether *target*'s addresses answered (see Probe)."""
 
@@ -161,6 +185,8 @@ FromPeer = (
     | Mismatch
     | GiveUp
     | UpdateMembership
+    | Exchange
+    | ExchangeDone
     | ProbeResult
     | LinkReport
     | StatusRequest
@@ -269,6 +295,29 @@ class Abort(_Message, frozen=True):
     reason: Text
 
 
+class Matched(_Message, frozen=True):
+    """The exchange *number* of member *to* has found its other half. Exchanges of a pair run in their *order*."""
+
+    group: Name
+    to: U64
+    epoch: U64
+    number: U64
+    order: U64  # counts the group's exchanges
+
+
+class Settled(_Message, frozen=True):
+    """The exchange *number* of member *to* is committed, or failed with *error*, a class of wancoll.errors."""
+
+    group: Name
+    to: U64
+    epoch: U64
+    number: U64
+    digest: U64  # of the bytes, as the receiver has them
+    error: Annotated[str, Meta(max_length=128)]
+    text: Text
+    calls: dict[str, str]
+
+
 class Evicted(_Message, frozen=True):
     """Member *mid* is out. Ops up to *committed_upto* had committed."""
 
@@ -374,7 +423,22 @@ class Bye(_Message, frozen=True):
     reason: Text
 
 
-FromMaster = Welcome | Pong | Joined | Refused | Epoch | Commit | Abort | Evicted | Probe | MeasureLink | Status | Bye
+FromMaster = (
+    Welcome
+    | Pong
+    | Joined
+    | Refused
+    | Epoch
+    | Commit
+    | Abort
+    | Matched
+    | Settled
+    | Evicted
+    | Probe
+    | MeasureLink
+    | Status
+    | Bye
+)
 
 # ---- lane handshake (daemon <-> daemon, on the data port) -------------------------------------------
 
@@ -387,6 +451,7 @@ class LaneHello(_Message, frozen=True):
     key: Annotated[bytes, Meta(min_length=16, max_length=16)]
     sender: U64  # mid of the dialler
     receiver: U64
+    channel: Annotated[int, Meta(ge=0, le=1)]  # 0: collectives, 1: send and recv
     lane: Annotated[int, Meta(ge=0, le=255)]
     generation: U64  # grows with every dial of the link; the highest wins
 
