@@ -13,7 +13,7 @@ from tests.bench.contenders import CRing, EngineMember, GlooMember, compile_ring
 from tests.bench.ranks import Ranks, Sample
 from tests.bench.report import Bar, size_name, table
 from wancoll.chaos import Cluster
-from wancoll.cli.perf import busbw
+from wancoll.cli.perf_values import COLLECTIVES
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {4 * KIB: 100, 1 * MIB: 20, 64 * MIB: 3}  # bytes -> timed operations a round
@@ -117,7 +117,7 @@ def tables(result: Result) -> str:
                     name,
                     f"{middle * 1e6:.0f}",
                     f"{low * 1e6:.0f} .. {high * 1e6:.0f}",
-                    f"{busbw(size, middle, result.ranks):.3f}",
+                    f"{COLLECTIVES['all_reduce'].busbw(size, middle, result.ranks):.3f}",
                     *(_ratio(result.speed(name, against, size)) for against in (GLOO, RING)),
                     str(result.wrong[name]),
                 ]
