@@ -1,0 +1,310 @@
+"""Send and recv: the master's book of them, and the member's side, also where somebody is lost on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_member import Driver, epoch, kinds, told
+from transcript import GROUP, Room
+
+from wancoll.collective import DType, Kind
+from wancoll.errors import ProtocolError
+from wancoll.peer import ops
+from wancoll.wire import messages as m
+
+# ---- the master ---------------------------------------------------------------------------------------
+
+
+class Book(Room):
+    """A room whose members say what they send and receive; numbers count up by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: dict[str, int] = {}
+        self.form(3)
+
+    def say_exchange(
+        self, who: str, other: str, sends: bool, *, tag: int = 0, dtype: DType = DType.float32, count: int = 4
+    ) -> int:
+        number = self.numbers[who] = self.numbers.get(who, 0) + 1
+        ends = self.mid(who), self.epoch, number, self.mid(other)
+        self.say(self._daemon(who), m.Exchange(GROUP, *ends, tag, sends, dtype, count))
+        return number
+
+    def send(self, who: str, other: str, **call: Any) -> int:
+        return self.say_exchange(who, other, True, **call)
+
+    def recv(self, who: str, other: str, **call: Any) -> int:
+        return self.say_exchange(who, other, False, **call)
+
+    def exchange_done(self, who: str, order: int, digest: int = 0) -> None:
+        self.say(self._daemon(who), m.ExchangeDone(GROUP, self.mid(who), self.epoch, order, digest))
+
+    def matched(self, who: str) -> list[tuple[int, int]]:
+        return [(told.number, told.order) for told in self.take(self._daemon(who), m.Matched)]
+
+    def settled(self, who: str) -> list[tuple[int, int, str]]:
+        return [(told.number, told.digest, told.error) for told in self.take(self._daemon(who), m.Settled)]
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+@pytest.mark.parametrize("first", ["send", "recv"])
+def test_a_send_and_a_recv_meet_and_commit_when_both_are_done(book: Book, first: str) -> None:
+    calls = [lambda: book.send("m0", "m1"), lambda: book.recv("m1", "m0")]
+    for call in calls if first == "send" else calls[::-1]:
+        assert book.matched("m0") == book.matched("m1") == []
+        call()
+    assert book.matched("m0") == book.matched("m1") == [(1, 1)]
+    book.exchange_done("m0", 1)
+    assert book.settled("m0") == book.settled("m1") == []
+    book.exchange_done("m0", 1)  # twice is not both
+    assert book.settled("m0") == []
+    book.exchange_done("m1", 1, 77)
+    assert book.settled("m0") == book.settled("m1") == [(1, 77, "")]
+    assert book.take("d2") == []
+    assert book.group.exchanges.running == book.group.exchanges.waiting == {}
+
+
+def test_the_kth_send_meets_the_kth_recv_of_the_same_tag_and_direction(book: Book) -> None:
+    for tag in (5, 6, 5):
+        book.send("m0", "m1", tag=tag)
+    book.send("m1", "m0", tag=5)
+    book.send("m0", "m2", tag=5)
+    assert [book.recv("m1", "m0", tag=tag) for tag in (6, 5, 5)] == [2, 3, 4]
+    assert book.matched("m0") == [(2, 1), (1, 2), (3, 3)]
+    assert book.matched("m1") == [(2, 1), (3, 2), (4, 3)]
+
+
+def test_halves_that_do_not_fit_end_on_both_sides_and_the_next_ones_meet(book: Book) -> None:
+    book.send("m0", "m1", count=3)
+    book.send("m0", "m1")
+    book.recv("m1", "m0", dtype=DType.int8, count=3)
+    for daemon in ("d0", "d1"):
+        (told,) = book.take(daemon, m.Settled)
+        assert (told.number, told.error) == (1, "CollectiveMismatch")
+        assert told.calls == {"m0": "send(3 x float32, tag=0)", "m1": "recv(3 x int8, tag=0)"}
+    book.recv("m1", "m0")
+    assert book.matched("m0") == book.matched("m1") == [(2, 1)]
+
+
+def test_an_epoch_forgets_what_is_not_settled_and_orders_are_never_used_again(book: Book) -> None:
+    book.send("m0", "m1")
+    book.recv("m1", "m0")
+    book.send("m1", "m0", tag=9)
+    book.exchange_done("m0", 1)
+    old = book.epoch
+    book.drop("d2")
+    book.say("d1", m.ExchangeDone(GROUP, book.mid("m1"), old, 1, 7))  # crosses the epoch
+    assert book.settled("m0") == []
+    book.clear()
+    book.numbers.clear()
+    book.recv("m1", "m0")
+    book.recv("m0", "m1", tag=9)  # not before its send is said again
+    assert book.matched("m0") == []
+    book.send("m0", "m1")
+    assert book.matched("m0") == [(2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (m.Exchange(GROUP, 2, 1, 1, 99, 0, True, 0, 4), "stranger"),
+        (m.Exchange(GROUP, 2, 1, 1, 2, 0, True, 0, 4), "stranger"),
+        (m.ExchangeDone(GROUP, 2, 1, 1, 0), "exchange of others"),
+    ],
+)
+def test_nonsense_costs_who_talks_it(book: Book, message: Any, says: str) -> None:
+    book.send("m0", "m2")
+    book.recv("m2", "m0")
+    conn = book.conns["d1"]
+    book.say("d1", message)
+    assert says in book.closed[conn]
+    assert book.names == ["m0", "m2"]
+
+
+def test_a_member_cannot_fill_the_masters_memory(book: Book) -> None:
+    for _ in range(4096):
+        book.send("m1", "m0")
+    assert book.names == ["m0", "m1", "m2"]
+    book.send("m1", "m0")
+    assert book.names == ["m0", "m2"]
+
+
+def test_numbers_only_grow(book: Book) -> None:
+    book.send("m1", "m0")
+    book.numbers.clear()
+    book.send("m1", "m0")
+    assert book.names == ["m0", "m2"]
+
+
+# ---- the member ---------------------------------------------------------------------------------------
+
+
+class Partner(Driver):
+    """Member 1, in a world with 2 and 3, that sends and receives."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 2, 3)
+
+    def call(self, kind: Kind, peer: int, *, tag: int = 0, count: int = 4, known: int = 0) -> list[ops.Command]:
+        self.calls += 1
+        post = m.Post(
+            self.calls, kind, 0, 0, count, 0, 64, known or self.member.epoch_number, peer=peer, tag=tag
+        )  # fmt: skip
+        return self.member.exchange(post, 1.0)
+
+    def match(self, number: int, order: int) -> list[ops.Command]:
+        return self.member.matched(m.Matched("g", 1, self.member.epoch_number, number, order))
+
+    def settle(self, number: int, digest: int = 7, error: str = "") -> list[ops.Command]:
+        told = m.Settled("g", 1, self.member.epoch_number, number, digest, error, "what", {"m1": "a", "m2": "b"})
+        return self.member.settled(told, 3.0)
+
+
+def test_a_send_is_told_matched_started_done_and_committed() -> None:
+    d = Partner()
+    assert d.call(Kind.send, 1, tag=3) == [ops.ToMaster(m.Exchange("g", 1, 1, 1, 2, 3, True, 0, 4))]
+    assert d.match(1, 5) == [ops.NeedLinks(frozenset({2}), exchange=True)]
+    [start] = d.member.exchange_links({2})
+    assert (start.op.order, start.op.sends, start.op.nbytes) == (5, True, 16)
+    done = d.member.op_finished(start.op.engine_id, 99, 64)
+    assert done == [ops.ToMaster(m.ExchangeDone("g", 1, 1, 5, 0))]
+    [result] = told(d.settle(1), m.Result)
+    assert (result.seq, result.digest, result.contributors, result.bytes_sent) == (5, 7, ["m1", "m2"], 64)
+    assert (result.attempts, result.epoch, result.seconds) == (1, 1, 2.0)
+    assert d.member.in_flight == 0
+    assert kinds(d.call(Kind.recv, 1)) == ["ToMaster:Exchange"]
+    assert kinds(d.match(2, 6)) == ["StartExchange"]  # the link is up now
+    assert d.member.op_finished(d.engine_id, 99, 0) == [ops.ToMaster(m.ExchangeDone("g", 1, 1, 6, 99))]
+    assert told(d.settle(2), m.Result)[0].contributors == ["m2", "m1"]
+
+
+def test_exchanges_with_one_member_start_in_the_masters_order() -> None:
+    d = Partner()
+    for _ in range(3):
+        d.call(Kind.send, 1)
+    assert kinds(d.match(3, 4)) == ["NeedLinks"]
+    assert d.match(1, 5) == []
+    assert d.match(2, 6) == []
+    assert [start.op.number for start in d.member.exchange_links({2})] == [3, 1, 2]
+
+
+def test_they_take_no_seq_and_wait_for_no_collective() -> None:
+    d = Partner()
+    d.call(Kind.recv, 1)
+    [start] = d.post()
+    assert start.op.seq == 1
+    d.member.op_finished(start.op.engine_id, 7, 0)
+    assert told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+    assert "recv(4 x float32, source=m2, tag=0) waits for the call of m2" in d.member.waiting_for()
+
+
+@pytest.mark.parametrize("point", ["told", "matched", "running", "done"])
+def test_a_lost_partner_ends_it_on_the_other_side(point: str) -> None:
+    d = Partner()
+    d.call(Kind.recv, 1)
+    if point != "told":
+        d.match(1, 1)
+    if point in ("running", "done"):
+        d.member.exchange_links({2})
+    if point == "done":
+        d.member.op_finished(d.engine_id, 7, 0)
+    entered = d.member.enter_epoch(epoch(2, 1, 3), 2.0)
+    if point == "running":  # the client is told when the memory is free
+        assert ops.CancelOp(d.engine_id) in entered
+        assert told(entered, m.Failure) == []
+        entered = d.member.op_cancelled(d.engine_id)
+    [failed] = told(entered, m.Failure)
+    assert (failed.id, failed.error) == (1, "OperationAborted")
+    assert "m2, the other side, has left the group or was lost" in failed.what
+    assert d.settle(1) == []
+    [late] = told(d.call(Kind.send, 1, known=1), m.Failure)
+    assert (late.id, late.error) == (2, "OperationAborted")
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_loss_elsewhere_makes_it_run_again(finished: bool) -> None:
+    d = Partner()
+    d.call(Kind.send, 1)
+    d.call(Kind.recv, 2)
+    d.call(Kind.send, 1, tag=8)
+    d.match(1, 1)
+    d.member.exchange_links({2})
+    first = d.engine_id
+    if finished:
+        d.member.op_finished(first, 0, 0)
+    entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    again = [c.message for c in entered if isinstance(c, ops.ToMaster)]
+    assert [(one.epoch, one.number, one.tag) for one in again] == [(2, 1, 0), (2, 3, 8)]  # not the one with 3
+    assert d.member.settled(m.Settled("g", 1, 1, 1, 7, "", "", {}), 2.0) == []  # of the old epoch
+    assert kinds(d.match(1, 9)) == ["NeedLinks"]
+    [start] = d.member.exchange_links({2})
+    assert d.member.op_finished(start.op.engine_id, 0, 0) == ([] if not finished else [_done(2, 9)])
+    if not finished:
+        assert d.member.op_cancelled(first) == [_done(2, 9)]  # only now is the old attempt out of the memory
+    [result] = told(d.settle(1), m.Result)
+    assert (result.attempts, result.epoch) == (2, 2)
+
+
+def _done(epoch: int, order: int) -> ops.Command:
+    return ops.ToMaster(m.ExchangeDone("g", 1, epoch, order, 0))
+
+
+def test_halves_that_do_not_fit_are_named() -> None:
+    d = Partner()
+    d.call(Kind.send, 1)
+    [failed] = told(d.settle(1, error="CollectiveMismatch"), m.Failure)
+    assert (failed.id, failed.error, failed.calls) == (1, "CollectiveMismatch", {"m1": "a", "m2": "b"})
+    assert "send(4 x float32, dest=m2, tag=0)" in failed.got
+
+
+def test_a_pair_that_cannot_reach_each_other_is_told_so() -> None:
+    d = Partner()
+    d.call(Kind.send, 1)
+    entered = d.member.enter_epoch(epoch(2, 1, 2, 3, avoid=[(1, 2)]), 2.0)
+    [failed] = told(entered, m.Failure)
+    assert failed.what == "m1 and m2 cannot reach each other"
+
+
+def test_too_small_a_world_ends_it() -> None:
+    d = Partner()
+    d.call(Kind.send, 1)
+    [failed] = told(d.member.enter_epoch(epoch(2, 1, 2, floor=3), 2.0), m.Failure)
+    assert failed.error == "WorldTooSmall"
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_broken_link_costs_an_epoch_only_where_bytes_may_be_lost(used: bool) -> None:
+    d = Partner()
+    d.call(Kind.send, 1)
+    d.match(1, 1)
+    d.member.exchange_links({2})
+    d.member.op_finished(d.engine_id, 0, 0)
+    if not used:
+        d.settle(1)
+    assert kinds(d.member.exchange_link_lost(2, "reset")) == (["ToMaster:LinkDown"] if used else [])
+    d.call(Kind.send, 1)
+    assert kinds(d.match(2, 2)) == ["NeedLinks"]
+
+
+def test_an_evicted_member_cannot_know_what_it_had_finished() -> None:
+    d = Partner()
+    d.call(Kind.send, 1)
+    d.call(Kind.send, 1)
+    d.match(1, 1)
+    d.member.exchange_links({2})
+    d.member.op_finished(d.engine_id, 0, 0)
+    failures = told(d.member.evicted("silent", 0, 2.0), m.Failure)
+    assert [(one.id, one.error) for one in failures] == [(1, "OutcomeUnknown"), (2, "Evicted"), (0, "Evicted")]
+    assert told(d.call(Kind.send, 1), m.Failure)[0].error == "Evicted"
+
+
+@pytest.mark.parametrize(("peer", "known"), [(0, 1), (3, 1), (-1, 1), (1, 5)])
+def test_calls_that_cannot_be_are_refused(peer: int, known: int) -> None:
+    with pytest.raises(ProtocolError, match="posted a call that cannot be"):
+        Partner().call(Kind.send, peer, known=known)
