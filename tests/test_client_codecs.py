@@ -24,7 +24,7 @@ from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError, PeerDaemonLost, WorldTooSmall
 from wancoll.schedule import choose, codec
 from wancoll.schedule.plan import Action, Buffer
-from wancoll.schedule.reference import storage
+from wancoll.schedule.reference import execute, storage
 from wancoll.wire import messages as m
 
 INTS = [dtype for dtype in DType if dtype not in FLOATS]
@@ -115,6 +115,17 @@ def test_the_nominal_errors_hold() -> None:
     for each, nominal in NOMINAL_ERROR:
         assert np.linalg.norm(lossy(each, DType.float32, x) - x) < nominal * np.linalg.norm(x)
     assert cheapest("all_reduce", DType.float32, math.nextafter(0.15, 0)) is Codec.int8
+
+
+def test_the_nominal_errors_hold_for_an_all_reduce() -> None:
+    world, count = 8, 1 << 14
+    fronts = [gaussian(count, seed) for seed in range(world)]
+    exact = np.sum(np.array(fronts, np.float64), axis=0)
+    for each, nominal in NOMINAL_ERROR:
+        descriptor = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, count, codec=each)
+        schedules = [choose.make(descriptor, "direct", rank, world) for rank in range(world)]
+        result = execute(schedules, fronts, DType.float32, ReduceOp.sum, codec=each)[0]
+        assert np.linalg.norm(result - exact) < nominal * np.linalg.norm(exact), each
 
 
 @pytest.mark.parametrize("each", [each for each in Codec if each is not Codec.none])
@@ -451,6 +462,16 @@ def test_all_buckets_are_under_way_and_each_is_all_or_nothing(held: Communicator
     assert work.done()
     assert repr(work) == "<ManyWork of 6 tensors: 3 of 3 buckets have ended>"
     assert [x[0] for x in tensors] == [0, 2, 2, 3, 8, 10]
+
+
+def test_nothing_is_sent_if_one_of_many_is_in_use(held: Communicator, manual: FakeDaemon) -> None:
+    x, y = np.ones(10, np.float32), np.ones(10, np.float32)
+    work = held.all_reduce(y, async_op=True)
+    with pytest.raises(ConfigError, match=f"memory of call {work.id}, all_reduce"):
+        held.all_reduce_many([x, y], bucket_bytes=40)
+    assert held.pending == (work,)
+    manual.wait_for_posts(1)
+    manual.answer(manual.posts[0])
 
 
 def test_a_timeout_of_many(held: Communicator, manual: FakeDaemon) -> None:
