@@ -367,6 +367,26 @@ def test_stochastic_rounding_has_the_right_mean(codec, size):
     assert np.linalg.norm(after.mean(axis=0) - exact) < np.linalg.norm(after[0] - exact) / 10
 
 
+def test_the_greatest_element_is_never_rounded_past_the_limit():
+    """Its quotient by the rounded scale can be a little above 127; where the draw is smaller than that, 128 is next."""
+    words = reference.random_words(KEY, 0, 1 << 18)
+    place = int(words.argmin())
+    amax = np.random.default_rng(41).uniform(1, 2, 1000).astype(np.float32)
+    above = amax / (amax / np.float32(127)) > 127
+    assert above.any()
+    assert (words[place] >> 8) * 2.0**-24 < 2.0**-17  # the least excess over 127
+    x = np.zeros(1 << 18, np.float32)
+    for value in (amax[above][0], -amax[above][0]):
+        x[place] = value
+        after = reference.decode(
+            Codec.int8, DType.float32, reference.encode(Codec.int8, DType.float32, x, key=KEY), x.size
+        )
+        assert after[place] == pytest.approx(value, rel=0.01)
+        for table in TABLES:
+            kernels = Kernels(table, Codec.int8, DType.float32)
+            same(kernels.decode(kernels.encode(x, KEY), x.size), after)
+
+
 @given(st.sampled_from(PAIRS), st.lists(st.integers(0, 2**64 - 1), max_size=140), st.booleans())
 def test_any_bits(pair, bits, noisy):
     codec, dtype = pair
