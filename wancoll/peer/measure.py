@@ -145,10 +145,11 @@ class Measurer:
 
     async def _send_bursts(self, wanted: trio.MemoryReceiveChannel[m.MeasureLink]) -> None:
         async for ask in wanted:
+            rate = 0.0
             for _ in range(_BURST_TRIES):
                 if not await self._idle():
                     break
-                rate, self._burst = 0.0, trio.CancelScope()
+                self._burst = trio.CancelScope()
                 try:
                     with self._burst:
                         rate = await burst(ask, self._limits.probe_timeout)
@@ -157,8 +158,8 @@ class Measurer:
                     break
                 if rate:
                     log.info("bandwidth measured", daemon=ask.daemon, megabytes_per_second=round(rate / 1e6, 3))
-                    self._send(m.LinkReport([m.LinkMeasure(ask.daemon, 0.0, rate, 0, 0.0)]))
                     break
+            self._send(m.LinkReport([m.LinkMeasure(ask.daemon, 0.0, rate, 0, 0.0)]))
 
     async def _idle(self) -> bool:
         """Wait until no operation is under way; False if there was always one."""
@@ -198,6 +199,7 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
     streams: list[trio.SocketStream] = []
     samples: list[tuple[float, int]] = []
     stretch = _STRETCH
+    failed: list[str] = []
     try:
         with trio.move_on_after(_BURST_SECONDS):
             async with trio.open_nursery() as nursery:
@@ -210,10 +212,12 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
                     stretch = max(_STRETCH, *(info.min_rtt for info in infos)) if infos else stretch
                 nursery.cancel_scope.cancel()
     except* LaneFailed as several:
-        raise LaneFailed(str(several.exceptions[0])) from several
+        failed += map(str, several.exceptions)  # what is raised in here would be wrapped into a group
     finally:
         for stream in streams:
             stream.socket.close()
+    if failed:
+        raise LaneFailed(failed[0])
     return burst_rate(samples, stretch)
 
 
