@@ -246,6 +246,14 @@ def test_single_elements_far_off_are_counted() -> None:
     assert 0.3 * (3 / 10000) ** 0.5 < error < 0.02
 
 
+def test_a_result_that_is_a_little_off_everywhere_is_wrong() -> None:
+    part = np.resize(values.noise(0), 10000)
+    allowed = values.allowed_error(Codec.int8, "direct", 1, part.size)
+    signs = np.where(np.arange(part.size) % 2, -1.0, 1.0)
+    assert values.rounding_error(part + 0.9 * allowed * signs, "sum", 1, allowed)[0] == 0
+    assert values.rounding_error(part + 1.1 * allowed * signs, "sum", 1, allowed)[0] == 1
+
+
 # ---- turns --------------------------------------------------------------------------------------------
 
 
