@@ -337,6 +337,8 @@ def test_scratch_memory(n):
     for name in ("ring", "direct"):
         scratch = max(s.scratch for s in everyone(call(Kind.reduce_scatter, count, n), name, n))
         assert scratch <= 4 * count * (n - 2)  # of blocks: of the input it is (N-2)/N
+    for name, tensors in (("ring", 1 if n > 2 else 0), ("tree", bounds["tree"]), ("direct", max(0, n - 2))):
+        assert max(s.scratch for s in everyone(call(Kind.reduce, count, n), name, n)) == 4 * count * tensors
     for kind in (Kind.all_gather, Kind.broadcast, Kind.gather, Kind.scatter, Kind.all_to_all):
         for name in [name for k, name in PAIRS if k is kind]:
             schedules = everyone(call(kind, count, n), name, n)
