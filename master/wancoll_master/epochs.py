@@ -82,6 +82,8 @@ def form_if_complete(state: State, group: Group) -> None:
     """The group's first epoch, once start_world members have joined."""
     if group.members or len(group.joining) < group.start_world or measuring.waits_until(state, group) > state.now:
         return
+    if measuring.ask_uplinks(state, group):
+        return
     group.members, group.joining = group.joining, []
     for member in group.members:
         member.in_epoch = True

@@ -19,9 +19,9 @@ MAX_LANE_COUNTS = 16  # different numbers of lanes per daemon
 class Path:
     """From one daemon to another. 0: not known."""
 
-    bandwidth: float = 0.0  # bytes per second; seen with data of operations, once there is any
-    probed: bool = False  # bandwidth is from an active probe alone
+    carried: float = 0.0  # bytes per second, of operations
     lanes: int = 0  # that were busy then
+    probed: float = 0.0  # bytes per second, of the newest probe
     loss: float = 0.0
     _rtt: float = 0.0
     _window: float = 0.0  # when it began
@@ -32,6 +32,11 @@ class Path:
         """Smallest round trip of the last one to two windows."""
         return min(filter(None, (self._rtt, self._earlier)), default=0.0)
 
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second, as operations saw it, else as a probe did."""
+        return self.carried or self.probed
+
     def take(self, seen: m.LinkMeasure, now: float) -> None:
         """Take in a report."""
         if seen.rtt > 0:
@@ -39,12 +44,10 @@ class Path:
                 self._earlier, self._rtt, self._window = self._rtt, seen.rtt, now
             else:
                 self._rtt = min(self._rtt, seen.rtt) if self._rtt else seen.rtt
-        if seen.bandwidth > 0:
-            probed = seen.lanes == 0
-            if self.bandwidth == 0 or (self.probed and not probed):
-                self.bandwidth, self.probed, self.lanes = seen.bandwidth, probed, seen.lanes
-            elif self.probed or not probed:
-                self.bandwidth, self.lanes = _smooth(self.bandwidth, seen.bandwidth), seen.lanes
+        if seen.bandwidth > 0 and seen.lanes:
+            self.carried, self.lanes = _smooth(self.carried, seen.bandwidth), seen.lanes
+        elif seen.bandwidth > 0:
+            self.probed = seen.bandwidth
         if seen.lanes:
             self.loss = seen.loss
 
@@ -97,6 +100,10 @@ class Measures:
         """Bytes per second from *source* to *target*; 0: not known."""
         path = self.paths.get((source, target))
         return path.bandwidth if path is not None else 0.0
+
+    def probed(self, source: str) -> float:
+        """Bytes per second of the fastest path from *source* that was probed; 0: none was."""
+        return max((path.probed for (one, _), path in self.paths.items() if one == source), default=0.0)
 
     def loss(self, source: str, target: str) -> float:
         """Share of segments that were sent again."""

@@ -10,8 +10,10 @@ from wancoll_master.state import Asked, Daemon, Group, Send, State
 from wancoll_master.topology import one_machine
 
 WAIT = 1.0  # seconds that a group's start, or an admission, waits for a round trip
+BURST_WAIT = 2.5  # seconds more that the start of a group whose members are far apart waits for their uplinks
+FAR = 0.005  # seconds of round trip from which a path counts as long
 SMALL = 8  # daemons up to which all paths are measured; beyond, those to 1, 2, 4, 8, ... places away
-BURST_BYTES = 16 * MIB
+BURST_BYTES = 32 * MIB
 BURST_BYTES_OF_MANY = 4 * MIB  # where there are more than SMALL
 AGAIN = 60.0  # seconds until a burst that told nothing is asked for again
 
@@ -34,6 +36,23 @@ def ask_round_trips(state: State, group: Group, newcomer: Daemon) -> None:
             state.out.append(Send(source.conn, m.MeasureLink(target.name, target.addresses, 0)))
 
 
+def ask_uplinks(state: State, group: Group) -> bool:
+    """The group is about to start: where members are far apart, ask each daemon for the bandwidth to the next one.
+
+    Returns whether there is something to wait for.
+    """
+    daemons = [daemon for daemon in _daemons(group) if daemon.measures]
+    waits = False
+    if any(state.measures.rtt(one.name, other.name) > FAR for one in daemons for other in daemons):
+        for at, source in enumerate(daemons):
+            target = daemons[(at + 1) % len(daemons)]
+            if _ask_bandwidth(state, source, target, BURST_BYTES):
+                state.asked[source.name, target.name].burst_deadline = state.now + BURST_WAIT
+                state.alarm(state.now + BURST_WAIT)
+                waits = True
+    return waits
+
+
 def ask_bandwidths(state: State, group: Group) -> None:
     """A new epoch: ask for the bandwidth of paths where it is not known.
 
@@ -43,16 +62,20 @@ def ask_bandwidths(state: State, group: Group) -> None:
     daemons = _daemons(group)
     nbytes = BURST_BYTES if len(daemons) <= SMALL else BURST_BYTES_OF_MANY
     for at, source in enumerate(daemons):
-        if not source.measures:
-            continue
         for steps in _steps(len(daemons)):
-            target = daemons[(at + steps) % len(daemons)]
-            if state.measures.bandwidth(source.name, target.name) or not _measurable(source, target):
-                continue
-            asked = state.asked.setdefault((source.name, target.name), Asked())
-            if asked.burst_at + AGAIN <= state.now:
-                asked.burst_at = state.now
-                state.out.append(Send(source.conn, m.MeasureLink(target.name, target.addresses, nbytes)))
+            _ask_bandwidth(state, source, daemons[(at + steps) % len(daemons)], nbytes)
+
+
+def _ask_bandwidth(state: State, source: Daemon, target: Daemon, nbytes: int) -> bool:
+    known = state.measures.bandwidth(source.name, target.name)
+    if known or not source.measures or not _measurable(source, target):
+        return False
+    asked = state.asked.setdefault((source.name, target.name), Asked())
+    if asked.burst_at + AGAIN > state.now:
+        return False
+    asked.burst_at = state.now
+    state.out.append(Send(source.conn, m.MeasureLink(target.name, target.addresses, nbytes)))
+    return True
 
 
 def take(state: State, daemon: Daemon, report: m.LinkReport) -> list[Group]:
@@ -65,8 +88,10 @@ def take(state: State, daemon: Daemon, report: m.LinkReport) -> list[Group]:
     answered = False
     for seen in report.links:
         asked = state.asked.get((daemon.name, seen.daemon))
-        if asked is not None and asked.deadline > state.now:
+        if asked is not None and max(asked.deadline, asked.burst_deadline) > state.now:
             asked.deadline = state.now
+            if seen.bandwidth or not seen.rtt:  # the round trip is told first
+                asked.burst_deadline = state.now
             answered = True
     return [group for group in state.groups.values() if group.joining] if answered else []
 
@@ -79,12 +104,15 @@ def forget(state: State, daemon: Daemon) -> None:
 
 
 def waits_until(state: State, group: Group) -> float:
-    """When the last round trip that is asked for must have come; not above now: nothing is waited for."""
-    if not any(asked.deadline > state.now for asked in state.asked.values()):
-        return 0.0
+    """When the last measurement that the group waits for must have come; not above now: there is none."""
     names = {daemon.name for daemon in _daemons(group)}
     return max(
-        (asked.deadline for (one, other), asked in state.asked.items() if one in names and other in names), default=0.0
+        (
+            max(asked.deadline, asked.burst_deadline)
+            for (one, other), asked in state.asked.items()
+            if one in names and other in names
+        ),
+        default=0.0,
     )
 
 

@@ -17,6 +17,7 @@ from wancoll.limits import KIB
 from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted
 from wancoll.wire import messages as m
 from wancoll_master.measures import Measures
+from wancoll_master.measuring import FAR
 from wancoll_master.state import Daemon, Group, Member, Planned, State
 from wancoll_master.topology import (
     EXACT_BEST,
@@ -30,14 +31,14 @@ from wancoll_master.topology import (
 )
 
 MAX_AVOID = 4096  # pairs that a Plan can carry
-FAR = 0.005  # seconds of round trip from which a path counts as long
 FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
 LOSSY = 1e-4  # share of lost segments from which loss-based congestion control is slow
 LANE_GAIN = 1.05  # times more that twice the lanes have to carry
 LOOK_SECONDS = 5.0  # between looks for a better plan
 AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
-PACING_SLACK = 1.15  # times the measured uplink, so that growth of the path is seen
-PACING_STAYS = 1.5  # times off, in both directions, before a pace is changed: links are made anew for it
+FILLED = 0.85  # share of what a probe found that lanes have to carry, for more of them to be needless
+PACE = 0.98  # times the measured uplink: what is sent faster waits in queues, or is lost
+PACING_STAYS = 1.25  # times off, in both directions, before a pace is changed: links are made anew for it
 
 OVERHEAD = 50e-6  # seconds of a message beside the path's latency
 HANDLING = 15e-6  # seconds of a daemon's work for each message
@@ -229,8 +230,8 @@ def _wire(measures: Measures, daemons: Sequence[Daemon], before: Planned | None,
     if not local:
         congestion = _congestion(measures, daemons, before.plan.congestion if before is not None else "")
         lanes, settled = _lanes(measures, daemons, lanes, tried, settled=settled)
-        if settled and congestion != "bbr" and _far(measures, daemons):  # bbr paces by itself
-            pacing = _pacing(_slowest_uplink(measures, daemons, lanes), lanes, before)
+        if _far(measures, daemons):
+            pacing = _pacing(measures, daemons, lanes, before)
     plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion)
     return Planned(plan, None, tried, settled)
 
@@ -244,6 +245,8 @@ def _lanes(
     if settled or not carried:
         return lanes, settled
     tried[lanes] = carried
+    if carried >= FILLED * _capacity(measures, daemons):
+        return lanes, True
     fewer = tried.get(lanes // 2, 0.0)
     if fewer and carried < LANE_GAIN * fewer:
         return lanes // 2, True
@@ -261,12 +264,23 @@ def _slowest_uplink(measures: Measures, daemons: Sequence[Daemon], lanes: int) -
     return min((measures.uplink(daemon.name, lanes) for daemon in daemons), default=0.0)
 
 
-def _pacing(uplink: float, lanes: int, before: Planned | None) -> int:
-    if not uplink:
-        return before.plan.pacing if before is not None else 0
-    pace = int(PACING_SLACK * uplink / lanes)
-    old = before.plan.pacing if before is not None else 0
-    return old if old / PACING_STAYS < pace < old * PACING_STAYS else pace
+def _capacity(measures: Measures, daemons: Sequence[Daemon]) -> float:
+    """Bytes per second of the slowest uplink, as probes of paths found it; inf while one of them is not known."""
+    found = (measures.probed(daemon.name) for daemon in daemons)
+    return min((speed or inf for speed in found), default=inf)
+
+
+def _pacing(measures: Measures, daemons: Sequence[Daemon], lanes: int, before: Planned | None) -> int:
+    """A lane's share of the slowest uplink: what several lanes send faster than that is lost in the same queue.
+
+    The uplink is as operations saw it, else as probes did; a daemon of which nothing is known does not count.
+    """
+    speeds = [measures.uplink(daemon.name, lanes) or measures.probed(daemon.name) for daemon in daemons]
+    pace = int(PACE * min(filter(None, speeds), default=0.0) / lanes)
+    if before is None or not before.plan.pacing:
+        return pace
+    old = before.plan.pacing * before.plan.lanes // lanes
+    return old if not pace or old / PACING_STAYS < pace < old * PACING_STAYS else pace
 
 
 def _congestion(measures: Measures, daemons: Sequence[Daemon], before: str) -> str:

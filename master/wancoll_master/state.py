@@ -232,7 +232,8 @@ class Asked:
     """A daemon was asked to measure its path to another one."""
 
     deadline: float = -inf  # until then the round trip is waited for
-    burst_at: float = -inf  # when its bandwidth was asked for
+    burst_deadline: float = -inf  # and until then its bandwidth
+    burst_at: float = -inf  # when that was asked for
 
 
 @dataclass(slots=True, eq=False)

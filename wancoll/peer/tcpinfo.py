@@ -19,13 +19,11 @@ _USEC = 1e-6
 
 BUSY = 0.05  # seconds that a connection has to be busy for its bytes to say something about the path
 BACKLOG = 16 * KIB  # bytes waiting in a socket from which its connection counts as held up by the path
-_WINDOWS = 8  # of the past, whose median is reported
+_WINDOWS = 8  # of the past that count
 _ENOUGH = 3  # of them
 _SPREAD = 0.5  # lanes that were busy for less than this share of the busiest one's time do not count
-_SATURATED_AFTER = (
-    6  # stretches that a burst lasts at least: windows double in each round trip, and more slowly at last
-)
-_GROWTH = 1.1  # times in two stretches, below which a burst grows no more
+_STEADY = 3  # stretches in which a burst that grows no more has not grown
+_GROWTH = 1.07  # times, below which it grew no more
 _MATERIAL = 0.05  # a change below this share of what was reported last is not worth a message
 
 
@@ -36,7 +34,7 @@ class TcpInfo(NamedTuple):
     min_rtt: float  # of the last minutes; 0: not known
     delivery_rate: float
     app_limited: bool  # delivery_rate is what the sender offered: the path may carry more
-    bytes_acked: int
+    bytes_acked: int  # and arrived, those behind a gap included
     segments: int  # with data, sent again ones included
     retransmitted: int
     busy: float  # seconds with data under way
@@ -55,7 +53,7 @@ def parse_tcp_info(raw: bytes) -> TcpInfo | None:
         min_rtt=min_rtt * _USEC if min_rtt != 0xFFFFFFFF else 0.0,
         delivery_rate=float(rates[0]),
         app_limited=bool(found[7] & _APP_LIMITED),
-        bytes_acked=sizes[2],
+        bytes_acked=sizes[2] + numbers[5] * numbers[2],
         segments=counts[5],
         retransmitted=numbers[23],
         busy=rates[1] * _USEC,
@@ -68,7 +66,7 @@ class Window(NamedTuple):
 
     acked: int  # bytes
     busy: float  # seconds of the busiest lane
-    lanes: int  # that were busy for about as long
+    lanes: int  # all of them if half were busy for about as long as the busiest, else those that were
     segments: int
     retransmitted: int
     peak: float  # bytes per second, what the kernel saw the lanes deliver together; 0: not known
@@ -84,7 +82,7 @@ def window(before: Mapping[int, TcpInfo], after: Mapping[int, TcpInfo]) -> Windo
     return Window(
         acked=sum(new.bytes_acked - old.bytes_acked for old, new in lanes),
         busy=busiest,
-        lanes=len(used),
+        lanes=len(lanes) if 2 * len(used) >= len(lanes) else len(used),
         segments=sum(new.segments - old.segments for old, new in lanes),
         retransmitted=sum(new.retransmitted - old.retransmitted for old, new in lanes),
         peak=0.0 if any(new.app_limited for _, new in used) else sum(new.delivery_rate for _, new in used),
@@ -109,9 +107,10 @@ class _Rates:
         self._rates.append(rate)
 
     @property
-    def median(self) -> float:
-        """0 while there are too few."""
-        return sorted(self._rates)[len(self._rates) // 2] if len(self._rates) >= _ENOUGH else 0.0
+    def usual(self) -> float:
+        """The lower bound of the fastest quarter, since an operation begins slowly; 0 while there are too few."""
+        count = len(self._rates)
+        return sorted(self._rates)[count - 1 - count // 4] if count >= _ENOUGH else 0.0
 
 
 class _Path:
@@ -125,7 +124,7 @@ class _Path:
 
     def measure(self, daemon: str) -> m.LinkMeasure:
         loss = min(1.0, self.retransmitted / self.segments) if self.segments >= 100 else 0.0
-        return m.LinkMeasure(daemon, self.rtt, self.rates.median, self.rates.lanes, loss)
+        return m.LinkMeasure(daemon, self.rtt, self.rates.usual, self.rates.lanes, loss)
 
 
 class Observer:
@@ -164,7 +163,7 @@ class Observer:
         busy = [(daemon, seen) for _, daemon, seen in windows if seen.busy >= _SPREAD * busiest]
         for daemon, seen in busy:
             path, rate = self._paths[daemon], max(seen.acked / seen.busy, seen.peak)
-            if (len(busy) == 1 and seen.full) or rate > path.rates.median > 0:
+            if (len(busy) == 1 and seen.full) or rate > path.rates.usual > 0:
                 path.rates.add(seen.lanes, rate)
             path.segments = path.segments / 2 + seen.segments
             path.retransmitted = path.retransmitted / 2 + seen.retransmitted
@@ -190,7 +189,7 @@ class Observer:
             ):
                 path.reported = now
                 changed.append(now)
-        uplink, lanes = self._uplink.median, self._uplink.lanes
+        uplink, lanes = self._uplink.usual, self._uplink.lanes
         told_uplink, told_lanes = self._reported_uplink
         if not changed and not (uplink > 0 and (_differs(uplink, told_uplink) or lanes != told_lanes)):
             return None
@@ -203,38 +202,36 @@ def _differs(now: float, told: float) -> bool:
 
 
 def burst_rate(samples: Sequence[tuple[float, int]], stretch: float) -> float:
-    """The fastest that bytes were acknowledged over *stretch* seconds, or over all if there are less; 0: none were.
+    """The most bytes per second that were acknowledged over two stretches, or over all of a burst that was shorter.
 
     Args:
         samples: (when, bytes acknowledged by then), in order.
         stretch: at least a round trip, so that heaps of acknowledgements, and the pauses between, count little.
     """
-    rates = _rates(samples, stretch)
+    rates = [rate for _, rate in _rates(samples, 2 * stretch)]
     if not rates and len(samples) > 1:
         return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
     return max(rates, default=0.0)
 
 
 def saturated(samples: Sequence[tuple[float, int]], stretch: float) -> bool:
-    """Whether the speed has stopped to grow: as fast over the last two stretches as over the one before."""
-    rates = _rates(samples, stretch)
-    if not rates or samples[-1][0] - samples[0][0] < _SATURATED_AFTER * stretch:
+    """Whether the speed has stopped to grow, for some stretches."""
+    if not samples:
         return False
-    earlier = [
-        rate
-        for (when, _), rate in zip(samples[-len(rates) :], rates, strict=True)
-        if when <= samples[-1][0] - 2 * stretch
-    ]
-    return bool(earlier) and max(rates) < _GROWTH * max(earlier)
+    when = samples[-1][0]
+    rates = _rates(samples, stretch)
+    now = [rate for at, rate in rates if at > when - stretch]
+    earlier = [rate for at, rate in rates if at <= when - _STEADY * stretch]
+    return bool(now) and bool(earlier) and now[-1] < _GROWTH * max(earlier)
 
 
-def _rates(samples: Sequence[tuple[float, int]], stretch: float) -> list[float]:
-    """Bytes per second over the stretch that ends with each of the last samples."""
+def _rates(samples: Sequence[tuple[float, int]], stretch: float) -> list[tuple[float, float]]:
+    """(when, bytes per second over the stretch that ends then)."""
     found, start = [], 0
     for when, acked in samples:
         while start + 1 < len(samples) and samples[start + 1][0] <= when - stretch:
             start += 1
         began, before = samples[start]
         if when - began >= stretch:
-            found.append((acked - before) / (when - began))
+            found.append((when, (acked - before) / (when - began)))
     return found
