@@ -270,10 +270,10 @@ class Solo:
     """Rank 0 of a group whose other member is computed here, and which can be made to spoil elements."""
 
     rank = 0
-    members = ("a", "b")
 
     def __init__(self, spoiled: int = 0, contributors: tuple[str, ...] = ("a", "b"), others_digest: str = "ff") -> None:
         self._spoiled, self._contributors, self._others_digest = spoiled, contributors, others_digest
+        self.members: tuple[str, ...] = ("a", "b")
         self.calls: list[str] = []
         self.running = self.most_running = 0
 
@@ -318,6 +318,28 @@ def test_ranks_with_other_bytes_are_counted() -> None:
 def test_another_group_ends_the_measurement() -> None:
     with pytest.raises(OperationAborted, match="the group changed while it was measured; expected a, b; got a; run it"):
         measured(Solo(contributors=("a",)))
+
+
+class Leaver(Solo):
+    """Its other member leaves when the last exchange is over, as a rank does that is done."""
+
+    def send(self, x: np.ndarray, dest: int, async_op: bool) -> Handle:
+        assert (dest, async_op) == (1, True)
+        return Handle(self, self._receipt(algorithm="direct"))
+
+    def recv(self, x: np.ndarray, source: int, async_op: bool) -> Handle:
+        assert (source, async_op) == (1, True)
+        values.fill(x, [values.moved(1, 0)])
+        return Handle(self, self._receipt(algorithm="direct"))
+
+    def all_gather(self, x: np.ndarray, timeout: float) -> Any:
+        self.members = ("a",)
+        return super().all_gather(x, timeout)
+
+
+def test_ranks_may_leave_when_they_are_done() -> None:
+    (row,) = measured(Leaver(), collective="send_recv")
+    assert (row.wrong, row.algorithm) == (0, "direct")
 
 
 def test_variants_take_turns_and_none_is_always_first() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -245,12 +245,12 @@ class Bench:
     def _finish(self, handles: list[Any]) -> Receipt:
         """Wait for one operation; of a send and a recv: the sender's receipt."""
         receipts: list[Receipt] = [handle.wait(self._settings.timeout) for handle in handles]
-        self._same_world(receipts[0])
+        one_pair = self._settings.collective == "send_recv"
+        self._same_world(receipts[0], self._comm.members if one_pair else receipts[0].contributors)
         return receipts[0]
 
-    def _same_world(self, receipt: Receipt) -> None:
+    def _same_world(self, receipt: Receipt, here: Sequence[str]) -> None:
         """Refuse to go on measuring with other members."""
-        here = self._comm.members if self._settings.collective == "send_recv" else receipt.contributors
         if tuple(here) != self._world:
             raise OperationAborted(
                 "the group changed while it was measured",
@@ -310,7 +310,7 @@ class Bench:
         """All ranks' facts of all variants, shape (ranks, variants), of dtype FACTS."""
         mine = np.array(facts, FACTS).view(np.uint8)
         receipt = self._comm.all_gather(mine, timeout=self._settings.timeout)
-        self._same_world(receipt)
+        self._same_world(receipt, receipt.contributors)  # others may have left since
         return np.array(receipt.out).view(FACTS)
 
     def _row(self, variant: Variant, algorithm: str, facts: Array) -> Row:
