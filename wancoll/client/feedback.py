@@ -13,7 +13,7 @@ from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule.codec import block
 from wancoll.schedule.plan import chunk_bounds
-from wancoll.schedule.reference import _narrowed, _widened, storage
+from wancoll.schedule.reference import narrowed, widened, storage
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -134,12 +134,12 @@ class Feed:
                     sent += residual
                 lost = sent - lossy(self._codec, self._dtype, sent)
             else:
-                wanted = _widened(self._dtype, sent)
+                wanted = widened(self._dtype, sent)
                 if residual is not None:
                     wanted += residual
-                    sent[:] = _narrowed(self._dtype, wanted)
-                self._rounded = _finite(wanted - _widened(self._dtype, sent))
-                lost = wanted - _widened(self._dtype, lossy(self._codec, self._dtype, sent))
+                    sent[:] = narrowed(self._dtype, wanted)
+                self._rounded = _finite(wanted - widened(self._dtype, sent))
+                lost = wanted - widened(self._dtype, lossy(self._codec, self._dtype, sent))
         self._next = _finite(lost)
 
     def commit(self, algorithm: str, rank: int, world_size: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError
-from wancoll.schedule.reference import Array, _narrowed, _widened
+from wancoll.schedule.reference import Array, narrowed, widened
 
 _BLOCK = {
     Codec.none: (0, 0),
@@ -72,7 +72,7 @@ def encode(codec: Codec, dtype: DType, x: Array, *, key: int | None = None, firs
     """
     _check(codec, dtype)
     with np.errstate(all="ignore"):
-        values = _widened(dtype, x).astype(np.float32)
+        values = widened(dtype, x).astype(np.float32)
         noise = None if key is None else random_words(key, first, x.size)
         if codec is Codec.bf16:
             return _bf16(values, noise).astype("<u2").view(np.uint8)
@@ -108,7 +108,7 @@ def decode(codec: Codec, dtype: DType, coded: Array, n: int) -> Array:
             rows = coded.reshape(-1, _BLOCK[codec][1])
             scale = np.ascontiguousarray(rows[:, :4]).view("<f4")
             values = _decoded(codec, scale, np.ascontiguousarray(rows[:, 4:])).reshape(-1)[:n]
-        return _narrowed(dtype, values.astype(np.float64) if dtype is DType.float64 else values)
+        return narrowed(dtype, values.astype(np.float64) if dtype is DType.float64 else values)
 
 
 def random_words(key: int, first: int, n: int) -> Array:
@@ -166,7 +166,7 @@ def _halves(x: Array, noise: Array | None) -> tuple[Array, Array]:
     scale, inverse = (field << 23).view(np.float32), ((np.uint32(254) - field) << 23).view(np.float32)
     scaled = x * inverse
     if noise is None:
-        return scale, _narrowed(DType.float16, scaled).view(np.uint16).astype("<u2")
+        return scale, narrowed(DType.float16, scaled).view(np.uint16).astype("<u2")
     bits = scaled.view(np.uint32)
     size = bits & _SIZE
     small = np.where(size < np.uint32(113 << 23), size, np.uint32(0)).view(np.float32) * np.float32(2**24)

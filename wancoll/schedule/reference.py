@@ -46,15 +46,15 @@ def reduce(dtype: DType, op: ReduceOp, a: Array, b: Array) -> Array:
         A new array of the same dtype and shape.
     """
     with np.errstate(all="ignore"):
-        return _narrowed(dtype, _apply(op, _widened(dtype, a), _widened(dtype, b)))
+        return narrowed(dtype, _apply(op, widened(dtype, a), widened(dtype, b)))
 
 
 def average(dtype: DType, a: Array, b: Array, n: int) -> Array:
     """The last step of avg: (a + b) / n, in the arithmetic of *dtype*; integers truncate toward zero. See `reduce`."""
     with np.errstate(all="ignore"):
-        total = _widened(dtype, a) + _widened(dtype, b)
+        total = widened(dtype, a) + widened(dtype, b)
         if dtype in _FLOATS:
-            return _narrowed(dtype, total / total.dtype.type(n))
+            return narrowed(dtype, total / total.dtype.type(n))
         magnitude = (
             np.abs(total).view(f"u{dtype.itemsize}").astype(np.uint64)
         )  # unsigned holds that of the least integer
@@ -129,14 +129,14 @@ def _apply(op: ReduceOp, a: Array, b: Array) -> Array:
     return np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), result)
 
 
-def _widened(dtype: DType, a: Array) -> Array:
+def widened(dtype: DType, a: Array) -> Array:
     """Half types as float32, which holds all their values."""
     if dtype is DType.bfloat16:
         return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return a.astype(np.float32) if dtype is DType.float16 else a
 
 
-def _narrowed(dtype: DType, result: Array) -> Array:
+def narrowed(dtype: DType, result: Array) -> Array:
     """Results as elements of *dtype*, rounded once to nearest even, NaNs made canonical."""
     if dtype not in _FLOATS:
         return result
