@@ -317,6 +317,29 @@ def test_hops(n):
             assert hops(everyone(call(kind, 128, n), algorithm, n)) == wanted, (kind, algorithm)
 
 
+@pytest.mark.parametrize("rank", range(8))
+def test_halving_and_doubling_pass_on_first_what_came_first(rank):
+    """Else a hop would wait for the whole of the one before it. The partners are r^1, r^2, r^4, and back again."""
+    steps = make(Descriptor(Kind.all_reduce, count=1000), "halving_doubling", rank, 8).steps
+
+    def newest(index):
+        """The receive that the step waits for, as (index, (distance, number)); (-1, None) if it needs none."""
+        step = steps[index]
+        if step.direction is Direction.recv:
+            return index, (step.peer ^ rank, step.number)
+        return max((newest(bound) for bound in step.after), default=(-1, None))
+
+    sources = {1: [], 2: [], 4: []}
+    for index, step in enumerate(steps):
+        if step.direction is Direction.send and step.length:
+            sources[step.peer ^ rank].append(newest(index)[1])
+    assert sources == {
+        1: [None, None, None, None, (4, 0), (4, 1), (2, 2), (2, 3)],
+        2: [(1, 0), (1, 1), (4, 0), (4, 1)],
+        4: [(2, 0), (4, 0)],
+    }
+
+
 @pytest.mark.parametrize("n", [2, 3, 8, 13, 64])
 def test_scratch_memory(n):
     """In tensors, without codec. Ranges begin at multiples of 64 bytes; nothing is ever more than documented."""
