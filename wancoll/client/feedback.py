@@ -13,7 +13,7 @@ from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule.codec import block
 from wancoll.schedule.plan import chunk_bounds
-from wancoll.schedule.reference import narrowed, widened, storage
+from wancoll.schedule.reference import narrowed, storage, widened
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
