@@ -23,6 +23,7 @@ from wancoll.wire import messages as m
 from wancoll_master.state import Announce, Broadcast, Disconnected, Received, Send
 
 START, LEAST, DAEMONS = 3, 2, 5
+EXCHANGE_IDS = 1_000_000  # the client's numbers of sends and recvs are above
 INDEX = st.integers(0, 1000)
 
 
@@ -57,6 +58,10 @@ class Client:
     needs: set[int] = field(default_factory=set)  # mids
     knows: tuple[int, tuple[int, ...]] = (0, ())  # epoch and mids, as its client read them last
     roots: dict[int, int] = field(default_factory=dict)  # seq -> mid
+    moving: dict[int, ops.Exchange] = field(default_factory=dict)  # sends and recvs in the engine, by engine id
+    exchange_up: set[int] = field(default_factory=set)  # mids
+    exchange_needs: set[int] = field(default_factory=set)  # mids
+    exchanges: int = 0  # called so far
     gone: bool = False
     failures: int = 0
 
@@ -100,6 +105,8 @@ class Cluster(RuleBasedStateMachine):
         self.committed = 0  # highest that the master has told
         self.committed_in: dict[int, int] = {}  # the same for each epoch
         self.aborted: set[int] = set()  # epochs
+        self.payloads: dict[tuple[int, int], int] = {}  # (epoch, order) -> what the sender sent
+        self.exchanged: dict[int, set[tuple[int, int]]] = {}  # order -> (epoch, digest) as told to either side
         self.results: dict[
             tuple[int, int], tuple[int, tuple[str, ...], int, int]
         ] = {}  # (life, seq) -> what it came to
@@ -199,15 +206,28 @@ class Cluster(RuleBasedStateMachine):
                     assert all(op.seq > other.seq for other in client.engine.values()), "out of order"
                     assert meaning.needs <= client.up, "started without its links"
                     client.engine[op.engine_id] = op
-                case ops.NeedLinks(mids):
+                case ops.NeedLinks(mids, False):
                     assert mids.isdisjoint(client.up)
                     client.needs |= mids
+                case ops.NeedLinks(mids, True):
+                    client.exchange_needs |= mids
+                case ops.StartExchange(exchange):
+                    assert exchange.other in client.exchange_up, "started without its link"
+                    same = [other.order for other in client.moving.values() if other.other == exchange.other]
+                    assert exchange.order > max(same, default=0), "out of order"
+                    client.moving[exchange.engine_id] = exchange
+                    if exchange.sends:
+                        payload = 1000 * client.core.mid + exchange.number
+                        self.payloads[client.core.epoch_number, exchange.order] = payload
                 case ops.CancelOp(engine_id):
-                    if client.engine.pop(engine_id, None) is not None:
+                    known = client.engine.pop(engine_id, None) or client.moving.pop(engine_id, None)
+                    if known is not None:
                         self.run(daemon, client, client.core.op_cancelled(engine_id))
                 case ops.EnterEpoch(epoch, _):
                     client.dialling = epoch.epoch
                     client.needs.clear()
+                    client.exchange_needs.clear()
+                    client.exchange_up &= {member.mid for member in epoch.members}
                     client.up &= {member.mid for member in epoch.members}
                     if not client.next_seq:
                         client.next_seq = epoch.committed_upto + 1
@@ -219,6 +239,11 @@ class Cluster(RuleBasedStateMachine):
     def tell(self, client: Client, message: Any) -> None:
         if isinstance(message, m.Failure):
             client.failures += 1
+        elif isinstance(message, m.Result) and message.id > EXCHANGE_IDS:
+            told = self.exchanged.setdefault(message.seq, set())
+            told.add((message.epoch, message.digest))
+            assert told == {(message.epoch, self.payloads[message.epoch, message.seq])}, "other bytes than were sent"
+            assert client.core.name in message.contributors
         elif isinstance(message, m.Result) and program(message.seq).kind is not Kind.update_membership:
             place = (self.lives[message.epoch], message.seq)
             assert place not in self.voids, "a void op has a result"
@@ -305,6 +330,12 @@ class Cluster(RuleBasedStateMachine):
             case m.Commit():
                 for client in list(daemon.clients):
                     self.run(daemon, client, client.core.commit(message, now))
+            case m.Matched() | m.Settled():
+                for client in list(daemon.clients):
+                    if client.core.mid == message.to:
+                        core_ = client.core
+                        matched = isinstance(message, m.Matched)
+                        self.run(daemon, client, core_.matched(message) if matched else core_.settled(message, now))
             case m.Abort():
                 for client in list(daemon.clients):
                     self.run(daemon, client, client.core.abort(message))
@@ -345,7 +376,31 @@ class Cluster(RuleBasedStateMachine):
             digest = 1000 * client.core.epoch_number + op.seq + (10**9 if wrong else 0 if same else client.core.mid)
             self.run(daemon, client, client.core.op_finished(engine_id, digest, 0))
 
+    def exchange(self, daemon: Daemon, client: Client, other: int, sends: bool, tag: int) -> None:
+        """The client sends to member *other* (mid) or receives from it."""
+        epoch = client.core.epoch
+        assert epoch is not None
+        mids = [member.mid for member in epoch.members]
+        client.exchanges += 1
+        number = EXCHANGE_IDS + client.exchanges
+        kind = Kind.send if sends else Kind.recv
+        call = m.Post(number, kind, 0, 0, 4, 0, 0, epoch.epoch, peer=mids.index(other), tag=tag)
+        self.run(daemon, client, client.core.exchange(call, self.room.now))
+
+    def move(self, daemon: Daemon, client: Client) -> None:
+        """The engine finishes a send or recv; a recv only if the other end has begun to send."""
+        for engine_id, exchange in list(client.moving.items()):
+            payload = self.payloads.get((client.core.epoch_number, exchange.order))
+            if payload is not None:
+                del client.moving[engine_id]
+                digest = 0 if exchange.sends else payload
+                self.run(daemon, client, client.core.op_finished(engine_id, digest, 0))
+                return
+
     def ready(self, daemon: Daemon, client: Client) -> None:
+        if client.exchange_needs:
+            client.exchange_up.add(client.exchange_needs.pop())
+            self.run(daemon, client, client.core.exchange_links(set(client.exchange_up)))
         if client.dialling:
             epoch, client.dialling = client.dialling, 0
             client.up |= client.core._neighbours
@@ -409,6 +464,30 @@ class Cluster(RuleBasedStateMachine):
             if picked := self.pick(index):
                 self.finish(*picked, wrong=wrong == 1)
 
+    @rule(index=INDEX, other=INDEX, tag=st.integers(0, 1), both=st.booleans(), sends=st.booleans())
+    def send_and_receive(self, index: int, other: int, tag: int, both: bool, sends: bool) -> None:
+        one, two = self.pick(index), self.pick(other)
+        if one and two and one[1].core.epoch_number == two[1].core.epoch_number > 0:
+            mids = one[1].core.mid, two[1].core.mid
+            if mids[0] != mids[1] and one[1].core.in_flight < 6 > two[1].core.in_flight:
+                self.exchange(*one, mids[1], sends, tag)
+                if both:
+                    self.exchange(*two, mids[0], not sends, tag)
+
+    @rule(index=INDEX, other=INDEX)
+    def exchange_link_breaks(self, index: int, other: int) -> None:
+        picked = self.pick(index)
+        if picked and picked[1].exchange_up:
+            client = picked[1]
+            whom = sorted(client.exchange_up)[other % len(client.exchange_up)]
+            client.exchange_up.discard(whom)
+            self.run(*picked, client.core.exchange_link_lost(whom, "timed out"))
+
+    @rule(index=INDEX)
+    def bytes_move(self, index: int) -> None:
+        if picked := self.pick(index):
+            self.move(*picked)
+
     @rule()
     def everybody_works(self) -> None:
         for _ in range(3):
@@ -416,6 +495,8 @@ class Cluster(RuleBasedStateMachine):
                 if not daemon.asleep:
                     self.post(daemon, client)
                     self.finish(daemon, client)
+                    self.ready(daemon, client)
+                    self.move(daemon, client)
 
     @rule()
     def network_is_quick(self) -> None:
@@ -513,6 +594,17 @@ class Cluster(RuleBasedStateMachine):
                     self.deliver_up(daemon)
                     self.deliver_down(daemon)
 
+    def call_missing_halves(self) -> None:
+        """Whoever is waited for in a send or recv calls it."""
+        by_mid = {client.core.mid: (daemon, client) for daemon, client in self.live() if client.core.epoch is not None}
+        group = self.room.state.groups.get(GROUP)
+        for (sender, receiver, tag), queue in list(group.exchanges.waiting.items()) if group else ():
+            sends = queue[0].call.sends
+            one, two = (receiver, sender) if sends else (sender, receiver)
+            if one in by_mid and two in by_mid and by_mid[one][1].core.epoch_number == group.epoch:
+                self.exchange(*by_mid[one], two, not sends, tag)
+        self.settle(2)
+
     def teardown(self) -> None:
         """Once nothing fails any more, everything that was called ends (promise 4)."""
         for daemon in self.daemons:
@@ -530,10 +622,13 @@ class Cluster(RuleBasedStateMachine):
                     self.post(daemon, client)
                 while client.engine:
                     self.finish(daemon, client)
+                for _ in range(len(client.moving)):
+                    self.move(daemon, client)
             self.settle(2)
+            self.call_missing_halves()
             self.time_passes(0.05)
         for daemon, client in self.live():
-            assert not client.core.ops, (
+            assert not client.core.in_flight, (
                 daemon.name,
                 client.core.name,
                 client.core.waiting_for(),
