@@ -26,7 +26,7 @@ PORTS = ("master", "data", "unix")
 
 HELLOS = {
     "master": encode(m.Hello(PROTOCOL_VERSION, "nobody", 1, ["127.0.0.1:1"], 8, "", "0")),
-    "data": encode(m.LaneHello(PROTOCOL_VERSION, "group", b"0" * 16, 1, 2, 0, 0, 1)),
+    "data": encode(m.LaneHello(PROTOCOL_VERSION, "group", b"0" * 16, 1, 2, 0, 0, 0, 1)),
     "unix": encode(m.Attach(PROTOCOL_VERSION, "hostile", "", 64, 64, 1)),
 }
 

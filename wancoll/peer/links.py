@@ -9,6 +9,7 @@ Sends and recvs have links of their own, another channel of the pair, since only
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -172,9 +173,10 @@ class MemberLinks:
         self._hub.forget(self)
 
 
-def _wire_plan(epoch: m.Epoch) -> tuple[object, ...]:
-    """What connections are made with; they are made anew where it changes."""
-    return epoch.plan.lanes, epoch.plan.pacing, epoch.plan.congestion
+def _wire_plan(epoch: m.Epoch) -> int:
+    """Stands for what connections are made with; they are made anew where it changes."""
+    plan = epoch.plan
+    return zlib.crc32(repr((plan.lanes, plan.pacing, plan.congestion)).encode())
 
 
 class LinkHub:
@@ -334,7 +336,8 @@ class LinkHub:
         async with trio.open_nursery() as nursery:
             for lane in range(epoch.plan.lanes):
                 ends = link.owner.mid, link.other.mid
-                hello = m.LaneHello(PROTOCOL_VERSION, epoch.group, epoch.key, *ends, link.channel, lane, link.dialled)
+                what = link.channel, _wire_plan(epoch)
+                hello = m.LaneHello(PROTOCOL_VERSION, epoch.group, epoch.key, *ends, *what, lane, link.dialled)
                 nursery.start_soon(self._dial_lane, link, engine_id, hello, reasons)
         if link.up:
             return ""
@@ -424,7 +427,7 @@ class LinkHub:
             epoch = links.epoch
             if epoch is None or (links.mid, epoch.group, epoch.key) != (hello.receiver, hello.group, hello.key):
                 continue
-            if any(member.mid == hello.sender for member in epoch.members):
+            if hello.plan == _wire_plan(epoch) and any(member.mid == hello.sender for member in epoch.members):
                 return links
         return None
 

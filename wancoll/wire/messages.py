@@ -452,6 +452,7 @@ class LaneHello(_Message, frozen=True):
     sender: U64  # mid of the dialler
     receiver: U64
     channel: Annotated[int, Meta(ge=0, le=1)]  # 0: collectives, 1: send and recv
+    plan: U64  # stands for what the epoch's plan says of lanes; an end that knows another plan waits for the epoch
     lane: Annotated[int, Meta(ge=0, le=255)]
     generation: U64  # grows with every dial of the link; the highest wins
 
