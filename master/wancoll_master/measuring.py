@@ -29,8 +29,10 @@ def ask_round_trips(state: State, group: Group, newcomer: Daemon) -> None:
         if state.measures.rtt(newcomer.name, other.name) or not _measurable(newcomer, other):
             continue
         source, target = (newcomer, other) if newcomer.measures else (other, newcomer)
+        if not source.measures:
+            continue
         asked = state.asked.setdefault((source.name, target.name), Asked())
-        if asked.deadline <= state.now and source.measures:
+        if asked.deadline <= state.now:
             asked.deadline = state.now + WAIT
             state.alarm(asked.deadline)
             state.out.append(Send(source.conn, m.MeasureLink(target.name, target.addresses, 0)))

@@ -36,8 +36,9 @@ LOSSY = 1e-4  # share of lost segments from which loss-based congestion control 
 LANE_GAIN = 1.05  # times more that twice the lanes have to carry
 LOOK_SECONDS = 5.0  # between looks for a better plan
 AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
-FILLED = 0.85  # share of what a probe found that lanes have to carry, for more of them to be needless
-PACE = 0.98  # times the measured uplink: what is sent faster waits in queues, or is lost
+FILLED = 0.7  # share of what a probe found that lanes have to carry, for more of them to be needless
+PACE = 1.0  # times the measured uplink: what is sent faster waits in queues, or is lost
+PACE_OF_BBR = 1.25  # there, since it makes way itself, and a measurement may be too low
 PACING_STAYS = 1.25  # times off, in both directions, before a pace is changed: links are made anew for it
 
 OVERHEAD = 50e-6  # seconds of a message beside the path's latency
@@ -46,7 +47,7 @@ UPLINK = 125e6  # bytes per second, where nothing was measured: 1 Gbit/s
 NEAR = LinkCost(100e-6 + OVERHEAD, 1 / 1.25e9, HANDLING)  # within a site, where nothing was measured: 10 Gbit/s
 LOCAL_LATENCY, LOCAL_BANDWIDTH = 20e-6, 4e9  # within a machine
 LATENCY_GRAIN = 0.5e-3  # seconds: finer differences do not make an order better
-BANDWIDTH_GRAIN = 1.25  # times
+BANDWIDTH_GRAIN = 1.5  # times: probes of several daemons at a time are no more exact
 
 # Within one machine, where all members share one memory and its caches.
 LOCAL_CHOICES: dict[str, list[tuple[int, str]]] = {}
@@ -95,7 +96,7 @@ def _candidate(state: State, group: Group, *, free: bool) -> _Candidate:
     local = _local(members)
     daemons = list(dict.fromkeys(member.daemon for member in members))
     cost = None if local else _cost(state.measures, daemons, members)
-    wire = before if before is not None and not free else _wire(state.measures, daemons, before, local=local)
+    wire = before if before is not None and not free else _wire(state.measures, members, before, local=local)
     far = cost is not None and cost.alpha > FAR / 2
     plan = m.Plan(
         lanes=max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons))),
@@ -220,8 +221,9 @@ def _local(members: Sequence[Member]) -> bool:
 # ---- connections ------------------------------------------------------------------------------------
 
 
-def _wire(measures: Measures, daemons: Sequence[Daemon], before: Planned | None, *, local: bool) -> Planned:
+def _wire(measures: Measures, members: Sequence[Member], before: Planned | None, *, local: bool) -> Planned:
     """Lanes, pacing and congestion control, in a plan that says nothing else yet; and what was tried for them."""
+    daemons = list(dict.fromkeys(member.daemon for member in members))
     start = min(daemon.lanes for daemon in daemons)
     tried: dict[int, float] = dict(before.tried) if before is not None else {}
     settled = before is not None and before.settled
@@ -231,7 +233,8 @@ def _wire(measures: Measures, daemons: Sequence[Daemon], before: Planned | None,
         congestion = _congestion(measures, daemons, before.plan.congestion if before is not None else "")
         lanes, settled = _lanes(measures, daemons, lanes, tried, settled=settled)
         if _far(measures, daemons):
-            pacing = _pacing(measures, daemons, lanes, before)
+            pace = PACE_OF_BBR if congestion == "bbr" else PACE
+            pacing = _pacing(pace * _uplink(measures, members, lanes) / lanes, lanes, before)
     plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion)
     return Planned(plan, None, tried, settled)
 
@@ -270,17 +273,23 @@ def _capacity(measures: Measures, daemons: Sequence[Daemon]) -> float:
     return min((speed or inf for speed in found), default=inf)
 
 
-def _pacing(measures: Measures, daemons: Sequence[Daemon], lanes: int, before: Planned | None) -> int:
-    """A lane's share of the slowest uplink: what several lanes send faster than that is lost in the same queue.
+def _uplink(measures: Measures, members: Sequence[Member], lanes: int) -> float:
+    """Bytes per second of the slowest edge of the ring that is known, else of the slowest uplink; 0: nothing is.
 
-    The uplink is as operations saw it, else as probes did; a daemon of which nothing is known does not count.
+    Of each, the larger of what operations and probes found.
     """
-    speeds = [measures.uplink(daemon.name, lanes) or measures.probed(daemon.name) for daemon in daemons]
-    pace = int(PACE * min(filter(None, speeds), default=0.0) / lanes)
-    if before is None or not before.plan.pacing:
-        return pace
-    old = before.plan.pacing * before.plan.lanes // lanes
-    return old if not pace or old / PACING_STAYS < pace < old * PACING_STAYS else pace
+    daemons = [member.daemon for member in members]
+    edges = [ends for ends in [*pairwise(daemons), (daemons[-1], daemons[0])] if not near(*ends)]
+    known = [max(measures.uplink(one.name, lanes), measures.bandwidth(one.name, other.name)) for one, other in edges]
+    if not any(known):
+        known = [max(measures.uplink(one.name), measures.probed(one.name)) for one in daemons]
+    return min(filter(None, known), default=0.0)
+
+
+def _pacing(pace: float, lanes: int, before: Planned | None) -> int:
+    """A lane's share of the slowest uplink: what several lanes send faster than that is lost in the same queue."""
+    old = before.plan.pacing * before.plan.lanes // lanes if before is not None else 0
+    return old if not pace or old / PACING_STAYS < pace < old * PACING_STAYS else int(pace)
 
 
 def _congestion(measures: Measures, daemons: Sequence[Daemon], before: str) -> str:

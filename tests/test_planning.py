@@ -1,0 +1,395 @@
+"""Plans from measured links, as transcripts: daemons report, the master asks, waits, decides, and changes its mind."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from transcript import GROUP, Room
+
+from wancoll.limits import KIB, PROTOCOL_VERSION
+from wancoll.schedule.cost import AVAILABLE, chosen
+from wancoll.wire import messages as m
+from wancoll_master import membership, report
+from wancoll_master.measuring import BURST_WAIT, SMALL, WAIT
+from wancoll_master.planning import FAR_STRIPE, LOOK_SECONDS, PACE, PACE_OF_BBR
+from wancoll_master.state import Received
+from wancoll_master.topology import LOCAL_STRIPE, STRIPE
+
+MB = 1e6
+
+
+class Net(Room):
+    """Daemons that measure, *rtt* seconds and *speed* bytes per second apart unless paths say otherwise."""
+
+    def __init__(self, rtt: float = 0.08, speed: float = 50 * MB) -> None:
+        super().__init__()
+        self.rtt, self.speed = rtt, speed
+        self.rtts: dict[frozenset[str], float] = {}
+        self.speeds: dict[tuple[str, str], float] = {}
+
+    def arrive(self, *daemons: str, max_lanes: int = 32, controls: tuple[str, ...] = ("bbr",), site: str = "") -> None:
+        for daemon in daemons:
+            conn, self._next_conn = self._next_conn, self._next_conn + 1
+            self.conns[daemon] = conn
+            where = [f"{daemon}:7000"]
+            hello = m.Hello(
+                PROTOCOL_VERSION, daemon, 1, where, 8, site, "0.1.0", max_lanes, list(controls), measures=True
+            )
+            self.step(Received(conn, hello))
+
+    def measure(self, times: int = 10) -> int:
+        """Every daemon answers what it was asked; returns how many questions there were."""
+        count = 0
+        for _ in range(times):
+            for daemon in list(self.conns):
+                for ask in self.take(daemon, m.MeasureLink):
+                    count += 1
+                    self.answer(daemon, ask)
+        return count
+
+    def answer(self, daemon: str, ask: m.MeasureLink) -> None:
+        rtt = self.rtts.get(frozenset({daemon, ask.daemon}), self.rtt)
+        self.tell(daemon, m.LinkMeasure(ask.daemon, rtt, 0, 0, 0))
+        if ask.nbytes:
+            speed = self.speeds.get((daemon, ask.daemon), self.speed)
+            self.tell(daemon, m.LinkMeasure(ask.daemon, 0, speed, 0, 0))
+
+    def tell(self, daemon: str, *links: m.LinkMeasure, uplink: float = 0.0, lanes: int = 0) -> None:
+        self.say(daemon, m.LinkReport(list(links), uplink, lanes))
+
+    def start(self, count: int, **hello) -> m.Epoch:
+        """Members m0, m1, ... of daemons d0, d1, ..., measured; returns the first epoch."""
+        self.arrive(*(f"d{i}" for i in range(count)), **hello)
+        for i in range(count):
+            self.join(f"m{i}", start=count)
+        self.measure()
+        return self.new_epoch()
+
+    def uplinks(self, speed: float, lanes: int) -> None:
+        for daemon in list(self.conns):
+            self.tell(daemon, uplink=speed, lanes=lanes)
+
+    def pass_update(self) -> m.Epoch | None:
+        """All members call update_membership; returns the new epoch if there is one. Nothing may be lost by it."""
+        seq = self.group.committed + 1
+        self.sleep(LOOK_SECONDS)
+        self.all_update(seq)
+        assert self.group.committed == seq
+        assert not self.group.pending
+        told = self.epochs()
+        assert not told or (told[0].committed_upto, told[0].voids) == (seq, [])
+        return told[0] if told else None
+
+    def said(self, kind: str) -> list[str]:
+        return [record.text for record in self.records if record.kind == kind]
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net()
+
+
+# ---- asking and waiting -----------------------------------------------------------------------------
+
+
+def test_a_group_starts_once_round_trips_and_then_uplinks_are_known(net):
+    net.arrive("d0", "d1", "d2")
+    for i in range(3):
+        net.join(f"m{i}", start=3)
+    asks = {daemon: net.take(daemon, m.MeasureLink) for daemon in net.conns}
+    assert [(daemon, ask.daemon, ask.nbytes) for daemon, told in asks.items() for ask in told] == [
+        ("d1", "d0", 0),
+        ("d2", "d1", 0),
+        ("d2", "d0", 0),
+    ]
+    net.no_epoch()
+    for daemon, told in asks.items():
+        for ask in told:
+            net.answer(daemon, ask)
+    bursts = {daemon: net.take(daemon, m.MeasureLink) for daemon in net.conns}
+    assert [(daemon, ask.daemon) for daemon, told in bursts.items() for ask in told] == [
+        ("d0", "d1"),
+        ("d1", "d2"),
+        ("d2", "d0"),
+    ]
+    assert all(ask.nbytes > 0 for told in bursts.values() for ask in told)
+    for daemon, told in bursts.items():
+        assert net.epoch == 0
+        net.answer(daemon, told[0])
+    assert net.epoch == 1
+    # The other paths are measured while the group runs.
+    others = [(daemon, ask.daemon) for daemon in net.conns for ask in net.take(daemon, m.MeasureLink)]
+    assert sorted(others) == [("d0", "d2"), ("d1", "d0"), ("d2", "d1")]
+
+
+def test_daemons_that_do_not_answer_hold_a_group_up_for_a_bounded_time(net):
+    net.arrive("d0", "d1")
+    net.join("m0", start=2)
+    net.join("m1", start=2)
+    net.sleep(WAIT - 0.01)
+    net.no_epoch()
+    net.sleep(0.02)
+    assert net.new_epoch().plan.choices == {}  # nothing is known
+
+
+def test_a_burst_that_fails_holds_nobody_up_and_one_that_hangs_not_for_long(net):
+    net.arrive("d0", "d1")
+    net.join("m0", start=2)
+    net.join("m1", start=2)
+    net.tell("d1", m.LinkMeasure("d0", 0.08, 0, 0, 0))
+    net.tell("d0", m.LinkMeasure("d1", 0, 0, 0, 0))  # failed
+    net.sleep(BURST_WAIT - 0.01)
+    net.no_epoch()
+    net.sleep(0.02)
+    plan = net.new_epoch().plan
+    assert (plan.pacing, plan.stripe) == (0, FAR_STRIPE)
+
+
+def test_near_members_do_not_wait_for_bursts():
+    net = Net(rtt=0.0004)
+    net.arrive("d0", "d1")
+    net.join("m0", start=2)
+    net.join("m1", start=2)
+    net.tell("d1", m.LinkMeasure("d0", 0.0004, 0, 0, 0))
+    plan = net.new_epoch().plan
+    assert (plan.stripe, plan.pacing, plan.congestion, plan.turns) == (STRIPE, 0, "", True)
+
+
+def test_a_lost_daemon_is_not_waited_for(net):
+    net.arrive("d0", "d1", "d2")
+    net.join("m0", start=2)
+    net.join("m1", start=2)
+    net.take("d1", m.MeasureLink)
+    net.drop("d1")
+    net.join("m2", start=2)
+    net.measure()
+    assert net.names == ["m0", "m2"]
+    assert all("d1" not in ends for ends in net.state.asked)
+
+
+def test_one_machine_and_daemons_that_do_not_measure_are_not_asked():
+    room = Room()
+    for i in range(2):
+        room.hello(f"d{i}", addresses=(f"127.0.0.1:{i + 1}",))
+        room.join(f"m{i}", start=2)
+    assert (room.epoch, room.group.planned.plan.stripe, room.take("d0", m.MeasureLink)) == (1, LOCAL_STRIPE, [])
+    room = Room()
+    room.form(2)
+    assert room.state.asked == {}
+
+
+def test_large_worlds_are_asked_for_few_paths(net):
+    count = 40
+    net.arrive(*(f"d{i}" for i in range(count)))
+    for i in range(count):
+        net.join(f"m{i}", start=count)
+    asked = net.measure()
+    assert net.epoch == 1
+    most = (count - 1).bit_length()
+    assert asked <= count * 3 * most
+    sources = [source for (source, _), path in net.state.measures.paths.items() if path.probed]
+    assert max(map(sources.count, set(sources))) <= most
+    assert count > SMALL
+
+
+def test_a_joiner_is_measured_before_it_is_admitted(net):
+    net.start(2)
+    net.arrive("d9")
+    net.join("m9", start=2)
+    asks = net.take("d9", m.MeasureLink)
+    assert {ask.daemon for ask in asks} == {"d0", "d1"}
+    net.admit("m9")
+    net.all_update(1)
+    net.no_epoch()
+    for ask in asks:
+        net.answer("d9", ask)
+    assert len(net.new_epoch().members) == 3
+    assert net.state.measures.rtt("d9", "d0") == 0.08
+
+
+# ---- plans ------------------------------------------------------------------------------------------
+
+
+def test_the_plan_of_members_that_are_far_apart(net):
+    plan = net.start(4).plan
+    assert (plan.lanes, plan.stripe, plan.turns, plan.congestion) == (8, 8 * KIB, True, "bbr")
+    assert plan.pacing == int(PACE_OF_BBR * 50 * MB / 8)
+    assert set(plan.choices) == set(AVAILABLE)
+    assert chosen(plan.choices["all_reduce"], 1000) == "full_exchange"
+    assert chosen(plan.choices["all_reduce"], 4 * 1000 * KIB) == "direct"
+    assert chosen(plan.choices["all_reduce"], 1 << 30) == "ring"
+
+
+def test_the_slowest_edge_sets_the_pace_and_without_bbr_there_is_no_headroom(net):
+    net.speeds = {("d0", "d1"): 90 * MB, ("d1", "d2"): 20 * MB, ("d2", "d0"): 70 * MB}
+    net.arrive("d0", "d1")
+    net.arrive("d2", controls=("cubic",))
+    for i in range(3):
+        net.join(f"m{i}", start=3)
+    net.measure(2)
+    plan = net.new_epoch().plan
+    assert (plan.congestion, plan.pacing) == ("", int(PACE * 20 * MB / 8))
+
+
+def test_sites_make_the_hierarchical_algorithm_a_candidate():
+    net = Net(rtt=0.1, speed=12 * MB)
+    for i in range(4):
+        net.arrive(f"d{i}", site="east" if i % 2 else "west")
+        for j in range(i):
+            if (i - j) % 2 == 0:
+                net.rtts[frozenset({f"d{i}", f"d{j}"})] = 0.0002
+                net.speeds[f"d{i}", f"d{j}"] = net.speeds[f"d{j}", f"d{i}"] = 1000 * MB
+    for i in range(4):
+        net.join(f"m{i}", start=4)
+    net.measure()
+    first = net.new_epoch()
+    epoch = net.pass_update() or first
+    assert "hierarchical" in {name for _, name in epoch.plan.choices["all_reduce"]}
+    sites = [member.site for member in epoch.members]
+    assert sum(a != b for a, b in zip(sites, sites[1:] + sites[:1], strict=True)) == 2
+
+
+def test_the_ring_goes_around_the_slow_path(net):
+    """d2 -> d0 is slow in that direction only, which shows when a ring has brought the two together."""
+    net.start(3)
+    net.speeds = {("d2", "d0"): 5 * MB}
+    net.tell("d2", m.LinkMeasure("d0", 0, 5 * MB, 0, 0))
+    epoch = net.pass_update()
+    assert epoch is not None
+    names = [member.name for member in epoch.members]
+    assert names == ["m0", "m2", "m1"]
+    assert any("ring order bottleneck 5 MB/s -> 50 MB/s" in text for text in net.said("plan"))
+    assert "plan: ring order" in epoch.reason
+    assert net.pass_update() is None  # it stays
+
+
+def test_a_path_that_is_known_to_be_slow_is_avoided_from_the_start(net):
+    net.speeds = {("d0", "d1"): 5 * MB}
+    epoch = net.start(4)
+    assert [member.name for member in epoch.members][:2] != ["m0", "m1"]
+    assert epoch.plan.pacing == int(PACE_OF_BBR * 50 * MB / 8)
+
+
+def test_noise_changes_nothing(net):
+    net.start(4)
+    assert net.pass_update() is None
+    for round_number in range(5):
+        for i, daemon in enumerate(net.conns):
+            factor = 1 + 0.05 * ((i + round_number) % 3 - 1)
+            net.tell(daemon, m.LinkMeasure(f"d{(i + 1) % 4}", 0.08 * factor, 50 * MB * factor, 8, 0))
+        assert net.pass_update() is None
+
+
+def test_losses_keep_connections_and_order_as_they_were(net):
+    net.start(4)
+    before = net.group.planned.plan
+    net.uplinks(10 * MB, 8)
+    net.drop("d2")
+    epoch = net.new_epoch()
+    assert [member.name for member in epoch.members] == ["m0", "m1", "m3"]
+    assert (epoch.plan.lanes, epoch.plan.pacing, epoch.plan.congestion) == (
+        before.lanes,
+        before.pacing,
+        before.congestion,
+    )
+    assert chosen(epoch.plan.choices["all_reduce"], 1) == "full_exchange"
+
+
+# ---- lanes ------------------------------------------------------------------------------------------
+
+
+def climb(net: Net, carries: dict[int, float], rounds: int = 8) -> list[int]:
+    """The numbers of lanes that are used one after the other, where so many carry *carries* of them."""
+    lanes = [net.group.planned.plan.lanes]
+    for _ in range(rounds):
+        net.uplinks(carries[lanes[-1]], lanes[-1])
+        epoch = net.pass_update()
+        if epoch is not None and epoch.plan.lanes != lanes[-1]:
+            lanes.append(epoch.plan.lanes)
+    return lanes
+
+
+@pytest.mark.parametrize(
+    ("carries", "expected"),
+    [
+        ({8: 10 * MB, 16: 20 * MB, 32: 30 * MB}, [8, 16, 32]),  # and no further: max_lanes
+        ({8: 10 * MB, 16: 20 * MB, 32: 20.5 * MB}, [8, 16, 32, 16]),  # the last doubling gained too little
+        ({8: 10 * MB, 16: 10 * MB}, [8, 16, 8]),
+        ({8: 48 * MB}, [8]),  # as much as probes found
+        ({8: 10 * MB, 16: 49 * MB}, [8, 16]),
+    ],
+)
+def test_lanes_are_doubled_until_they_gain_little_and_then_stay(net, carries, expected):
+    net.start(3)
+    assert climb(net, carries) == expected
+    assert climb(net, dict.fromkeys((8, 16, 32), 40 * MB), 3)[1:] == []  # settled
+
+
+def test_lanes_stay_within_what_every_daemon_allows(net):
+    net.arrive("d1", max_lanes=8)
+    net.arrive("d0", "d2")
+    for i in range(3):
+        net.join(f"m{i}", start=3)
+    net.measure()
+    net.epochs()
+    assert climb(net, {8: 10 * MB}, 3) == [8]
+
+
+def test_one_silent_uplink_keeps_lanes_as_they_are(net):
+    net.start(3)
+    net.tell("d0", uplink=10 * MB, lanes=8)
+    net.tell("d1", uplink=10 * MB, lanes=8)
+    net.pass_update()
+    assert net.group.planned.plan.lanes == 8
+
+
+def test_looks_for_better_plans_are_not_too_often(net):
+    net.start(3)
+    net.sleep(LOOK_SECONDS)
+    net.uplinks(10 * MB, 8)
+    net.all_update(1)
+    assert net.new_epoch().plan.lanes == 16
+    net.uplinks(20 * MB, 16)
+    net.all_update(2)
+    net.no_epoch()
+    assert net.pass_update().plan.lanes == 32
+
+
+# ---- what goes wrong, and what is shown -------------------------------------------------------------
+
+
+def test_impossible_measurements_end_the_connection(net):
+    net.start(2)
+    conn = net.conns["d1"]
+    net.tell("d1", m.LinkMeasure("d0", float("nan"), 0, 0, 0))
+    assert "impossible measurements" in net.closed[conn]
+
+
+def test_what_is_known_of_a_lost_daemon_is_forgotten(net):
+    net.start(3)
+    net.drop("d2")
+    assert all("d2" not in ends for ends in (*net.state.measures.paths, *net.state.asked))
+
+
+def test_status_has_the_paths_and_the_plan(net):
+    net.start(2)
+    links = report.links(net.state)
+    assert links == [
+        m.LinkStatus("d0", "d1", 0.08, 50 * MB, 0, 0),
+        m.LinkStatus("d1", "d0", 0.08, 50 * MB, 0, 0),
+    ]
+    [group] = report.groups(net.state, net.now)
+    assert group.name == GROUP
+    assert group.plan.plan == net.group.planned.plan
+    assert (group.plan.bottleneck, group.plan.round) == (50 * MB, pytest.approx(0.08))
+    assert (group.plan.alpha, group.plan.beta) == (pytest.approx(0.04, rel=0.05), pytest.approx(2e-8))
+    assert group.lanes == 8
+    packed = msgspec.msgpack.encode(m.Status(1, 0.0, "v", [], [group], [], links))
+    assert msgspec.msgpack.decode(packed, type=m.FromMaster).groups[0].plan == group.plan
+
+
+def test_the_clock_is_set_for_everything_that_is_waited_for(net):
+    net.arrive("d0", "d1")
+    net.join("m0", start=2)
+    net.join("m1", start=2)
+    assert membership.next_deadline(net.state) <= net.now + WAIT

@@ -1,0 +1,93 @@
+"""`wancoll status`: the plan and the measured paths, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from wancoll.cli import status
+from wancoll.wire import messages as m
+
+PLAN = m.Plan(
+    lanes=16,
+    stripe=8192,
+    turns=True,
+    choices={"broadcast": [(0, "tree")], "all_reduce": [(98304, "full_exchange"), (5 << 20, "direct"), (0, "ring")]},
+    avoid=[],
+    pacing=7_812_500,
+    congestion="bbr",
+)
+
+
+def answer(links: list[m.LinkStatus], plan: m.PlanStatus | None) -> m.Status:
+    group = m.GroupStatus("g", "running", 3, 2, 1, 16, 4, [], "", plan)
+    return m.Status(1, 1.0, "0.1.0", ["a", "b"], [group], [], links)
+
+
+LINKS = [
+    m.LinkStatus("a", "b", 0.0801, 62.5e6, 16, 0.001),
+    m.LinkStatus("b", "a", 0.08, 12e6, 0, 0.0),
+    m.LinkStatus("b", "c\x1b[31m", 0.0, 0.0, 0, 0.0),
+]
+
+
+def test_the_matrix_has_a_row_for_each_sender_and_a_column_for_each_receiver(capsys):
+    status.print_tables(answer(LINKS, None))
+    out = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert rows == [
+        ["a", "", "80.1 ms, 62.5 MB/s, 0.1 %", ""],
+        ["b", "80 ms, 12 MB/s (probe)", "", ""],
+        ["c?[31m", "", "", ""],
+    ]
+    assert "from \\ to" in out
+    assert "\x1b" not in out
+    assert "plan:" not in out
+
+
+def test_many_paths_are_listed(capsys):
+    links = [m.LinkStatus(f"d{i:02}", f"d{i + 1:02}", 0.01, 0.0, 0, 0.0) for i in range(60)]
+    status.print_tables(answer(links, None))
+    out = capsys.readouterr().out
+    rows = [line for line in out.splitlines() if line.startswith("│")]
+    assert len(rows) == status.LISTED
+    assert [cell.strip() for cell in rows[1].split("│")[1:4]] == ["d01", "d02", "10 ms"]
+    assert "the first 50 of 60" in out
+
+
+def test_the_plan_in_words(capsys):
+    status.print_tables(answer([], m.PlanStatus(PLAN, 45e6, 0.32, 0.04, 2e-8)))
+    out = capsys.readouterr().out
+    assert "ring: slowest edge 45 MB/s, once around 320 ms\n" in out
+    assert "plan: lanes 16, parts from 8 KiB, pacing 7.81 MB/s per lane, congestion control bbr\n" in out
+    assert "  all_reduce: full_exchange up to 96 KiB, direct up to 5 MiB, ring\n  broadcast: tree\n" in out
+
+
+def test_a_plan_from_nothing(capsys):
+    plan = m.Plan(1, 1 << 30, False, {}, [], 0, "")
+    status.print_tables(answer([], m.PlanStatus(plan, 0.0, 0.0, 0.0, 0.0)))
+    out = capsys.readouterr().out
+    assert "ring:" not in out
+    assert "plan: lanes 1, parts from 1 GiB, pacing none, congestion control as each daemon is set\n" in out
+
+
+def test_json_has_all_of_it(capsys):
+    status.print_json(answer(LINKS, m.PlanStatus(PLAN, 45e6, 0.32, 0.04, 2e-8)))
+    told = json.loads(capsys.readouterr().out)
+    assert told["links"][0] == {
+        "source": "a",
+        "target": "b",
+        "rtt": 0.0801,
+        "bandwidth": 62.5e6,
+        "lanes": 16,
+        "loss": 0.001,
+    }
+    plan = told["groups"][0]["plan"]
+    assert (plan["bottleneck"], plan["alpha"]) == (45e6, 0.04)
+    assert plan["plan"]["choices"]["all_reduce"][0] == [98304, "full_exchange"]
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3 GiB")])
+def test_sizes(nbytes, text):
+    assert status.size(nbytes) == text
