@@ -204,12 +204,13 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
         with trio.move_on_after(_BURST_SECONDS):
             async with trio.open_nursery() as nursery:
                 for _ in range(_FLOWS):
-                    nursery.start_soon(_send_burst, streams, ask, within)
+                    nursery.start_soon(_send_burst, streams, samples, ask, within)
                 while not saturated(samples, stretch) and nursery.child_tasks:
                     await trio.sleep(_GRAIN)
                     infos = [info for stream in streams if (info := _tcp_info(stream.socket)) is not None]
-                    samples.append((trio.current_time(), sum(info.bytes_acked for info in infos)))
-                    stretch = max(_STRETCH, *(info.min_rtt for info in infos)) if infos else stretch
+                    if infos:
+                        samples.append((trio.current_time(), sum(info.bytes_acked for info in infos)))
+                        stretch = max(_STRETCH, *(info.min_rtt for info in infos))
                 nursery.cancel_scope.cancel()
     except* LaneFailed as several:
         failed += map(str, several.exceptions)  # what is raised in here would be wrapped into a group
@@ -221,10 +222,13 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
     return burst_rate(samples, stretch)
 
 
-async def _send_burst(streams: list[trio.SocketStream], ask: m.MeasureLink, within: float) -> None:
-    """One flow's share. The connection is added to *streams*, whose owner closes it."""
+async def _send_burst(
+    streams: list[trio.SocketStream], samples: list[tuple[float, int]], ask: m.MeasureLink, within: float
+) -> None:
+    """One flow's share. The connection is added to *streams*, whose owner closes it, its start to *samples*."""
     stream = await dial(ask.addresses, within)
     streams.append(stream)
+    samples.append((trio.current_time(), samples[-1][1] if samples else 0))
     sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
     with contextlib.suppress(OSError):  # a lost packet must not be the limit
