@@ -169,10 +169,13 @@ def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan
 
 
 def noise(call: Descriptor, seq: int, mid: int) -> tuple[int, int]:
-    """Keys of the generator that rounds: one that all members share, one of this member's own. Not of the attempt."""
+    """Keys of the generator that rounds, for measured encodes and for all others. Not of the attempt.
+
+    They are the member's own: errors of members that round alike would add up in the sum.
+    """
     if call.rounding != "stochastic":
         return 0, 0
-    return _key(call.seed, seq), _key(call.seed, seq, mid)
+    return _key(call.seed, seq, mid, 0), _key(call.seed, seq, mid, 1)
 
 
 def _key(*numbers: int) -> int:
