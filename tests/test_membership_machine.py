@@ -205,6 +205,9 @@ class Cluster(RuleBasedStateMachine):
                 case ops.StartOp(op, meaning):
                     assert all(op.seq > other.seq for other in client.engine.values()), "out of order"
                     assert meaning.needs <= client.up, "started without its links"
+                    if op.kind in ROOTED:
+                        root = self.epochs[client.core.epoch_number].members[meaning.descriptor.root]
+                        assert root.mid == client.roots[op.seq], "another root than was called"
                     client.engine[op.engine_id] = op
                 case ops.NeedLinks(mids, False):
                     assert mids.isdisjoint(client.up)
