@@ -11,7 +11,7 @@ import numpy as np
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.engine import Done, Engine, LaneStatistics
-from wancoll.schedule import reference
+from wancoll.schedule import numbers
 from wancoll.schedule.choose import make, sizes
 
 KIB = 1024
@@ -157,7 +157,7 @@ def mesh_of(world: int, lanes: int = 3, **config: Any) -> Iterator[Mesh]:
 def random_bits(dtype: DType, count: int, seed: int) -> Any:
     """Any bit pattern: NaNs, infinities, denormals and both zeros among them."""
     bits = np.random.default_rng(seed).bytes(count * dtype.itemsize)
-    return np.frombuffer(bits, reference.storage(dtype)).copy()
+    return np.frombuffer(bits, numbers.storage(dtype)).copy()
 
 
 def same(a: Any, b: Any) -> bool:

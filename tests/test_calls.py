@@ -123,5 +123,7 @@ def test_fields_that_a_kind_has_not_do_not_tell_calls_apart() -> None:
 def test_noise_is_of_the_seed_the_op_and_the_member_only() -> None:
     call = Descriptor(Kind.all_reduce, count=8, rounding="stochastic", seed=3)
     assert noise(call, 5, 10) == noise(call, 5, 10)
-    assert len({*noise(call, 5, 10), *noise(call, 5, 11), *noise(call, 6, 10), *noise(replace(call, seed=4), 5, 10)}) == 8
+    assert (
+        len({*noise(call, 5, 10), *noise(call, 5, 11), *noise(call, 6, 10), *noise(replace(call, seed=4), 5, 10)}) == 8
+    )
     assert noise(Descriptor(Kind.all_reduce, count=8, seed=3), 5, 10) == (0, 0)

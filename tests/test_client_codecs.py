@@ -23,8 +23,9 @@ from wancoll.client.memory import EXCHANGE_BYTES
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError, PeerDaemonLost, WorldTooSmall
 from wancoll.schedule import choose, codec
+from wancoll.schedule.numbers import storage
 from wancoll.schedule.plan import Action, Buffer
-from wancoll.schedule.reference import execute, storage
+from wancoll.schedule.reference import execute
 from wancoll.wire import messages as m
 
 INTS = [dtype for dtype in DType if dtype not in FLOATS]

@@ -11,7 +11,7 @@ from wancoll._native import ffi, lib
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule import codec as reference
-from wancoll.schedule.reference import reduce, storage
+from wancoll.schedule.numbers import reduce, storage
 
 TABLES = [name for name in ("generic", "avx2", "avx512", "neon") if lib.wc_kernels_named(name.encode()) != ffi.NULL]
 CODECS = [codec for codec in Codec if codec is not Codec.none]

@@ -15,7 +15,8 @@ from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import choose
 from wancoll.schedule.codec import takes
-from wancoll.schedule.reference import digest, execute, storage
+from wancoll.schedule.numbers import digest, storage
+from wancoll.schedule.reference import execute
 
 WORLD = 4
 COUNTS = (0, 1, 7, 1025, 20011)

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, crc32c, hash64, kernel_name
 from wancoll.errors import ConfigError
-from wancoll.schedule import reference
+from wancoll.schedule import numbers, reference
 from wancoll.schedule.choose import make
 from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
 
@@ -56,7 +56,7 @@ def test_every_bit_equals_the_reference(world: int, count: int) -> None:
                 backs, done = ring.all_reduce(inputs, dtype, op)
                 for back, want in zip(backs, expected, strict=True):
                     assert same(back, want), (dtype, op)
-                assert {d.digest for d in done} == {reference.digest(expected[0].tobytes())}
+                assert {d.digest for d in done} == {numbers.digest(expected[0].tobytes())}
             assert all(same(front, before) for front, before in zip(inputs, untouched, strict=True))
 
 
@@ -177,7 +177,7 @@ def test_survivors_retry_in_the_same_memory_while_a_neighbour_does_not_read(mome
                 found += engine.events()
             assert sorted(e.op for e in found if isinstance(e, Cancelled)) == [77, 1001]
             assert [e for e in found if isinstance(e, Done)] == [
-                Done(2001, reference.digest(want.tobytes()), found[-1].bytes_sent)
+                Done(2001, numbers.digest(want.tobytes()), found[-1].bytes_sent)
             ]
             assert same(backs[rank], want)
         for sock in silent:

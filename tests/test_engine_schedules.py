@@ -8,7 +8,7 @@ from engines import Mesh, mesh_of, same, wait_for
 
 from wancoll.collective import REDUCING, ROOTED, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.engine import Done
-from wancoll.schedule import reference
+from wancoll.schedule import numbers, reference
 from wancoll.schedule.choose import ALGORITHMS, make, sizes
 
 COUNTS = (0, 1, 5, 1025, 70_001)
@@ -23,7 +23,7 @@ def elements(dtype: DType, nbytes: int, seed: int) -> Any:
     rng = np.random.default_rng(seed)
     if dtype is DType.float32:
         return (rng.standard_normal(count) * 10.0 ** rng.integers(-3, 4, count)).astype(np.float32)
-    return rng.integers(-1000, 1000, count).astype(reference.storage(dtype))
+    return rng.integers(-1000, 1000, count).astype(numbers.storage(dtype))
 
 
 def sites_of(world: int) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
     mesh.seq += 1
     wanted = [sizes(call, rank, world, ()) for rank in range(world)]
     fronts = [elements(call.dtype, front, seed * 100 + rank) for rank, (front, _) in enumerate(wanted)]
-    backs = [np.full(back // call.dtype.itemsize, 85, reference.storage(call.dtype)) for _, back in wanted]
+    backs = [np.full(back // call.dtype.itemsize, 85, numbers.storage(call.dtype)) for _, back in wanted]
     untouched = [front.copy() for front in fronts]
     schedules = [make(call, algorithm, rank, world, sites=sites_of(world)) for rank in range(world)]
     keys = [(RESULT_KEY, 77 + rank) for rank in range(world)]
@@ -50,7 +50,7 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
     for rank in range(world):
         assert same(backs[rank], expected[rank]), (str(call), algorithm, rank)
         assert same(fronts[rank], untouched[rank])
-        assert done[rank].digest == reference.digest(expected[rank].tobytes())
+        assert done[rank].digest == numbers.digest(expected[rank].tobytes())
     if call.kind in SAME_RESULT:
         assert len({d.digest for d in done}) == 1
 

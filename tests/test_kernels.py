@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from wancoll._native import ffi, lib
 from wancoll.collective import DType, ReduceOp
-from wancoll.schedule import reference
+from wancoll.schedule import numbers
 
 TABLES = [name for name in ("generic", "avx2", "avx512", "neon") if lib.wc_kernels_named(name.encode()) != ffi.NULL]
 DIVISORS = (1, 2, 3, 7, 64, 100, 255, 1024, 40000, 65536, 2**31, 2**32 - 1)
@@ -67,7 +67,7 @@ def operands(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
     if dtype.itemsize == 2:
         sides[0].append(np.tile(np.arange(65536, dtype=np.uint16), special.size))
         sides[1].append(np.repeat(special, 65536))
-    a, b = (np.concatenate(side).view(reference.storage(dtype)) for side in sides)
+    a, b = (np.concatenate(side).view(numbers.storage(dtype)) for side in sides)
     return a, b
 
 
@@ -87,7 +87,7 @@ def assert_same_bits(got: np.ndarray, want: np.ndarray, a: np.ndarray, b: np.nda
 @pytest.mark.parametrize("op", list(ReduceOp), ids=lambda op: op.name)
 def test_reduce_equals_the_reference(case, op):
     dtype, a, b = case
-    want = reference.reduce(dtype, op, a, b)
+    want = numbers.reduce(dtype, op, a, b)
     for name in TABLES:
         assert_same_bits(run(table(name).reduce[dtype][op], a, b), want, a, b)
 
@@ -96,7 +96,7 @@ def test_average_equals_the_reference(case):
     dtype, a, b = case
     a, b = a[:80000], b[:80000]
     for n in DIVISORS:
-        want = reference.average(dtype, a, b, n)
+        want = numbers.average(dtype, a, b, n)
         for name in TABLES:
             assert_same_bits(run(table(name).average[dtype], a, b, n), want, a, b)
 

@@ -13,7 +13,7 @@ from schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of, run, sites_of
 
 from wancoll.collective import DATALESS, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import codec as codecs
-from wancoll.schedule import reference
+from wancoll.schedule import numbers
 from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.hierarchical import members_by_site
 from wancoll.schedule.plan import chunk_bounds
@@ -61,12 +61,12 @@ def evaluate(order, values, descriptor, n):
     def at(node):
         if isinstance(node, int):
             return values[node]
-        return reference.reduce(descriptor.dtype, descriptor.op, *map(at, node))
+        return numbers.reduce(descriptor.dtype, descriptor.op, *map(at, node))
 
     if isinstance(order, int):
         return values[order]
     if descriptor.op is ReduceOp.avg:
-        return reference.average(descriptor.dtype, *map(at, order), n)
+        return numbers.average(descriptor.dtype, *map(at, order), n)
     return at(order)
 
 

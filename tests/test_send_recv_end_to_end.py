@@ -12,7 +12,7 @@ import pytest
 
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import CollectiveMismatch, OperationAborted
-from wancoll.schedule.reference import digest
+from wancoll.schedule.numbers import digest
 
 NAMES = itertools.count(1)
 COUNTS = (0, 1, 1000, 300_001)

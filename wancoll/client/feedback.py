@@ -12,8 +12,8 @@ from wancoll.client.codecs import FLOATS, Wire, lossy
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule.codec import block
+from wancoll.schedule.numbers import narrowed, storage, widened
 from wancoll.schedule.plan import chunk_bounds
-from wancoll.schedule.reference import narrowed, storage, widened
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError
-from wancoll.schedule.reference import Array, narrowed, widened
+from wancoll.schedule.numbers import Array, narrowed, widened
 
 _BLOCK = {
     Codec.none: (0, 0),

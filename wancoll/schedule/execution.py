@@ -18,8 +18,8 @@ import numpy as np
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.schedule.build import Coding
 from wancoll.schedule.codec import decode, encode
+from wancoll.schedule.numbers import Array, average, reduce, storage
 from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
-from wancoll.schedule.reference import Array, average, reduce, storage
 
 _POISON = 0xA5
 _NOBODY = -1
