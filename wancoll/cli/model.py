@@ -13,9 +13,10 @@ from cyclopts import App, Parameter
 from cyclopts.config import Env
 
 from wancoll.cli.options import between
+from wancoll.cli.question import Question
 from wancoll.cli.units import format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size
 from wancoll.errors import ConfigError
-from wancoll.schedule.cost import ALGORITHMS, LinkCost, Sites, crossover, seconds
+from wancoll.schedule.cost import ALGORITHMS, LinkCost
 
 CLASSIC = ("naive", "tree", "ring")
 WORLDS = (2, 8, 32, 128, 512, 1024)
@@ -33,36 +34,6 @@ model = App(
         "and KiB are 1024 bytes. Rates: GB/s is 10^9 bytes a second."
     ),
 )
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is compared: the names in the order of the columns, and what links cost."""
-
-    names: tuple[str, ...]
-    cost: LinkCost
-    bandwidth: float  # bytes per second, as it was given
-    sites: int = 0
-    inside: LinkCost | None = None
-
-    def seconds(self, name: str, nbytes: float, world: int) -> float:
-        """Classic time of one algorithm."""
-        return seconds(name, nbytes, world, self.cost, sites=self._sites(world))
-
-    def crossover(self, pair: tuple[str, str], world: int) -> float | None:
-        """Bytes at which the two are equal."""
-        return crossover(*pair, world, self.cost, sites=self._sites(world))
-
-    def times(self, nbytes: int, world: int) -> dict[str, float]:
-        """Seconds of every algorithm, in the order of the columns."""
-        return {name: self.seconds(name, nbytes, world) for name in self.names}
-
-    def _sites(self, world: int) -> Sites | None:
-        if self.inside is None:
-            return None
-        count = min(self.sites, world)
-        base, more = divmod(world, count)
-        return Sites(tuple(base + (i < more) for i in range(count)), self.inside)
 
 
 @dataclass(frozen=True)

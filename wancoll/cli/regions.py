@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wancoll.cli.question import Question
 from wancoll.cli.units import format_duration, format_rate, format_size
-
-if TYPE_CHECKING:
-    from wancoll.cli.model import Question
 
 WIDTH, HEIGHT, DPI = 9.0, 5.6, 150  # inches, inches, dots per inch
 INK = "#333333"
