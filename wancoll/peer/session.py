@@ -19,7 +19,8 @@ from wancoll.peer.calls import Meaning, noise
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.failpoints import Failpoints
-from wancoll.peer.links import COLLECTIVES, EXCHANGES, LinkHub
+from wancoll.peer.links import LinkHub
+from wancoll.peer.member_links import COLLECTIVES, EXCHANGES
 from wancoll.peer.stream import NowaitStream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
