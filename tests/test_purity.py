@@ -43,6 +43,7 @@ PURE = (
     "wancoll.peer.calls",
     "wancoll.peer.member",
     "wancoll.peer.ops",
+    "wancoll.peer.outcomes",
     "wancoll.peer.p2p",
     "wancoll.peer.tcpinfo",
     "wancoll.schedule",
@@ -64,9 +65,17 @@ MAY_IMPORT = {
     "wancoll.schedule": (*BASE, "wancoll.schedule"),
     "wancoll.wire": (*BASE, "wancoll.wire"),
     "wancoll.peer.calls": (*BASE, "wancoll.schedule", "wancoll.wire"),
-    "wancoll.peer.member": (*BASE, "wancoll.peer.calls", "wancoll.peer.ops", "wancoll.peer.p2p", "wancoll.wire"),
+    "wancoll.peer.member": (
+        *BASE,
+        "wancoll.peer.calls",
+        "wancoll.peer.ops",
+        "wancoll.peer.outcomes",
+        "wancoll.peer.p2p",
+        "wancoll.wire",
+    ),
     "wancoll.peer.ops": (*BASE, "wancoll.peer.calls", "wancoll.schedule", "wancoll.wire"),
-    "wancoll.peer.p2p": (*BASE, "wancoll.peer.calls", "wancoll.peer.ops", "wancoll.wire"),
+    "wancoll.peer.outcomes": (*BASE, "wancoll.peer.ops", "wancoll.wire"),
+    "wancoll.peer.p2p": (*BASE, "wancoll.peer.calls", "wancoll.peer.ops", "wancoll.peer.outcomes", "wancoll.wire"),
     "wancoll_master": (*BASE, "wancoll.local", "wancoll.wire", "wancoll.schedule.cost", "wancoll_master"),
 }
 

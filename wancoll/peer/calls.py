@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from wancoll.collective import REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
@@ -19,6 +20,8 @@ from wancoll.wire import messages as m
 
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
 NOTHING = Schedule(())
+_CALLS_KEPT = 256  # with what they mean in the current epoch
+_WORLDS_KEPT = 4096  # epochs that a client which has not read for long may still speak of
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +184,43 @@ def noise(call: Descriptor, seq: int, mid: int) -> tuple[int, int]:
 def _key(*numbers: int) -> int:
     data = b"".join(number.to_bytes(8, "little") for number in numbers)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+class CallBook:
+    """The calls that a client repeats, and the epochs that it may speak of.
+
+    Args:
+        who: name of the member, for errors.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._worlds: dict[int, World] = {}  # by epoch
+        self._calls: dict[tuple[Any, ...], Call] = {}  # by the fields of Post
+
+    def enter(self, epoch: int, world: World) -> None:
+        """The client is told of *epoch*."""
+        self._worlds[epoch] = world
+        if len(self._worlds) > _WORLDS_KEPT:
+            del self._worlds[next(iter(self._worlds))]
+
+    def world(self, epoch: int) -> World | None:
+        """The members of *epoch*, None if it is none that the client can know."""
+        return self._worlds.get(epoch)
+
+    def call(self, post: m.Post) -> Call:
+        """What *post* calls; kept, since training repeats its calls.
+
+        Raises:
+            ProtocolError: nothing that can be called.
+        """
+        how = (post.kind, post.dtype, post.op, post.count, post.root, post.codec, post.algorithm, post.on_failure)
+        key = (*how, post.stochastic, post.seed, post.epoch, *post.counts)
+        known = self._calls.get(key)
+        if known is None:
+            while self._worlds and next(iter(self._worlds)) < post.epoch:  # what the client knows only grows
+                del self._worlds[next(iter(self._worlds))]
+            if len(self._calls) >= _CALLS_KEPT:
+                del self._calls[next(iter(self._calls))]
+            known = self._calls[key] = posted(post, self._worlds.get(post.epoch), self._who)
+        return known

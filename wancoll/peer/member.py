@@ -21,7 +21,8 @@ from typing import Any
 
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import DEFAULT, Limits
-from wancoll.peer.calls import Call, Meaning, World, posted
+from wancoll.peer import outcomes
+from wancoll.peer.calls import Call, CallBook, Meaning, World
 from wancoll.peer.ops import (
     CancelOp,
     Command,
@@ -38,8 +39,6 @@ from wancoll.peer.ops import (
 from wancoll.peer.p2p import Exchanges
 from wancoll.wire import messages as m
 
-_CALLS_KEPT = 256  # with what they mean in the current epoch
-_WORLDS_KEPT = 4096  # epochs that a client which has not read for long may still speak of
 _UNKNOWN = "the operation was finished here and its commit cannot be learnt; input and result are kept"
 
 
@@ -74,8 +73,7 @@ class Member:
         self._next_seq = 1
         self._voids: dict[int, m.Void] = {}
         self._world = World((), (), ())
-        self._worlds: dict[int, World] = {}  # by epoch
-        self._calls: dict[tuple[Any, ...], Call] = {}  # by the fields of Post
+        self._book = CallBook(name)
         self._ready = False  # the neighbours' links are up and nothing stops ops from starting
         self._up: set[int] = set()  # members whose links are up, once ready
         self._neighbours: frozenset[int] = frozenset()
@@ -135,16 +133,7 @@ class Member:
         Raises:
             ProtocolError: nothing that can be called.
         """
-        how = (post.kind, post.dtype, post.op, post.count, post.root, post.codec, post.algorithm, post.on_failure)
-        key = (*how, post.stochastic, post.seed, post.epoch, *post.counts)
-        known = self._calls.get(key)
-        if known is None:
-            while self._worlds and next(iter(self._worlds)) < post.epoch:  # what the client knows only grows
-                del self._worlds[next(iter(self._worlds))]
-            if len(self._calls) >= _CALLS_KEPT:
-                del self._calls[next(iter(self._calls))]
-            known = self._calls[key] = posted(post, self._worlds.get(post.epoch), self.name)
-        return known
+        return self._book.call(post)
 
     def meaning(self, call: Call) -> Meaning:
         """What *call* means in the current epoch."""
@@ -178,7 +167,7 @@ class Member:
         """
         if self.over:
             return [ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))]
-        return self.exchanges.post(post, self._worlds.get(post.epoch), now)
+        return self.exchanges.post(post, self._book.world(post.epoch), now)
 
     def leave(self, reason: str) -> list[Command]:
         """The client detached or died, or the daemon stops. Ends everything."""
@@ -244,9 +233,7 @@ class Member:
         mids, size = self._world.mids, self.world_size
         self.rank = mids.index(self.mid)
         self._neighbours = frozenset((mids[self.rank - 1], mids[(self.rank + 1) % size])) - {self.mid}
-        self._worlds[epoch.epoch] = self._world
-        if len(self._worlds) > _WORLDS_KEPT:
-            del self._worlds[next(iter(self._worlds))]
+        self._book.enter(epoch.epoch, self._world)
 
     def commit(self, commit: m.Commit, now: float) -> list[Command]:
         """All ops of the epoch up to commit.upto are committed (R1, R3)."""
@@ -527,40 +514,12 @@ class Member:
 
     def _result(self, op: Op, now: float) -> m.Result:
         assert self.epoch is not None
-        return m.Result(
-            id=op.client_id,
-            seq=op.seq,
-            epoch=self.epoch_number,
-            contributors=self.member_names,
-            digest=op.digest,
-            attempts=op.attempts,
-            algorithm="none" if op.kind in DATALESS or op.meaning is None else op.meaning.algorithm,
-            bytes_sent=op.bytes_sent,
-            seconds=now - op.posted_at,
-            bytes_saved=op.bytes_saved,
-            codec_error=op.codec_error,
-        )
+        return outcomes.result(op, self.epoch, now)
 
     def _void_failure(self, op: Op, void: m.Void) -> m.Failure:
-        hint = "make the same calls in the same order on every member" if void.calls else "the tensor is untouched"
-        return failure(
-            op.client_id,
-            void.error,
-            void.text,
-            who=f"op {op.seq} of group {self.group}",
-            got=f"here {self.meaning(op.call).descriptor}" if void.calls else "",
-            hint=hint,
-            calls=dict(void.calls),
-        )
+        assert self.epoch is not None
+        return outcomes.voided(op, void, self.epoch, str(self.meaning(op.call).descriptor))
 
     def _small_failure(self, op: Op) -> m.Failure:
-        reason = self.epoch.reason if self.epoch else ""
-        return failure(
-            op.client_id,
-            "WorldTooSmall",
-            f"too few members are left in group {self.group} ({reason}); tensors are untouched",
-            who=self.name,
-            expected=f"at least min_world={self.min_world} members",
-            got=f"{self.world_size}: {', '.join(self.member_names)}",
-            hint="call update_membership() to wait for joiners",
-        )
+        assert self.epoch is not None
+        return outcomes.too_small(op.client_id, self.name, self.epoch)

@@ -27,6 +27,7 @@ from wancoll.peer.ops import (
     ToMaster,
     failure,
 )
+from wancoll.peer.outcomes import too_small
 from wancoll.wire import messages as m
 
 
@@ -178,17 +179,18 @@ class Exchanges:
         assert self._epoch is not None
         epoch, post = self._epoch, op.post
         ends = (min(self._mid, op.other), max(self._mid, op.other))
-        what, error, got = "", "OperationAborted", ""
+        if len(epoch.members) < epoch.min_world:
+            return self._end(op, too_small(post.id, str(op), epoch))
+        what, got = "", ""
         if op.other not in self._names:
             what = f"{op.other_name}, the other side, has left the group or was lost"
             got = epoch.reason
-        elif len(epoch.members) < epoch.min_world:
-            what, error = "too few members are left in the group", "WorldTooSmall"
-            got = f"{len(epoch.members)}, with min_world={epoch.min_world}"
         elif ends in epoch.plan.avoid:
             what = f"{self.name} and {op.other_name} cannot reach each other"
         if what:
-            return self._end(op, failure(op.post.id, error, what, who=str(op), got=got, hint="tensors are untouched"))
+            return self._end(
+                op, failure(op.post.id, "OperationAborted", what, who=str(op), got=got, hint="the tensor is untouched")
+            )
         call = (self.group, self._mid, epoch.epoch, op.number, op.other, post.tag, op.sends, post.dtype, post.count)
         return [ToMaster(m.Exchange(*call))]
 
