@@ -34,8 +34,11 @@ class Path:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second, as operations saw it, else as a probe did."""
-        return self.carried or self.probed
+        """Bytes per second: the more of what operations and the newest probe saw.
+
+        Operations send no more than their slowest link, pace or processor lets them: a path may be better, never worse.
+        """
+        return max(self.carried, self.probed)
 
     def take(self, seen: m.LinkMeasure, now: float) -> None:
         """Take in a report."""

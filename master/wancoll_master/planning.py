@@ -34,7 +34,9 @@ MAX_AVOID = 4096  # pairs that a Plan can carry
 FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
 LOSSY = 1e-4  # share of lost segments from which loss-based congestion control is slow
 LANE_GAIN = 1.05  # times more that twice the lanes have to carry
-LOOK_SECONDS = 5.0  # between looks for a better plan
+LOOK_SECONDS = 5.0  # before the first look for a better plan; twice as long after each that was found
+LOOK_DOUBLINGS = 7
+REPLAN = 1.6  # times better another order has to be once operations run: links made anew are cold
 AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
 FILLED = 0.7  # share of what a probe found that lanes have to carry, for more of them to be needless
 PACE = 1.0  # times the measured uplink: what is sent faster waits in queues, or is lost
@@ -72,7 +74,8 @@ def decide(state: State, group: Group, *, free: bool) -> m.Plan:
 def due(state: State, group: Group) -> bool:
     """Whether improvement() may find something: more is known, and it is not long ago that it looked."""
     new = group.planned is not None and group.seen_version != state.measures.version
-    return new and state.now - group.seen_at >= LOOK_SECONDS
+    pause = LOOK_SECONDS * 2 ** min(group.replans, LOOK_DOUBLINGS)
+    return new and state.now - group.seen_at >= pause
 
 
 def improvement(state: State, group: Group) -> str:
@@ -80,7 +83,9 @@ def improvement(state: State, group: Group) -> str:
     if not due(state, group) or _local(group.members):
         return ""
     group.seen_version, group.seen_at = state.measures.version, state.now
-    return "; ".join(_candidate(state, group, free=True).changes)
+    changes = _candidate(state, group, free=True).changes
+    group.replans += bool(changes)
+    return "; ".join(changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ class _Candidate:
 def _candidate(state: State, group: Group, *, free: bool) -> _Candidate:
     bad = sorted(ends for ends, until in group.bad_pairs.items() if until > state.now)
     before = group.planned
-    members, changes = _order(state.measures, group.members, bad, free=free)
+    material = AFTER_LOSS if not free else REPLAN if before is not None else MATERIAL
+    members, changes = _order(state.measures, group.members, bad, material, free=free)
     local = _local(members)
     daemons = list(dict.fromkeys(member.daemon for member in members))
     cost = None if local else _cost(state.measures, daemons, members)
@@ -153,13 +159,13 @@ def _gain(old: m.Plan, new: m.Plan, world: int, cost: LinkCost) -> tuple[float, 
 
 
 def _order(
-    measures: Measures, members: list[Member], bad: Sequence[tuple[int, int]], *, free: bool
+    measures: Measures, members: list[Member], bad: Sequence[tuple[int, int]], material: float, *, free: bool
 ) -> tuple[list[Member], list[str]]:
     present = {member.mid: member for member in members}
     bandwidth, latency = _matrices(measures, members)
     if not free and len(members) > EXACT_BEST:  # survivors wait for it
         bandwidth = latency = [[1.0] * len(members)] * len(members)
-    found = better_ring(list(present), bandwidth, latency, bad, material=MATERIAL if free else AFTER_LOSS)
+    found = better_ring(list(present), bandwidth, latency, bad, material=material)
     if found is None:
         return members, []
     ordered = [present[mid] for mid in found.order]

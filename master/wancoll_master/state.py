@@ -264,6 +264,7 @@ class Group:
     planned: Planned | None = None
     seen_version: int = -1  # of State.measures, when a better plan was last looked for
     seen_at: float = -inf
+    replans: int = 0  # better plans found while operations ran
 
     @property
     def small(self) -> bool:
