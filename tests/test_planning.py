@@ -9,7 +9,7 @@ from transcript import GROUP, Room
 from wancoll.limits import KIB, PROTOCOL_VERSION
 from wancoll.schedule.cost import AVAILABLE, chosen
 from wancoll.wire import messages as m
-from wancoll_master import membership, report
+from wancoll_master import membership, planning, report
 from wancoll_master.measuring import BURST_WAIT, SMALL, WAIT
 from wancoll_master.planning import FAR_STRIPE, LOOK_SECONDS, PACE, PACE_OF_BBR
 from wancoll_master.state import Received
@@ -85,7 +85,8 @@ class Net(Room):
 
 
 @pytest.fixture
-def net() -> Net:
+def net(monkeypatch) -> Net:
+    monkeypatch.setattr(planning, "LANE_LOOKS", 1)  # one test says what it is for
     return Net()
 
 
@@ -341,6 +342,16 @@ def test_one_silent_uplink_keeps_lanes_as_they_are(net):
     net.tell("d1", uplink=10 * MB, lanes=8)
     net.pass_update()
     assert net.group.planned.plan.lanes == 8
+
+
+def test_lanes_are_tried_only_after_some_looks(net, monkeypatch):
+    monkeypatch.setattr(planning, "LANE_LOOKS", 3)
+    net.start(3)
+    for _ in range(2):
+        net.uplinks(10 * MB, 8)
+        assert net.pass_update() is None
+    net.uplinks(10 * MB, 8)
+    assert net.pass_update().plan.lanes == 16
 
 
 def test_looks_for_better_plans_are_not_too_often(net):

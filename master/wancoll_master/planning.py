@@ -33,6 +33,7 @@ from wancoll_master.topology import (
 MAX_AVOID = 4096  # pairs that a Plan can carry
 FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
 LOSSY = 1e-4  # share of lost segments from which loss-based congestion control is slow
+LANE_LOOKS = 3  # before other lanes are tried: first operations are slow for other reasons
 LANE_GAIN = 1.05  # times more that twice the lanes have to carry
 LOOK_SECONDS = 5.0  # before the first look for a better plan; twice as long after each that was found
 LOOK_DOUBLINGS = 7
@@ -83,6 +84,8 @@ def improvement(state: State, group: Group) -> str:
     if not due(state, group) or _local(group.members):
         return ""
     group.seen_version, group.seen_at = state.measures.version, state.now
+    if group.planned is not None:
+        group.planned = replace(group.planned, looks=group.planned.looks + 1)
     changes = _candidate(state, group, free=True).changes
     group.replans += bool(changes)
     return "; ".join(changes)
@@ -238,22 +241,26 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
     pacing, congestion = 0, ""
     if not local:
         congestion = _congestion(measures, daemons, before.plan.congestion if before is not None else "")
-        lanes, settled = _lanes(measures, daemons, lanes, tried, settled=settled)
+        looks = before.looks if before is not None else 0
+        lanes, settled = _lanes(measures, daemons, lanes, tried, looks, settled=settled)
         if _far(measures, daemons):
             pace = PACE_OF_BBR if congestion == "bbr" else PACE
             pacing = _pacing(pace * _uplink(measures, members, lanes) / lanes, lanes, before)
     plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion)
-    return Planned(plan, None, tried, settled)
+    looks = before.looks if before is not None and before.plan.lanes == lanes else 0
+    return Planned(plan, None, tried, settled, looks)
 
 
 def _lanes(
-    measures: Measures, daemons: Sequence[Daemon], lanes: int, tried: dict[int, float], *, settled: bool
+    measures: Measures, daemons: Sequence[Daemon], lanes: int, tried: dict[int, float], looks: int, *, settled: bool
 ) -> tuple[int, bool]:
     """Twice as many as long as that carries more. *tried* is added to."""
     most = min(_most_lanes(daemon) for daemon in daemons)
     carried = _slowest_uplink(measures, daemons, lanes)
     if settled or not carried:
         return lanes, settled
+    if looks < LANE_LOOKS:
+        return lanes, False
     tried[lanes] = carried
     if carried >= FILLED * _capacity(measures, daemons):
         return lanes, True
@@ -330,7 +337,7 @@ def _seconds_per_byte(
 ) -> float:
     """Of one member's share of the daemon's uplink."""
     paths = [measures.bandwidth(daemon.name, other.name) for other in daemons if not near(daemon, other)]
-    uplink = measures.uplink(daemon.name) or max(paths, default=0.0) or UPLINK
+    uplink = max(measures.uplink(daemon.name), *paths, 0.0) or UPLINK
     return sum(member.daemon is daemon for member in members) / uplink
 
 

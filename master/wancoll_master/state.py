@@ -225,6 +225,7 @@ class Planned:
     cost: LinkCost | None = None  # None: nothing was known
     tried: dict[int, float] = field(default_factory=dict)  # lanes -> bytes per second of the slowest uplink
     settled: bool = False  # more lanes gain nothing
+    looks: int = 0  # for a better plan, since these lanes are in use
 
 
 @dataclass(slots=True)
