@@ -321,14 +321,14 @@ def climb(net: Net, carries: dict[int, float], rounds: int = 8) -> list[int]:
     ],
 )
 def test_lanes_are_doubled_until_they_gain_little_and_then_stay(net, carries, expected):
-    net.start(3)
+    net.start(3, controls=())
     assert climb(net, carries) == expected
     assert climb(net, dict.fromkeys((8, 16, 32), 40 * MB), 3)[1:] == []  # settled
 
 
 def test_lanes_stay_within_what_every_daemon_allows(net):
-    net.arrive("d1", max_lanes=8)
-    net.arrive("d0", "d2")
+    net.arrive("d1", max_lanes=8, controls=())
+    net.arrive("d0", "d2", controls=())
     for i in range(3):
         net.join(f"m{i}", start=3)
     net.measure()
@@ -336,8 +336,15 @@ def test_lanes_stay_within_what_every_daemon_allows(net):
     assert climb(net, {8: 10 * MB}, 3) == [8]
 
 
-def test_one_silent_uplink_keeps_lanes_as_they_are(net):
+def test_bbr_needs_no_more_lanes_than_hold_what_is_under_way(net):
     net.start(3)
+    assert climb(net, {8: 10 * MB}, 5) == [8]
+    fast = Net(rtt=0.1, speed=500 * MB)
+    assert fast.start(3).plan.lanes == 32  # 50 MB under way, 2 MiB on each lane
+
+
+def test_one_silent_uplink_keeps_lanes_as_they_are(net):
+    net.start(3, controls=())
     net.tell("d0", uplink=10 * MB, lanes=8)
     net.tell("d1", uplink=10 * MB, lanes=8)
     net.pass_update()
@@ -346,7 +353,7 @@ def test_one_silent_uplink_keeps_lanes_as_they_are(net):
 
 def test_lanes_are_tried_only_after_some_looks(net, monkeypatch):
     monkeypatch.setattr(planning, "LANE_LOOKS", 3)
-    net.start(3)
+    net.start(3, controls=())
     for _ in range(2):
         net.uplinks(10 * MB, 8)
         assert net.pass_update() is None
@@ -355,7 +362,7 @@ def test_lanes_are_tried_only_after_some_looks(net, monkeypatch):
 
 
 def test_looks_for_better_plans_are_not_too_often(net):
-    net.start(3)
+    net.start(3, controls=())
     net.sleep(LOOK_SECONDS)
     net.uplinks(10 * MB, 8)
     net.all_update(1)

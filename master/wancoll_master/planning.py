@@ -33,6 +33,7 @@ from wancoll_master.topology import (
 MAX_AVOID = 4096  # pairs that a Plan can carry
 FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
 LOSSY = 1e-4  # share of lost segments from which loss-based congestion control is slow
+LANE_WINDOW = 2 << 20  # bytes under way on one lane: half of what Linux lets a send buffer grow to
 LANE_LOOKS = 3  # before other lanes are tried: first operations are slow for other reasons
 LANE_GAIN = 1.05  # times more that twice the lanes have to carry
 LOOK_SECONDS = 5.0  # before the first look for a better plan; twice as long after each that was found
@@ -242,7 +243,9 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
     if not local:
         congestion = _congestion(measures, daemons, before.plan.congestion if before is not None else "")
         looks = before.looks if before is not None else 0
-        lanes, settled = _lanes(measures, daemons, lanes, tried, looks, settled=settled)
+        lanes = max(lanes, _windows(measures, daemons))
+        if congestion != "bbr":  # which fills a path with any number of them
+            lanes, settled = _lanes(measures, daemons, lanes, tried, looks, settled=settled)
         if _far(measures, daemons):
             pace = PACE_OF_BBR if congestion == "bbr" else PACE
             pacing = _pacing(pace * _uplink(measures, members, lanes) / lanes, lanes, before)
@@ -270,6 +273,18 @@ def _lanes(
     if 2 * lanes > most:
         return lanes, True
     return 2 * lanes, False
+
+
+def _windows(measures: Measures, daemons: Sequence[Daemon]) -> int:
+    """Lanes (a power of two) whose send buffers hold what is under way on the longest path at full speed."""
+    under_way = max(
+        (measures.rtt(a.name, b.name) * measures.bandwidth(a.name, b.name) for a in daemons for b in daemons),
+        default=0.0,
+    )
+    lanes = 1
+    while lanes * LANE_WINDOW < under_way and lanes < min(_most_lanes(daemon) for daemon in daemons):
+        lanes *= 2
+    return lanes
 
 
 def _most_lanes(daemon: Daemon) -> int:
