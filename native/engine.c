@@ -242,6 +242,17 @@ int wc_link_epoch(wc_engine *engine, uint64_t id, uint64_t epoch)
     return error ? fail(error) : 0;
 }
 
+int wc_link_pace(wc_engine *engine, uint64_t id, uint64_t rate)
+{
+    pthread_mutex_lock(&engine->mutex);
+    wc_link *link = wc_link_find(engine, id);
+    wc_command *commands = link ? make_commands(engine, WC_CMD_PACE, NULL) : NULL;
+    if (commands)
+        send_commands(engine, commands, rate, link, NULL);
+    pthread_mutex_unlock(&engine->mutex);
+    return commands ? 0 : fail(link ? ENOMEM : EINVAL);
+}
+
 int wc_link_close(wc_engine *engine, uint64_t id)
 {
     int error = 0;

@@ -117,6 +117,8 @@ int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd);
 /* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and queued transfers of older epochs leave its FIFOs
    (a frame that is half sent is completed from a private copy). Call it for every link of the group before posting the first op of the epoch. */
 int wc_link_epoch(wc_engine *engine, uint64_t link, uint64_t epoch);
+/* From now on each lane of the link sends at most `rate` bytes per second; 0: no limit. */
+int wc_link_pace(wc_engine *engine, uint64_t link, uint64_t rate);
 /* Closes the link's lanes; no LANE_DOWN events follow for it. */
 int wc_link_close(wc_engine *engine, uint64_t link);
 /* Starts an op. Parts wait in their lanes' FIFOs in the order of the posts. EINVAL: the id is taken by a live op, a link is not open, is not at the

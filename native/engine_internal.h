@@ -121,6 +121,7 @@ struct wc_lane {
     uint32_t armed;               /* epoll interest */
     uint32_t attachments;         /* so far; LANE_DOWN says which one it means */
     uint64_t epoch;
+    uint64_t pace;                /* bytes per second; 0: no limit */
     uint64_t next_seq;            /* 1 + the last seq queued here in this epoch; 0: none */
     bool touched;                 /* bytes of this epoch have moved on the present or a former socket */
     bool barred;                  /* such a socket was lost: nothing moves until the epoch changes */
@@ -157,7 +158,7 @@ struct wc_link {
     wc_lane lanes[];
 };
 
-enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL };
+enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL };
 
 typedef struct wc_command wc_command;
 struct wc_command {
@@ -165,7 +166,7 @@ struct wc_command {
     int type;
     int fd;
     uint32_t lane;
-    uint64_t number;              /* EPOCH: the epoch; CANCEL: its number; POST: cancels that must be through before */
+    uint64_t number;              /* EPOCH: the epoch; PACE: the rate; CANCEL: its number; POST: cancels that must be through before */
     wc_link *link;
     wc_work *work;                /* holds a reference */
 };
@@ -272,6 +273,7 @@ void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t inde
 void wc_lane_destroy(wc_lane *lane);
 void wc_lane_set_fd(wc_lane *lane, int fd);
 void wc_lane_set_epoch(wc_lane *lane, uint64_t epoch);
+void wc_lane_set_pace(wc_lane *lane, uint64_t rate);
 void wc_lane_close(wc_lane *lane); /* for good, silently */
 void wc_lane_queue(wc_lane *lane, wc_part *part);
 void wc_lane_forget(wc_lane *lane, const wc_work *work); /* all parts of work, or with NULL all parts */

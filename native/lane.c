@@ -110,6 +110,14 @@ void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
     wc_events_push(&lane->worker->engine->events, &event);
 }
 
+void wc_lane_set_pace(wc_lane *lane, uint64_t rate)
+{
+    lane->pace = rate;
+    uint64_t most = rate ? rate : UINT64_MAX;
+    if (lane->fd >= 0)
+        setsockopt(lane->fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most); /* kinds of sockets that have no pace need none */
+}
+
 void wc_lane_set_fd(wc_lane *lane, int fd)
 {
     if (lane->fd >= 0) {
@@ -119,6 +127,8 @@ void wc_lane_set_fd(wc_lane *lane, int fd)
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
     lane->fd = fd;
+    if (lane->pace)
+        wc_lane_set_pace(lane, lane->pace);
     lane->attachments++;
     lane->armed = EPOLLRDHUP;
     struct epoll_event event = {.events = lane->armed, .data.ptr = lane};

@@ -98,6 +98,12 @@ static void set_epoch(wc_worker *worker, wc_link *link, uint64_t epoch)
         wc_lane_set_epoch(&link->lanes[i], epoch);
 }
 
+static void set_pace(wc_worker *worker, wc_link *link, uint64_t rate)
+{
+    for (uint32_t i = worker->index; i < link->lanes_count; i += worker->engine->config.workers)
+        wc_lane_set_pace(&link->lanes[i], rate);
+}
+
 static void close_link(wc_worker *worker, wc_link *link)
 {
     for (uint32_t i = worker->index; i < link->lanes_count; i += worker->engine->config.workers)
@@ -113,6 +119,9 @@ static void execute(wc_worker *worker, wc_command *command)
         break;
     case WC_CMD_EPOCH:
         set_epoch(worker, command->link, command->number);
+        break;
+    case WC_CMD_PACE:
+        set_pace(worker, command->link, command->number);
         break;
     case WC_CMD_CLOSE:
         close_link(worker, command->link);

@@ -4,6 +4,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -255,6 +256,28 @@ def test_a_lane_that_carried_bytes_starts_again_with_the_next_epoch_only() -> No
         for rank, engine in enumerate(ring.engines):
             assert wait_for(engine, Done).op == 2002
             assert same(backs[rank], inputs[0] + inputs[1])
+
+
+def test_lanes_keep_the_pace_that_they_are_told() -> None:
+    most = socket.SOL_SOCKET, 47, 8  # SO_MAX_PACING_RATE
+    with Engine() as engine:
+        engine.open_link(5, 2, 1)
+        ends = [tcp_pair() for _ in range(2)]
+        watched = [socket.socket(fileno=os.dup(mine.fileno())) for mine, _ in ends]
+
+        def rates() -> list[int]:
+            return [int.from_bytes(sock.getsockopt(*most), sys.byteorder) for sock in watched]
+
+        engine.attach_lane(5, 0, hand_over(ends[0][0]))
+        engine.pace_link(5, 3_000_000)
+        engine.attach_lane(5, 1, hand_over(ends[1][0]))  # one that comes later
+        wait_until(lambda: rates() == [3_000_000] * 2)
+        engine.pace_link(5, 0)
+        wait_until(lambda: rates() == [2**64 - 1] * 2)
+        with pytest.raises(ConfigError, match="link 6 cannot be paced"):
+            engine.pace_link(6, 1)
+        for sock in [*watched, *(theirs for _, theirs in ends)]:
+            sock.close()
 
 
 # ---- the wire, with this test as the neighbour -----------------------------------------------------------

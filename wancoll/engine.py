@@ -237,6 +237,10 @@ class Engine:
         """From now on *link* is at *epoch*; parts and frames of older ones are dropped."""
         _check(lib.wc_link_epoch(self._live, link, epoch), f"link {link} cannot be set to epoch {epoch}")
 
+    def pace_link(self, link: int, rate: int) -> None:
+        """From now on each lane of *link* sends at most *rate* bytes per second; 0: no limit."""
+        _check(lib.wc_link_pace(self._live, link, rate), f"link {link} cannot be paced")
+
     def close_link(self, link: int) -> None:
         """Close the link's lanes, without LaneDown events. Its parts wait until their ops are cancelled."""
         _check(lib.wc_link_close(self._live, link), f"link {link} cannot be closed")

@@ -43,7 +43,7 @@ AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
 FILLED = 0.7  # share of what a probe found that lanes have to carry, for more of them to be needless
 PACE = 1.0  # times the measured uplink: what is sent faster waits in queues, or is lost
 PACE_OF_BBR = 1.25  # there, since it makes way itself, and a measurement may be too low
-PACING_STAYS = 1.25  # times off, in both directions, before a pace is changed: links are made anew for it
+PACING_STAYS = 1.1  # times off, in both directions, before a pace is changed
 
 OVERHEAD = 50e-6  # seconds of a message beside the path's latency
 HANDLING = 15e-6  # seconds of a daemon's work for each message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
 _HELLO_BYTES = 4096  # handshake frames are small
 _TCP_NOTSENT_LOWAT = 25
-_SO_MAX_PACING_RATE = 47
 
 
 class LaneFailed(Exception):
@@ -49,9 +47,7 @@ def open_listener(listen: str, backlog: int = 512) -> socket.socket:
         ) from bad
 
 
-def tune(
-    sock: Any, congestion_control: str, limits: Limits, planned_congestion_control: str = "", pacing: int = 0
-) -> None:
+def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_control: str = "") -> None:
     """Options of a connected lane's socket.
 
     Args:
@@ -59,7 +55,6 @@ def tune(
         congestion_control: this daemon's setting; "" keeps the system's.
         limits: timeouts.
         planned_congestion_control: goes before that between machines, where this kernel offers it; "": none.
-        pacing: bytes per second at most; 0: no limit.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which starves a lane
@@ -81,8 +76,6 @@ def tune(
             congestion_control = ""
     if congestion_control:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
-    if pacing:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pacing.to_bytes(8, sys.byteorder))
 
 
 def check_congestion_control(name: str) -> None:

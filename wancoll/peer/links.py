@@ -124,12 +124,15 @@ class LinkHub:
         link.engine_id, self._next_engine_id = self._next_engine_id, self._next_engine_id + 1
         link.mine = mine
         self._by_engine_id[link.engine_id] = link
-        self.engine.open_link(link.engine_id, link.owner.epoch.plan.lanes, link.owner.epoch.epoch)
+        plan = link.owner.epoch.plan
+        self.engine.open_link(link.engine_id, plan.lanes, link.owner.epoch.epoch)
+        if plan.pacing:
+            self.engine.pace_link(link.engine_id, plan.pacing)
 
     def _attach(self, link: Link, lane: int, stream: trio.SocketStream) -> None:
         assert link.owner.epoch is not None
         plan = link.owner.epoch.plan
-        tune(stream.socket, self._config.congestion_control, self._limits, plan.congestion, plan.pacing)
+        tune(stream.socket, self._config.congestion_control, self._limits, plan.congestion)
         self.engine.attach_lane(link.engine_id, lane, stream.socket.detach())
         link.attached.add(lane)
         if len(link.attached) == plan.lanes:
