@@ -41,8 +41,8 @@ LOOK_DOUBLINGS = 7
 REPLAN = 1.6  # times better another order has to be once operations run: links made anew are cold
 AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
 FILLED = 0.7  # share of what a probe found that lanes have to carry, for more of them to be needless
-PACE = 1.0  # times the measured uplink: what is sent faster waits in queues, or is lost
-PACE_OF_BBR = 1.25  # there, since it makes way itself, and a measurement may be too low
+PACE_LIMITS = 0.95  # share of the pace from which what is carried may be limited by it
+PACE_RAISE = 1.25  # times, to see whether it was
 PACING_STAYS = 1.1  # times off, in both directions, before a pace is changed
 
 OVERHEAD = 50e-6  # seconds of a message beside the path's latency
@@ -239,7 +239,7 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
     tried: dict[int, float] = dict(before.tried) if before is not None else {}
     settled = before is not None and before.settled
     lanes = before.plan.lanes if before is not None else start
-    pacing, congestion = 0, ""
+    pacing, congestion, raised = 0, "", 0.0
     if not local:
         congestion = _congestion(measures, daemons, before.plan.congestion if before is not None else "")
         looks = before.looks if before is not None else 0
@@ -247,11 +247,11 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
         if congestion != "bbr":  # which fills a path with any number of them
             lanes, settled = _lanes(measures, daemons, lanes, tried, looks, settled=settled)
         if _far(measures, daemons):
-            pace = PACE_OF_BBR if congestion == "bbr" else PACE
-            pacing = _pacing(pace * _uplink(measures, members, lanes) / lanes, lanes, before)
+            pace, raised = _pace(_uplink(measures, members, lanes), _slowest_uplink(measures, daemons, lanes), before)
+            pacing = int(pace / lanes)
     plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion)
     looks = before.looks if before is not None and before.plan.lanes == lanes else 0
-    return Planned(plan, None, tried, settled, looks)
+    return Planned(plan, None, tried, settled, looks, raised)
 
 
 def _lanes(
@@ -315,10 +315,20 @@ def _uplink(measures: Measures, members: Sequence[Member], lanes: int) -> float:
     return min(filter(None, known), default=0.0)
 
 
-def _pacing(pace: float, lanes: int, before: Planned | None) -> int:
-    """A lane's share of the slowest uplink: what several lanes send faster than that is lost in the same queue."""
-    old = before.plan.pacing * before.plan.lanes // lanes if before is not None else 0
-    return old if not pace or old / PACING_STAYS < pace < old * PACING_STAYS else int(pace)
+def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float, float]:
+    """Bytes per second of all lanes of a link: the slowest *uplink*, since what is sent faster is lost in one queue.
+
+    The uplink may be known too low: a pace that operations reach is raised, but only once from the same uplink on.
+
+    Returns:
+        The pace, 0 for no limit, and the uplink from which it was last raised.
+    """
+    old, raised = (before.plan.pacing * before.plan.lanes, before.raised) if before is not None else (0, 0.0)
+    if not uplink:
+        return old, raised
+    if old and carried >= PACE_LIMITS * old and uplink > LANE_GAIN * raised:
+        return PACE_RAISE * uplink, uplink
+    return (old if old / PACING_STAYS < uplink < old * PACING_STAYS else uplink), raised
 
 
 def _congestion(measures: Measures, daemons: Sequence[Daemon], before: str) -> str:

@@ -226,6 +226,9 @@ class Planned:
     tried: dict[int, float] = field(default_factory=dict)  # lanes -> bytes per second of the slowest uplink
     settled: bool = False  # more lanes gain nothing
     looks: int = 0  # for a better plan, since these lanes are in use
+    raised: float = (
+        0.0  # bytes per second of the slowest uplink when the pace was raised to see whether it is the limit
+    )
 
 
 @dataclass(slots=True)
