@@ -11,7 +11,7 @@ from wancoll.schedule.cost import AVAILABLE, chosen
 from wancoll.wire import messages as m
 from wancoll_master import membership, planning, report
 from wancoll_master.measuring import BURST_WAIT, SMALL, WAIT
-from wancoll_master.planning import FAR_STRIPE, LOOK_SECONDS
+from wancoll_master.planning import FAR_STRIPE, LOOK_SECONDS, PACE_RAISE
 from wancoll_master.state import Received
 from wancoll_master.topology import LOCAL_STRIPE, STRIPE
 
@@ -214,7 +214,7 @@ def test_a_joiner_is_measured_before_it_is_admitted(net):
 def test_the_plan_of_members_that_are_far_apart(net):
     plan = net.start(4).plan
     assert (plan.lanes, plan.stripe, plan.turns, plan.congestion) == (8, 8 * KIB, True, "bbr")
-    assert plan.pacing == int(50 * MB / 8)
+    assert plan.pacing == int(PACE_RAISE * 50 * MB / 8)
     assert set(plan.choices) == set(AVAILABLE)
     assert chosen(plan.choices["all_reduce"], 1000) == "full_exchange"
     assert chosen(plan.choices["all_reduce"], 4 * 1000 * KIB) == "direct"
@@ -229,7 +229,7 @@ def test_the_slowest_edge_sets_the_pace(net):
         net.join(f"m{i}", start=3)
     net.measure(2)
     plan = net.new_epoch().plan
-    assert (plan.congestion, plan.pacing) == ("", int(20 * MB / 8))
+    assert (plan.congestion, plan.pacing) == ("", int(PACE_RAISE * 20 * MB / 8))
 
 
 def test_sites_make_the_hierarchical_algorithm_a_candidate():
@@ -268,7 +268,7 @@ def test_a_path_that_is_known_to_be_slow_is_avoided_from_the_start(net):
     net.speeds = {("d0", "d1"): 5 * MB}
     epoch = net.start(4)
     assert [member.name for member in epoch.members][:2] != ["m0", "m1"]
-    assert epoch.plan.pacing == int(50 * MB / 8)
+    assert epoch.plan.pacing == int(PACE_RAISE * 50 * MB / 8)
 
 
 def test_noise_changes_nothing(net):
@@ -358,7 +358,7 @@ def test_a_pace_that_is_reached_is_raised_once(net):
         epoch = net.pass_update()
         if epoch is not None:
             paces.append(epoch.plan.pacing)
-    assert [round(8 * pace / MB, 1) for pace in paces] == [50, 62.5, 78.1, 70]
+    assert [round(8 * pace / MB, 1) for pace in paces] == [62.5, 50, 62.5, 78.1, 70]
 
 
 def test_lanes_are_tried_only_after_some_looks(net, monkeypatch):

@@ -323,12 +323,15 @@ def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float,
     Returns:
         The pace, 0 for no limit, and the uplink from which it was last raised.
     """
-    old, raised = (before.plan.pacing * before.plan.lanes, before.raised) if before is not None else (0, 0.0)
+    if before is None:  # all that is known is what probes of several members at a time found
+        return PACE_RAISE * uplink, 0.0
+    old, raised = before.plan.pacing * before.plan.lanes, before.raised
     if not uplink:
         return old, raised
     if old and carried >= PACE_LIMITS * old and uplink > LANE_GAIN * raised:
         return PACE_RAISE * uplink, uplink
-    return (old if old / PACING_STAYS < uplink < old * PACING_STAYS else uplink), raised
+    known = uplink > old or carried >= FILLED * uplink  # operations that sent little say nothing of what is too fast
+    return (uplink if known and not old / PACING_STAYS < uplink < old * PACING_STAYS else old), raised
 
 
 def _congestion(measures: Measures, daemons: Sequence[Daemon], before: str) -> str:
