@@ -358,7 +358,7 @@ def test_a_pace_that_is_reached_is_raised_once(net):
         epoch = net.pass_update()
         if epoch is not None:
             paces.append(epoch.plan.pacing)
-    assert [round(8 * pace / MB, 1) for pace in paces] == [62.5, 50, 62.5, 78.1, 70]
+    assert [round(8 * pace / MB, 1) for pace in paces] == [62.5, 55, 68.8, 85.9, 77]
 
 
 def test_lanes_are_tried_only_after_some_looks(net, monkeypatch):

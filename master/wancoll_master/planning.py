@@ -41,6 +41,7 @@ LOOK_DOUBLINGS = 7
 REPLAN = 1.6  # times better another order has to be once operations run: links made anew are cold
 AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
 FILLED = 0.7  # share of what a probe found that lanes have to carry, for more of them to be needless
+PACE = 1.1  # times the slowest uplink; a lane that falls behind can catch up
 PACE_LIMITS = 0.95  # share of the pace from which what is carried may be limited by it
 PACE_RAISE = 1.25  # times, to see whether it was
 PACING_STAYS = 1.1  # times off, in both directions, before a pace is changed
@@ -247,7 +248,8 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
         if congestion != "bbr":  # which fills a path with any number of them
             lanes, settled = _lanes(measures, daemons, lanes, tried, looks, settled=settled)
         if _far(measures, daemons):
-            pace, raised = _pace(_uplink(measures, members, lanes), _slowest_uplink(measures, daemons, lanes), before)
+            carried = max(measures.uplink(daemon.name, lanes) for daemon in daemons)  # around a ring all carry the same
+            pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, before)
             pacing = int(pace / lanes)
     plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion)
     looks = before.looks if before is not None and before.plan.lanes == lanes else 0
@@ -330,8 +332,9 @@ def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float,
         return old, raised
     if old and carried >= PACE_LIMITS * old and uplink > LANE_GAIN * raised:
         return PACE_RAISE * uplink, uplink
-    known = uplink > old or carried >= FILLED * uplink  # operations that sent little say nothing of what is too fast
-    return (uplink if known and not old / PACING_STAYS < uplink < old * PACING_STAYS else old), raised
+    pace = PACE * uplink
+    known = pace > old or carried >= FILLED * uplink  # operations that sent little say nothing of what is too fast
+    return (pace if known and not old / PACING_STAYS < pace < old * PACING_STAYS else old), raised
 
 
 def _congestion(measures: Measures, daemons: Sequence[Daemon], before: str) -> str:
