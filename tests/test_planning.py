@@ -156,6 +156,12 @@ def test_near_members_do_not_wait_for_bursts():
     assert (plan.stripe, plan.pacing, plan.congestion, plan.turns) == (STRIPE, 0, "", True)
 
 
+def test_cubic_over_short_paths_and_bbr_over_long_ones():
+    for rtt, best in ((0.0005, "cubic"), (0.08, "bbr")):
+        assert Net(rtt=rtt).start(3, controls=("reno", "bbr", "cubic")).plan.congestion == best
+        assert Net(rtt=rtt).start(3, controls=("reno",)).plan.congestion == ""
+
+
 def test_a_lost_daemon_is_not_waited_for(net):
     net.arrive("d0", "d1", "d2")
     net.join("m0", start=2)

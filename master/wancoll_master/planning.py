@@ -32,7 +32,6 @@ from wancoll_master.topology import (
 
 MAX_AVOID = 4096  # pairs that a Plan can carry
 FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
-LOSSY = 1e-4  # share of lost segments from which loss-based congestion control is slow
 LANE_WINDOW = 2 << 20  # bytes under way on one lane: half of what Linux lets a send buffer grow to
 LANE_LOOKS = 3  # before other lanes are tried: first operations are slow for other reasons
 LANE_GAIN = 1.05  # times more that twice the lanes have to carry
@@ -242,7 +241,7 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
     lanes = before.plan.lanes if before is not None else start
     pacing, congestion, raised = 0, "", 0.0
     if not local:
-        congestion = _congestion(measures, daemons, before.plan.congestion if before is not None else "")
+        congestion = _congestion(measures, daemons)
         looks = before.looks if before is not None else 0
         lanes = max(lanes, _windows(measures, daemons))
         if congestion != "bbr":  # which fills a path with any number of them
@@ -337,18 +336,15 @@ def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float,
     return (pace if known and not old / PACING_STAYS < pace < old * PACING_STAYS else old), raised
 
 
-def _congestion(measures: Measures, daemons: Sequence[Daemon], before: str) -> str:
-    if not all("bbr" in daemon.congestion_controls for daemon in daemons):
-        return ""
-    return "bbr" if before or _far(measures, daemons) or _lossy(measures, daemons) else ""
+def _congestion(measures: Measures, daemons: Sequence[Daemon]) -> str:
+    """bbr over long paths, where loss and full queues stop the others; cubic over short ones, where many bbr lanes leave
+    a narrow path half empty. "": as set."""
+    best = "bbr" if _far(measures, daemons) else "cubic"
+    return best if all(best in daemon.congestion_controls for daemon in daemons) else ""
 
 
 def _far(measures: Measures, daemons: Sequence[Daemon]) -> bool:
     return any(measures.rtt(one.name, other.name) > FAR for one in daemons for other in daemons)
-
-
-def _lossy(measures: Measures, daemons: Sequence[Daemon]) -> bool:
-    return any(measures.loss(one.name, other.name) > LOSSY for one in daemons for other in daemons)
 
 
 # ---- algorithms -------------------------------------------------------------------------------------
