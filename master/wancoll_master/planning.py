@@ -337,8 +337,10 @@ def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float,
 
 
 def _congestion(measures: Measures, daemons: Sequence[Daemon]) -> str:
-    """bbr over long paths, where loss and full queues stop the others; cubic over short ones, where many bbr lanes leave
-    a narrow path half empty. "": as set."""
+    """What fits the paths: bbr over long ones, cubic over short ones; "" where a daemon lacks it or was told another.
+
+    Over a long path loss and full queues stop cubic. On a short narrow one many bbr lanes leave a quarter unused.
+    """
     best = "bbr" if _far(measures, daemons) else "cubic"
     return best if all(best in daemon.congestion_controls for daemon in daemons) else ""
 

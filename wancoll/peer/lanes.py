@@ -17,6 +17,7 @@ from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
 _HELLO_BYTES = 4096  # handshake frames are small
 _TCP_NOTSENT_LOWAT = 25
+PREFERRED = ("bbr", "cubic")  # congestion controls that a plan may ask for
 
 
 class LaneFailed(Exception):
@@ -98,12 +99,16 @@ def offered_congestion_controls(setting: str) -> list[str]:
     """What the lanes may be told to use: what the user has set, else what the master may prefer and this kernel has."""
     if setting:
         return [setting]
+    return [name for name in PREFERRED if _offers(name)]
+
+
+def _offers(name: str) -> bool:
     with socket.socket() as probe:
         try:
-            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
         except OSError:
-            return []
-    return ["bbr"]
+            return False
+    return True
 
 
 async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
