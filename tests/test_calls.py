@@ -8,6 +8,7 @@ import pytest
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
+from wancoll.limits import Limits
 from wancoll.peer.calls import World, noise, posted, resolve
 from wancoll.schedule.choose import make
 from wancoll.wire import messages as m
@@ -127,3 +128,16 @@ def test_noise_is_of_the_seed_the_op_and_the_member_only() -> None:
         len({*noise(call, 5, 10), *noise(call, 5, 11), *noise(call, 6, 10), *noise(replace(call, seed=4), 5, 10)}) == 8
     )
     assert noise(Descriptor(Kind.all_reduce, count=8, seed=3), 5, 10) == (0, 0)
+
+
+def test_an_algorithm_that_needs_too_much_memory_is_refused() -> None:
+    limits = Limits(scratch_bytes=1000)
+    small, big = (Descriptor(Kind.all_reduce, count=count, algorithm="full_exchange") for count in (100, 1000))
+    assert not resolve(small, world(1, 2, 3), world(1, 2, 3), 0, plan(), limits).refusal
+    assert "more than the 1000" in resolve(big, world(1, 2, 3), world(1, 2, 3), 0, plan(), limits).refusal
+
+
+@pytest.mark.parametrize(("kind", "dtype", "codec"), [(0, 6, 3), (0, 3, 1), (3, 0, 3)])
+def test_a_codec_that_cannot_be_is_refused(kind: int, dtype: int, codec: int) -> None:
+    with pytest.raises(ProtocolError, match="codec"):
+        posted(m.Post(1, kind, dtype, 0, 8, 0, 0, 1, codec=codec), world(1, 2), "m1")

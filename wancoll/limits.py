@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 KIB = 1024
 MIB = 1024 * KIB
+GIB = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Limits:
 
     # Operations.
     ops_in_flight: int = 1024  # per member
+    scratch_bytes: int = 4 * GIB  # that one operation's schedule may need here beside input and result
     drain_timeout: float = 10.0  # SIGTERM: running operations may finish for this long
     local_handshake_timeout: float = 5.0  # a client must say what it wants by then
     digest_retries: int = 1  # runs again this often when digests differ, then ProtocolError

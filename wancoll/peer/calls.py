@@ -14,6 +14,7 @@ from typing import Any
 
 from wancoll.collective import REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
+from wancoll.limits import DEFAULT, Limits
 from wancoll.schedule import choose
 from wancoll.schedule.plan import Schedule
 from wancoll.wire import messages as m
@@ -104,6 +105,11 @@ def posted(post: m.Post, world: World | None, who: str) -> Call:
         expected, got = f"{size} counts, of all_gather or reduce_scatter", f"{len(post.counts)} for {kind.name}"
     elif kind in choose.ALGORITHMS and post.algorithm not in ("auto", *choose.ALGORITHMS[kind]):
         expected, got = ", ".join(("auto", *choose.ALGORITHMS[kind])), post.algorithm
+    elif post.codec and not _takes(kind, DType(post.dtype), Codec(post.codec)):
+        expected, got = (
+            "a codec that all_reduce has for this dtype",
+            f"{Codec(post.codec).name} for {DType(post.dtype).name}",
+        )
     elif post.on_failure not in ("retry", "raise"):
         expected, got = "on_failure retry or raise", post.on_failure
     if expected or world is None:
@@ -124,7 +130,13 @@ def posted(post: m.Post, world: World | None, who: str) -> Call:
     return Call(descriptor, world)
 
 
-def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan) -> Meaning:
+def _takes(kind: Kind, dtype: DType, codec: Codec) -> bool:
+    """Whether operations of *kind* encode elements of *dtype* so."""
+    halves = dtype in (DType.float16, DType.bfloat16) and codec in (Codec.int8, Codec.int4)
+    return kind is Kind.all_reduce and (halves or dtype in (DType.float32, DType.float64))
+
+
+def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, limits: Limits = DEFAULT) -> Meaning:
     """What *call* means in an epoch.
 
     Args:
@@ -133,6 +145,7 @@ def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan
         world: the epoch's members.
         rank: this member's, in *world*.
         plan: the epoch's.
+        limits: bounds.
     """
     size = len(world.mids)
     known = {mid: i for i, mid in enumerate(knew.mids)}
@@ -167,6 +180,12 @@ def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan
         refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"
         return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
     schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites)
+    if schedule.scratch > limits.scratch_bytes:
+        refusal = (
+            f"{algorithm} of {descriptor} needs {schedule.scratch} bytes of memory at {world.names[rank]}, more than the "
+            f"{limits.scratch_bytes} that one operation may have; take another algorithm, or smaller tensors"
+        )
+        return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
     needs = frozenset(world.mids[other] for other in choose.links(schedule))
     return Meaning(descriptor, fingerprint, front_bytes, back_bytes, algorithm, schedule, needs)
 
