@@ -182,8 +182,8 @@ def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan
     schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites)
     if schedule.scratch > limits.scratch_bytes:
         refusal = (
-            f"{algorithm} of {descriptor} needs {schedule.scratch} bytes of memory at {world.names[rank]}, more than the "
-            f"{limits.scratch_bytes} that one operation may have; take another algorithm, or smaller tensors"
+            f"{algorithm} of {descriptor} needs {schedule.scratch} bytes of memory at {world.names[rank]}, more than "
+            f"the {limits.scratch_bytes} that one operation may have; take another algorithm, or smaller tensors"
         )
         return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
     needs = frozenset(world.mids[other] for other in choose.links(schedule))
