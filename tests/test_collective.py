@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 
 BASE = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, 1000)
 
@@ -17,9 +17,13 @@ descriptors = st.builds(
     st.sampled_from(DType),
     st.sampled_from(ReduceOp),
     st.integers(0, 2**40),
-    st.sampled_from(["none", "bf16", "int8"]),
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.integers(-1, 3),
+    st.sampled_from(Codec),
     st.sampled_from(["auto", "ring"]),
     st.sampled_from(["retry", "raise"]),
+    st.sampled_from(["nearest", "stochastic"]),
+    st.integers(0, 2**64 - 1),
 )
 
 
@@ -29,9 +33,13 @@ def test_a_change_of_any_field_changes_the_fingerprint():
         "dtype": DType.int32,
         "op": ReduceOp.max,
         "count": 1001,
-        "codec": "int8",
+        "counts": (600, 400),
+        "root": 0,
+        "codec": Codec.int8,
         "algorithm": "ring",
         "on_failure": "raise",
+        "rounding": "stochastic",
+        "seed": 1,
     }
     assert set(other) == {field.name for field in fields(Descriptor)}
     prints = [replace(BASE, **{name: value}).fingerprint() for name, value in other.items()]
@@ -49,14 +57,18 @@ def test_the_fingerprint_is_the_same_in_every_process():
     assert BASE.fingerprint() == int.from_bytes(bytes.fromhex(KNOWN), "little")
 
 
-KNOWN = "97e583717f1af38a"
+KNOWN = "c81040d3cb869047"
 
 
 def test_sizes_and_text():
     assert [dtype.itemsize for dtype in DType] == [4, 8, 2, 2, 1, 2, 4, 8, 1]
     assert BASE.nbytes == 4000
     assert str(BASE) == "all_reduce(1000 x float32, op=sum)"
-    assert str(replace(BASE, codec="int8", on_failure="raise")) == (
+    assert str(replace(BASE, codec=Codec.int8, on_failure="raise")) == (
         "all_reduce(1000 x float32, op=sum, codec=int8, on_failure=raise)"
     )
     assert str(Descriptor(Kind.update_membership)) == "update_membership()"
+    assert str(Descriptor(Kind.broadcast, DType.int8, count=5, root=2)) == "broadcast(5 x int8, root=2)"
+    uneven = Descriptor(Kind.all_gather, counts=(1, 2))
+    assert (str(uneven), uneven.nbytes, uneven.block_counts(2)) == ("all_gather([1, 2] x float32)", 12, (1, 2))
+    assert replace(BASE, kind=Kind.scatter).block_counts(3) == (1000, 1000, 1000)
