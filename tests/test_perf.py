@@ -23,7 +23,7 @@ from wancoll.client.tensors import numpy_dtype
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError, OperationAborted
 from wancoll.local import join_address
-from wancoll.schedule import codec, reference
+from wancoll.schedule import codec, numbers
 
 DEADLINE = 50.0  # seconds for one run
 NAMES = tuple(values.COLLECTIVES)
@@ -126,15 +126,15 @@ def test_what_is_not_offered_is_refused(arguments: Any, text: str) -> None:
 def test_known_values_reduce_exactly(dtype: str, op: str, world_size: int) -> None:
     kind, each = numpy_dtype(dtype), DType[dtype]
     given = [values.known_values(op, rank, world_size) for rank in range(world_size)]
-    parts = [part.astype(kind).view(reference.storage(each)) for part in given]
+    parts = [part.astype(kind).view(numbers.storage(each)) for part in given]
     result = parts[0]
     for part in parts[1:-1]:
-        result = reference.reduce(each, ReduceOp[op], result, part)
+        result = numbers.reduce(each, ReduceOp[op], result, part)
     if world_size > 1:
         result = (
-            reference.average(each, result, parts[-1], world_size)
+            numbers.average(each, result, parts[-1], world_size)
             if op == "avg"
-            else reference.reduce(each, ReduceOp[op], result, parts[-1])
+            else numbers.reduce(each, ReduceOp[op], result, parts[-1])
         )
     assert np.array_equal(result.view(kind), values.reduced(op, given).astype(kind))
 
