@@ -25,7 +25,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll_master import journal as journal_module
 from wancoll_master.journal import Journal
-from wancoll_master.server import MESSAGE_FROM_PEER_BYTES, MasterConfig, encode_epochs, serve
+from wancoll_master.server import FIRST_MESSAGE_BYTES, MasterConfig, encode_epochs, serve
 
 QUICK = Limits(heartbeat_interval=0.05, heartbeat_timeout=0.4, handshake_timeout=0.4)
 
@@ -235,7 +235,7 @@ def frame(body: bytes) -> bytes:
 HOSTILE = {
     "zeros": b"\0" * 100_000,
     "random": random.Random(1).randbytes(100_000),
-    "oversized": struct.pack("!I", MESSAGE_FROM_PEER_BYTES + 1) + b"x" * 100_000,
+    "oversized": struct.pack("!I", FIRST_MESSAGE_BYTES + 1) + b"x" * 100_000,
     "huge": b"\xff" * 8,
     "no msgpack": frame(b"\xc1" * 50),
     "deep": frame(b"\x91" * 5000),

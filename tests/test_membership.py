@@ -117,7 +117,7 @@ def test_leaving_before_the_group_forms(room):
 def test_hello_is_welcomed_with_term_and_times():
     room = Room(Limits(heartbeat_interval=0.25, heartbeat_timeout=1.5), term=3)
     room.hello("d0")
-    assert room.take("d0") == [m.Welcome(PROTOCOL_VERSION, 3, 0.25, 1.5)]
+    assert room.take("d0") == [m.Welcome(PROTOCOL_VERSION, 3, 0.25, 1.5, room.state.identity)]
 
 
 def test_another_protocol_version_is_told_why(room):

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from transcript import GROUP, Room
 
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, DType, Kind, ReduceOp
+from wancoll.limits import Limits
 from wancoll.peer import member as core
 from wancoll.peer import ops
 from wancoll.wire import messages as m
@@ -83,6 +84,8 @@ class Daemon:
     down: deque[Any] = field(default_factory=deque)
     clients: list[Client] = field(default_factory=list)
     connected: bool = False  # welcomed
+    term: int = 0  # highest seen
+    master: int = 0  # identity of the one that welcomed it last
     asleep: bool = False
     unreachable: bool = False  # probes of it and by it fail
 
@@ -92,7 +95,7 @@ class Cluster(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = Room()
+        self.room = Room(Limits(rejoin_grace=1.0))
         self.room.watch = self.check
         self.daemons = [Daemon(f"d{i}") for i in range(DAEMONS)]
         self.names = 0
@@ -100,6 +103,8 @@ class Cluster(RuleBasedStateMachine):
         self.told_done: dict[tuple[int, int, int], int] = {}  # (mid, epoch, seq) -> digest, as the master received it
         self.told_update: set[tuple[int, int, int]] = set()
         self.epochs: dict[int, m.Epoch] = {}
+        self.highest = 0  # epoch that was ever announced
+        self.restarted = False  # since the newest epoch began or went on
         self.lives: dict[int, int] = {0: 0}  # epoch -> in which life of the group; it begins anew when nobody is left
         self.voids: set[tuple[int, int]] = set()  # (life, seq)
         self.committed = 0  # highest that the master has told
@@ -124,12 +129,19 @@ class Cluster(RuleBasedStateMachine):
                 self.check_epoch(command.epoch)
             elif isinstance(command, Broadcast) and isinstance(command.message, m.Commit):
                 self.check_commit(command.message)
+            elif isinstance(command, Send) and isinstance(command.message, m.Resumed):
+                self.check_resumed(command.message)
             elif isinstance(command, Broadcast) and isinstance(command.message, m.Abort):
                 self.aborted.add(command.message.epoch)
             elif isinstance(command, Send) and isinstance(command.message, m.Evicted):
                 told = command.message
                 last = max(e for e, epoch in self.epochs.items() if told.mid in {one.mid for one in epoch.members})
-                assert told.committed_upto == self.committed_in[last], "R8"
+                if not self.room.starts > 1:
+                    assert told.committed_upto == self.committed_in[last], "R8"
+                elif not told.unknown:  # what members had finished may have been committed since, for good
+                    assert (
+                        self.committed_in[last] <= told.committed_upto <= max(self.committed, self.committed_in[last])
+                    )
 
     def collect(self) -> None:
         """Take what the master has sent to the daemons' queues."""
@@ -150,7 +162,8 @@ class Cluster(RuleBasedStateMachine):
 
     def check_epoch(self, epoch: m.Epoch) -> None:
         last = self.last
-        assert epoch.epoch > last, "epochs grow"
+        assert epoch.epoch > self.highest, "epochs grow"
+        self.highest = epoch.epoch
         old = {member.mid for member in self.epochs[last].members} if last else set()
         self.lives[epoch.epoch] = self.lives[last]
         self.epochs[epoch.epoch] = epoch
@@ -159,7 +172,10 @@ class Cluster(RuleBasedStateMachine):
             self.committed = 0
             assert epoch.committed_upto == 0
         assert epoch.committed_upto >= self.committed, "what is committed stays so"
-        if epoch.committed_upto > self.committed and not epoch.voids:  # voids: members strayed in a small world
+        if self.restarted:
+            self.restarted = False
+            self.check_reported(epoch)
+        elif epoch.committed_upto > self.committed and not epoch.voids:  # voids: members strayed in a small world
             self.check_admission(self.epochs[last], epoch.committed_upto)
         self.committed = self.committed_in[epoch.epoch] = epoch.committed_upto
         for void in epoch.voids:
@@ -172,11 +188,39 @@ class Cluster(RuleBasedStateMachine):
         if len(last.members) >= last.min_world:
             self.check_done(last, self.committed, upto)
 
+    def check_reported(self, epoch: m.Epoch) -> None:
+        """R7: a restarted master commits what all who are here have finished alike in the epoch before."""
+        mids = {member.mid for member in epoch.members}
+        for seq in range(self.committed + 1, epoch.committed_upto + 1):
+            if (self.lives[epoch.epoch], seq) in self.voids:
+                continue
+            told = {key[1]: key for key in self.told_done if key[2] == seq and key[0] in mids}
+            updated = [key for key in self.told_update if key[2] == seq and key[0] in mids]
+            assert told or updated, f"op {seq} was committed and nobody was done with it"
+            if told:
+                newest = max(told)
+                digests = {self.told_done.get((mid, newest, seq)) for mid in mids}
+                assert len(digests) == 1, f"op {seq} committed with digests {digests}"
+                assert None not in digests
+
+    def check_resumed(self, resumed: m.Resumed) -> None:
+        """The epoch goes on. Later ones that the old master may have begun are not known to anybody."""
+        self.restarted = False
+        for number in [number for number in self.epochs if number > resumed.epoch]:
+            del self.epochs[number], self.lives[number]
+        assert resumed.epoch == self.last
+        for _, client in self.live():
+            assert client.core.epoch_number <= resumed.epoch
+            assert not (client.core.aborted and client.core.epoch_number == resumed.epoch)
+        told = [c.core.committed for _, c in self.live() if c.core.epoch_number == resumed.epoch]
+        self.committed = self.committed_in[resumed.epoch] = max(told)  # what was said and not heard is void
+
     def check_commit(self, commit: m.Commit) -> None:
         epoch = self.epochs[commit.epoch]
         assert commit.epoch == self.last
         assert commit.epoch not in self.aborted, "members have stopped"
-        assert commit.upto > self.committed
+        assert commit.upto > self.committed or self.room.starts > 1  # laggards are told after a restart
+        assert commit.upto >= self.committed
         assert len(epoch.members) >= epoch.min_world
         self.check_done(epoch, self.committed, commit.upto)
         self.committed = self.committed_in[commit.epoch] = commit.upto
@@ -198,7 +242,8 @@ class Cluster(RuleBasedStateMachine):
         for command in commands:
             match command:
                 case ops.ToMaster(message):
-                    if daemon.conn and daemon.connected:
+                    silent = client.core.reporting and not isinstance(message, m.Report | m.Leave)
+                    if daemon.conn and daemon.connected and not silent:
                         daemon.up.append(message)
                 case ops.ToClient(message):
                     self.tell(client, message)
@@ -268,7 +313,7 @@ class Cluster(RuleBasedStateMachine):
         daemon.connected = False
         daemon.connections += 1
         daemon.conn = self.room._next_conn
-        self.room.hello(daemon.name, incarnation=daemon.incarnation)
+        self.room.hello(daemon.name, incarnation=daemon.incarnation, term=daemon.term, master=daemon.master)
         self.collect()
 
     def disconnect(self, daemon: Daemon, arrives: int) -> int:
@@ -297,6 +342,10 @@ class Cluster(RuleBasedStateMachine):
             self.told_done.setdefault((message.mid, message.epoch, message.seq), message.digest)
         elif current and isinstance(message, m.UpdateMembership):
             self.told_update.add((message.mid, message.epoch, message.seq))
+        elif isinstance(message, m.Report):
+            for seq, digest, _ in message.done:
+                self.told_done.setdefault((message.mid, message.epoch, seq), digest)
+            self.told_update |= {(message.mid, message.epoch, seq) for seq in message.updates}
         self.step(Received(daemon.conn, message))
 
     def deliver_down(self, daemon: Daemon) -> None:
@@ -309,19 +358,23 @@ class Cluster(RuleBasedStateMachine):
                 daemon.conn = 0
                 self.connect(daemon)
             case m.Welcome():
-                daemon.connected = True
-                daemon.up.append(m.Heartbeat(0))
+                assert message.term >= daemon.term, "R6"
+                daemon.connected, daemon.term, daemon.master = True, message.term, message.master
                 for client in list(daemon.clients):
-                    if client.core.epoch is None:
-                        self.run(daemon, client, client.core.join())
+                    self.run(daemon, client, client.core.reconnected(daemon.connections, daemon.master))
+                daemon.up.append(m.Heartbeat(0))
+            case m.Resumed():
+                for client in list(daemon.clients):
+                    if client.core.mid == message.to:
+                        self.run(daemon, client, client.core.resumed(message))
             case m.Pong(number=0):
                 for client in list(daemon.clients):
                     if client.core.epoch is not None and client.core.joined_connection != daemon.connections:
                         self.run(daemon, client, client.core.forgotten("lost"))
             case m.Joined():
                 for client in daemon.clients:
-                    if client.core.name == message.member and not client.core.mid:
-                        client.core.joined(message.mid, daemon.connections)
+                    if client.core.name == message.member and client.core.epoch is None:
+                        client.core.joined(message.mid, daemon.connections, daemon.master)
             case m.Refused():
                 for client in list(daemon.clients):
                     if client.core.name == message.member and client.core.epoch is None:
@@ -345,7 +398,8 @@ class Cluster(RuleBasedStateMachine):
             case m.Evicted():
                 for client in list(daemon.clients):
                     if client.core.mid == message.mid:
-                        self.run(daemon, client, client.core.evicted(message.reason, message.committed_upto, now))
+                        told = (message.reason, message.committed_upto, now, message.unknown)
+                        self.run(daemon, client, client.core.evicted(*told))
             case m.Probe():
                 bad = daemon.unreachable or any(
                     other.unreachable for other in self.daemons if other.name == message.daemon
@@ -566,6 +620,25 @@ class Cluster(RuleBasedStateMachine):
             self.connect(daemon)
             if not noticed:
                 self.step(Disconnected(conn, "connection reset"))
+
+    @rule(arrives=st.lists(st.integers(0, 6), min_size=DAEMONS, max_size=DAEMONS), cut=st.lists(st.integers(0, 6)))
+    def master_dies_and_returns(self, arrives: list[int], cut: list[int]) -> None:
+        """Some of what was on its way to it, and from it, still arrives. Daemons notice when they come to read it."""
+        for daemon, count in zip(self.daemons, arrives, strict=True):
+            for _ in range(count if daemon.conn else 0):
+                self.deliver_up(daemon)
+        for daemon, count in zip(self.daemons, [*cut, *[0] * DAEMONS], strict=False):
+            while count and daemon.down:
+                daemon.down.pop()
+                count -= 1
+        for daemon in self.daemons:
+            if daemon.conn:
+                daemon.up.clear()
+                if not daemon.down or daemon.down[-1] is not None:
+                    daemon.down.append(None)
+        self.room.restart()
+        self.aborted.clear()
+        self.restarted = True
 
     @rule(index=st.integers(0, DAEMONS - 1), asleep=st.booleans())
     def pause(self, index: int, asleep: bool) -> None:

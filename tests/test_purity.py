@@ -45,6 +45,7 @@ PURE = (
     "wancoll.peer.ops",
     "wancoll.peer.outcomes",
     "wancoll.peer.p2p",
+    "wancoll.peer.rejoin",
     "wancoll.peer.tcpinfo",
     "wancoll.schedule",
     "wancoll.wire",
@@ -52,6 +53,7 @@ PURE = (
     "wancoll_master.measuring",
     "wancoll_master.membership",
     "wancoll_master.planning",
+    "wancoll_master.rebuilding",
     "wancoll_master.ring_search",
     "wancoll_master.topology",
 )
@@ -71,11 +73,13 @@ MAY_IMPORT = {
         "wancoll.peer.ops",
         "wancoll.peer.outcomes",
         "wancoll.peer.p2p",
+        "wancoll.peer.rejoin",
         "wancoll.wire",
     ),
     "wancoll.peer.ops": (*BASE, "wancoll.peer.calls", "wancoll.schedule", "wancoll.wire"),
     "wancoll.peer.outcomes": (*BASE, "wancoll.peer.ops", "wancoll.wire"),
     "wancoll.peer.p2p": (*BASE, "wancoll.peer.calls", "wancoll.peer.ops", "wancoll.peer.outcomes", "wancoll.wire"),
+    "wancoll.peer.rejoin": (*BASE, "wancoll.peer.ops", "wancoll.peer.p2p", "wancoll.wire"),
     "wancoll_master": (*BASE, "wancoll.local", "wancoll.wire", "wancoll.schedule.cost", "wancoll_master"),
 }
 

@@ -25,6 +25,7 @@ from wancoll_master.state import (
     Send,
     SendStatus,
     Tick,
+    Used,
 )
 
 GROUP = "g"
@@ -42,9 +43,11 @@ class Room:
         self.closed: dict[int, str] = {}
         self.records: list[Record] = []
         self.persisted = (0, 0)
+        self.journal: dict[str, Used] = {}  # newest epochs, by group
         self.asleep: set[str] = set()  # daemons that send no heartbeats
         self.commands: list[Command] = []  # of the last step
         self.watch: Callable[[list[Command]], None] = lambda commands: None  # called after each step
+        self.starts = 1
         self._next_conn = 1
 
     # ---- events --------------------------------------------------------------------------------------
@@ -70,7 +73,9 @@ class Room:
                     assert conn not in self.closed
                     self.closed[conn] = reason
                     self.conns = {daemon: other for daemon, other in self.conns.items() if other != conn}
-                case Persist(epoch, next_mid):
+                case Persist(epoch, next_mid, group, used):
+                    if used is not None:
+                        self.journal[group] = used
                     self.persisted = (max(self.persisted[0], epoch), max(self.persisted[1], next_mid))
                 case Record():
                     self.records.append(command)
@@ -93,12 +98,34 @@ class Room:
         addresses: tuple[str, ...] = (),
         protocol: int = PROTOCOL_VERSION,
         site: str = "",
+        term: int = 0,
+        master: int = 0,
     ) -> int:
         conn, self._next_conn = self._next_conn, self._next_conn + 1
         self.conns[daemon] = conn
         where = list(addresses or (f"{daemon}:7000",))
-        self.step(Received(conn, m.Hello(protocol, daemon, incarnation, where, lanes, site, "0.1.0")))
+        knew = {"term": term, "master": master}
+        self.step(Received(conn, m.Hello(protocol, daemon, incarnation, where, lanes, site, "0.1.0", **knew)))
         return conn
+
+    def restart(self, *, lost: bool = False) -> None:
+        """The master dies and is started again with its journal, or without it. Nobody is connected."""
+        term, floor, next_mid = self.state.term + 1, *self.persisted
+        if lost:
+            term, floor, self.persisted, self.journal, next_mid = 1, 0, (0, 0), {}, 1
+        self.starts += 1
+        self.state = membership.new_state(
+            self.limits,
+            b"secret %d" % self.starts,
+            term=term,
+            floor=floor,
+            next_mid=max(1, next_mid),
+            used=self.journal,
+            now=self.now,
+        )
+        self.conns.clear()
+        self.inbox.clear()
+        self.closed.clear()
 
     def stranger(self, message: Any) -> int:
         """A connection whose first message is *message*."""

@@ -22,6 +22,7 @@ class Limits:
     heartbeat_interval: float = 0.5  # peer to master
     heartbeat_timeout: float = 3.0  # a peer that was silent for this long is evicted
     master_grace: float = 10.0  # how long a peer looks for its master before ops fail
+    rejoin_grace: float = 5.0  # how long a restarted master waits for the members of an epoch that it learns of
     connect_timeout: float = 5.0  # one dial of the master or of a lane
     probe_timeout: float = 2.0  # a joiner whose addresses do not answer by then is refused
     group_members: int = 1024

@@ -24,11 +24,13 @@ from wancoll_master.state import (
     Persist,
     Send,
     State,
+    Used,
     clip,
     names,
 )
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
+GROUPS_KNOWN = 4096  # whose newest epochs are remembered
 GONE_DAEMONS = 1024  # lost daemons whose members' fate is kept for when they come back
 _CALL_CHARS = 200
 
@@ -44,10 +46,8 @@ def new_epoch(state: State, group: Group, reason: str, *, free: bool = False) ->
         reason: for members and the event log.
         free: nothing is void and nobody is in a hurry, so the plan may change what links are made with.
     """
-    group.epoch += 1
-    if group.epoch > state.highest_epoch:
-        state.highest_epoch = group.epoch
-        state.out.append(Persist(state.highest_epoch, state.next_mid))
+    group.epoch = max(group.epoch, group.used) + 1
+    persist(state, group)
     group.reason = clip(reason)
     group.pending.clear()
     group.exchanges = Exchanges()
@@ -78,8 +78,22 @@ def new_epoch(state: State, group: Group, reason: str, *, free: bool = False) ->
     measuring.ask_bandwidths(state, group)
 
 
+def persist(state: State, group: Group) -> None:
+    """Put the group's epoch into the journal."""
+    state.highest_epoch = max(state.highest_epoch, group.epoch)
+    used = Used(group.epoch, frozenset(member.mid for member in group.members))
+    state.inherited.discard(group.name)
+    state.used.pop(group.name, None)
+    state.used[group.name] = used
+    if len(state.used) > GROUPS_KNOWN:
+        del state.used[next(iter(state.used))]
+    state.out.append(Persist(state.highest_epoch, state.next_mid, group.name, used))
+
+
 def form_if_complete(state: State, group: Group) -> None:
     """The group's first epoch, once start_world members have joined."""
+    if group.rebuild is not None or held(state, group):
+        return
     if group.members or len(group.joining) < group.start_world or measuring.waits_until(state, group) > state.now:
         return
     if measuring.ask_uplinks(state, group):
@@ -88,6 +102,12 @@ def form_if_complete(state: State, group: Group) -> None:
     for member in group.members:
         member.in_epoch = True
     new_epoch(state, group, f"the group has formed: {names(group.members)}", free=True)
+
+
+def held(state: State, group: Group) -> bool:
+    """Whether the group may exist already: this master has started lately, and members may be about to report."""
+    known = state.lost_journal or group.name in state.inherited
+    return known and not group.members and state.now < state.rejoin_until
 
 
 def _forget_bad_pairs(state: State, group: Group) -> None:
@@ -168,7 +188,7 @@ def _after_loss(state: State, group: Group, text: str, was_member: bool) -> None
 
 def forget_if_empty(state: State, group: Group) -> None:
     """A group of nobody is dropped; later groups' epochs go on above its own."""
-    if not group.members and not group.joining:
+    if not group.members and not group.joining and group.rebuild is None:
         state.floor = max(state.floor, group.epoch)
         del state.groups[group.name]
 

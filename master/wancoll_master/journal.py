@@ -1,4 +1,4 @@
-"""What outlives a master: its term, the highest epoch, the next mid and the newest events, in sqlite."""
+"""What outlives a master: its term, each group's newest epoch, the next mid and the newest events, in sqlite."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from wancoll.errors import ConfigError
 from wancoll.wire.messages import EventRecord
+from wancoll_master.state import Used
 
 FORMAT = 1
 EVENTS_KEPT = 10_000
+GROUPS_KEPT = 1024  # at a start
 _TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
 
 _SCHEMA = """
@@ -18,6 +20,7 @@ create table if not exists events (
     id integer primary key, time real not null, grp text not null, epoch integer not null, kind text not null,
     text text not null
 );
+create table if not exists groups (name text primary key, epoch integer not null, mids text not null);
 """
 
 
@@ -28,6 +31,7 @@ class Facts:
     term: int
     highest_epoch: int
     next_mid: int
+    used: dict[str, Used]  # by group, oldest epoch first
 
 
 class Journal:
@@ -72,7 +76,11 @@ class Journal:
             known: dict[str, int] = dict(self._db.execute("select name, value from facts"))
             if known.setdefault("format", FORMAT) != FORMAT:
                 raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
-            self.facts = Facts(known.get("term", 0) + 1, known.get("highest_epoch", 0), known.get("next_mid", 1))
+            rows = self._db.execute("select name, epoch, mids from groups order by epoch").fetchall()
+            used = {name: Used(epoch, frozenset(map(int, mids.split()))) for name, epoch, mids in rows}
+            self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
+            highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
+            self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used)
             self._write({"format": FORMAT, "term": self.facts.term})
         (self._events,) = self._db.execute("select count(*) from events").fetchone()
 
@@ -82,13 +90,16 @@ class Journal:
             list(facts.items()),
         )
 
-    def persist(self, highest_epoch: int, next_mid: int) -> None:
-        """Raise both numbers; they never fall.
+    def persist(self, highest_epoch: int, next_mid: int, group: str = "", used: Used | None = None) -> None:
+        """Raise both numbers, which never fall, and note the newest epoch of *group*.
 
         Raises:
             sqlite3.Error: it could not be written.
         """
         self._write({"highest_epoch": highest_epoch, "next_mid": next_mid})
+        if used is not None:
+            mids = " ".join(map(str, sorted(used.mids)))
+            self._db.execute("insert or replace into groups values (?, ?, ?)", (group, used.epoch, mids))
 
     def add(self, event: EventRecord) -> None:
         """Append to the event log; the newest EVENTS_KEPT or somewhat more are kept.

@@ -20,7 +20,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
-from wancoll_master import epochs, links, measuring, p2p, probing
+from wancoll_master import epochs, links, measuring, p2p, probing, rebuilding
 from wancoll_master.state import (
     Close,
     Command,
@@ -29,20 +29,39 @@ from wancoll_master.state import (
     Event,
     Group,
     Member,
-    Persist,
     Received,
     Send,
     SendStatus,
     State,
+    Used,
     clip,
 )
 
-_MID_BLOCK = 1024  # mids are reserved in the journal in blocks
 
-
-def new_state(limits: Limits, secret: bytes, *, term: int = 1, floor: int = 0, next_mid: int = 1) -> State:
-    """The state of a master that starts; *floor* (highest epoch used) and *next_mid* come from its journal."""
-    return State(limits, secret, term, floor, next_mid, highest_epoch=floor)
+def new_state(
+    limits: Limits,
+    secret: bytes,
+    *,
+    term: int = 1,
+    floor: int = 0,
+    next_mid: int = 1,
+    used: dict[str, Used] | None = None,
+    now: float = 0.0,
+) -> State:
+    """The state of a master that starts *now*; *floor* (highest epoch used), *next_mid*, *used* are its journal's."""
+    identity = int.from_bytes(hashlib.blake2b(b"identity", key=secret, digest_size=8).digest(), "big") | 1
+    return State(
+        limits,
+        secret,
+        term,
+        floor,
+        next_mid,
+        highest_epoch=floor,
+        identity=identity,
+        used=dict(used or {}),
+        inherited=set(used or {}),
+        rejoin_until=now + limits.rejoin_grace,
+    )
 
 
 def next_deadline(state: State) -> float:
@@ -80,7 +99,7 @@ def step(state: State, now: float, event: Event) -> list[Command]:
     elif isinstance(event, Disconnected):
         daemon = state.connections.get(event.conn)
         if daemon is not None:
-            epochs.end_daemon(state, daemon, f"daemon {daemon.name}: {event.reason}", "lost", close=False)
+            _end_daemon(state, daemon, f"daemon {daemon.name}: {event.reason}", close=False)
     else:
         _tick(state)
     return out
@@ -131,7 +150,9 @@ def _hello(state: State, conn: int, hello: m.Hello) -> None:
     if old is not None:
         same = old.incarnation == hello.incarnation
         cause = "connected again" if same else "was started anew, or two daemons have its name"
-        epochs.end_daemon(state, old, f"daemon {old.name} {cause}", "lost", close=True)
+        _end_daemon(state, old, f"daemon {old.name} {cause}", close=True)
+    if hello.master not in (0, state.identity) and hello.term >= state.term:  # the journal was lost
+        state.term, state.lost_journal = hello.term + 1, True
     daemon = Daemon(
         hello.daemon,
         conn,
@@ -147,7 +168,8 @@ def _hello(state: State, conn: int, hello: m.Hello) -> None:
     state.connections[conn] = state.daemons[daemon.name] = daemon
     limits = state.limits
     state.alarm(state.now + limits.heartbeat_timeout)
-    welcome = m.Welcome(PROTOCOL_VERSION, state.term, limits.heartbeat_interval, limits.heartbeat_timeout)
+    times = limits.heartbeat_interval, limits.heartbeat_timeout
+    welcome = m.Welcome(PROTOCOL_VERSION, state.term, *times, state.identity)
     state.out.append(Send(conn, welcome))
     gone = state.gone.pop(daemon.name, None)
     if gone is not None and gone.incarnation == hello.incarnation:
@@ -167,7 +189,12 @@ def _cut_off(state: State, conn: int, nonsense: ProtocolError) -> None:
         state.out.append(Close(conn, clip(f"this connection {nonsense}")))
     else:
         why = clip(f"daemon {daemon.name} {nonsense}")
-        epochs.end_daemon(state, daemon, why, "lost", close=True)
+        _end_daemon(state, daemon, why, close=True)
+
+
+def _end_daemon(state: State, daemon: Daemon, why: str, *, close: bool) -> None:
+    rebuilding.drop(state, daemon)
+    epochs.end_daemon(state, daemon, why, "lost", close=close)
 
 
 # ---- messages ---------------------------------------------------------------------------------------
@@ -177,9 +204,14 @@ def _from_daemon(state: State, daemon: Daemon, message: m.FromPeer) -> None:
     match message:
         case m.Heartbeat(number):
             state.out.append(Send(daemon.conn, m.Pong(number, state.term)))
+            if not number:
+                rebuilding.synced(state, daemon)
+        case m.Report():
+            rebuilding.take(state, daemon, message)
         case m.Join():
             _join(state, daemon, message)
         case m.Leave(left, name):
+            rebuilding.left(state, daemon, left, name)
             for member in list(daemon.members.values()):
                 if member.group.name == left and member.name == name:
                     epochs.lose(state, [member], "left", "left", tell=False)
@@ -241,11 +273,9 @@ def _join(state: State, daemon: Daemon, join: m.Join) -> None:
     if group is None:
         group = Group(join.group, join.start_world, join.min_world, _group_key(state), state.floor)
         state.groups[group.name] = group
-    mid = state.next_mid
-    state.next_mid += 1
-    if mid % _MID_BLOCK == 1:
-        state.out.append(Persist(state.highest_epoch, mid + _MID_BLOCK))
-    member = Member(mid, join.member, daemon, group)
+    rebuilding.raise_mids(state, join.was)
+    mid = rebuilding.take_mid(state)
+    member = Member(mid, join.member, daemon, group, was=join.was)
     state.members[mid] = daemon.members[mid] = member
     group.joining.append(member)
     if group.members:
@@ -255,8 +285,13 @@ def _join(state: State, daemon: Daemon, join: m.Join) -> None:
         )
     else:
         waits = f"{len(group.joining)} of {group.start_world} members are here to start the group"
+        if epochs.held(state, group):
+            state.alarm(state.rejoin_until)
+            waits += "; the master has just started, and members of an earlier one may come back"
     state.out.append(Send(daemon.conn, m.Joined(group.name, member.name, mid, waits)))
     state.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
+    if group.rebuild is not None:
+        rebuilding.consider(state, group)
     measuring.ask_round_trips(state, group, daemon)
     epochs.form_if_complete(state, group)
     probing.ensure_probes(state, group)
@@ -313,8 +348,10 @@ def _tick(state: State) -> None:
     for daemon in list(state.daemons.values()):
         if daemon.heard_at + limits.heartbeat_timeout <= now:
             why = f"daemon {daemon.name} was silent for {now - daemon.heard_at:.1f} s"
-            epochs.end_daemon(state, daemon, why, "lost", close=True)
+            _end_daemon(state, daemon, why, close=True)
     for group in list(state.groups.values()):
+        if group.rebuild is not None:
+            rebuilding.consider(state, group)
         if group.asking is not None and group.asking.deadline <= now:
             epochs.conclude_asking(state, group)
         if group.settle_at <= now:
@@ -331,6 +368,7 @@ def _tick(state: State) -> None:
     state.deadline = min(
         [daemon.heard_at + limits.heartbeat_timeout for daemon in state.daemons.values()]
         + [_group_deadline(group) for group in state.groups.values()]
+        + [state.rejoin_until for group in state.groups.values() if epochs.held(state, group)]
         + [
             at for group in state.groups.values() if group.joining and (at := measuring.waits_until(state, group)) > now
         ],
@@ -340,4 +378,5 @@ def _tick(state: State) -> None:
 
 def _group_deadline(group: Group) -> float:
     asking = group.asking.deadline if group.asking is not None else inf
-    return min(asking, group.settle_at, group.hold_until, probing.deadline(group))
+    rebuild = group.rebuild.deadline if group.rebuild is not None else inf
+    return min(asking, rebuild, group.settle_at, group.hold_until, probing.deadline(group))

@@ -13,6 +13,7 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.state import Group, Half, Match, Member, Send, State
 
+MISFIT = "send and recv do not fit together"
 CALLS_PER_MEMBER = 4096  # that wait for their other half or run
 
 
@@ -50,8 +51,7 @@ def _meet(state: State, group: Group, match: Match) -> None:
     send, recv = match.send.call, match.recv.call
     if (send.dtype, send.count) != (recv.dtype, recv.count):
         calls = {half.member.name: _described(half) for half in (match.send, match.recv)}
-        text = "send and recv do not fit together"
-        _settle(state, group, match, "CollectiveMismatch", text, calls)
+        _settle(state, group, match, "CollectiveMismatch", MISFIT, calls)
         return
     group.exchange_count += 1
     group.exchanges.running[group.exchange_count] = match
@@ -82,10 +82,11 @@ def done(state: State, member: Member, message: m.ExchangeDone) -> None:
 
 
 def _settle(state: State, group: Group, match: Match, error: str, text: str, calls: dict[str, str]) -> None:
-    for half in (match.send, match.recv):
+    for half, other in ((match.send, match.recv), (match.recv, match.send)):
         member, number = half.member, half.call.number
         group.exchanges.open[member.mid] -= 1
-        told = m.Settled(group.name, member.mid, group.epoch, number, match.digest, error, text, calls)
+        head = (group.name, member.mid, group.epoch, number)
+        told = m.Settled(*head, match.digest, error, text, calls, other.call.number)
         state.out.append(Send(member.daemon.conn, told))
 
 

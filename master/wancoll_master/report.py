@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from wancoll.wire import messages as m
+from wancoll_master import rebuilding
 from wancoll_master.measures import Measures
 from wancoll_master.planning import ring_of
 from wancoll_master.state import Group, Member, State, clip, names
@@ -29,7 +30,7 @@ def _group(measures: Measures, group: Group, now: float) -> m.GroupStatus:
     members = [_member(member, rank, now) for rank, member in enumerate(group.members)]
     return m.GroupStatus(
         name=group.name,
-        phase="running" if group.members else "forming",
+        phase="running" if group.members else "rejoining" if group.rebuild is not None else "forming",
         epoch=group.epoch if group.members else 0,
         start_world=group.start_world,
         min_world=group.min_world,
@@ -71,6 +72,9 @@ def _member(member: Member, rank: int, now: float) -> m.MemberStatus:
 
 def waiting_for(group: Group, now: float) -> str:
     """Who or what keeps the group from going on; "" if nothing is known to."""
+    if group.rebuild is not None:
+        awaited = rebuilding.absent(group)
+        return f"{', '.join(awaited)} to report after the master's restart"
     if not group.members:
         here = len(group.joining)
         return f"{group.start_world - here} more members to start: {here} of {group.start_world} are here"

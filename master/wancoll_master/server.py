@@ -42,7 +42,7 @@ __all__ = ["MasterConfig", "serve"]
 
 log = structlog.get_logger("wancoll.master")
 
-MESSAGE_FROM_PEER_BYTES = 64 * 1024  # far above the largest that a daemon sends
+FIRST_MESSAGE_BYTES = 64 * 1024  # far above the largest Hello
 STATUS_EVENTS = 50
 _BACKLOG = 1024
 
@@ -126,6 +126,8 @@ class Server:
             term=facts.term,
             floor=facts.highest_epoch,
             next_mid=facts.next_mid,
+            used=facts.used,
+            now=trio.current_time(),
         )
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
@@ -164,8 +166,8 @@ class Server:
                 connection = self._connections.pop(conn, None)
                 if connection is not None:
                     connection.end()
-            case Persist(highest_epoch, next_mid):
-                self._write(lambda: self._journal.persist(highest_epoch, next_mid))
+            case Persist(highest_epoch, next_mid, group, used):
+                self._write(lambda: self._journal.persist(highest_epoch, next_mid, group, used))
             case Record(group, epoch, kind, text):
                 log.info(kind, group=group, epoch=epoch, text=text)
                 event = m.EventRecord(time.time(), group, epoch, kind, text)
@@ -267,13 +269,14 @@ class Server:
             self._greeting.pop(number, None)
 
     async def _feed(self, connection: Connection, greeting: trio.CancelScope) -> None:
-        size = min(self._limits.message_bytes, MESSAGE_FROM_PEER_BYTES)
+        size = min(self._limits.message_bytes, FIRST_MESSAGE_BYTES)
         decoder: Decoder[m.FromPeer] = Decoder(m.FromPeer, size)
         number = connection.number
         while data := await connection.receive():
             for message in decoder.feed(data):
                 if self._greeting.pop(number, None) is not None:
                     greeting.deadline = float("inf")
+                    decoder.allow(self._limits.message_bytes)  # a Report may be as large as an Epoch
                 self.apply(Received(number, message))
                 if connection.ending:
                     break

@@ -80,11 +80,21 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """The newest epoch of a group, and the mids of its members."""
+
+    epoch: int
+    mids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Persist:
-    """Write both numbers to the journal before anything that follows is sent."""
+    """Write the numbers, and a group's epoch, to the journal before anything that follows is sent."""
 
     epoch: int  # highest of any group
     next_mid: int
+    group: str = ""  # that begins an epoch; "": none does
+    used: Used | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,7 @@ class Daemon:
     max_lanes: int = 0
     congestion_controls: frozenset[str] = frozenset()
     measures: bool = False
+    synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
 
 
@@ -147,6 +158,7 @@ class Member:
     daemon: Daemon
     group: Group
     in_epoch: bool = False
+    was: int = 0  # of a joiner: the mid that an earlier master gave it
     done_upto: int = 0
     probes: dict[int, ProbePair] = field(default_factory=dict)  # of a joiner, by the member's mid
 
@@ -240,6 +252,14 @@ class Asked:
     burst_at: float = -inf  # when that was asked for
 
 
+@dataclass(slots=True)
+class Rebuild:
+    """Members of a group that an earlier master knew are reporting."""
+
+    deadline: float
+    reports: dict[int, tuple[Daemon, m.Report]] = field(default_factory=dict)  # by mid
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """Members that reduce together. Without *members* it is forming."""
@@ -249,9 +269,11 @@ class Group:
     min_world: int
     key: bytes
     epoch: int  # the current one; before the first: those up to here are used up
+    used: int = 0  # epochs up to here may have been used, beside the current one
     reason: str = ""  # why the current epoch began
     members: list[Member] = field(default_factory=list)  # in rank order
     joining: list[Member] = field(default_factory=list)  # by mid
+    rebuild: Rebuild | None = None  # without members: what an earlier master's members report
     conns: tuple[int, ...] = ()  # of the members' daemons, each once
     committed: int = 0
     pending: dict[int, Pending] = field(default_factory=dict)  # by seq
@@ -294,6 +316,11 @@ class State:
         term: of this master.
         floor: epochs up to this one are used up, by groups of earlier terms or forgotten ones.
         next_mid: the first mid to give out.
+        identity: random; tells this master from the one before.
+        used: by group: from the journal, and of this term.
+        inherited: groups of earlier masters that have not begun an epoch under this one.
+        rejoin_until: until then such a group, or any if the journal was lost, does not form anew: its members may be
+            about to report.
     """
 
     limits: Limits
@@ -302,6 +329,12 @@ class State:
     floor: int = 0
     next_mid: int = 1
     highest_epoch: int = 0
+    identity: int = 0
+    used: dict[str, Used] = field(default_factory=dict)
+    inherited: set[str] = field(default_factory=set)
+    rejoin_until: float = -inf
+    lost_journal: bool = False  # daemons knew a master that the journal does not
+    missing: dict[int, m.Evicted] = field(default_factory=dict)  # by mid: who did not report in time, oldest first
     now: float = 0.0
     deadline: float = inf
     out: list[Command] = field(default_factory=list)

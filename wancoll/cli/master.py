@@ -32,6 +32,13 @@ def master(
     probe_timeout: Annotated[
         Seconds, Parameter(help="Seconds for a joiner's data addresses to answer before it is refused.")
     ] = DEFAULT.probe_timeout,
+    rejoin_grace: Annotated[
+        Seconds,
+        Parameter(
+            help="Seconds that a restarted master waits for members it hears of to report; keep it below the peers' "
+            "--master-grace."
+        ),
+    ] = DEFAULT.rejoin_grace,
     handshake_timeout: Annotated[
         Seconds, Parameter(help="Seconds for a new connection to introduce itself before it is closed.")
     ] = DEFAULT.handshake_timeout,
@@ -52,6 +59,7 @@ def master(
         heartbeat_timeout=heartbeat_timeout,
         heartbeat_interval=min(DEFAULT.heartbeat_interval, heartbeat_timeout / HEARTBEATS_PER_TIMEOUT),
         probe_timeout=probe_timeout,
+        rejoin_grace=rejoin_grace,
         handshake_timeout=handshake_timeout,
     )
     config = MasterConfig(

@@ -61,6 +61,8 @@ class Control:
         self._stream: NowaitStream | None = None
         self.connected = False
         self.number = 0  # of the connection, counted from 1
+        self.term = 0  # highest seen
+        self.master = 0  # identity of the master that welcomed this daemon last
         self._nonsense = False
         self.lost = trio.Event()  # set while there is no master
         self.lost.set()
@@ -122,6 +124,8 @@ class Control:
                         self._config.max_lanes,
                         offered_congestion_controls(self._config.congestion_control),
                         self._config.measure,
+                        self.term,
+                        self.master,
                     )
                 )
             )
@@ -154,13 +158,16 @@ class Control:
                             return f"the master said: {message.reason}"
                         self._heard_at = trio.current_time()
                         if isinstance(message, m.Welcome):
+                            if message.term < self.term:  # R6
+                                return f"an old master answers: its term is {message.term}, {self.term} was seen"
                             scope.deadline = float("inf")
+                            self.term, self.master = message.term, message.master
                             self._heartbeat_interval = message.heartbeat_interval
                             self._heartbeat_timeout = message.heartbeat_timeout
                             self.connected, self.lost = True, trio.Event()
                             self.number += 1
-                            self.send(m.Heartbeat(0))
                             self._on_connected()
+                            self.send(m.Heartbeat(0))  # all members have been named
                         elif isinstance(message, m.Pong):
                             if message.number == 0:  # whatever the master had to say at the start came before this
                                 self._on_synced()

@@ -167,10 +167,15 @@ class Daemon:
                 for session in self._of_group(message.group):
                     if session.member.mid == message.to:
                         session.run(session.member.settled(message, now))
+            case m.Resumed():
+                for session in self._of_group(message.group):
+                    if session.member.mid == message.to:
+                        log.info("the master is back", group=message.group, epoch=message.epoch, term=message.term)
+                        session.run(session.member.resumed(message))
             case m.Joined():
                 for session in self._of_group(message.group):
-                    if session.member.name == message.member and not session.member.mid:
-                        session.run(session.member.joined(message.mid, self.control.number))
+                    if session.member.name == message.member and session.member.epoch is None:
+                        session.run(session.member.joined(message.mid, self.control.number, self.control.master))
             case m.Refused():
                 for session in self._of_group(message.group):
                     if session.member.name == message.member and session.member.epoch is None:
@@ -180,7 +185,8 @@ class Daemon:
                 for session in self._of_group(message.group):
                     if session.member.mid == message.mid:
                         log.warning("evicted", member=session.member.name, reason=message.reason)
-                        session.run(session.member.evicted(message.reason, message.committed_upto, now))
+                        reason, upto = message.reason, message.committed_upto
+                        session.run(session.member.evicted(reason, upto, now, message.unknown))
             case m.Probe():
                 self._nursery.start_soon(self._probe, message)
             case m.MeasureLink():
@@ -196,8 +202,7 @@ class Daemon:
         log.info("connected to the master", master=self.config.master)
         self.measurer.retell()
         for session in list(self._sessions):
-            if session.member.epoch is None and not session.member.over:
-                session.run(session.member.join())
+            session.run(session.member.reconnected(self.control.number, self.control.master))
 
     def _master_lost(self, reason: str, *, live: bool) -> None:
         """No connection, or no longer (*live*); ops go on until master_grace is over."""

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from wancoll.collective import DATALESS, SAME_RESULT, Kind
+from wancoll.collective import DATALESS, Kind
 from wancoll.limits import DEFAULT, Limits
-from wancoll.peer import outcomes
+from wancoll.peer import outcomes, rejoin
 from wancoll.peer.calls import Call, CallBook, Meaning, World
 from wancoll.peer.ops import (
     CancelOp,
@@ -39,6 +39,7 @@ from wancoll.peer.ops import (
 from wancoll.peer.p2p import Exchanges
 from wancoll.wire import messages as m
 
+_SAID_KEPT = 1024
 _UNKNOWN = "the operation was finished here and its commit cannot be learnt; input and result are kept"
 
 
@@ -62,6 +63,11 @@ class Member:
         self.limits = limits
         self.mid = 0
         self.joined_connection = 0
+        self.master = 0  # identity of the master that knows this member
+        self._reported_to = 0
+        self.reporting = False  # it has told a new master what it knows and waits for what comes of it
+        self.aborted = False  # the epoch's ops were stopped; the next epoch follows
+        self.committed = 0  # highest seq that is known to be committed
         self.rank = -1
         self.epoch: m.Epoch | None = None
         self.over = False
@@ -80,6 +86,7 @@ class Member:
         self._held = False  # the oldest op that waits does so for a link
         self._asked: int = 0  # the master wants to know what this member calls at this seq
         self._suspects: set[int] = set()  # members reported unreachable in this epoch
+        self._said: list[m.FromPeer] = []  # in this epoch, of what stops it; told a new master again
 
     # ---- facts ---------------------------------------------------------------------------------------
 
@@ -124,8 +131,8 @@ class Member:
 
     def join(self) -> list[Command]:
         """Ask for membership; again after each reconnect until the first epoch."""
-        self.mid = 0
-        return [ToMaster(m.Join(self.group, self.name, self.start_world, self.min_world))]
+        was, self.mid = self.mid, 0
+        return [ToMaster(m.Join(self.group, self.name, self.start_world, self.min_world, was))]
 
     def call(self, post: m.Post) -> Call:
         """What *post* calls; kept, since training repeats its calls.
@@ -178,10 +185,34 @@ class Member:
 
     # ---- from the master -----------------------------------------------------------------------------
 
-    def joined(self, mid: int, connection: int) -> list[Command]:
-        """The master knows this member as *mid*, on the *connection*-th control connection."""
-        self.mid, self.joined_connection = mid, connection
+    def joined(self, mid: int, connection: int, master: int = 0) -> list[Command]:
+        """The *master* knows this member as *mid*, on the *connection*-th control connection."""
+        self.mid, self.joined_connection, self.master = mid, connection, master
         return []
+
+    def reconnected(self, connection: int, master: int) -> list[Command]:
+        """The *connection*-th control connection is up. To another master than before: report."""
+        if self.over:
+            return []
+        if self.epoch is None:
+            return self.join()
+        if master == self.master:
+            return []  # it has dropped this member with the connection, and says so
+        self.reporting, self.joined_connection, self._reported_to = True, connection, master
+        return [ToMaster(rejoin.report(self, self.epoch))]
+
+    def resumed(self, resumed: m.Resumed) -> list[Command]:
+        """All members have reported to the new master, and the epoch goes on: say again what it needs to know."""
+        if self.over or not self.reporting or resumed.epoch != self.epoch_number:
+            return []
+        self._known()
+        messages: list[m.FromPeer] = [rejoin.done(self, op) for op in rejoin.finished(self)]
+        return [ToMaster(message) for message in messages + self._said] + self.exchanges.tell_again()
+
+    def _known(self) -> None:
+        """The master that this member has reported to knows it now."""
+        if self.reporting:
+            self.reporting, self.master = False, self._reported_to
 
     def refused(self, reason: str) -> list[Command]:
         """The master does not let this member in."""
@@ -204,9 +235,12 @@ class Member:
             committed = op.state is OpState.done and op.seq <= epoch.committed_upto
             if committed and op.kind is not Kind.update_membership:
                 commands += self._end(op, self._result(op, now))  # in the old epoch
+        self._known()
         self.epoch, self.min_world = epoch, epoch.min_world
+        self.committed, self.aborted = epoch.committed_upto, False
         self._enter_world(epoch)
         self._suspects.clear()
+        self._said.clear()
         self._asked = 0
         names = self.member_names
         commands.append(ToClient(m.EpochInfo(epoch.epoch, self.rank, self.name, names)))
@@ -239,6 +273,7 @@ class Member:
         """All ops of the epoch up to commit.upto are committed (R1, R3)."""
         if self.over or commit.epoch != self.epoch_number:
             return []
+        self.committed = max(self.committed, commit.upto)
         commands: list[Command] = []
         for op in list(self.ops.values()):
             if op.seq > commit.upto:
@@ -259,6 +294,7 @@ class Member:
         """Stop the epoch's ops; the master is about to send the next epoch."""
         if self.over or abort.epoch != self.epoch_number:
             return []
+        self.aborted = True
         commands: list[Command] = []
         self._stop_engine(commands)
         for op in self.ops.values():
@@ -271,8 +307,11 @@ class Member:
                 commands.append(self._answer(asked))
         return commands
 
-    def evicted(self, reason: str, committed_upto: int, now: float) -> list[Command]:
-        """The master put this member out; what had committed until then still counts (R8)."""
+    def evicted(self, reason: str, committed_upto: int, now: float, unknown: bool = False) -> list[Command]:
+        """The master put this member out; what had committed until then still counts (R8).
+
+        With *unknown* nobody can say whether what is finished here above *committed_upto* had.
+        """
         if self.over:
             return []
         commands: list[Command] = []
@@ -282,7 +321,7 @@ class Member:
         hint = "connect again to rejoin as a new member"
 
         def end(call: int, done: bool) -> m.Failure:
-            if done and call in exchanges:  # committed_upto does not speak of them
+            if done and (unknown or call in exchanges):  # committed_upto does not speak of them
                 return failure(call, "OutcomeUnknown", _UNKNOWN, who=self.name, got=reason, hint=hint)
             return failure(call, "Evicted", reason, who=self.name, hint=hint)
 
@@ -347,7 +386,7 @@ class Member:
         if other not in self._neighbours and not any(op.uses(other) for op in self.ops.values()):
             return self._start_waiting() if self._ready and self._held else []
         self._ready = False
-        return [ToMaster(m.LinkDown(self.group, self.mid, self.epoch_number, other, "lost", reason[:4000]))]
+        return [self._complain(other, "lost", reason)]
 
     def exchange_links(self, up: Collection[int]) -> list[Command]:
         """The links for sends and recvs that are up are those to *up* (mids)."""
@@ -359,14 +398,14 @@ class Member:
             return []
         if not self.exchanges.link_lost(other):
             return self.exchanges.wanted(other)
-        return [ToMaster(m.LinkDown(self.group, self.mid, self.epoch_number, other, "lost", reason[:4000]))]
+        return [self._complain(other, "lost", reason)]
 
     def link_unreachable(self, other: int, reason: str) -> list[Command]:
         """The link could not be made within its deadline; said once in an epoch."""
         if self.over or self.epoch is None or other in self._suspects:
             return []
         self._suspects.add(other)
-        return [ToMaster(m.LinkDown(self.group, self.mid, self.epoch_number, other, "unreachable", reason[:4000]))]
+        return [self._complain(other, "unreachable", reason)]
 
     def op_finished(
         self, engine_id: int, digest: int, bytes_sent: int, bytes_saved: int = 0, codec_error: float = 0.0
@@ -398,9 +437,18 @@ class Member:
 
     # ---- inside --------------------------------------------------------------------------------------
 
+    def _say(self, message: m.FromPeer) -> Command:
+        """Tell the master something that stops the epoch; a new master is told, too."""
+        if len(self._said) < _SAID_KEPT:
+            self._said.append(message)
+        return ToMaster(message)
+
+    def _complain(self, other: int, kind: str, reason: str) -> Command:
+        return self._say(m.LinkDown(self.group, self.mid, self.epoch_number, other, kind, reason[:4000]))
+
     def _answer(self, op: Op) -> Command:
         call = str(self.meaning(op.call).descriptor)
-        return ToMaster(m.Mismatch(self.group, self.mid, self.epoch_number, op.seq, call))
+        return self._say(m.Mismatch(self.group, self.mid, self.epoch_number, op.seq, call))
 
     def _start_waiting(self) -> list[Command]:
         self._held = False
@@ -425,7 +473,7 @@ class Member:
         op.attempts += 1
         commands = []
         if op.kind is Kind.update_membership:
-            commands.append(ToMaster(m.UpdateMembership(self.group, self.mid, self.epoch_number, op.seq)))
+            commands.append(ToMaster(rejoin.done(self, op)))
             op.state = OpState.done  # it has no result of its own to wait for
         if op.kind in DATALESS and self.world_size == 1:
             op.finished = True
@@ -447,11 +495,8 @@ class Member:
         if op.outcome is not None:
             return self._tell(op)
         if op.state is OpState.running and op.finished:
-            assert op.meaning is not None
             op.state = OpState.done
-            digest = op.digest if op.kind in SAME_RESULT else 0
-            fingerprint = op.meaning.fingerprint
-            return [ToMaster(m.Done(self.group, self.mid, self.epoch_number, op.seq, digest, fingerprint))]
+            return [ToMaster(rejoin.done(self, op))]
         return []
 
     def _stop_engine(self, commands: list[Command]) -> None:
@@ -480,7 +525,7 @@ class Member:
             for op in refused:
                 op.state = OpState.given_up
             seqs = [op.seq for op in refused]
-            commands.append(ToMaster(m.GiveUp(self.group, self.mid, self.epoch_number, seqs, reason[:1000])))
+            commands.append(self._say(m.GiveUp(self.group, self.mid, self.epoch_number, seqs, reason[:1000])))
 
     def _end(self, op: Op, outcome: m.Result | m.Failure) -> list[Command]:
         """Fix an op's outcome; the client hears of it once the engine has let go of the op's memory."""

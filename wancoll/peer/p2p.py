@@ -12,6 +12,7 @@ They take no seq, since only two members call them. Those with one member run in
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
 
 from wancoll.errors import ProtocolError
@@ -29,6 +30,8 @@ from wancoll.peer.ops import (
 )
 from wancoll.peer.outcomes import too_small
 from wancoll.wire import messages as m
+
+_KEPT = 1024
 
 
 class Exchanges:
@@ -51,6 +54,10 @@ class Exchanges:
         self._names: dict[int, str] = {}  # of present members, by mid
         self._up: set[int] = set()  # members to whom the link for exchanges is up
         self._asked: set[int] = set()  # members to whom it was asked for
+        # For a new master: the other half may not have heard what came of them.
+        self.heard = 0  # highest order that a master told
+        self.settlements: dict[int, int] = {}  # order -> digest of the newest that committed
+        self.misfits: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # (mid, number) of the other half
 
     def waiting_for(self) -> str:
         """One phrase for status: what the oldest call waits for."""
@@ -109,6 +116,7 @@ class Exchanges:
         if op is None or op.state is not ExchangeState.told:
             return []
         op.state, op.order = ExchangeState.matched, message.order
+        self.heard = max(self.heard, message.order)
         return self._start_with(op.other)
 
     def settled(self, message: m.Settled, now: float) -> list[Command]:
@@ -117,8 +125,15 @@ class Exchanges:
         if op is None or op.state is ExchangeState.ended:
             return []
         if not message.error:
+            if len(self.settlements) >= _KEPT:
+                del self.settlements[next(iter(self.settlements))]
+            self.settlements[op.order] = message.digest
             return self._end(op, self._result(op, message.digest, now))
-        text = {"who": self.name, "got": f"here {op}", "hint": "make sends and recvs that fit on both members"}
+        if message.other:
+            self.misfits.append((op.other, message.other))
+        fits = message.error == "OutcomeUnknown"
+        hint = "input and result are kept" if fits else "make sends and recvs that fit on both members"
+        text = {"who": self.name, "got": f"here {op}", "hint": hint}
         return self._end(op, failure(op.post.id, message.error, message.text, **text, calls=dict(message.calls)))
 
     # ---- from the links and the engine ---------------------------------------------------------------
@@ -158,6 +173,33 @@ class Exchanges:
             return []
         op.live.discard(engine_id)
         return self._let_go(op)
+
+    # ---- a new master --------------------------------------------------------------------------------
+
+    def reported(self) -> list[m.OpenExchange]:
+        """What is not settled, in the order of the calls."""
+        moving = (ExchangeState.matched, ExchangeState.running, ExchangeState.done)
+        return [
+            m.OpenExchange(
+                op.number,
+                op.other,
+                op.sends,
+                op.order,
+                op.state in moving,
+                op.state is ExchangeState.done,
+                op.digest if op.state is ExchangeState.done else 0,
+            )
+            for op in self.open.values()
+            if op.state is not ExchangeState.ended
+        ]
+
+    def tell_again(self) -> list[Command]:
+        """The epoch goes on with a new master: tell it what has not found its other half."""
+        commands: list[Command] = []
+        for op in list(self.open.values()):
+            if op.state is ExchangeState.told:
+                commands += self._tell_master(op)
+        return commands
 
     # ---- the end -------------------------------------------------------------------------------------
 

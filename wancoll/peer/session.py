@@ -203,6 +203,8 @@ class Session:
         self.run(lost(mid, reason))
 
     def _to_master(self, message: m.FromPeer) -> None:
+        if self.member.reporting and not isinstance(message, m.Report | m.Leave):
+            return  # said when the master knows the member
         if isinstance(message, m.Done | m.ExchangeDone):
             self._hit("before_done")
             self._daemon.control.send(message)

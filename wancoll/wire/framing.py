@@ -57,6 +57,10 @@ class Decoder(Generic[T]):
         self._kind, self._max, self.who = kind, max_bytes, who
         self._buffer = bytearray()
 
+    def allow(self, max_bytes: int) -> None:
+        """From the next feed() on frames of this size are accepted."""
+        self._max = max_bytes
+
     def feed(self, data: bytes) -> list[T]:
         """Add bytes, return the messages that are complete.
 

@@ -38,6 +38,8 @@ class Hello(_Message, frozen=True):
     max_lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # up to which the master may raise lanes; 0: not at all
     congestion_controls: Annotated[list[Name], Meta(max_length=64)] = []  # that its lanes may be told to use
     measures: bool = False  # whether it answers MeasureLink
+    term: U64 = 0  # highest that this daemon has seen
+    master: U64 = 0  # identity of the master that welcomed it last
 
 
 class Join(_Message, frozen=True):
@@ -47,6 +49,7 @@ class Join(_Message, frozen=True):
     member: Name
     start_world: World
     min_world: World
+    was: U64 = 0  # the mid that an earlier master gave it; it has not entered an epoch
 
 
 class Leave(_Message, frozen=True):
@@ -140,6 +143,45 @@ class ExchangeDone(_Message, frozen=True):
     digest: U64
 
 
+class OpenExchange(_Message, frozen=True):
+    """A send or recv that is not settled, in a Report."""
+
+    number: U64
+    other: U64  # mid
+    sends: bool
+    order: U64  # that a master gave it last; 0: none yet
+    moving: bool  # matched in the reported epoch
+    done: bool  # the engine has moved its bytes there
+    digest: U64
+
+
+class Report(_Message, frozen=True):
+    """What member *mid* knows of its epoch: to a master that was started after the one that it knows.
+
+    Between this and Resumed or the next Epoch the member says nothing else of the epoch.
+    """
+
+    group: Name
+    mid: U64
+    epoch: U64
+    members: Annotated[list[tuple[U64, Name, Name]], Meta(min_length=1, max_length=1024)]  # mid, name, daemon, by rank
+    plan: Plan
+    key: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    start_world: World
+    min_world: World
+    reason: Text  # why the epoch began
+    base: U64  # committed when the epoch began
+    committed_upto: U64
+    voids: list[Void]  # above committed_upto
+    aborted: bool  # the epoch's ops were stopped
+    done: Annotated[list[tuple[U64, U64, U64]], Meta(max_length=8192)]  # seq, digest, fingerprint, as in Done
+    updates: Annotated[list[U64], Meta(max_length=8192)]  # seqs of update_memberships it stands at
+    exchanges: Annotated[list[OpenExchange], Meta(max_length=8192)]
+    heard: U64  # highest order of a send or recv that a master told it
+    settled: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # order, digest of the newest that committed
+    failed: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # other's mid and number, of those that did not fit
+
+
 class ProbeResult(_Message, frozen=True):
     """Whether *target*'s addresses answered (see Probe)."""
 
@@ -187,6 +229,7 @@ FromPeer = (
     | UpdateMembership
     | Exchange
     | ExchangeDone
+    | Report
     | ProbeResult
     | LinkReport
     | StatusRequest
@@ -202,6 +245,7 @@ class Welcome(_Message, frozen=True):
     term: U64
     heartbeat_interval: float
     heartbeat_timeout: float
+    master: U64 = 0  # random, fresh at each start of a master
 
 
 class Pong(_Message, frozen=True):
@@ -286,6 +330,15 @@ class Commit(_Message, frozen=True):
     term: U64
 
 
+class Resumed(_Message, frozen=True):
+    """Answer to Report: all have reported, *epoch* goes on. Whatever of it is not settled is said (again) now."""
+
+    group: Name
+    to: U64
+    epoch: U64
+    term: U64
+
+
 class Abort(_Message, frozen=True):
     """Stop the ops of *epoch*; the next Epoch follows. With *ask* > 0: answer with Mismatch for seq *ask*."""
 
@@ -316,6 +369,7 @@ class Settled(_Message, frozen=True):
     error: Annotated[str, Meta(max_length=128)]
     text: Text
     calls: dict[str, str]
+    other: U64 = 0  # number of the other half
 
 
 class Evicted(_Message, frozen=True):
@@ -325,6 +379,7 @@ class Evicted(_Message, frozen=True):
     mid: U64
     reason: Text
     committed_upto: U64
+    unknown: bool = False  # nobody knows whether others had
 
 
 class Probe(_Message, frozen=True):
@@ -430,6 +485,7 @@ FromMaster = (
     | Refused
     | Epoch
     | Commit
+    | Resumed
     | Abort
     | Matched
     | Settled
