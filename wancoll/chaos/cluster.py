@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import secrets
 import shutil
 import signal
@@ -252,12 +253,15 @@ class Cluster:
         """SIGCONT the master."""
         self._running_master().signal(signal.SIGCONT)
 
-    def start_master(self) -> None:
-        """Start the master: on a free port the first time, on the same port and journal again."""
+    def start_master(self, *, lose_journal: bool = False) -> None:
+        """Start the master: on a free port the first time, on the same port and journal (unless it is lost) again."""
         if self._master is not None and self._master.running:
             raise ConfigError("the master runs already", who=f"process {self._master.pid}", hint="kill_master() first")
         listen = join_address(*self._master_address) if self._master_address[1] else self._listen_on("master")
         journal = os.path.join(self._folder, "journal.sqlite")
+        if lose_journal:
+            for end in ("", "-wal", "-shm"):
+                pathlib.Path(journal + end).unlink(missing_ok=True)
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
         place = inside(self._network, "master")
         self._master = Service(self._starter, "master", arguments, self._folder, self._env, place)

@@ -1,0 +1,275 @@
+"""The master is killed and started again: nobody is evicted, running ops finish, each has one outcome everywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import (
+    FAILPOINTS,
+    MIB,
+    Background,
+    attempt,
+    check_agreed,
+    close_all,
+    contribution,
+    is_stopped,
+    join,
+    new_group,
+    reduce_all,
+    wait_joining,
+    wait_until,
+)
+
+from wancoll.chaos import Cluster
+from wancoll.errors import OutcomeUnknown
+
+PEERS = 3
+GRACE = 3.0  # --rejoin-grace
+TIMES = 3  # how often each phase is tried
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    with Cluster(
+        PEERS,
+        heartbeat_timeout=2.0,
+        listen="127.0.0.{i}:0",
+        master_args=[f"--rejoin-grace={GRACE}"],
+        peer_args=["--master-grace=20"],
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    """Three daemons and a master, all up at the start of each test."""
+    for i in range(PEERS):
+        if not shared.running(i):
+            shared.restart_peer(i)
+        shared.resume(i)
+    yield shared
+    for i in range(PEERS):
+        if shared.running(i):
+            shared.resume(i)
+
+
+def restart(cluster: Cluster, **how: Any) -> None:
+    cluster.kill_master()
+    cluster.start_master(**how)
+
+
+def sums(comms: list[Any], tensors: list[np.ndarray]) -> Background:
+    return Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(comms))
+
+
+def check_first_attempt(outcomes: list[Any], tensors: list[np.ndarray]) -> None:
+    """Everybody's contribution is in it, and nothing ran twice."""
+    assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1", "m2"]
+    assert [outcome.receipt.attempts for outcome in outcomes] == [1] * len(outcomes)
+
+
+def test_between_two_operations(cluster: Cluster) -> None:
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    first = reduce_all(comms, range(PEERS))
+    restart(cluster)
+    second = reduce_all(comms, range(PEERS))
+    assert first[0].receipt is not None
+    assert second[0].receipt is not None
+    assert first[0].receipt.epoch == second[0].receipt.epoch
+    assert any(event.kind == "resumed" for event in cluster.status().events)
+    close_all(comms)
+
+
+@pytest.mark.parametrize("point", [point for point in FAILPOINTS if point != "on_epoch"])
+def test_in_each_phase_of_an_operation(cluster: Cluster, point: str) -> None:
+    """A member stands still at the failpoint while the master dies and comes back."""
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    reduce_all(comms, range(PEERS))
+    for count in [1000, 4 * MIB, 1000][:TIMES]:
+        tensors = [contribution(k, count) for k in range(PEERS)]
+        cluster.failpoint(1, point, "pause")
+        running = sums(comms, tensors)
+        wait_until(lambda: is_stopped(cluster.pid(1)), 10, f"peer 1 stands at {point}")
+        restart(cluster)
+        cluster.resume(1)
+        check_first_attempt(running.results(20), tensors)
+    reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+def test_when_an_epoch_begins(cluster: Cluster) -> None:
+    """One member has heard of the group's first epoch, perhaps, and another one has not."""
+    cluster.failpoint(1, "on_epoch", "pause")
+    group = new_group()
+    forming = Background(
+        lambda k: cluster.connect(k, group=group, name=f"m{k}", start_world=PEERS, min_world=PEERS), PEERS
+    )
+    wait_until(lambda: is_stopped(cluster.pid(1)), 10, "peer 1 enters the first epoch")
+    restart(cluster)
+    cluster.resume(1)
+    comms = forming.results(20)
+    reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+@pytest.mark.parametrize("down_for", [0.0, 0.5])
+def test_in_mid_operation(cluster: Cluster, down_for: float) -> None:
+    """Four large sums run on while there is no master, and commit when it is back."""
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    reduce_all(comms, range(PEERS))
+    for _ in range(TIMES):
+        tensors = [[contribution(k, 4 * MIB) for _ in range(4)] for k in range(PEERS)]
+        works = [[comms[k].all_reduce(x, op="sum", async_op=True) for x in tensors[k]] for k in range(PEERS)]
+        cluster.kill_master()
+        time.sleep(down_for)  # how long the master is away is what this is about
+        cluster.start_master()
+        waiting = Background(lambda k, w=works: [attempt(lambda x=x: x.wait(timeout=20)) for x in w[k]], PEERS)
+        outcomes = waiting.results(40)
+        for op in range(4):
+            check_first_attempt([mine[op] for mine in outcomes], [mine[op] for mine in tensors])
+    close_all(comms)
+
+
+def test_finished_everywhere_and_never_told(cluster: Cluster) -> None:
+    """The master stands still while the members finish, and is killed before it can read a Done."""
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    reduce_all(comms, range(PEERS))
+    tensors = [contribution(k, 1000) for k in range(PEERS)]
+    cluster.pause_master()
+    running = sums(comms, tensors)
+    wait_until(lambda: _all_finished(cluster), 10, "all members have finished")
+    restart(cluster)
+    check_first_attempt(running.results(20), tensors)
+    close_all(comms)
+
+
+def _all_finished(cluster: Cluster) -> bool:
+    waits = [member["waiting_for"] for i in range(PEERS) for member in cluster.peer_status(i)["members"]]
+    return len(waits) == PEERS and all("finished here" in each for each in waits)
+
+
+def test_again_and_again(cluster: Cluster) -> None:
+    """Small sums without a pause, sends and receives among them, while the master is killed six times."""
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    stop = [False]
+
+    def work(k: int) -> list[Any]:
+        done = []
+        flag = np.zeros(1, np.float32)
+        while not flag[0]:
+            tensor = contribution(k, 5000)
+            done.append((attempt(lambda x=tensor: comms[k].all_reduce(x, op="sum")), tensor))
+            note = np.full(10, len(done), np.float32)
+            if k == 0:
+                comms[0].send(note, dest=1)
+            elif k == 1:
+                got = np.zeros(10, np.float32)
+                comms[1].recv(got, source=0)
+                assert (got == note).all()
+            flag[0] = stop[0] and k == 0
+            comms[k].all_reduce(flag, op="max")
+        return done
+
+    running = Background(work, PEERS)
+    for _ in range(6):
+        restart(cluster)
+        wait_until(lambda: len(cluster.status().groups) == 1, 10, "the group is back")
+        time.sleep(0.2)  # some operations go through
+    stop[0] = True
+    outcomes = running.results(40)
+    assert len({len(mine) for mine in outcomes}) == 1
+    assert len(outcomes[0]) > 6
+    for step in zip(*outcomes, strict=True):
+        assert sorted(check_agreed([one for one, _ in step], [x for _, x in step])) == ["m0", "m1", "m2"]
+    close_all(comms)
+
+
+def test_a_member_dies_while_the_master_is_away(cluster: Cluster) -> None:
+    """The others go on without it once it had the time to report."""
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
+    cluster.failpoint(2, "mid_op", "pause")
+    running = sums(comms, tensors)
+    wait_until(lambda: is_stopped(cluster.pid(2)), 10, "peer 2 stands still")
+    cluster.kill_master()
+    cluster.kill(2)
+    cluster.start_master()
+    back = time.monotonic()
+    outcomes = running.results(20)
+    assert sorted(check_agreed(outcomes[:2], tensors[:2])) == ["m0", "m1"]
+    assert max(outcome.ended for outcome in outcomes[:2]) - back < GRACE + 2
+    reduce_all(comms[:2], range(2))
+    close_all(comms)
+
+
+def test_a_daemon_that_is_back_without_its_members_is_not_waited_for(cluster: Cluster) -> None:
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    cluster.kill_master()
+    cluster.kill(2)
+    cluster.start_master()
+    cluster.restart_peer(2)
+    back = time.monotonic()
+    reduce_all(comms[:2], range(2))
+    assert time.monotonic() - back < GRACE - 1
+    close_all(comms)
+
+
+def test_the_journal_is_lost_too(cluster: Cluster) -> None:
+    """The reports tell what the journal would have: nothing is numbered twice."""
+    comms = join(cluster, range(PEERS))
+    first = reduce_all(comms, range(PEERS))
+    tensors = [contribution(k, MIB) for k in range(PEERS)]
+    cluster.failpoint(1, "before_done", "pause")
+    running = sums(comms, tensors)
+    wait_until(lambda: is_stopped(cluster.pid(1)), 10, "peer 1 stands still")
+    restart(cluster, lose_journal=True)
+    cluster.resume(1)
+    outcomes = running.results(20)
+    check_first_attempt(outcomes, tensors)
+    assert outcomes[0].receipt.epoch == first[0].receipt.epoch
+    cluster.kill(2)
+    after = reduce_all(comms[:2], range(2))
+    assert after[0].receipt is not None
+    assert after[0].receipt.epoch > outcomes[0].receipt.epoch
+    close_all(comms)
+
+
+def test_a_joiner_that_waits_is_not_forgotten(cluster: Cluster) -> None:
+    group = new_group()
+    comms = join(cluster, range(2), group=group)
+    reduce_all(comms, range(2))
+    late = Background(lambda _: cluster.connect(2, group=group, name="m2", start_world=2), 1)
+    wait_joining(cluster, group, "m2")
+    restart(cluster)
+    wait_joining(cluster, group, "m2")
+    updates = Background(lambda k: attempt(comms[k].update_membership), 2)
+    assert all(outcome.error is None for outcome in updates.results(20))
+    comms += late.results(20)
+    reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+def test_a_member_that_comes_too_late(cluster: Cluster) -> None:
+    """It stood still for longer than the grace time, with a finished sum: committed for it, or unknown; never wrong."""
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    tensors = [contribution(k, 1000) for k in range(PEERS)]
+    cluster.failpoint(2, "after_done", "pause")
+    running = sums(comms, tensors)
+    wait_until(lambda: is_stopped(cluster.pid(2)), 10, "peer 2 stands still")
+    restart(cluster)
+    wait_until(lambda: sum(running.finished) == 2, GRACE + 5, "the others go on")
+    cluster.resume(2)
+    outcomes = running.results(20)
+    contributors = check_agreed(outcomes[:2], tensors[:2])
+    if outcomes[2].error is None:
+        check_agreed(outcomes, tensors)
+    else:
+        assert isinstance(outcomes[2].error, OutcomeUnknown) or "m2" not in contributors, repr(outcomes[2])
+    close_all(comms)
