@@ -399,3 +399,31 @@ def test_what_was_said_is_said_again() -> None:
     assert member.resumed(m.Resumed(GROUP, 1, 1, 2)) == [complaint]
     assert not member.reporting
     assert member.reconnected(3, 22) == [], "the same master has dropped it"
+
+
+def test_an_epoch_that_was_stopped_does_not_go_on() -> None:
+    room = restarted()
+    tell(room, report(1), report(2, aborted=True), report(3))
+    assert room.new_epoch().epoch == 2
+
+
+@pytest.mark.parametrize(("newest", "fate"), [(2, (1, False)), (3, (0, True))])
+def test_what_the_one_that_was_put_out_is_told(newest: int, fate: tuple[int, bool]) -> None:
+    """What the next epoch began with decides; with another one between them nobody can say."""
+    room = restarted(newest, (1, 2))
+    tell(room, report(3, done=[(1, 7, 9)]))
+    tell(room, *(report(mid, newest, of=(1, 2), base=1, committed_upto=1) for mid in (1, 2)))
+    told = room.one("d3", m.Evicted)
+    assert (told.committed_upto, told.unknown) == fate
+    assert room.one("d1", m.Resumed).epoch == newest
+
+
+def test_the_journal_says_whom_else_to_wait_for() -> None:
+    """Only the joiner has heard of the epoch that admitted it."""
+    room = restarted(2, (1, 2, 3))
+    pair = (1, 2)
+    tell(room, report(1, of=pair, updates=[1]), report(2, of=pair, updates=[1]))
+    room.no_epoch()
+    tell(room, report(3, 2, base=1, committed_upto=1))
+    epoch = room.new_epoch()
+    assert (epoch.epoch, epoch.committed_upto, len(epoch.members)) == (3, 1, 3)

@@ -310,6 +310,7 @@ def _go_on(state: State, group: Group, reports: list[m.Report]) -> None:
     group.conns = tuple(dict.fromkeys(member.daemon.conn for member in group.members))
     for ends in reports[0].plan.avoid:
         group.bad_pairs[pair(*ends)] = state.now + BAD_PAIR_SECONDS
+    group.seen_version, group.seen_at = state.measures.version, state.now  # daemons tell again what they measured
     epochs.persist(state, group)
     for member in group.members:
         told = m.Resumed(group.name, member.mid, group.epoch, state.term)
