@@ -26,6 +26,7 @@ from wancoll.wire.framing import Decoder, encode
 from wancoll_master import journal as journal_module
 from wancoll_master.journal import Journal
 from wancoll_master.server import FIRST_MESSAGE_BYTES, MasterConfig, encode_epochs, serve
+from wancoll_master.state import Used
 
 QUICK = Limits(heartbeat_interval=0.05, heartbeat_timeout=0.4, handshake_timeout=0.4)
 
@@ -411,11 +412,13 @@ async def test_a_restarted_master_has_a_higher_term_and_higher_numbers(tmp_path)
 def test_the_journal_keeps_numbers_that_never_fall(tmp_path):
     path = str(tmp_path / "journal")
     journal = Journal(path)
-    journal.persist(7, 1025)
-    journal.persist(3, 9)
+    journal.persist(7, 1025, "a", Used(6, frozenset({1})))
+    journal.persist(7, 1025, "a", Used(7, frozenset({1, 300})))
+    journal.persist(3, 9, "b", Used(3, frozenset({4})))
     journal.close()
     journal = Journal(path)
     assert (journal.facts.term, journal.facts.highest_epoch, journal.facts.next_mid) == (2, 7, 1025)
+    assert journal.facts.used == {"b": Used(3, frozenset({4})), "a": Used(7, frozenset({1, 300}))}
     journal.close()
 
 
