@@ -28,7 +28,7 @@ from wancoll_master.journal import Journal
 from wancoll_master.server import FIRST_MESSAGE_BYTES, MasterConfig, encode_epochs, serve
 from wancoll_master.state import Used
 
-QUICK = Limits(heartbeat_interval=0.05, heartbeat_timeout=0.4, handshake_timeout=0.4)
+QUICK = Limits(heartbeat_interval=0.05, heartbeat_timeout=0.4, handshake_timeout=0.4, rejoin_grace=0.1)
 
 
 class Peer:

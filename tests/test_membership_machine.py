@@ -213,7 +213,8 @@ class Cluster(RuleBasedStateMachine):
             assert client.core.epoch_number <= resumed.epoch
             assert not (client.core.aborted and client.core.epoch_number == resumed.epoch)
         told = [c.core.committed for _, c in self.live() if c.core.epoch_number == resumed.epoch]
-        self.committed = self.committed_in[resumed.epoch] = max(told)  # what was said and not heard is void
+        if told:  # what was said and not heard is void
+            self.committed = self.committed_in[resumed.epoch] = max(told)
 
     def check_commit(self, commit: m.Commit) -> None:
         epoch = self.epochs[commit.epoch]
