@@ -199,7 +199,8 @@ def kill(cluster: Cluster, kind: str, algorithm: str, moment: str, victim: int, 
         assert set(agreed) >= {f"m{k}" for k in survivors}
         if moment in ("late", "before_done", "mid_op", "on_post"):
             assert f"m{victim}" not in agreed
-            assert all(outcomes[k].receipt.attempts == 2 for k in survivors)
+            # A busy machine may hear of the broken links before it hears of the death: that is an attempt more.
+            assert all(outcomes[k].receipt.attempts >= 2 for k in survivors)
     reduce_all([comms[k] for k in survivors], survivors)
     close_all(comms)
 
