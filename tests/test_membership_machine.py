@@ -682,15 +682,20 @@ class Cluster(RuleBasedStateMachine):
                 self.exchange(*by_mid[one], two, not sends, tag)
         self.settle(2)
 
+    def fill_up(self) -> None:
+        """Enough members to start a group."""
+        while len(self.live()) < START:
+            self.join(len(self.live()) % DAEMONS)
+
     def teardown(self) -> None:
         """Once nothing fails any more, everything that was called ends (promise 4)."""
         for daemon in self.daemons:
             daemon.asleep = daemon.unreachable = False
         self.settle(2)
-        while len(self.live()) < START:
-            self.join(len(self.live()) % DAEMONS)
+        self.fill_up()
         target = max((client.next_seq for _, client in self.live()), default=0) + 8
         for _ in range(150):
+            self.fill_up()  # a master that has come back may put members out after its grace
             self.settle(2)
             for daemon, client in self.live():
                 for _ in range(4):
