@@ -9,15 +9,10 @@ import numpy as np
 
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError
+from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.numbers import Array, narrowed, widened
 
-_BLOCK = {
-    Codec.none: (0, 0),
-    Codec.bf16: (1, 2),
-    Codec.fp16: (128, 260),
-    Codec.int8: (128, 132),
-    Codec.int4: (32, 20),
-}
+_BLOCK = {Codec.none: (0, 0), **BLOCKS}
 _WIDE = (DType.float32, DType.float64)
 _HALF = (DType.float16, DType.bfloat16)
 _DTYPES = {Codec.bf16: _WIDE, Codec.fp16: _WIDE, Codec.int8: _WIDE + _HALF, Codec.int4: _WIDE + _HALF}
