@@ -37,7 +37,8 @@ def numbers(dtype: DType, x: np.ndarray) -> np.ndarray:
     """Elements of *dtype* as float64."""
     if dtype is DType.bfloat16:
         x = (x.astype(np.uint32) << 16).view(np.float32)
-    return x.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return x.astype(np.float64)
 
 
 class Kernels:
