@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { GRAIN = 2 << 20 };
+enum { SMALL = 65536, GRAIN = 2 << 20 };
 
 static void release(wc_scratch *scratch)
 {
@@ -33,9 +33,7 @@ static wc_scratch *fresh(size_t bytes)
 
 wc_scratch *wc_scratch_take(wc_engine *engine, size_t bytes)
 {
-    size_t wanted = bytes < 4096 ? 4096 : bytes + (GRAIN - 1) - (bytes + GRAIN - 1) % GRAIN;
-    if (bytes <= 65536)
-        wanted = 65536;
+    size_t wanted = bytes <= SMALL ? SMALL : bytes + (GRAIN - 1) - (bytes + GRAIN - 1) % GRAIN;
     pthread_mutex_lock(&engine->scratch_mutex);
     wc_scratch **best = NULL;
     for (wc_scratch **at = &engine->idle_scratch; *at; at = &(*at)->next)

@@ -81,10 +81,10 @@ class Call:
     epoch: int = 0  # of *meaning*
     meaning: Meaning | None = None
 
-    def in_epoch(self, epoch: m.Epoch, world: World, rank: int) -> Meaning:
+    def in_epoch(self, epoch: m.Epoch, world: World, rank: int, limits: Limits = DEFAULT) -> Meaning:
         """What it means in *epoch*; found once."""
         if self.meaning is None or self.epoch != epoch.epoch:
-            self.epoch, self.meaning = epoch.epoch, resolve(self.posted, self.world, world, rank, epoch.plan)
+            self.epoch, self.meaning = epoch.epoch, resolve(self.posted, self.world, world, rank, epoch.plan, limits)
         return self.meaning
 
 

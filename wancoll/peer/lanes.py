@@ -81,18 +81,14 @@ def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_
 
 def check_congestion_control(name: str) -> None:
     """Raise ConfigError where this kernel does not offer *name*."""
-    with socket.socket() as probe:
-        try:
-            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-        except OSError as bad:
-            try:
-                with open("/proc/sys/net/ipv4/tcp_available_congestion_control") as offered:
-                    choices = offered.read().strip()
-            except OSError:
-                choices = "what the kernel offers"
-            raise ConfigError(
-                "unknown congestion control", who="--congestion-control", expected=choices, got=repr(name)
-            ) from bad
+    if _offers(name):
+        return
+    try:
+        with open("/proc/sys/net/ipv4/tcp_available_congestion_control") as offered:
+            choices = offered.read().strip()
+    except OSError:
+        choices = "what the kernel offers"
+    raise ConfigError("unknown congestion control", who="--congestion-control", expected=choices, got=repr(name))
 
 
 def offered_congestion_controls(setting: str) -> list[str]:

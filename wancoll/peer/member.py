@@ -145,7 +145,7 @@ class Member:
     def meaning(self, call: Call) -> Meaning:
         """What *call* means in the current epoch."""
         assert self.epoch is not None
-        return call.in_epoch(self.epoch, self._world, self.rank)
+        return call.in_epoch(self.epoch, self._world, self.rank, self.limits)
 
     def post(self, post: m.Post, call: Call, now: float) -> list[Command]:
         """The client calls *call*. It takes the next seq, whatever comes of it."""

@@ -288,7 +288,7 @@ class Plan(_Message, frozen=True):
     lanes: Annotated[int, Meta(ge=1, le=256)]
     stripe: Annotated[int, Meta(ge=1, le=1 << 31)]  # bytes; transfers are not cut into smaller parts
     turns: bool  # whether ops take turns on the lanes, or all start at lane 0
-    # By kind (its name): (up to this many bytes of Descriptor.nbytes, algorithm), ascending; the last bound is 0, no
+    # By kind (its name): (up to this many bytes of the larger tensor, algorithm), ascending; the last bound is 0, no
     # limit. A kind that is missing takes its default.
     choices: dict[str, list[tuple[Count, Name]]]
     avoid: Annotated[list[tuple[U64, U64]], Meta(max_length=4096)]  # pairs of mids that cannot reach each other
