@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from wancoll.errors import ConfigError, ProtocolError
+from wancoll.failpoints import Failpoints
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
 from wancoll.peer.arena import Arena
-from wancoll.peer.failpoints import Failpoints
 from wancoll.peer.lanes import LaneFailed, advertised, check_congestion_control, dial, open_listener, probe, read_frame
 from wancoll.peer.stream import NowaitStream
 from wancoll.wire import messages as m

@@ -80,7 +80,15 @@ MAY_IMPORT = {
     "wancoll.peer.outcomes": (*BASE, "wancoll.peer.ops", "wancoll.wire"),
     "wancoll.peer.p2p": (*BASE, "wancoll.peer.calls", "wancoll.peer.ops", "wancoll.peer.outcomes", "wancoll.wire"),
     "wancoll.peer.rejoin": (*BASE, "wancoll.peer.ops", "wancoll.peer.p2p", "wancoll.wire"),
-    "wancoll_master": (*BASE, "wancoll.local", "wancoll.wire", "wancoll.schedule.cost", "wancoll_master"),
+    "wancoll_master": (
+        *BASE,
+        "wancoll.failpoints",
+        "wancoll.local",
+        "wancoll.resources",
+        "wancoll.schedule.cost",
+        "wancoll.wire",
+        "wancoll_master",
+    ),
 }
 
 KNOW_THE_MASTER = ("wancoll.cli", "wancoll.chaos", "wancoll_master")

@@ -15,7 +15,9 @@ import msgspec
 import structlog
 import trio
 
+from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
+from wancoll.failpoints import MASTER, Failpoints
 from wancoll.local import join_address, split_address
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, Decoder, encode
@@ -119,6 +121,8 @@ class Server:
     def __init__(self, config: MasterConfig, journal: Journal) -> None:
         self._limits = config.limits
         self._journal = journal
+        self._failpoints = Failpoints(config.failpoint_token)
+        self._telling: set[str] = set()  # fault injection: what the next flush tells, "commit" or "epoch"
         facts = journal.facts
         self.state = membership.new_state(
             config.limits,
@@ -148,12 +152,16 @@ class Server:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Broadcast(conns, message):
+                if self._failpoints.armed and isinstance(message, m.Commit):
+                    self._before_telling("commit")
                 frame = encode(message)
                 for conn in conns:
                     self._add(conn, frame)
             case Send(conn, message):
                 self._add(conn, encode(message))
             case Announce(to, epoch):
+                if self._failpoints.armed:
+                    self._before_telling("epoch")
                 for (conn, _), frame in zip(to, encode_epochs(epoch, [mid for _, mid in to]), strict=True):
                     self._add(conn, frame)
             case SendStatus(conn):
@@ -167,6 +175,7 @@ class Server:
                 if connection is not None:
                     connection.end()
             case Persist(highest_epoch, next_mid, group, used):
+                self._failpoints.hit("before_persist")
                 self._write(lambda: self._journal.persist(highest_epoch, next_mid, group, used))
             case Record(group, epoch, kind, text):
                 log.info(kind, group=group, epoch=epoch, text=text)
@@ -185,6 +194,24 @@ class Server:
             dirty, self._dirty = self._dirty, {}
             for connection in dirty.values():
                 connection.flush_batch()
+                for what in self._telling:
+                    self._failpoints.hit(f"half_{what}")
+            for what in self._telling:
+                self._failpoints.hit(f"after_{what}")
+            self._telling.clear()
+
+    def _before_telling(self, what: str) -> None:
+        self._failpoints.hit(f"before_{what}")
+        self._telling.add(what)
+
+    def _arm(self, arm: m.Arm) -> m.Ok | m.Bye:
+        """Fault injection, for whoever shows the token."""
+        if not self._failpoints.allows(arm.token):
+            return m.Bye("fault injection is not allowed here: expected the token of WANCOLL_FAILPOINTS")
+        if arm.name not in MASTER or arm.action not in ("kill", "pause", "clear"):
+            return m.Bye(f"unknown: {arm.action} at {arm.name}; expected kill, pause or clear at {', '.join(MASTER)}")
+        self._failpoints.arm(arm.name, arm.action)
+        return m.Ok()
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write to the journal: a full disk is no reason to stop the training that runs."""
@@ -203,6 +230,11 @@ class Server:
             groups=report.groups(self.state, now),
             events=self._journal.events(STATUS_EVENTS),
             links=report.links(self.state),
+            resources={
+                **resources.of_process(),
+                "tasks": trio.lowlevel.current_statistics().tasks_living,
+                "connections": len(self._connections),
+            },
         )
 
     async def keep_time(self) -> None:
@@ -277,7 +309,12 @@ class Server:
                 if self._greeting.pop(number, None) is not None:
                     greeting.deadline = float("inf")
                     decoder.allow(self._limits.message_bytes)  # a Report may be as large as an Epoch
-                self.apply(Received(number, message))
+                if isinstance(message, m.Arm) and number not in self.state.connections:
+                    connection.add(encode(self._arm(message)))
+                    connection.flush_batch()
+                    connection.end()
+                else:
+                    self.apply(Received(number, message))
                 if connection.ending:
                     break
             self.flush()

@@ -50,7 +50,7 @@ class Cluster:
         network: where the master and each daemon run; they listen on the addresses that their hosts have there, and
             *listen* is not used. Clients run here: they only need the daemons' sockets, which are files.
         master_args: more options of `wancoll master`, each as "--option=value".
-        peer_args: more options of `wancoll peer`, for every daemon, each as "--option=value".
+        peer_args: more options of `wancoll peer`, for every daemon, each as "--option=value"; "{i}" as in *listen*.
         env: environment variables for all processes.
         peer_env: more environment variables for single daemons, by index.
         startup_timeout: seconds for one process to become ready.
@@ -175,6 +175,18 @@ class Cluster:
         status: dict[str, Any] = json.loads(answer.text)
         return status
 
+    @property
+    def journal(self) -> str:
+        """Path of the master's journal, which holds the event log."""
+        return os.path.join(self._folder, "journal.sqlite")
+
+    def save_logs(self, folder: str) -> None:
+        """Copy what the processes wrote to their standard error, and the journal, to *folder*."""
+        os.makedirs(folder, exist_ok=True)
+        for path in pathlib.Path(self._folder).iterdir():
+            if path.suffix == ".log" or path.name.startswith("journal"):
+                shutil.copy(path, folder)
+
     # ---- clients -------------------------------------------------------------------------------------
 
     def connect(self, i: int, **options: Any) -> Communicator:
@@ -258,13 +270,14 @@ class Cluster:
         if self._master is not None and self._master.running:
             raise ConfigError("the master runs already", who=f"process {self._master.pid}", hint="kill_master() first")
         listen = join_address(*self._master_address) if self._master_address[1] else self._listen_on("master")
-        journal = os.path.join(self._folder, "journal.sqlite")
+        journal = self.journal
         if lose_journal:
             for end in ("", "-wal", "-shm"):
                 pathlib.Path(journal + end).unlink(missing_ok=True)
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
         place = inside(self._network, "master")
-        self._master = Service(self._starter, "master", arguments, self._folder, self._env, place)
+        environment = {**self._env, "WANCOLL_FAILPOINTS": self._token}
+        self._master = Service(self._starter, "master", arguments, self._folder, environment, place)
         ready = self._master.ready(self._startup_timeout)
         self._master_address = _dialable(ready.split()[0])
 
@@ -291,6 +304,24 @@ class Cluster:
             action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm).
         """
         self._arm(i, name, action)
+
+    def master_failpoint(self, name: str, action: str) -> None:
+        """Arm a failpoint of the master; it fires once.
+
+        Args:
+            name: before_commit, half_commit (one member has been told), after_commit, before_epoch, half_epoch,
+                after_epoch or before_persist (of numbers to the journal).
+            action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm).
+        """
+        who = f"the master, {action} {name}"
+        try:
+            with inside(self._network, "master"):
+                connection = socket.create_connection(self._master_address, _ANSWER_TIMEOUT)
+        except OSError as bad:
+            raise ConfigError("the master cannot be asked", who=who, got=str(bad), hint="was it killed?") from bad
+        answer = _ask(connection, m.Arm(self._token, name, action), m.FromMaster, who)
+        if not isinstance(answer, m.Ok):
+            raise ConfigError("refused", who=who, got=str(answer)[:200])
 
     # ---- the end -------------------------------------------------------------------------------------
 
@@ -328,7 +359,7 @@ class Cluster:
             f"--socket={self.socket(i)}",
             f"--name={name}",
             f"--lanes={self._lanes}",
-            *self._peer_args,
+            *(option.format(i=i + 1) for option in self._peer_args),
             *extra,
         ]
         last = {option.partition("=")[0]: option for option in options}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from functools import partial
 from typing import Annotated
 
@@ -63,7 +64,10 @@ def master(
         handshake_timeout=handshake_timeout,
     )
     config = MasterConfig(
-        listen=address(listen, what="--listen", default_port=MASTER_PORT), journal=journal, limits=limits
+        listen=address(listen, what="--listen", default_port=MASTER_PORT),
+        journal=journal,
+        failpoint_token=os.environ.get("WANCOLL_FAILPOINTS", ""),
+        limits=limits,
     )
 
     service.run("master", partial(service.serve_until, partial(serve, config)), " ".join)

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import structlog
 import trio
 
+from wancoll import resources
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
+from wancoll.failpoints import Failpoints
 from wancoll.local import default_socket, join_address
 from wancoll.peer import ops
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_address
 from wancoll.peer.door import FrontDoor, claim_socket
-from wancoll.peer.failpoints import Failpoints
 from wancoll.peer.lanes import check_congestion_control, open_listener, probe
 from wancoll.peer.links import LinkHub
 from wancoll.peer.measure import Measurer
@@ -128,6 +129,7 @@ class Daemon:
             "connected": self.control.connected,
             "addresses": self.control.addresses,
             "kernels": kernel_name(),
+            "resources": self._resources(),
             "members": [
                 {
                     "group": session.member.group,
@@ -141,6 +143,16 @@ class Daemon:
                 }
                 for session in self._sessions
             ],
+        }
+
+    def _resources(self) -> dict[str, int]:
+        """What is held, so that leaks can be counted: all of it follows from sessions, links and running ops."""
+        return {
+            **resources.of_process(),
+            "tasks": trio.lowlevel.current_statistics().tasks_living,
+            "sessions": len(self._sessions),
+            "ops": len(self._by_engine_id),
+            **self.links.counts(),
         }
 
     # ---- the master ----------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import structlog
 import trio
 
 from wancoll.errors import ConfigError, ProtocolError
+from wancoll.failpoints import PEER
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.peer import ops
-from wancoll.peer.failpoints import NAMES
 from wancoll.peer.session import Host, Session
 from wancoll.peer.stream import NowaitStream
 from wancoll.wire import messages as m
@@ -145,7 +145,7 @@ class FrontDoor:
             self._daemon.links.cut(arm.name)
         elif arm.action == "heal":
             self._daemon.links.heal(arm.name)
-        elif arm.name in NAMES and arm.action in ("kill", "pause", "clear"):
+        elif arm.name in PEER and arm.action in ("kill", "pause", "clear"):
             self._daemon.failpoints.arm(arm.name, arm.action)
         else:
             return ops.failure(
@@ -153,7 +153,7 @@ class FrontDoor:
                 "ConfigError",
                 "unknown failpoint or action",
                 who=self._daemon.name,
-                expected=f"kill, pause or clear at {', '.join(NAMES)}; cut or heal",
+                expected=f"kill, pause or clear at {', '.join(PEER)}; cut or heal",
                 got=f"{arm.action} at {arm.name}",
             )
         return m.Ok()

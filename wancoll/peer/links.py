@@ -77,6 +77,17 @@ class LinkHub:
             if link.up and link.owner.epoch is not None
         ]
 
+    def counts(self) -> dict[str, int]:
+        """Links in the engine, their lanes (a descriptor each), and tasks that raise or accept some."""
+        links = self._by_engine_id.values()
+        raising = sum(link.scope is not None for owner in self._members for link in owner.links.values())
+        return {
+            "links": len(links),
+            "lanes": sum(len(link.attached) for link in links),
+            "raising": raising,
+            "handshakes": len(self._handshakes),
+        }
+
     # ---- state of a link -----------------------------------------------------------------------------
 
     def raise_link(self, link: Link) -> None:

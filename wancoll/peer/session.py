@@ -12,13 +12,13 @@ import trio
 from wancoll.collective import DATALESS, DType, Kind, ReduceOp
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ProtocolError
+from wancoll.failpoints import Failpoints
 from wancoll.peer import member as core
 from wancoll.peer import ops
 from wancoll.peer.arena import Arena
 from wancoll.peer.calls import Meaning, noise
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
-from wancoll.peer.failpoints import Failpoints
 from wancoll.peer.links import LinkHub
 from wancoll.peer.member_links import COLLECTIVES, EXCHANGES
 from wancoll.peer.stream import NowaitStream

@@ -51,9 +51,10 @@ class Detach(Message, frozen=True):
 
 
 class Arm(Message, frozen=True):
-    """Fault injection, only where the daemon was started with the same *token* in WANCOLL_FAILPOINTS.
+    """Fault injection, only where the daemon or master was started with the same *token* in WANCOLL_FAILPOINTS.
 
-    action: "kill" or "pause" (at failpoint *name*), "cut" or "heal" (*name* is the other member's daemon), "clear".
+    The first and only message of a connection. action: "kill" or "pause" (at failpoint *name*), "clear"; of a daemon
+    also "cut" or "heal" (*name* is the other member's daemon).
     """
 
     token: Name
@@ -114,7 +115,7 @@ class Failure(Message, frozen=True):
 
 
 class Ok(Message, frozen=True):
-    """Answer to Arm."""
+    """Answer to Arm. A master that refuses says Bye."""
 
 
 class LocalStatus(Message, frozen=True):

@@ -81,3 +81,4 @@ class Status(Message, frozen=True):
     groups: list[GroupStatus]
     events: list[EventRecord]  # newest last
     links: list[LinkStatus] = []  # that were measured, by source and target; the first of many
+    resources: dict[str, int] = {}  # what the master holds: fds, threads, tasks, connections, memory, ...

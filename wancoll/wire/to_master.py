@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from wancoll.wire.epoch import Plan, Void
 from wancoll.wire.fields import U64, Addresses, Count, Message, Name, Site, Text, World
+from wancoll.wire.local import Arm
 from wancoll.wire.status import StatusRequest
 
 
@@ -213,4 +214,5 @@ FromPeer = (
     | ProbeResult
     | LinkReport
     | StatusRequest
+    | Arm
 )

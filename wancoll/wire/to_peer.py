@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from wancoll.wire.epoch import Epoch
 from wancoll.wire.fields import U64, Addresses, Count, Message, Name, Text
+from wancoll.wire.local import Ok
 from wancoll.wire.status import Status
 
 
@@ -147,4 +148,5 @@ FromMaster = (
     | MeasureLink
     | Status
     | Bye
+    | Ok
 )

@@ -1,11 +1,20 @@
-"""Named places where a fault test can kill or stop this daemon. Off unless WANCOLL_FAILPOINTS gave it a token."""
+"""Named places where a fault test can kill or stop a daemon or master. Off unless WANCOLL_FAILPOINTS gave a token."""
 
 from __future__ import annotations
 
 import os
 import signal
 
-NAMES = ("on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit", "on_epoch")
+PEER = ("on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit", "on_epoch")
+MASTER = (  # half: one member has been told and the others have not
+    "before_commit",
+    "half_commit",
+    "after_commit",
+    "before_epoch",
+    "half_epoch",
+    "after_epoch",
+    "before_persist",
+)
 
 
 class Failpoints:

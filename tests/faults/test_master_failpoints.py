@@ -1,0 +1,63 @@
+"""The master dies at named points: before, between and after it tells the members of a commit or an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support import Background, attempt, check_agreed, close_all, contribution, join, reduce_all, wait_until
+
+from wancoll.chaos import Cluster
+from wancoll.errors import ConfigError
+from wancoll.failpoints import MASTER
+
+PEERS = 3
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(PEERS, listen="127.0.0.{i}:0", peer_args=["--master-grace=20"]) as cluster:
+        yield cluster
+
+
+def master_ends(cluster: Cluster) -> bool:
+    try:
+        _ = cluster.master_pid
+    except ConfigError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("point", [point for point in MASTER if point.endswith("commit")])
+def test_killed_around_a_commit(cluster: Cluster, point: str) -> None:
+    """Nobody is put out, the operation runs once, and all have the same outcome."""
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    reduce_all(comms, range(PEERS))
+    tensors = [contribution(k, 5000) for k in range(PEERS)]
+    cluster.master_failpoint(point, "kill")
+    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    wait_until(lambda: master_ends(cluster), 10, f"the master dies at {point}")
+    cluster.start_master()
+    outcomes = running.results(20)
+    assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1", "m2"]
+    assert [outcome.receipt.attempts for outcome in outcomes] == [1] * PEERS
+    reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+@pytest.mark.parametrize("point", [point for point in MASTER if not point.endswith("commit")])
+def test_killed_around_an_epoch(cluster: Cluster, point: str) -> None:
+    """A member leaves; the master dies while it tells the others of the epoch without it."""
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    cluster.master_failpoint(point, "kill")
+    comms[2].close()
+    wait_until(lambda: master_ends(cluster), 10, f"the master dies at {point}")
+    cluster.start_master()
+    reduce_all(comms[:2], range(2))
+    close_all(comms)
+
+
+def test_other_names_are_refused(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="before_commit"):
+        cluster.master_failpoint("never", "kill")
