@@ -41,6 +41,17 @@ def split_address(text: str, *, what: str = "address", default_port: int | None 
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def split_addresses(text: str, *, what: str = "addresses", default_port: int | None = None) -> list[tuple[str, int]]:
+    """Split "host:port,host:port" into [(host, port)], each one once.
+
+    Raises:
+        ConfigError: not of that form, or none.
+    """
+    return list(
+        dict.fromkeys(split_address(one.strip(), what=what, default_port=default_port) for one in text.split(","))
+    )
+
+
 def join_address(host: str, port: int) -> str:
     """(host, port) to "host:port", IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -38,9 +38,15 @@ class Connection:
         """Put a frame into the batch that flush_batch() sends."""
         self._batch.append(frame)
 
+    def drop_batch(self) -> None:
+        """Forget what add() was given since the last flush_batch()."""
+        self._batch.clear()
+
     def flush_batch(self) -> None:
         """Send the batch: now what fits, the rest from the writer's task. A broken connection shows in receive()."""
         frames, self._batch = self._batch, []
+        if not frames:
+            return
         data = frames[0] if len(frames) == 1 else b"".join(frames)
         if not self._queue:
             try:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 
 from wancoll.errors import ConfigError
 from wancoll.wire.messages import EventRecord
 from wancoll_master.state import Used
+from wancoll_master.store import GROUPS_KEPT, Facts
 
 FORMAT = 1
 EVENTS_KEPT = 10_000
-GROUPS_KEPT = 1024  # at a start
 _TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
 
 _SCHEMA = """
@@ -24,18 +23,8 @@ create table if not exists groups (name text primary key, epoch integer not null
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a master starts from. term is its own, one above the last."""
-
-    term: int
-    highest_epoch: int
-    next_mid: int
-    used: dict[str, Used]  # by group, oldest epoch first
-
-
 class Journal:
-    """One sqlite file, or memory. Calls are short and not from several threads.
+    """One sqlite file, or memory: a Store whose writes are done at once. Calls are short and not from several threads.
 
     A killed process loses nothing; a machine that loses power may lose the last events, and the numbers are
     then still above what peers have seen of earlier terms, for the term itself is synced to disk.
@@ -49,6 +38,7 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self._path = path or ":memory:"
+        self.asked = self.written = 0
         try:
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
             try:

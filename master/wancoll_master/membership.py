@@ -33,6 +33,7 @@ from wancoll_master.state import (
     Send,
     SendStatus,
     State,
+    StepDown,
     Used,
     clip,
 )
@@ -47,6 +48,8 @@ def new_state(
     next_mid: int = 1,
     used: dict[str, Used] | None = None,
     now: float = 0.0,
+    elected: bool = False,
+    lost_journal: bool = False,
 ) -> State:
     """The state of a master that starts *now*; *floor* (highest epoch used), *next_mid*, *used* are its journal's."""
     identity = int.from_bytes(hashlib.blake2b(b"identity", key=secret, digest_size=8).digest(), "big") | 1
@@ -61,6 +64,8 @@ def new_state(
         used=dict(used or {}),
         inherited=set(used or {}),
         rejoin_until=now + limits.rejoin_grace,
+        elected=elected,
+        lost_journal=lost_journal,
     )
 
 
@@ -152,6 +157,10 @@ def _hello(state: State, conn: int, hello: m.Hello) -> None:
         cause = "connected again" if same else "was started anew, or two daemons have its name"
         _end_daemon(state, old, f"daemon {old.name} {cause}", close=True)
     if hello.master not in (0, state.identity) and hello.term >= state.term:  # the journal was lost
+        if state.elected:
+            why = f"daemon {hello.daemon} has seen term {hello.term}, this master's is {state.term}"
+            state.out.append(StepDown(clip(why), hello.term))
+            return
         state.term, state.lost_journal = hello.term + 1, True
     daemon = Daemon(
         hello.daemon,

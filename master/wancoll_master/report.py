@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from math import inf
 
 from wancoll.wire import messages as m
@@ -103,3 +104,11 @@ def waiting_for(group: Group, now: float) -> str:
         return f"operations below {seq}, {age}"
     what = f"update_membership at operation {seq}" if entry.update else f"operation {seq}"
     return f"{names(absent)} to be done with {what}, {age}"
+
+
+def version() -> str:
+    """This program's."""
+    try:
+        return metadata.version("wancoll")
+    except metadata.PackageNotFoundError:
+        return "unknown"  # runs from a source tree that is not installed

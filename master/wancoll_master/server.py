@@ -1,30 +1,37 @@
-"""The master's trio shell: listeners, connections, the clock and the journal around membership.step()."""
+"""The master's trio shell: listeners, connections, the clock and the store around membership.step().
+
+A server leads, or stands by: then it tells whoever asks who leads. What a step has to say after a Persist is held until
+the store has written it; the state machine steps on meanwhile.
+"""
 
 from __future__ import annotations
 
-import errno
 import itertools
 import secrets
 import socket
 import sqlite3
 import time
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Callable, Coroutine
+from functools import partial
+from math import inf
+from typing import Any
 
-import msgspec
 import structlog
 import trio
 
 from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import MASTER, Failpoints
-from wancoll.local import join_address, split_address
+from wancoll.local import join_address
 from wancoll.wire import messages as m
-from wancoll.wire.framing import HEADER_BYTES, Decoder, encode
+from wancoll.wire.framing import Decoder, encode
 from wancoll_master import membership, report
-from wancoll_master.config import MasterConfig
+from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.connection import Connection
+from wancoll_master.frames import encode_epochs
+from wancoll_master.held import Held
 from wancoll_master.journal import Journal
+from wancoll_master.listeners import open_listeners
 from wancoll_master.state import (
     Announce,
     Broadcast,
@@ -37,8 +44,11 @@ from wancoll_master.state import (
     Record,
     Send,
     SendStatus,
+    State,
+    StepDown,
     Tick,
 )
+from wancoll_master.store import Store
 
 __all__ = ["MasterConfig", "serve"]
 
@@ -46,14 +56,15 @@ log = structlog.get_logger("wancoll.master")
 
 FIRST_MESSAGE_BYTES = 64 * 1024  # far above the largest Hello
 STATUS_EVENTS = 50
-_BACKLOG = 1024
+_HELD_FRAMES = 65536  # that may wait for the store
+_HELD_BYTES = 64 << 20
 
 
 async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
     """Run a master until cancelled; then every peer is told Bye. Started value: the bound "host:port"s.
 
     Raises:
-        ConfigError: the address or the journal cannot be used.
+        ConfigError: the address, the journal or etcd's URLs cannot be used.
     """
     journal = Journal(config.journal)
     try:
@@ -61,8 +72,13 @@ async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]]
         try:
             server = Server(config, journal)
             async with trio.open_nursery() as nursery:
+                bound = [join_address(*one.getsockname()[:2]) for one in listeners]
                 nursery.start_soon(server.keep_time)
-                task_status.started([join_address(*one.getsockname()[:2]) for one in listeners])
+                if config.etcd is None:
+                    server.lead(journal)
+                else:
+                    nursery.start_soon(_elect(config, config.etcd, server, bound[0]))
+                task_status.started(bound)
                 sockets = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in listeners]
                 await trio.serve_listeners(server.accept, sockets)
         finally:
@@ -72,42 +88,21 @@ async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]]
         journal.close()
 
 
-def open_listeners(listen: str) -> list[socket.socket]:
-    """Listening TCP sockets, one for each address of the host; host "" or "*" takes IPv6 and IPv4 on one port.
+def _elect(
+    config: MasterConfig, etcd: EtcdConfig, server: Server, bound: str
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """The task that makes the server lead and stand by.
 
     Raises:
-        ConfigError: the address cannot be read or bound.
+        ConfigError: a setting, or a package that is not installed.
     """
-    host, port = split_address(listen, what="listen address")
-    sockets: list[socket.socket] = []
-    refusals: list[OSError] = []
     try:
-        if host in ("", "*"):
-            both = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if both else socket.AF_INET
-            return [socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=_BACKLOG)]
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, where in dict.fromkeys((family, str(address[0])) for family, *_, address in found):
-            bound = sockets[0].getsockname()[1] if sockets else port
-            try:
-                sockets.append(socket.create_server((where, bound), family=family, backlog=_BACKLOG))
-            except OSError as bad:
-                if bad.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise
-                refusals.append(bad)  # "localhost" means ::1 too, also where there is no IPv6
-        if not sockets:
-            raise refusals[0]
-        return sockets
-    except OSError as bad:
-        for one in sockets:
-            one.close()
+        from wancoll_master.election import Election, advertised
+    except ImportError as missing:
         raise ConfigError(
-            "cannot listen there",
-            who=listen,
-            expected="an address of this machine and a free port",
-            got=str(bad),
-            hint="port 0 picks a free one; '*' takes all interfaces",
-        ) from bad
+            "--etcd needs a package that is not installed", got=str(missing), hint="pip install 'wancoll[etcd]'"
+        ) from missing
+    return Election(etcd, server, advertised(config.advertise, bound, etcd.endpoints)).run
 
 
 class Server:
@@ -115,7 +110,7 @@ class Server:
 
     Args:
         config: settings.
-        journal: open.
+        journal: open; keeps the event log.
     """
 
     def __init__(self, config: MasterConfig, journal: Journal) -> None:
@@ -123,16 +118,13 @@ class Server:
         self._journal = journal
         self._failpoints = Failpoints(config.failpoint_token)
         self._telling: set[str] = set()  # fault injection: what the next flush tells, "commit" or "epoch"
-        facts = journal.facts
-        self.state = membership.new_state(
-            config.limits,
-            secrets.token_bytes(32),
-            term=facts.term,
-            floor=facts.highest_epoch,
-            next_mid=facts.next_mid,
-            used=facts.used,
-            now=trio.current_time(),
-        )
+        self._store: Store = journal
+        self.state: State | None = None  # None: stands by
+        self._leader = m.StandsBy("", 0)
+        self._waiting: dict[int, Received] = {}  # first messages that came while nobody led
+        self._may_lead: Callable[[], bool] = lambda: True
+        self._on_end: Callable[[str, int], None] = lambda reason, term: None
+        self._held = Held(_HELD_FRAMES, _HELD_BYTES)
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
         self._greeting: dict[int, trio.CancelScope] = {}  # connections without a first message, oldest first
@@ -140,16 +132,100 @@ class Server:
         self._alarm = trio.CancelScope()
         self._started_at = trio.current_time()
 
+    # ---- leading and standing by ---------------------------------------------------------------------
+
+    def lead(
+        self,
+        store: Store,
+        *,
+        may_lead: Callable[[], bool] = lambda: True,
+        on_end: Callable[[str, int], None] = lambda reason, term: None,
+        lost_facts: bool = False,
+    ) -> None:
+        """Begin to lead, with what the store knows.
+
+        Args:
+            store: of the facts.
+            may_lead: looked at before anything is taken in or sent.
+            on_end: called once it leads no more, with the reason and the highest term that it has heard of.
+            lost_facts: the store has lost what earlier masters had written.
+        """
+        facts = store.facts
+        self._store, self._may_lead, self._on_end = store, may_lead, on_end
+        self.state = membership.new_state(
+            self._limits,
+            secrets.token_bytes(32),
+            term=facts.term,
+            floor=facts.highest_epoch,
+            next_mid=facts.next_mid,
+            used=facts.used,
+            now=trio.current_time(),
+            elected=store is not self._journal,
+            lost_journal=lost_facts,
+        )
+        waiting, self._waiting = self._waiting, {}
+        for event in waiting.values():
+            self.apply(event)
+        self.flush()
+
+    def stand_by(self, leader: str, term: int) -> None:
+        """Tell those who ask that *leader* leads, with *term*; "": nobody does, and daemons wait for who will."""
+        self._leader = m.StandsBy(leader, term)
+        if leader:
+            waiting, self._waiting = self._waiting, {}
+            for conn in waiting:
+                self._close(conn, encode(self._leader))
+
+    def step_down(self, reason: str, heard: int = 0) -> None:
+        """Lead no more: what was not sent is dropped, and everybody is sent away."""
+        if self.state is None:
+            return
+        self.state = None
+        self._held.clear()
+        self._dirty.clear()
+        self.stand_by("", 0)
+        goodbye = encode(m.Bye(f"this master leads no more: {reason}"[:1000]))
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.drop_batch()
+            connection.add(goodbye)
+            connection.flush_batch()
+            connection.end()
+        self._on_end(reason, heard)
+
+    def _leading(self) -> State | None:
+        """The state, if this master may lead at this moment."""
+        if self.state is not None and not self._may_lead():
+            self.step_down("its lease ran out")
+        return self.state
+
     # ---- stepping ------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
         """Step, and carry out the commands but for flush()."""
-        for command in membership.step(self.state, trio.current_time(), event):
-            self._carry_out(command)
-        if self.state.deadline < self._alarm.deadline:
-            self._alarm.deadline = self.state.deadline
+        state = self._leading()
+        if state is None:
+            self._decline(event)
+            return
+        for command in membership.step(state, trio.current_time(), event):
+            self._carry_out(state, command)
+            if self.state is None:
+                return
+        if state.deadline < self._alarm.deadline:
+            self._alarm.deadline = state.deadline
 
-    def _carry_out(self, command: Command) -> None:
+    def _decline(self, event: Event) -> None:
+        """While this master stands by: what came, and who is gone."""
+        if isinstance(event, Received):
+            if isinstance(event.message, m.Hello) and not self._leader.leader and event.conn not in self._waiting:
+                self._waiting[event.conn] = event
+            else:
+                self._waiting.pop(event.conn, None)
+                self._close(event.conn, encode(self._leader))
+        elif isinstance(event, Disconnected):
+            self._waiting.pop(event.conn, None)
+
+    def _carry_out(self, state: State, command: Command) -> None:
         match command:
             case Broadcast(conns, message):
                 if self._failpoints.armed and isinstance(message, m.Commit):
@@ -165,34 +241,61 @@ class Server:
                 for (conn, _), frame in zip(to, encode_epochs(epoch, [mid for _, mid in to]), strict=True):
                     self._add(conn, frame)
             case SendStatus(conn):
-                self._add(conn, encode(self._status()))
+                self._put(conn, encode(self._status(state)))
             case Close(conn, reason):
                 if reason:
-                    self._add(conn, encode(m.Bye(reason)))
                     log.info("connection ended", reason=reason)
-                self.flush()
-                connection = self._connections.pop(conn, None)
-                if connection is not None:
-                    connection.end()
+                self._close(conn, encode(m.Bye(reason)) if reason else b"")
             case Persist(highest_epoch, next_mid, group, used):
                 self._failpoints.hit("before_persist")
-                self._write(lambda: self._journal.persist(highest_epoch, next_mid, group, used))
+                self._write(partial(self._store.persist, highest_epoch, next_mid, group, used))
             case Record(group, epoch, kind, text):
                 log.info(kind, group=group, epoch=epoch, text=text)
                 event = m.EventRecord(time.time(), group, epoch, kind, text)
-                self._write(lambda: self._journal.add(event))
+                self._write(partial(self._journal.add, event))
+            case StepDown(reason, term):
+                self.step_down(reason, term)
 
     def _add(self, conn: int, frame: bytes) -> None:
+        """Send after all that came before, and after what the store was told to write."""
+        if self._store.written == self._store.asked:
+            self._put(conn, frame)
+            return
+        self._held.add(self._store.asked, conn, frame)
+        if self._held.too_many:
+            self.step_down("the store does not write, and too much waits for it")
+
+    def _put(self, conn: int, frame: bytes) -> None:
         connection = self._connections.get(conn)
         if connection is not None:
             connection.add(frame)
             self._dirty[conn] = connection
+
+    def _close(self, conn: int, last: bytes) -> None:
+        """Send what may be sent, and *last*.
+
+        What is held for the connection is lost, as if it had broken: a daemon that connects again is told what counts.
+        """
+        connection = self._connections.pop(conn, None)
+        if connection is not None:
+            self._dirty.pop(conn, None)
+            connection.add(last)
+            connection.flush_batch()
+            connection.end()
+
+    def release(self) -> None:
+        """The store has written more: send what was held for it."""
+        for conn, frame in self._held.release(self._store.written):
+            self._put(conn, frame)
+        self.flush()
 
     def flush(self) -> None:
         """Send what the steps since the last flush had to say, one send for each connection."""
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for connection in dirty.values():
+                if self._leading() is None:
+                    return
                 connection.flush_batch()
                 for what in self._telling:
                     self._failpoints.hit(f"half_{what}")
@@ -220,16 +323,16 @@ class Server:
         except sqlite3.Error as bad:
             log.error("the journal cannot be written; a restart of the master may forget", reason=str(bad))
 
-    def _status(self) -> m.Status:
+    def _status(self, state: State) -> m.Status:
         now = trio.current_time()
         return m.Status(
-            term=self.state.term,
+            term=state.term,
             uptime=now - self._started_at,
-            version=_version(),
-            daemons=sorted(self.state.daemons),
-            groups=report.groups(self.state, now),
+            version=report.version(),
+            daemons=sorted(state.daemons),
+            groups=report.groups(state, now),
             events=self._journal.events(STATUS_EVENTS),
-            links=report.links(self.state),
+            links=report.links(state),
             resources={
                 **resources.of_process(),
                 "tasks": trio.lowlevel.current_statistics().tasks_living,
@@ -240,7 +343,8 @@ class Server:
     async def keep_time(self) -> None:
         """Task: a Tick at every deadline."""
         while True:
-            with trio.CancelScope(deadline=membership.next_deadline(self.state)) as self._alarm:
+            deadline = membership.next_deadline(self.state) if self.state is not None else inf
+            with trio.CancelScope(deadline=deadline) as self._alarm:
                 await trio.sleep_forever()
             self.apply(Tick())
             self.flush()
@@ -279,6 +383,10 @@ class Server:
                 connection.end()
             await connection.close(deliver=connection.ending and not connection.overflow)
 
+    def _introduced(self, conn: int) -> bool:
+        """Whether a daemon of this leader is at the other end."""
+        return self.state is not None and conn in self.state.connections
+
     async def _read(self, connection: Connection) -> str:
         """Feed the state machine until the connection ends; returns why it did."""
         number = connection.number
@@ -291,7 +399,7 @@ class Server:
         except OSError as bad:
             return str(bad)
         except ProtocolError as nonsense:
-            if connection.number not in self.state.connections:
+            if not self._introduced(connection.number):
                 log.info("connection ended", reason=str(nonsense))
             connection.add(encode(m.Bye(f"this connection {nonsense}"[:1000])))
             connection.flush_batch()
@@ -309,7 +417,7 @@ class Server:
                 if self._greeting.pop(number, None) is not None:
                     greeting.deadline = float("inf")
                     decoder.allow(self._limits.message_bytes)  # a Report may be as large as an Epoch
-                if isinstance(message, m.Arm) and number not in self.state.connections:
+                if isinstance(message, m.Arm) and not self._introduced(number):
                     connection.add(encode(self._arm(message)))
                     connection.flush_batch()
                     connection.end()
@@ -318,20 +426,3 @@ class Server:
                 if connection.ending:
                     break
             self.flush()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("wancoll")
-    except metadata.PackageNotFoundError:
-        return "unknown"  # runs from a source tree that is not installed
-
-
-def encode_epochs(epoch: m.Epoch, mids: list[int]) -> list[bytes]:
-    """The frames of *epoch* for each of *mids*: all but Epoch.to is encoded once, since worlds may be large."""
-    pack = msgspec.msgpack.encode
-    whole = pack(msgspec.structs.replace(epoch, to=0))
-    at = 1 + len(pack(type(epoch).__name__)) + len(pack(epoch.group))  # an array's first byte, tag, group; then the 0
-    head, tail = whole[:at], whole[at + 1 :]
-    bodies = (head + pack(mid) + tail for mid in mids)
-    return [len(body).to_bytes(HEADER_BYTES, "big") + body for body in bodies]

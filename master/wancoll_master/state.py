@@ -107,7 +107,15 @@ class Record:
     text: str
 
 
-Command = Send | Broadcast | Announce | SendStatus | Close | Persist | Record
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """Of an elected master: another one leads, or has led, with *term*. Lead no more; the next term is above it."""
+
+    reason: str
+    term: int
+
+
+Command = Send | Broadcast | Announce | SendStatus | Close | Persist | Record | StepDown
 
 # ---- state ------------------------------------------------------------------------------------------
 
@@ -318,6 +326,7 @@ class State:
         next_mid: the first mid to give out.
         identity: random; tells this master from the one before.
         used: by group: from the journal, and of this term.
+        elected: it leads by a lease; its term is not its own to raise.
         inherited: groups of earlier masters that have not begun an epoch under this one.
         rejoin_until: until then such a group, or any if the journal was lost, does not form anew: its members may be
             about to report.
@@ -333,6 +342,7 @@ class State:
     used: dict[str, Used] = field(default_factory=dict)
     inherited: set[str] = field(default_factory=set)
     rejoin_until: float = -inf
+    elected: bool = False
     lost_journal: bool = False  # daemons knew a master that the journal does not
     missing: dict[int, m.Evicted] = field(default_factory=dict)  # by mid: who did not report in time, oldest first
     now: float = 0.0

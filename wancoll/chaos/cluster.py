@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from wancoll.chaos.clients import ClientProcess
 from wancoll.chaos.network import Host, Network, inside
-from wancoll.chaos.process import Service
+from wancoll.chaos.process import Service, is_stopped
 from wancoll.errors import BY_NAME, ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
@@ -53,6 +53,8 @@ class Cluster:
         peer_args: more options of `wancoll peer`, for every daemon, each as "--option=value"; "{i}" as in *listen*.
         env: environment variables for all processes.
         peer_env: more environment variables for single daemons, by index.
+        masters: how many masters; more than one need *etcd*. A method of one takes its index.
+        etcd: URLs of etcd for `wancoll master --etcd`; the masters keep their keys to themselves there.
         startup_timeout: seconds for one process to become ready.
     """
 
@@ -60,6 +62,8 @@ class Cluster:
         self,
         peers: int = 4,
         *,
+        masters: int = 1,
+        etcd: str = "",
         lanes: int = 8,
         heartbeat_timeout: float = DEFAULT.heartbeat_timeout,
         listen: str = "127.0.0.1:0",
@@ -76,6 +80,10 @@ class Cluster:
         self._peer_args = list(peer_args)
         self._peer_env = {i: dict(variables) for i, variables in (peer_env or {}).items()}
         self._token = secrets.token_hex(8)
+        if etcd:
+            self._master_args += [f"--etcd={etcd}", f"--etcd-prefix=wancoll-{self._token}/"]
+        elif masters != 1:
+            raise ConfigError("several masters need etcd", who="Cluster", expected="etcd=URL", got=f"masters={masters}")
         self._env = {
             name: value
             for name, value in os.environ.items()
@@ -85,8 +93,8 @@ class Cluster:
         self._folder = tempfile.mkdtemp(prefix="wancoll-")
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wancoll-chaos")
         self._lock = threading.Lock()
-        self._master: Service | None = None
-        self._master_address = ("", 0)
+        self._masters: list[Service | None] = [None] * masters
+        self._master_addresses = [("", 0)] * masters
         self._peers: list[Service] = []
         self._names: list[str] = []
         self._extra_args: list[list[str]] = []  # of each peer, for its restart
@@ -94,7 +102,8 @@ class Cluster:
         self._clients: list[ClientProcess] = []
         self._communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
         try:
-            self.start_master()
+            for k in range(masters):
+                self.start_master(k)
             for _ in range(peers):
                 self._launch(len(self._peers), self.name(len(self._peers)), [])
             for i in range(peers):
@@ -117,8 +126,13 @@ class Cluster:
 
     @property
     def master_address(self) -> tuple[str, int]:
-        """(host, port) of the master."""
-        return self._master_address
+        """(host, port) of the first master."""
+        return self._master_addresses[0]
+
+    @property
+    def master_option(self) -> str:
+        """All masters' addresses, as `wancoll peer --master` takes them."""
+        return ",".join(join_address(*address) for address in self._master_addresses)
 
     def peer_address(self, i: int) -> tuple[str, int]:
         """(host, port) of peer i's data port."""
@@ -138,8 +152,8 @@ class Cluster:
 
     @property
     def master_pid(self) -> int:
-        """Process id of the master."""
-        return self._running_master().pid
+        """Process id of the first master."""
+        return self._running_master(0).pid
 
     def running(self, i: int) -> bool:
         """Whether peer i's daemon is there; a paused one is."""
@@ -153,21 +167,46 @@ class Cluster:
         """The last lines of peer i's log."""
         return self._peers[i].log_tail(lines)
 
-    def master_logs(self, lines: int = 50) -> str:
-        """The last lines of the master's log."""
-        return self._master.log_tail(lines) if self._master is not None else ""
+    def master_logs(self, lines: int = 50, k: int = 0) -> str:
+        """The last lines of a master's log."""
+        master = self._masters[k]
+        return master.log_tail(lines) if master is not None else ""
 
     def status(self) -> m.Status:
-        """What the master knows, as `wancoll status` shows it."""
-        try:
-            with inside(self._network, "master"):
-                connection = socket.create_connection(self._master_address, _ANSWER_TIMEOUT)
-        except OSError as bad:
-            raise ConfigError("the master cannot be asked", got=str(bad), hint="was it killed?") from bad
-        answer = _ask(connection, m.StatusRequest(PROTOCOL_VERSION), m.FromMaster, "the master")
-        if not isinstance(answer, m.Status):
-            raise ConfigError("gave no status", who="the master", got=str(answer)[:200])
+        """What the master that leads knows, as `wancoll status` shows it."""
+        return self._find_leader()[1]
+
+    @property
+    def leader(self) -> int:
+        """Index of the master that leads.
+
+        Raises:
+            ConfigError: none says that it does.
+        """
+        return self._find_leader()[0]
+
+    def ask_master(self, k: int) -> m.Status | m.StandsBy:
+        """What one master answers to `wancoll status`.
+
+        Raises:
+            ConfigError: it does not answer.
+        """
+        answer = self._ask_master(k, m.StatusRequest(PROTOCOL_VERSION), f"master {k}")
+        if not isinstance(answer, m.Status | m.StandsBy):
+            raise ConfigError("gave no status", who=f"master {k}", got=str(answer)[:200])
         return answer
+
+    def _find_leader(self) -> tuple[int, m.Status]:
+        refusals = []
+        for k, master in enumerate(self._masters):
+            if master is None or not master.running or is_stopped(master.pid):
+                refusals.append(f"master {k} does not run")
+                continue
+            answer = self.ask_master(k)
+            if isinstance(answer, m.Status):
+                return k, answer
+            refusals.append(f"master {k} stands by")
+        raise ConfigError("no master leads", who="Cluster", got="; ".join(refusals), hint="were they killed?")
 
     def peer_status(self, i: int) -> dict[str, Any]:
         """What peer i's daemon says of itself and its members."""
@@ -253,33 +292,39 @@ class Cluster:
 
     # ---- the master ----------------------------------------------------------------------------------
 
-    def kill_master(self) -> None:
-        """SIGKILL the master; returns when it is gone."""
-        self._running_master().kill()
+    def kill_master(self, k: int = 0) -> None:
+        """SIGKILL a master; returns when it is gone."""
+        self._running_master(k).kill()
 
-    def pause_master(self) -> None:
-        """SIGSTOP the master; returns when all its threads stand still."""
-        self._running_master().pause()
+    def pause_master(self, k: int = 0) -> None:
+        """SIGSTOP a master; returns when all its threads stand still."""
+        self._running_master(k).pause()
 
-    def resume_master(self) -> None:
-        """SIGCONT the master."""
-        self._running_master().signal(signal.SIGCONT)
+    def resume_master(self, k: int = 0) -> None:
+        """SIGCONT a master."""
+        self._running_master(k).signal(signal.SIGCONT)
 
-    def start_master(self, *, lose_journal: bool = False) -> None:
-        """Start the master: on a free port the first time, on the same port and journal (unless it is lost) again."""
-        if self._master is not None and self._master.running:
-            raise ConfigError("the master runs already", who=f"process {self._master.pid}", hint="kill_master() first")
-        listen = join_address(*self._master_address) if self._master_address[1] else self._listen_on("master")
-        journal = self.journal
+    def master_running(self, k: int = 0) -> bool:
+        """Whether a master is there; a paused one is."""
+        master = self._masters[k]
+        return master is not None and master.running
+
+    def start_master(self, k: int = 0, *, lose_journal: bool = False) -> None:
+        """Start a master: on a free port the first time, on the same port and journal (unless it is lost) again."""
+        if self.master_running(k):
+            raise ConfigError("the master runs already", who=f"master {k}", hint="kill_master() first")
+        address = self._master_addresses[k]
+        listen = join_address(*address) if address[1] else self._listen_on("master")
+        label = f"master-{k}" if k else "master"
+        journal = os.path.join(self._folder, f"journal-{k}.sqlite") if k else self.journal
         if lose_journal:
             for end in ("", "-wal", "-shm"):
                 pathlib.Path(journal + end).unlink(missing_ok=True)
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
         place = inside(self._network, "master")
         environment = {**self._env, "WANCOLL_FAILPOINTS": self._token}
-        self._master = Service(self._starter, "master", arguments, self._folder, environment, place)
-        ready = self._master.ready(self._startup_timeout)
-        self._master_address = _dialable(ready.split()[0])
+        master = self._masters[k] = Service(self._starter, label, arguments, self._folder, environment, place)
+        self._master_addresses[k] = _dialable(master.ready(self._startup_timeout).split()[0])
 
     # ---- faults inside -------------------------------------------------------------------------------
 
@@ -305,21 +350,17 @@ class Cluster:
         """
         self._arm(i, name, action)
 
-    def master_failpoint(self, name: str, action: str) -> None:
-        """Arm a failpoint of the master; it fires once.
+    def master_failpoint(self, name: str, action: str, k: int = 0) -> None:
+        """Arm a failpoint of master k; it fires once.
 
         Args:
             name: before_commit, half_commit (one member has been told), after_commit, before_epoch, half_epoch,
                 after_epoch or before_persist (of numbers to the journal).
             action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm).
+            k: which master.
         """
-        who = f"the master, {action} {name}"
-        try:
-            with inside(self._network, "master"):
-                connection = socket.create_connection(self._master_address, _ANSWER_TIMEOUT)
-        except OSError as bad:
-            raise ConfigError("the master cannot be asked", who=who, got=str(bad), hint="was it killed?") from bad
-        answer = _ask(connection, m.Arm(self._token, name, action), m.FromMaster, who)
+        who = f"master {k}, {action} {name}"
+        answer = self._ask_master(k, m.Arm(self._token, name, action), who)
         if not isinstance(answer, m.Ok):
             raise ConfigError("refused", who=who, got=str(answer)[:200])
 
@@ -331,7 +372,7 @@ class Cluster:
             communicator.close()
         for client in self._clients:
             client.close()
-        services = [*self._peers, *([self._master] if self._master is not None else [])]
+        services = [*self._peers, *(master for master in self._masters if master is not None)]
         for service in services:
             service.ask_to_end()
         deadline = time.monotonic() + _END_TIMEOUT
@@ -342,10 +383,19 @@ class Cluster:
 
     # ---- inside --------------------------------------------------------------------------------------
 
-    def _running_master(self) -> Service:
-        if self._master is None or not self._master.running:
-            raise ConfigError("the master does not run", who="Cluster", hint="start_master() first")
-        return self._master
+    def _running_master(self, k: int) -> Service:
+        master = self._masters[k]
+        if master is None or not master.running:
+            raise ConfigError("the master does not run", who=f"master {k}", hint="start_master() first")
+        return master
+
+    def _ask_master(self, k: int, question: m.Arm | m.StatusRequest, who: str) -> Any:
+        try:
+            with inside(self._network, "master"):
+                connection = socket.create_connection(self._master_addresses[k], _ANSWER_TIMEOUT)
+        except OSError as bad:
+            raise ConfigError("the master cannot be asked", who=who, got=str(bad), hint="was it killed?") from bad
+        return _ask(connection, question, m.FromMaster, who)
 
     def _listen_on(self, host: Host) -> str:
         if self._network is not None:
@@ -354,7 +404,7 @@ class Cluster:
 
     def _launch(self, i: int, name: str, extra: list[str]) -> None:
         options = [
-            f"--master={join_address(*self._master_address)}",
+            f"--master={self.master_option}",
             f"--listen={self._listen_on(i)}",
             f"--socket={self.socket(i)}",
             f"--name={name}",
@@ -379,9 +429,13 @@ class Cluster:
         self._peer_addresses[i] = _dialable(ready["data"].split(",")[0])
 
     def _await_known(self, peers: int) -> None:
-        """Return once the master knows all daemons."""
+        """Return once a master leads and knows all daemons."""
         deadline = time.monotonic() + self._startup_timeout
-        while len(known := self.status().daemons) < peers:
+        while True:
+            answers = [self.ask_master(k) for k in range(len(self._masters))]
+            known = max((len(answer.daemons) for answer in answers if isinstance(answer, m.Status)), default=-1)
+            if known >= peers:
+                return
             if time.monotonic() > deadline:
                 raise ConfigError(
                     "not all daemons reached the master",

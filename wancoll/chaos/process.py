@@ -181,6 +181,11 @@ def wait_stopped(pid: int, label: str, timeout: float) -> None:
         time.sleep(0.0005)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether any thread of *pid* stands still."""
+    return "T" in _thread_states(pid)
+
+
 def _thread_states(pid: int) -> list[str]:
     states = []
     for thread in os.listdir(f"/proc/{pid}/task"):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from wancoll.local import join_address, split_address
+from wancoll.local import join_address, split_address, split_addresses
 
 MASTER_PORT = 7400
 DEFAULT_MASTER = f"127.0.0.1:{MASTER_PORT}"
@@ -35,6 +35,15 @@ def address(text: str, *, what: str, default_port: int | None = None) -> str:
         ConfigError: it is not an address.
     """
     return join_address(*split_address(text, what=what, default_port=default_port))
+
+
+def addresses(text: str, *, what: str, default_port: int | None = None) -> str:
+    """*text* as "host:port,host:port", the ports filled in.
+
+    Raises:
+        ConfigError: one is not an address.
+    """
+    return ",".join(join_address(*each) for each in split_addresses(text, what=what, default_port=default_port))
 
 
 Seconds = Annotated[float, Parameter(validator=_check_seconds)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wancoll.cli.options import DEFAULT_MASTER, MASTER_PORT, LogFormat, LogLevel, Seconds, address, between
+from wancoll.cli.options import DEFAULT_MASTER, MASTER_PORT, LogFormat, LogLevel, Seconds, addresses, between
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.local import split_address
@@ -20,7 +20,9 @@ MAX_WORKERS = 64
 
 def peer(
     *,
-    master: Annotated[str, Parameter(help="HOST:PORT of the master.")] = DEFAULT_MASTER,
+    master: Annotated[
+        str, Parameter(help="HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT.")
+    ] = DEFAULT_MASTER,
     socket: Annotated[
         str,
         Parameter(
@@ -134,7 +136,7 @@ def peer(
     _check_name("--name", name, limits)
     _check_name("--site", site, limits)
     config = PeerConfig(
-        master=address(master, what="--master", default_port=MASTER_PORT),
+        master=addresses(master, what="--master", default_port=MASTER_PORT),
         socket=socket,
         listen=listen,
         advertise=advertise,

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.cli.options import DEFAULT_MASTER, MASTER_PORT, Seconds, address
-from wancoll.errors import MasterUnreachable, ProtocolError
+from wancoll.cli.options import DEFAULT_MASTER, MASTER_PORT, Seconds, addresses
+from wancoll.errors import MasterUnreachable, ProtocolError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.wire.framing import Decoder, encode
-from wancoll.wire.messages import Bye, FromMaster, GroupStatus, LinkStatus, PlanStatus, Status, StatusRequest
+from wancoll.wire.messages import Bye, FromMaster, GroupStatus, LinkStatus, PlanStatus, StandsBy, Status, StatusRequest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 RECEIVE_BYTES = 65536
+OTHERS_TIMEOUT = 1.0  # seconds for the other masters, once the leader has answered
 PLAIN_WIDTH = 160  # columns where stdout is no terminal
 MATRIX = 12  # daemons up to which paths are shown as a matrix, beyond as a list
 LISTED = 50  # paths in that list
@@ -29,22 +33,98 @@ LISTED = 50  # paths in that list
 
 def status(
     *,
-    master: Annotated[str, Parameter(help="HOST:PORT of the master.")] = DEFAULT_MASTER,
+    master: Annotated[
+        str, Parameter(help="HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT.")
+    ] = DEFAULT_MASTER,
     timeout: Annotated[Seconds, Parameter(help="Seconds for the whole answer.")] = DEFAULT.connect_timeout,
     as_json: Annotated[
         bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")
     ] = False,
 ) -> int:
     """Show a master's groups, members, plans, measured paths and last events. Exit code 1 if it cannot be reached."""
-    answer = fetch(address(master, what="--master", default_port=MASTER_PORT), timeout)
+    answer, roles = find(addresses(master, what="--master", default_port=MASTER_PORT).split(","), timeout)
     if as_json:
-        print_json(answer)
+        print_json(answer, roles)
     else:
-        print_tables(answer)
+        print_tables(answer, roles)
     return 0
 
 
-def fetch(master: str, timeout: float) -> Status:
+@dataclass(frozen=True)
+class Role:
+    """What one master is, in words: it leads, stands by, or why that is not known."""
+
+    address: str
+    state: str
+
+
+def find(masters: list[str], timeout: float, *, follow: bool = True) -> tuple[Status, list[Role]]:
+    """Ask all masters at once; the leader's answer, and what each one is.
+
+    Args:
+        masters: "host:port" of each.
+        timeout: seconds for the whole answer.
+        follow: whether to ask a leader that is none of *masters*, where only standbys answer.
+
+    Raises:
+        MasterUnreachable: none says within *timeout* seconds that it leads.
+        ProtocolError: the only one gives no status.
+    """
+    answers: dict[str, Status | StandsBy | WancollError] = {}
+    news = threading.Condition()
+
+    def ask(address: str) -> None:
+        try:
+            answer: Status | StandsBy | WancollError = fetch(address, timeout)
+        except WancollError as failed:
+            answer = failed
+        with news:
+            answers[address] = answer
+            news.notify()
+
+    for address in masters:
+        threading.Thread(target=ask, args=(address,), daemon=True).start()
+    with news:
+        news.wait_for(lambda: len(answers) == len(masters) or _leader(answers) != "", timeout)
+        news.wait_for(lambda: len(answers) == len(masters), min(timeout, OTHERS_TIMEOUT))
+        known = dict(answers)
+    named = {answer.leader for answer in known.values() if isinstance(answer, StandsBy)} - {"", *masters}
+    found = known.get(_leader(known))
+    if found is None and named and follow:
+        return find([*masters, *sorted(named)], timeout, follow=False)
+    if isinstance(found, Status):
+        return found, [Role(address, _role(known.get(address))) for address in masters]
+    only = known.get(masters[0])
+    if len(masters) == 1 and isinstance(only, WancollError):
+        raise only
+    raise MasterUnreachable(
+        "no master leads",
+        who=",".join(masters),
+        expected="a leader among them",
+        got="; ".join(f"{address}: {_role(known.get(address))}" for address in masters),
+        hint="one takes over soon if etcd can be reached; the masters' logs say why not",
+    )
+
+
+def _leader(answers: dict[str, Status | StandsBy | WancollError]) -> str:
+    """Address of the leader with the highest term, "" if there is none."""
+    leaders = {address: answer.term for address, answer in answers.items() if isinstance(answer, Status)}
+    return max(leaders, key=lambda address: leaders[address], default="")
+
+
+def _role(answer: Status | StandsBy | WancollError | None) -> str:
+    match answer:
+        case Status():
+            return f"leads, term {answer.term}"
+        case StandsBy():
+            return "stands by"
+        case None:
+            return "no answer yet"
+        case _:
+            return f"gives no status: {answer.got}"
+
+
+def fetch(master: str, timeout: float) -> Status | StandsBy:
     """Ask the master at "host:port"; the whole exchange takes at most *timeout* seconds.
 
     Raises:
@@ -65,7 +145,7 @@ def fetch(master: str, timeout: float) -> Status:
                 if not data:
                     raise ConnectionError("it closed the connection without an answer")
                 for message in decoder.feed(data):
-                    if isinstance(message, Status):
+                    if isinstance(message, Status | StandsBy):
                         return message
                     reason = message.reason if isinstance(message, Bye) else ""
                     raise ProtocolError(
@@ -94,12 +174,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def print_json(answer: Status) -> None:
+def print_json(answer: Status, roles: Sequence[Role] = ()) -> None:
     """One JSON object on stdout."""
-    print(json.dumps(plain(answer), indent=2))
+    masters = [{"address": role.address, "state": role.state} for role in roles]
+    print(json.dumps({"masters": masters, **plain(answer)}, indent=2))
 
 
-def print_tables(answer: Status) -> None:
+def print_tables(answer: Status, roles: Sequence[Role] = ()) -> None:
     """A table per group, then the measured paths and the last events."""
     from rich.console import Console
 
@@ -110,6 +191,8 @@ def print_tables(answer: Status) -> None:
         f"master: version {clean(answer.version)}, term {answer.term}, up {duration(answer.uptime)}, "
         f"{len(answer.daemons)} daemons, {len(answer.groups)} groups"
     )
+    if len(roles) > 1:
+        console.print(f"masters: {'; '.join(f'{role.address} {clean(role.state)}' for role in roles)}")
     for group in answer.groups:
         console.print()
         console.print(

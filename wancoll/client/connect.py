@@ -20,7 +20,7 @@ from wancoll.client.private import START_SECONDS, PrivateDaemon
 from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.local import default_socket, split_address
+from wancoll.local import default_socket, split_addresses
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
@@ -52,7 +52,8 @@ def connect(
         name: this member's, unique in its group; empty: made from the daemon's.
         socket: path of the daemon's unix socket. Default: $WANCOLL_SOCKET, else a private daemon where $WANCOLL_MASTER
             is set, else the path that `wancoll peer` uses by default.
-        master: "host:port": start a private daemon, which ends with this communicator.
+        master: "host:port", with standby masters "host:port,host:port": start a private daemon, which ends with this
+            communicator.
         timeout: seconds to wait for the group; None: as long as it takes.
         lanes: TCP connections to each other peer, of a private daemon.
         peer_options: more options of `wancoll peer`, of a private daemon.
@@ -122,7 +123,7 @@ def _where(socket: str | os.PathLike[str] | None, master: str | None) -> tuple[s
     if socket is None and master is None and not os.environ.get("WANCOLL_SOCKET"):
         master = os.environ.get("WANCOLL_MASTER") or None
     if master is not None:
-        split_address(master, what="master")
+        split_addresses(master, what="master")
         return "", master
     return os.fspath(socket) if socket is not None else default_socket(), None
 

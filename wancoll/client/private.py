@@ -28,7 +28,7 @@ class PrivateDaemon:
     """Starts `wancoll peer` and waits until it is ready.
 
     Args:
-        master: "host:port".
+        master: "host:port", with standby masters "host:port,host:port".
         options: more options of `wancoll peer`.
         timeout: seconds until it must be ready.
 

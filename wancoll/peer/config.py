@@ -12,7 +12,7 @@ class PeerConfig:
     """See `wancoll peer --help`.
 
     Args:
-        master: "host:port" of the master.
+        master: "host:port" of the master; with standby masters "host:port,host:port".
         socket: path of the unix socket for clients ("" picks wancoll.local.default_socket()).
         listen: "host:port" for lanes; port 0 lets the kernel choose; host "" or "*" means all interfaces.
         advertise: addresses that others shall dial, "host:port" ("host" alone: the bound port); empty: the address

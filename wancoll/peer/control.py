@@ -1,4 +1,4 @@
-"""The control connection to the master: kept up, watched by heartbeats, given up after master_grace."""
+"""The control connection to the master that leads: kept up, watched by heartbeats, given up after master_grace."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import trio
 
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
-from wancoll.local import split_address
+from wancoll.local import split_addresses
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.lanes import LaneFailed, advertised, dial, offered_congestion_controls
+from wancoll.peer.masters import Masters
 from wancoll.peer.stream import NowaitStream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -33,7 +34,7 @@ class Control:
     """The daemon's side of the master's protocol.
 
     Args:
-        config: master's address, limits, lanes.
+        config: masters' addresses, limits, lanes.
         daemon: this daemon's id.
         incarnation: random, fresh at each start.
         data_socket: the lanes' listener, for the advertised addresses.
@@ -55,6 +56,8 @@ class Control:
         on_synced: Callable[[], None],
     ) -> None:
         self._config, self._daemon, self._incarnation = config, daemon, incarnation
+        self._masters = Masters(config.master.split(","))
+        self._hint = ""  # who leads, in the words of the standby that was asked last
         self._data_socket = data_socket
         self._on_message, self._on_connected = on_message, on_connected
         self._on_lost, self._on_synced = on_lost, on_synced
@@ -70,6 +73,11 @@ class Control:
         self._heard_at = 0.0
         self._heartbeat_interval = config.limits.heartbeat_interval
         self._heartbeat_timeout = config.limits.heartbeat_timeout
+
+    @property
+    def master_address(self) -> str:
+        """Of the master that is connected, or is tried next."""
+        return self._masters.address
 
     def send(self, message: m.FromPeer) -> None:
         """Send if there is a master; without one it is dropped, since a reconnect starts from scratch."""
@@ -87,29 +95,25 @@ class Control:
 
     async def run(self) -> None:
         """Task: connect, serve, reconnect, until cancelled."""
-        pause = 0.05
         while True:
-            self._nonsense = False
+            self._nonsense, self._hint = False, ""
             reason = await self._serve_once()
             was_connected, self.connected = self.connected, False
             self.lost.set()
             if was_connected:
-                log.warning("lost the master", reason=reason)
-                pause = 0.05
+                log.warning("lost the master", master=self._masters.address, reason=reason)
             self._on_lost(reason, live=was_connected and not self._nonsense)
-            await trio.sleep(pause)
-            pause = min(2 * pause, 0.5)
+            await trio.sleep(self._masters.failed(self._hint))
 
     async def _serve_once(self) -> str:
-        limits = self._config.limits
+        limits, address = self._config.limits, self._masters.address
+        patience = self._masters.patience(limits.connect_timeout)
         stream = None
         try:
-            with trio.fail_after(limits.connect_timeout):
-                raw = (await dial([self._config.master], limits.connect_timeout)).socket
+            with trio.fail_after(patience):
+                raw = (await dial([address], patience)).socket
             local_host = raw.getsockname()[0]
-            stream = NowaitStream(
-                socket.socket(fileno=raw.detach()), limits.message_bytes * 16, f"master at {self._config.master}"
-            )
+            stream = NowaitStream(socket.socket(fileno=raw.detach()), limits.message_bytes * 16, f"master at {address}")
             self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
             stream.send_nowait(
                 encode(
@@ -139,7 +143,7 @@ class Control:
         except LaneFailed as bad:
             return str(bad)
         except trio.TooSlowError:
-            return f"no answer within {limits.connect_timeout:.1f} s"
+            return f"{address}: no answer within {patience:.1f} s"
         finally:
             self._stream = None
             if stream is not None:
@@ -147,8 +151,9 @@ class Control:
 
     async def _read(self, stream: NowaitStream) -> str:
         decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster, self._config.limits.message_bytes, stream.who)
+        patience = self._masters.patience(self._config.limits.handshake_timeout)
         try:
-            with trio.move_on_after(self._config.limits.handshake_timeout) as scope:
+            with trio.move_on_after(patience) as scope:
                 while True:
                     data = await stream.receive()
                     if not data:
@@ -156,6 +161,9 @@ class Control:
                     for message in decoder.feed(data):
                         if isinstance(message, m.Bye):
                             return f"the master said: {message.reason}"
+                        if isinstance(message, m.StandsBy):
+                            self._hint = message.leader
+                            return f"{stream.who} stands by; {message.leader or 'nobody'} leads"
                         self._heard_at = trio.current_time()
                         if isinstance(message, m.Welcome):
                             if message.term < self.term:  # R6
@@ -166,6 +174,7 @@ class Control:
                             self._heartbeat_timeout = message.heartbeat_timeout
                             self.connected, self.lost = True, trio.Event()
                             self.number += 1
+                            self._masters.welcomed()
                             self._on_connected()
                             self.send(m.Heartbeat(0))  # all members have been named
                         elif isinstance(message, m.Pong):
@@ -173,7 +182,7 @@ class Control:
                                 self._on_synced()
                         elif self.connected:
                             self._on_message(message)
-            return f"no welcome within {self._config.limits.handshake_timeout:.1f} s"
+            return f"{stream.who}: no welcome within {patience:.1f} s"
         except ProtocolError as bad:
             self._nonsense = True  # it would do so again: reconnecting must not start the grace time anew
             return str(bad)
@@ -194,6 +203,6 @@ class Control:
             self.send(m.Heartbeat(number))
 
 
-def check_master_address(address: str) -> None:
+def check_master_addresses(addresses: str) -> None:
     """Raise ConfigError early, before anything is started."""
-    split_address(address, what="--master", default_port=7400)
+    split_addresses(addresses, what="--master")

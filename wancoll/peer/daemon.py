@@ -19,7 +19,7 @@ from wancoll.local import default_socket, join_address
 from wancoll.peer import ops
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
-from wancoll.peer.control import Control, check_master_address
+from wancoll.peer.control import Control, check_master_addresses
 from wancoll.peer.door import FrontDoor, claim_socket
 from wancoll.peer.lanes import check_congestion_control, open_listener, probe
 from wancoll.peer.links import LinkHub
@@ -211,7 +211,7 @@ class Daemon:
         self.control.send(m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, ok, reason[:4000]))
 
     def _master_connected(self) -> None:
-        log.info("connected to the master", master=self.config.master)
+        log.info("connected to the master", master=self.control.master_address)
         self.measurer.retell()
         for session in list(self._sessions):
             session.run(session.member.reconnected(self.control.number, self.control.master))
@@ -298,7 +298,7 @@ async def serve(
     Raises:
         ConfigError: a setting cannot be used.
     """
-    check_master_address(config.master)
+    check_master_addresses(config.master)
     if config.congestion_control:
         check_congestion_control(config.congestion_control)
     name = config.name or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"

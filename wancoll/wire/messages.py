@@ -53,6 +53,7 @@ from wancoll.wire.to_peer import (
     Refused,
     Resumed,
     Settled,
+    StandsBy,
     Welcome,
 )
 
@@ -113,6 +114,7 @@ __all__ = [
     "Result",
     "Resumed",
     "Settled",
+    "StandsBy",
     "Status",
     "StatusRequest",
     "UpdateMembership",

@@ -126,6 +126,13 @@ class MeasureLink(Message, frozen=True):
     nbytes: Count
 
 
+class StandsBy(Message, frozen=True):
+    """Instead of Welcome or Status: this master does not lead, *leader* does ("host:port"; "": nobody is known to)."""
+
+    leader: Annotated[str, Meta(max_length=300)]
+    term: U64  # of the leader; 0: not known
+
+
 class Bye(Message, frozen=True):
     """The master closes this connection, and why."""
 
@@ -147,6 +154,7 @@ FromMaster = (
     | Probe
     | MeasureLink
     | Status
+    | StandsBy
     | Bye
     | Ok
 )

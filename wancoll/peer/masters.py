@@ -1,0 +1,70 @@
+"""Which of several masters a daemon tries next: in turn, or at once the leader that a standby has named. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FIRST_PAUSE = 0.05  # seconds between rounds of tries; doubles
+LONGEST_PAUSE = 0.5
+FIRST_PATIENCE = 0.5  # seconds for one of several masters to answer; half as much again with each round
+HINTS_PER_ROUND = 2  # that are followed: masters that name each other must not be followed for ever
+
+
+class Masters:
+    """The masters' addresses, and how the tries have gone.
+
+    Args:
+        addresses: "host:port" of each, at least one.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = list(addresses)
+        self._at = 0
+        self._named = ""  # by a standby, tried now and none of the above
+        self._failed = ""  # last
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tries = self._rounds = self._hints = 0
+        self._pause = FIRST_PAUSE
+
+    @property
+    def address(self) -> str:
+        """The master to try now, or that is connected."""
+        return self._named or self._addresses[self._at]
+
+    def patience(self, timeout: float) -> float:
+        """Seconds that the one at *address* has to answer: *timeout*, less where another one may answer sooner."""
+        if len(self._addresses) == 1 and not self._named:
+            return timeout
+        return min(timeout, FIRST_PATIENCE * 1.5 ** min(self._rounds, 16))
+
+    def welcomed(self) -> None:
+        """The one at *address* leads: tries begin anew when it is lost."""
+        self._begin()
+
+    def failed(self, hint: str = "") -> float:
+        """The try, or the connection, is over; chooses the next one.
+
+        Args:
+            hint: the leader in the words of the master that was tried; "" if it named none.
+
+        Returns:
+            Seconds to wait before that try.
+        """
+        before, self._failed = self._failed, self.address
+        if hint and hint not in (before, self._failed) and self._hints < HINTS_PER_ROUND:
+            self._hints += 1
+            if hint in self._addresses:
+                self._at, self._named = self._addresses.index(hint), ""
+            else:
+                self._named = hint
+            return 0.0
+        self._at, self._named = (self._at + 1) % len(self._addresses), ""
+        self._tries += 1
+        if self._tries % len(self._addresses):
+            return 0.0
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        self._rounds += 1
+        self._hints = 0
+        return pause
