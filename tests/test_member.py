@@ -27,8 +27,9 @@ def epoch(
     term: int = 1,
     floor: int = 1,
     avoid: list[tuple[int, int]] | None = None,
+    spares: bool = False,
 ) -> m.Epoch:
-    plan = m.Plan(8, 1024, True, {}, avoid or [], 0, "")
+    plan = m.Plan(8, 1024, True, {}, avoid or [], 0, "", spares)
     return m.Epoch("g", 1, term, number, infos(*mids), plan, KEY, floor, upto, voids or [], "because")
 
 
@@ -94,6 +95,36 @@ def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:
     assert (result.id, result.seq, result.epoch, result.contributors) == (1, 1, 1, ["m1", "m2"])
     assert (result.digest, result.attempts, result.bytes_sent, result.seconds) == (77, 1, 9, 2.0)
     assert d.member.ops == {}
+
+
+@pytest.mark.parametrize(
+    ("mids", "avoid", "spares"),
+    [
+        ((1,), [], set()),
+        ((1, 2), [], set()),
+        ((1, 2, 3), [], set()),
+        ((1, 2, 3, 4), [], {3}),
+        ((1, 2, 3, 4, 5), [], {3, 4}),
+        ((5, 1, 7, 2, 3, 4), [(4, 5)], {2, 4}),
+        ((5, 1, 7, 2, 3, 4), [(1, 4)], {2}),
+    ],
+)
+def test_whoever_is_next_to_us_after_a_loss_is_two_places_away(mids, avoid, spares) -> None:
+    member = core.Member("g", "m1", 2, 1, first_engine_id=100)
+    member.join()
+    member.joined(1, 1)
+    for wanted in (False, True):
+        [entered] = [
+            command
+            for command in member.enter_epoch(epoch(1 + wanted, *mids, avoid=avoid, spares=wanted), 0.0)
+            if isinstance(command, ops.EnterEpoch)
+        ]
+        assert entered.spares == (spares if wanted else set())
+        assert not entered.spares & entered.neighbours
+        for other in spares:  # lost: a neighbour between us, and nobody else
+            [between] = [i for i in (-1, 1) if mids[(mids.index(1) + 2 * i) % len(mids)] == other][:1]
+            rest = [mid for mid in mids if mid != mids[(mids.index(1) + between) % len(mids)]]
+            assert other in (rest[rest.index(1) - 1], rest[(rest.index(1) + 1) % len(rest)])
 
 
 def test_nothing_starts_before_the_links_are_up_and_then_in_order() -> None:

@@ -143,7 +143,7 @@ def test_a_burst_that_fails_holds_nobody_up_and_one_that_hangs_not_for_long(net)
     net.no_epoch()
     net.sleep(0.02)
     plan = net.new_epoch().plan
-    assert (plan.pacing, plan.stripe) == (0, FAR_STRIPE)
+    assert (plan.pacing, plan.stripe, plan.spares) == (0, FAR_STRIPE, True)
 
 
 def test_near_members_do_not_wait_for_bursts():
@@ -153,7 +153,7 @@ def test_near_members_do_not_wait_for_bursts():
     net.join("m1", start=2)
     net.tell("d1", m.LinkMeasure("d0", 0.0004, 0, 0, 0))
     plan = net.new_epoch().plan
-    assert (plan.stripe, plan.pacing, plan.congestion, plan.turns) == (STRIPE, 0, "", True)
+    assert (plan.stripe, plan.pacing, plan.congestion, plan.turns, plan.spares) == (STRIPE, 0, "", True, False)
 
 
 def test_cubic_over_short_paths_and_bbr_over_long_ones():

@@ -117,6 +117,7 @@ def _candidate(state: State, group: Group, *, free: bool) -> _Candidate:
         avoid=_avoid(members, bad),
         pacing=wire.plan.pacing,
         congestion=wire.plan.congestion,
+        spares=far,
     )
     if before is not None:
         changes += _differences(before.plan, plan, len(members), cost)

@@ -37,6 +37,7 @@ from wancoll.errors import PeerDaemonLost
 
 pytestmark = pytest.mark.wan
 
+LANES = 8
 BOUND = 10.0  # seconds for the survivors' commit of a small sum, on a busy machine too
 SMALL, LARGE = 256 << 10, 16 * MIB  # elements: 1 MiB and 64 MiB
 
@@ -46,7 +47,7 @@ def far_apart(*peer_args: str) -> Iterator[tuple[Wan, Cluster]]:
     """Four peers, 40 ms one way, 500 Mbit/s each, 0.1 % loss."""
     with (
         Wan(PEERS, delay=0.040, rate=500e6, loss=0.001) as wan,
-        Cluster(PEERS, network=wan, peer_args=["--master-grace=20", *peer_args]) as cluster,
+        Cluster(PEERS, lanes=LANES, network=wan, peer_args=["--master-grace=20", *peer_args]) as cluster,
     ):
         yield wan, cluster
 
@@ -132,6 +133,22 @@ def killed_at(cluster: Cluster, point: str, victim: int, count: int) -> int:
     reduce_all([comms[k] for k in survivors], survivors)
     close_all(comms)
     return len(agreed)
+
+
+def test_a_loss_needs_no_new_links(cluster: Cluster) -> None:
+    """The members two places away are linked before they are neighbours."""
+
+    def lanes(i: int) -> int:
+        return int(cluster.peer_status(i)["resources"]["lanes"])
+
+    comms = join(cluster, range(PEERS))
+    wait_until(lambda: [lanes(i) for i in range(PEERS)] == [3 * LANES] * PEERS, 10, "links to all three others")
+    [(victim, last)] = [(k, comm) for k, comm in enumerate(comms) if comm.rank == PEERS - 1]
+    others = [k for k in range(PEERS) if k != victim]
+    last.close()
+    reduce_all([comms[k] for k in others], others)
+    assert [lanes(k) for k in others] == [2 * LANES] * 3
+    close_all(comms)
 
 
 def test_killed_when_the_others_had_finished(cluster: Cluster, rng: random.Random) -> None:

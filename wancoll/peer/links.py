@@ -167,7 +167,7 @@ class LinkHub:
                 reason = await (self._dial(link) if dials else self._await_dial(link))
                 if not reason:
                     break
-                late = trio.current_time() - since >= limits.link_timeout and link.wanted
+                late = trio.current_time() - since >= limits.link_timeout and link.needed
                 if late and (link.dials or link.agreed):  # else the younger end may succeed where this one does not
                     log.warning("link unreachable", other=link.other.name, reason=reason)
                     link.owner.on_unreachable(link.other.mid, reason)

@@ -83,6 +83,7 @@ class Member:
         self._ready = False  # the neighbours' links are up and nothing stops ops from starting
         self._up: set[int] = set()  # members whose links are up, once ready
         self._neighbours: frozenset[int] = frozenset()
+        self._spares: frozenset[int] = frozenset()  # neighbours after a loss
         self._held = False  # the oldest op that waits does so for a link
         self._asked: int = 0  # the master wants to know what this member calls at this seq
         self._suspects: set[int] = set()  # members reported unreachable in this epoch
@@ -259,7 +260,7 @@ class Member:
         self._voids.update({seq: void for seq, void in voids.items() if seq >= self._next_seq})
         self._give_up(commands, self._refused())
         commands += self.exchanges.cancel()
-        commands.append(EnterEpoch(epoch, self._neighbours))
+        commands.append(EnterEpoch(epoch, self._neighbours, self._spares))
         return commands + self.exchanges.enter(epoch, self.mid)
 
     def _enter_world(self, epoch: m.Epoch) -> None:
@@ -267,6 +268,11 @@ class Member:
         mids, size = self._world.mids, self.world_size
         self.rank = mids.index(self.mid)
         self._neighbours = frozenset((mids[self.rank - 1], mids[(self.rank + 1) % size])) - {self.mid}
+        self._spares = frozenset()
+        if epoch.plan.spares:
+            apart = {other for pair in epoch.plan.avoid if self.mid in pair for other in pair}
+            next_but_one = {mids[(self.rank + places) % size] for places in (-2, 2)}
+            self._spares = frozenset(next_but_one - self._neighbours - apart - {self.mid})
         self._book.enter(epoch.epoch, self._world)
 
     def commit(self, commit: m.Commit, now: float) -> list[Command]:

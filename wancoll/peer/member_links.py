@@ -58,7 +58,12 @@ class Link:
     @property
     def wanted(self) -> bool:
         """Whether it is to be up."""
-        return not self.closed and (self.neighbour or self.key in self.owner.needed)
+        return not self.closed and (self.needed or self.spare)
+
+    @property
+    def needed(self) -> bool:
+        """Whether something waits for it or would be lost with it."""
+        return self.neighbour or self.key in self.owner.needed
 
     @property
     def neighbour(self) -> bool:
@@ -66,9 +71,14 @@ class Link:
         return self.channel == COLLECTIVES and self.other.mid in self.owner.neighbours
 
     @property
+    def spare(self) -> bool:
+        """Whether it is kept up for after a loss."""
+        return self.channel == COLLECTIVES and self.other.mid in self.owner.spares
+
+    @property
     def agreed(self) -> bool:
-        """Whether both ends learn at the same time that they need it: then the younger dials and the other waits."""
-        return self.neighbour or self.channel == EXCHANGES
+        """Whether both ends learn at the same time that they want it: then the younger dials and the other waits."""
+        return self.neighbour or self.spare or self.channel == EXCHANGES
 
 
 class MemberLinks:
@@ -98,14 +108,15 @@ class MemberLinks:
         self.epoch: m.Epoch | None = None
         self.links: dict[tuple[int, int], Link] = {}  # by the other's mid and the channel
         self.neighbours: frozenset[int] = frozenset()
+        self.spares: frozenset[int] = frozenset()
         self.needed: set[tuple[int, int]] = set()  # further links that this epoch's ops need
         self._present: dict[int, m.MemberInfo] = {}
 
-    def enter(self, epoch: m.Epoch, neighbours: frozenset[int]) -> None:
-        """Go to *epoch*: drop former members' links, tell the engine, raise those to *neighbours* (mids)."""
+    def enter(self, epoch: m.Epoch, neighbours: frozenset[int], spares: frozenset[int] = frozenset()) -> None:
+        """Go to *epoch*: drop former members' links, tell the engine, raise those to *neighbours*, *spares* (mids)."""
         rebuild = self.epoch is not None and wire_plan(self.epoch) != wire_plan(epoch)
         paced = self.epoch is not None and self.epoch.plan.pacing != epoch.plan.pacing
-        self.mid, self.epoch, self.neighbours = epoch.to, epoch, neighbours
+        self.mid, self.epoch, self.neighbours, self.spares = epoch.to, epoch, neighbours, spares
         self.needed.clear()
         self._present = {member.mid: member for member in epoch.members}
         for link in list(self.links.values()):
@@ -115,7 +126,7 @@ class MemberLinks:
                 self._hub.engine.set_epoch(link.engine_id, epoch.epoch)
                 if paced:
                     self._hub.engine.pace_link(link.engine_id, epoch.plan.pacing)
-        for mid in sorted(neighbours):
+        for mid in sorted(neighbours) + sorted(spares):
             self._hub.raise_link(self.link(mid, COLLECTIVES))
         self._hub.note_change()
         self.check_ready()
@@ -156,7 +167,7 @@ class MemberLinks:
 
     def close(self) -> None:
         """Close all links; nothing is called back any more."""
-        self.epoch, self.neighbours = None, frozenset()
+        self.epoch, self.neighbours, self.spares = None, frozenset(), frozenset()
         self.needed.clear()
         for link in list(self.links.values()):
             self._hub.close(link)

@@ -146,10 +146,14 @@ class ToClient:
 
 @dataclass(frozen=True, slots=True)
 class EnterEpoch:
-    """Bring the links to this epoch: drop those to former members, dial those to *neighbours*, then say links_ready."""
+    """Bring the links to this epoch: drop those to former members, dial those to *neighbours*, then say links_ready.
+
+    Those to *spares* are kept up, too, but nothing waits for them.
+    """
 
     epoch: m.Epoch
     neighbours: frozenset[int]  # mids
+    spares: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,9 +184,9 @@ class Session:
                     self._start(op, meaning)
                 case ops.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
-                case ops.EnterEpoch(epoch, neighbours):
+                case ops.EnterEpoch(epoch, neighbours, spares):
                     self._hit("on_epoch")
-                    self.links.enter(epoch, neighbours)
+                    self.links.enter(epoch, neighbours, spares)
                 case ops.StartExchange(exchange):
                     self._start_exchange(exchange)
                 case ops.NeedLinks(mids, exchange_links):

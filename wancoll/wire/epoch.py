@@ -31,6 +31,7 @@ class Plan(Message, frozen=True):
     avoid: Annotated[list[tuple[U64, U64]], Meta(max_length=4096)]  # pairs of mids that cannot reach each other
     pacing: Count  # bytes per second of one lane; 0: no limit
     congestion: Annotated[str, Meta(max_length=32)]  # congestion control of the lanes; "": each daemon's setting
+    spares: bool = False  # whether links to the members two places away are kept up, who are next to us after a loss
 
 
 class Void(Message, frozen=True):
