@@ -7,7 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-FACES = [name for name in ("kernels.h", "engine.h", "pages.h") if (HERE / name).exists()]
+FACES = [name for name in ("kernels.h", "engine.h", "digest.h", "pages.h") if (HERE / name).exists()]
 FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
 
 

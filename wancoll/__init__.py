@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wancoll.client.many import ManyReceipt, ManyWork
     from wancoll.client.work import Work
     from wancoll.collective import Receipt
+    from wancoll.state.receipt import SyncReceipt
 
 __all__ = [
     "CollectiveMismatch",
@@ -39,6 +40,7 @@ __all__ = [
     "PeerDaemonLost",
     "ProtocolError",
     "Receipt",
+    "SyncReceipt",
     "WancollError",
     "Work",
     "WorldTooSmall",
@@ -52,6 +54,7 @@ _LAZY = {
     "ManyReceipt": "wancoll.client.many",
     "ManyWork": "wancoll.client.many",
     "Receipt": "wancoll.collective",
+    "SyncReceipt": "wancoll.state.receipt",
     "Work": "wancoll.client.work",
     "connect": "wancoll.client.connect",
 }

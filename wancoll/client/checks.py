@@ -11,6 +11,7 @@ from wancoll.errors import ConfigError
 from wancoll.schedule import choose
 
 ON_FAILURE = ("retry", "raise")
+LIBRARY_TAGS = 0xFF << 56  # from here on tags are the library's own
 ALGORITHMS = {kind.name: ("auto", *names) for kind, names in choose.ALGORITHMS.items()}
 ALGORITHMS["all_reduce_many"] = ALGORITHMS["all_reduce"]
 
@@ -92,7 +93,7 @@ def check_other(call: str, argument: str, rank: Any, me: int, world_size: int) -
 
 
 def check_tag(call: str, tag: Any) -> int:
-    """*tag* as a number of 64 bits.
+    """*tag* as a number of 64 bits, below those that the library uses itself.
 
     Raises:
         ConfigError: it is not.
@@ -101,10 +102,11 @@ def check_tag(call: str, tag: Any) -> int:
         number = operator.index(tag)
     except TypeError:
         number = -1
-    if not 0 <= number < 1 << 64:
+    if not 0 <= number < LIBRARY_TAGS:
         raise ConfigError(
-            "tag cannot be used", who=f"{call}(tag=...)", expected="a whole number of 64 bits, 0 or more", got=repr(tag)
-        )
+            "tag cannot be used", who=f"{call}(tag=...)", expected="a whole number from 0 to 2^64 - 2^56 - 1",
+            got=repr(tag),
+        )  # fmt: skip
     return number
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from wancoll.client.checks import check_timeout
+from wancoll.client.checks import check_options, check_timeout, unavailable
 from wancoll.client.exchanges import Exchanges
 from wancoll.client.reductions import Reductions
 from wancoll.client.results import new_array
 from wancoll.client.rooted import Rooted
+from wancoll.client.state_tensors import tensors
+from wancoll.client.sync import SyncWork
 from wancoll.client.tensors import numpy_dtype
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, Kind, Receipt
 from wancoll.errors import ConfigError
+from wancoll.state.receipt import SyncReceipt
+from wancoll.state.strategy import MAJORITY, SEND_ONLY, STRATEGIES
 
 
 class Communicator(Reductions, Rooted, Exchanges):
@@ -81,6 +86,61 @@ class Communicator(Reductions, Rooted, Exchanges):
         check_timeout(timeout)
         connection = self._connection
         return self._run(Work(connection, Descriptor(Kind.update_membership), connection.place.epoch), timeout)
+
+    def sync_state(
+        self,
+        state: Mapping[str, Any],
+        *,
+        revision: int,
+        strategy: str = MAJORITY,
+        on_failure: str = "retry",
+        timeout: float | None = None,
+    ) -> SyncReceipt:
+        """Give all members the same state: parameters, optimizer state, counters. A collective: all members call it.
+
+        The state with the highest revision wins; of several the one that most members hold; of equals that of the
+        lowest rank. Who differs from it fetches what differs, from all that hold it at the same time. If a member is
+        lost, the others go on with what they have received. Other calls of this communicator go before or after it;
+        async calls posted earlier, and other communicators, go on meanwhile.
+
+        All or nothing: tensors change when every member has all of the state, and not before.
+
+        Args:
+            state: name -> tensor, with the same names, shapes and dtypes on all members. Of any dtype of fixed size;
+                else as in all_reduce. Do not change the tensors before the call is finished. Two names may stand for
+                the very same memory, if they do so on all members.
+            revision: which state this is, 0 to 2^63 - 1, for example the step that it is the result of.
+            strategy: of this member. "majority": it votes, sends and receives. "send-only": it votes and is never
+                changed; if another state wins, the call fails. "receive-only": it has no vote and sends nothing.
+            on_failure: "retry": go on without members that are lost; "raise": fail then.
+            timeout: seconds; None: as long as it takes.
+
+        Returns:
+            What was moved, and who holds the state now.
+
+        Raises:
+            ConfigError: an argument that cannot be used, and nothing was sent; or states that do not fit together,
+                the same error on all members.
+            OperationAborted: a part of the state was lost with its last holder, or a member cannot take part.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: it failed. Whatever is raised, the tensors are as they were.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        check_options("sync_state", False, on_failure, timeout)
+        if strategy not in STRATEGIES:
+            raise unavailable("sync_state", "strategy", strategy, STRATEGIES)
+        try:
+            number = operator.index(revision)
+        except TypeError:
+            number = -1
+        if not 0 <= number < 1 << 63:
+            raise ConfigError(
+                "revision cannot be used", who="sync_state(revision=...)",
+                expected="a whole number from 0 to 2^63 - 1", got=repr(revision),
+            )  # fmt: skip
+        found = tensors(state, changing=strategy != SEND_ONLY)
+        work = SyncWork(self, self._connection, found, number, strategy, on_failure)
+        return work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def empty(
         self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32

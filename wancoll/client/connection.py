@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from wancoll.client.channel import Channel
@@ -173,6 +174,18 @@ class Connection:
             if left is not None and left <= 0 and not work.finished:
                 raise self._still_pending(work)
 
+    def wait_any(self, works: Sequence[Work], timeout: float | None) -> bool:
+        """Return once one of *works* is finished (True), or after *timeout* seconds (False)."""
+        self._check_process()
+        deadline = _deadline(timeout)
+        any_of = _AnyOf(works)
+        while not any_of.finished:
+            left = _left(deadline)
+            self._step(any_of, left if left is None else max(0.0, left))
+            if left is not None and left <= 0 and not any_of.finished:
+                return False
+        return True
+
     def _still_pending(self, work: Work) -> TimeoutError:
         error = TimeoutError(
             f"{work.descriptor} of group {self.group!r}, call {work.id} of member {self.place.member!r}, is still "
@@ -187,7 +200,7 @@ class Connection:
         self._check_process()
         self._step(work, 0)
 
-    def _step(self, work: Work | None, timeout: float | None) -> None:
+    def _step(self, work: Work | _AnyOf | None, timeout: float | None) -> None:
         """Read the socket once, or, while another thread reads, wait until it has; nothing if *work* is finished."""
         # A Condition would be shorter, but it is written in Python: a Ctrl-C inside its __exit__ leaves it locked.
         mine, follower = False, threading.Lock()
@@ -285,6 +298,17 @@ class Connection:
         self.arena.disown()
         if self._private is not None:
             self._private.disown()
+
+
+class _AnyOf:
+    """Several calls, finished when one of them is."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+
+    @property
+    def finished(self) -> bool:
+        return any(work.finished for work in self._works)
 
 
 def _post(number: int, work: Work) -> m.Post:

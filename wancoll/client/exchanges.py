@@ -222,7 +222,7 @@ class Exchanges(Caller):
         Args:
             x: as in all_reduce; do not change it before the call is finished.
             dest: rank of the receiver. If it is lost: OperationAborted.
-            tag: 64 bits.
+            tag: 0 to 2^64 - 2^56 - 1.
             async_op: as in all_reduce.
             timeout: as in all_reduce.
 

@@ -176,6 +176,11 @@ class Arena:
         block = self._blocks.get(self._starts[at]) if at >= 0 else None
         return block if block is not None and address + nbytes <= block.address + block.nbytes else None
 
+    def cool(self, nbytes: int) -> None:
+        """Blocks of *nbytes* bytes in all were needed once: do not keep as many warm on their account."""
+        with self._lock:
+            self._peak = max(self._leased, self._peak - nbytes)
+
     def _settle(self) -> None:
         returned = self._returned
         if not returned or self._closed:

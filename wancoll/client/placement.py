@@ -17,7 +17,7 @@ class Placement:
         arena: of the connection.
         sources: the input's parts, one after the other in front. None: this member gives nothing.
         targets: the result's parts, one after the other in back. None: this member gets nothing.
-        fresh: the target was made for this call, in the arena: the result is built in it.
+        fresh: nobody uses the target, which lies in the arena, before the commit: the result is built in it.
         unwanted: bytes of a result that the daemon builds here and nobody needs; without targets.
         feed: changes the input on its way into front.
     """
@@ -86,7 +86,7 @@ class Placement:
         nbytes = sum(target.nbytes for target in self.targets) or self._unwanted
         if self._fresh:
             block = arena.find(self.targets[0].address, nbytes)
-            self.back = block.offset if block is not None else 0
+            self.back = block.offset + self.targets[0].address - block.address if block is not None else 0
         elif nbytes:
             self._back = arena.take(nbytes, self._exchangeable())
             self.back = self._back.block.offset

@@ -97,9 +97,9 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError as bad:
-        raise _unknown_dtype("empty(dtype=...)", repr(dtype)) from bad
+        raise unknown_dtype("empty(dtype=...)", repr(dtype)) from bad
     if found not in _NATIVE and not (found.name == "bfloat16" and found.isnative):
-        raise _unknown_dtype("empty(dtype=...)", f"{found} ({found.str})")
+        raise unknown_dtype("empty(dtype=...)", f"{found} ({found.str})")
     return found
 
 
@@ -155,7 +155,7 @@ def require_writable(x: Region, who: str) -> None:
             "the result cannot be written into a read-only tensor",
             who=who,
             expected="a writable tensor",
-            got=f"{_kind(x.owner)} that is read-only",
+            got=f"{kind_of(x.owner)} that is read-only",
             hint="pass out=, an array that takes the result",
         )
 
@@ -164,9 +164,23 @@ def _numpy(x: np.ndarray[Any, Any], who: str) -> Region:
     dtype = _BY_DTYPE.get(x.dtype)
     if dtype is None:
         dtype = _numpy_dtype(x, who)
+    check_numpy(x, who)
+    if dtype is DType.bfloat16:  # no buffer protocol
+        address = x.__array_interface__["data"][0]
+    else:
+        address = int(_cast("uintptr_t", _from_buffer(x)))
+    return Region(x, None, address, x.size, dtype, x.shape, x.flags.writeable)
+
+
+def check_numpy(x: np.ndarray[Any, Any], who: str) -> None:
+    """Refuse an array whose elements are not all there is to it, one after the other.
+
+    Raises:
+        ConfigError: so it is.
+    """
     flags = x.flags
     if not flags.c_contiguous:
-        raise _not_contiguous(
+        raise not_contiguous(
             who, f"a numpy array with shape {x.shape} and strides {x.strides} in bytes", flags.f_contiguous
         )
     if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
@@ -174,11 +188,6 @@ def _numpy(x: np.ndarray[Any, Any], who: str) -> Region:
             "a masked array's mask cannot be reduced", who=who, expected="a plain array", got="numpy.ma.MaskedArray",
             hint="pass x.filled(0), or x.data if the mask does not matter",
         )  # fmt: skip
-    if dtype is DType.bfloat16:  # no buffer protocol
-        address = x.__array_interface__["data"][0]
-    else:
-        address = int(_cast("uintptr_t", _from_buffer(x)))
-    return Region(x, None, address, x.size, dtype, x.shape, flags.writeable)
 
 
 def _numpy_dtype(x: np.ndarray[Any, Any], who: str) -> DType:
@@ -188,12 +197,25 @@ def _numpy_dtype(x: np.ndarray[Any, Any], who: str) -> DType:
     hint = ""
     if not x.dtype.isnative:
         hint = "its bytes are in foreign order: pass x.astype(x.dtype.newbyteorder('='))"
-    raise _unknown_dtype(who, f"{x.dtype} ({x.dtype.str})", hint)
+    raise unknown_dtype(who, f"{x.dtype} ({x.dtype.str})", hint)
 
 
 def _torch(x: Any, who: str) -> Region:
+    check_torch(x, who)
+    dtype = _BY_TORCH_NAME.get(str(x.dtype))
+    if dtype is None:
+        raise unknown_dtype(who, str(x.dtype))
+    return Region(x, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True)
+
+
+def check_torch(x: Any, who: str) -> None:
+    """Refuse a tensor whose memory cannot be used.
+
+    Raises:
+        ConfigError: so it is.
+    """
     if x.device.type != "cpu":
-        raise _not_on_cpu(who, f"a torch tensor on {x.device}", "pass x.cpu()")
+        raise not_on_cpu(who, f"a torch tensor on {x.device}", "pass x.cpu()")
     if x.requires_grad:
         raise ConfigError(
             "the tensor requires grad: autograd would not see the result",
@@ -202,9 +224,6 @@ def _torch(x: Any, who: str) -> Region:
             got=f"a torch tensor of shape {tuple(x.shape)} with requires_grad=True",
             hint="pass x.detach(), which shares the memory",
         )
-    dtype = _BY_TORCH_NAME.get(str(x.dtype))
-    if dtype is None:
-        raise _unknown_dtype(who, str(x.dtype))
     if str(x.layout) != "torch.strided":
         raise ConfigError(
             "the tensor has no plain layout",
@@ -214,29 +233,38 @@ def _torch(x: Any, who: str) -> Region:
             hint="pass x.to_dense()",
         )
     if not x.is_contiguous():
-        raise _not_contiguous(who, f"a torch tensor with shape {tuple(x.shape)} and strides {x.stride()}")
-    return Region(x, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True)
+        raise not_contiguous(who, f"a torch tensor with shape {tuple(x.shape)} and strides {x.stride()}")
 
 
 def _dlpack(x: Any, who: str) -> Region:
+    found, writable = open_dlpack(x, who)
+    dtype = DType.__members__.get(found.dtype)
+    if dtype is None:
+        raise unknown_dtype(who, found.dtype)
+    return Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable)
+
+
+def open_dlpack(x: Any, who: str) -> tuple[dlpack.Exported, bool]:
+    """What *x* exports, and whether it may be written.
+
+    Raises:
+        ConfigError: its memory cannot be used.
+    """
     device, number = x.__dlpack_device__()
     if int(device) not in dlpack.HOST_DEVICES:
         name = dlpack.DEVICE_NAMES.get(int(device), f"device type {int(device)}")
-        raise _not_on_cpu(who, f"{_kind(x)} on {name}:{number}", "copy it to the host first")
+        raise not_on_cpu(who, f"{kind_of(x)} on {name}:{number}", "copy it to the host first")
     try:
         found = dlpack.open_capsule(x)
     except Exception as bad:  # whatever the exporter finds wrong with it: it is the caller's tensor
         raise ConfigError(
             "the tensor cannot be exported", who=who, expected="a tensor whose __dlpack__ works",
-            got=f"{_kind(x)}: {type(bad).__name__}: {bad}",
+            got=f"{kind_of(x)}: {type(bad).__name__}: {bad}",
         ) from bad  # fmt: skip
-    dtype = DType.__members__.get(found.dtype)
-    if dtype is None:
-        raise _unknown_dtype(who, found.dtype)
     if not found.contiguous:
-        raise _not_contiguous(who, f"{_kind(x)} with shape {found.shape} and strides {found.strides}")
+        raise not_contiguous(who, f"{kind_of(x)} with shape {found.shape} and strides {found.strides}")
     immutable = type(x).__module__.split(".")[0] in _IMMUTABLE_MODULES
-    return Region(x, found, found.address, prod(found.shape), dtype, found.shape, not found.read_only and not immutable)
+    return found, not found.read_only and not immutable
 
 
 def _buffer(x: Any, who: str) -> Region:
@@ -247,34 +275,47 @@ def _buffer(x: Any, who: str) -> Region:
             "this cannot be reduced",
             who=who,
             expected="a numpy array, a torch tensor, or an object with __dlpack__ or the buffer protocol",
-            got=f"{_kind(x)}",
+            got=f"{kind_of(x)}",
             hint="pass numpy.asarray(x)",
         ) from None
     dtype = _BY_FORMAT.get(view.format)
     if dtype is None:
-        raise _unknown_dtype(who, f"buffer format {view.format!r}")
+        raise unknown_dtype(who, f"buffer format {view.format!r}")
     shape = view.shape or ()
-    if not view.c_contiguous:
-        raise _not_contiguous(
-            who, f"{_kind(x)} with shape {shape} and strides {view.strides} in bytes", view.f_contiguous
-        )
+    check_view(x, view, who)
     address = int(_cast("uintptr_t", _from_buffer(view)))
     return Region(x, view, address, view.nbytes // dtype.itemsize, dtype, shape, not view.readonly)
 
 
-def _kind(x: Any) -> str:
+def check_view(x: Any, view: memoryview, who: str) -> None:
+    """Refuse the buffer *view* of *x* if its elements do not lie one after the other.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    if not view.c_contiguous:
+        raise not_contiguous(
+            who, f"{kind_of(x)} with shape {view.shape or ()} and strides {view.strides} in bytes", view.f_contiguous
+        )
+
+
+def kind_of(x: Any) -> str:
+    """The type's name, with its module."""
     return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
 
 
-def _unknown_dtype(who: str, got: str, hint: str = "") -> ConfigError:
+def unknown_dtype(who: str, got: str, hint: str = "") -> ConfigError:
+    """The refusal of a dtype that DType does not have."""
     return ConfigError("the dtype is unknown", who=who, expected=f"one of {_KNOWN}", got=got, hint=hint)
 
 
-def _not_on_cpu(who: str, got: str, hint: str) -> ConfigError:
+def not_on_cpu(who: str, got: str, hint: str) -> ConfigError:
+    """The refusal of memory of a device."""
     return ConfigError("the tensor is not in host memory", who=who, expected="a CPU tensor", got=got, hint=hint)
 
 
-def _not_contiguous(who: str, got: str, fortran: bool = False) -> ConfigError:
+def not_contiguous(who: str, got: str, fortran: bool = False) -> ConfigError:
+    """The refusal of elements that do not lie one after the other."""
     hint = "pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous()), and copy the result back if needed"
     if fortran:
         hint = "its order is Fortran's: pass x.T, which shares the memory"

@@ -1,0 +1,344 @@
+"""sync_state: members compare what they hold and fetch what differs, with the collectives and sends that there are.
+
+    step        what happens                                                next
+    headers     all_gather of fixed size                                    all alike -> end; else contents
+    contents    all_gather of keys and digests; all decide the same         memory is taken -> reports
+    reports     all_gather of what each member lacks                        nothing -> put in place, end; else round
+    round       sends and recvs of stripes, in the order of the plan        reports
+
+What is decided is decided in wancoll.state, from what was gathered, by all members alike.
+
+Nothing of the caller's is touched before the gather that says that nobody lacks anything: it commits on all or none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from wancoll.client.checks import LIBRARY_TAGS, check_timeout
+from wancoll.client.connection import Connection
+from wancoll.client.exchanges import Exchanges
+from wancoll.client.memory import ArenaFull
+from wancoll.client.placement import Placement
+from wancoll.client.staging import Staging
+from wancoll.client.state_tensors import Tensor, content, digest_stripes
+from wancoll.client.tensors import Region
+from wancoll.client.work import Work
+from wancoll.collective import Descriptor, DType, Kind, Receipt
+from wancoll.errors import ConfigError, OperationAborted, WancollError
+from wancoll.state.election import Goal, Winner, elect, goal
+from wancoll.state.manifest import (
+    Header,
+    decode,
+    encode,
+    fingerprint,
+    pack_header,
+    unpack_header,
+)
+from wancoll.state.plan import Report, Transfer, decode_report, encode_report, next_round
+from wancoll.state.receipt import SyncReceipt
+from wancoll.state.strategy import SEND_ONLY
+
+_AHEAD = 4  # transfers under way for each partner
+_MOST = 32  # transfers under way
+
+Waits = Generator[Sequence[Work], None, Any]  # yields calls; goes on when one of them is finished
+
+
+class SyncWork:
+    """Handle of a sync_state that was not finished in time.
+
+    Args:
+        calls: the communicator.
+        connection: its connection.
+        tensors: the state.
+        revision: of the state.
+        strategy: of this member.
+        on_failure: "retry" or "raise".
+
+    Raises:
+        ConfigError: a pending call uses the tensors; nothing was sent.
+    """
+
+    def __init__(
+        self, calls: Exchanges, connection: Connection, tensors: list[Tensor], revision: int, strategy: str,
+        on_failure: str,
+    ) -> None:  # fmt: skip
+        self._began = time.monotonic()
+        self._calls, self._connection, self._on_failure = calls, connection, on_failure
+        self._tensors, self._strategy = tensors, strategy
+        connection.check_usable()
+        self._check_free()
+        self._content = content(tensors)
+        self._encoded = encode(self._content)
+        self._header = Header(revision, strategy, fingerprint(self._encoded), len(self._encoded))
+        self._staging: Staging | None = None
+        self._members: tuple[str, ...] = ()  # of the first gather
+        self._missing: set[int] = set()
+        self._bad: set[str] = set()
+        self._received = self._sent = self._rounds = 0
+        self._answer: SyncReceipt | WancollError | None = None
+        self._steps: Generator[Sequence[Work], None, SyncReceipt] = self._run()
+        self._waits: Sequence[Work] = ()
+
+    def wait(self, timeout: float | None = None) -> SyncReceipt:
+        """Block until all members have the state that won, or none has been changed.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+
+        Returns:
+            The receipt, each time.
+
+        Raises:
+            TimeoutError: still pending; nothing is lost, wait() again. Its .work is this handle.
+            WancollError: it failed; the tensors are as they were.
+        """
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._answer is None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if self._waits and not self._connection.wait_any(self._waits, left):
+                raise self._late()
+            self._step()
+        if isinstance(self._answer, WancollError):
+            raise self._answer
+        return self._answer
+
+    def _late(self) -> TimeoutError:
+        late = TimeoutError(
+            f"sync_state of group {self._connection.group!r}, member {self._connection.place.member!r}, is still "
+            f"pending {time.monotonic() - self._began:.3f} s after it was called; nothing is lost: .work.wait() goes on"
+        )
+        late.work = self  # type: ignore[attr-defined]
+        return late
+
+    def _step(self) -> None:
+        """Go on until there is something to wait for."""
+        try:
+            self._waits = next(self._steps)
+            return
+        except StopIteration as end:
+            self._answer = end.value
+        except WancollError as bad:
+            self._answer = bad
+        except BaseException as bad:
+            self._answer = OperationAborted(
+                "was interrupted, and cannot go on", who="sync_state", got=repr(bad),
+                hint="close the communicator, so that the others need not wait for this member",
+            )  # fmt: skip
+            raise
+        finally:
+            if self._answer is not None and self._staging is not None:
+                self._staging.release()
+
+    # ---- the steps -----------------------------------------------------------------------------------
+
+    def _run(self) -> Generator[Sequence[Work], None, SyncReceipt]:
+        receipt, headers = yield from self._gather_headers()
+        winner = elect(headers)
+        if not winner.differing:
+            return self._finished(receipt, winner, None)
+        receipt, contents = yield from self._gather_contents(headers)
+        headers = {name: headers[name] for name in receipt.contributors}
+        winner = elect(headers)
+        found = goal(winner, headers, {name: decode(data, name) for name, data in contents.items()})
+        self._members = receipt.contributors
+        problem = self._stage(found)
+        while True:
+            receipt, reports = yield from self._gather_reports(found, problem)
+            transfers = next_round(found, reports)
+            if not transfers:
+                break
+            self._rounds += 1
+            yield from self._move(found, transfers, receipt.seq)
+        if self._staging is not None:
+            self._staging.install()
+        return self._finished(receipt, winner, found)
+
+    def _finished(self, receipt: Receipt, winner: Winner, found: Goal | None) -> SyncReceipt:
+        changed: dict[str, list[int]] = {}
+        nbytes = 0
+        if found is not None:
+            changed = {name: found.tensors(found.missing[name]) for name in receipt.contributors}
+            nbytes = sum(found.nbytes(found.missing[name]) for name in receipt.contributors)
+        mine = changed.get(self._connection.place.member, [])
+        return SyncReceipt(
+            revision=winner.revision,
+            holders=winner.holders,
+            tensors=tuple(self._tensors[number].entry.key for number in mine),
+            bytes_received=self._received,
+            bytes_sent=self._sent,
+            tensors_moved=sum(map(len, changed.values())),
+            bytes_moved=nbytes,
+            contributors=receipt.contributors,
+            epoch=receipt.epoch,
+            rounds=self._rounds,
+            seconds=time.monotonic() - self._began,
+        )
+
+    def _stage(self, found: Goal) -> str:
+        """Take memory for what is missing here; says why that is not possible."""
+        missing = found.missing[self._connection.place.member]
+        self._missing = set(missing)
+        try:
+            self._staging = Staging(self._connection.arena, found, missing, self._tensors)
+        except ArenaFull as bad:
+            return str(bad)
+        return ""
+
+    # ---- gathers -------------------------------------------------------------------------------------
+
+    def _gather(self, data: bytes, counts: Mapping[str, int] | None = None) -> Waits:
+        """(receipt, what each contributor gave)."""
+        names = self._connection.place.members
+        sizes = None if counts is None else [counts.get(name, 0) for name in names]
+        work = self._calls.all_gather(
+            np.frombuffer(data, np.uint8), counts=sizes, async_op=True, on_failure=self._on_failure
+        )
+        while not work.finished:
+            yield (work,)
+        receipt = work.wait()
+        ends = [*itertools.accumulate(len(data) if counts is None else counts[name] for name in receipt.contributors)]
+        flat = receipt.out.reshape(-1).tobytes()
+        starts = [0, *ends[:-1]]
+        return receipt, {
+            name: flat[start:end] for name, start, end in zip(receipt.contributors, starts, ends, strict=True)
+        }
+
+    def _gather_headers(self) -> Waits:
+        receipt, found = yield from self._gather(pack_header(self._header))
+        self._members = receipt.contributors
+        return receipt, {name: unpack_header(data, name) for name, data in found.items()}
+
+    def _gather_contents(self, headers: Mapping[str, Header]) -> Waits:
+        receipt, found = yield from self._gather(
+            self._encoded, {name: header.nbytes for name, header in headers.items()}
+        )
+        self._check_left(receipt)
+        return receipt, found
+
+    def _gather_reports(self, found: Goal, problem: str) -> Waits:
+        count = len(found.stripes)
+        mine = Report(frozenset(self._missing), frozenset(self._bad), problem)
+        receipt, said = yield from self._gather(encode_report(mine, count, self._members))
+        self._check_left(receipt)
+        return receipt, {name: decode_report(data, count, self._members, name) for name, data in said.items()}
+
+    def _check_left(self, receipt: Receipt) -> None:
+        lost = [name for name in self._members if name not in receipt.contributors]
+        if lost and self._on_failure == "raise":
+            raise OperationAborted(
+                "the membership changed", who="sync_state", expected=f"all of {', '.join(self._members)}",
+                got=f"{', '.join(lost)} left or was lost", hint="all tensors are as they were",
+            )  # fmt: skip
+
+    # ---- a round -------------------------------------------------------------------------------------
+
+    def _move(self, found: Goal, transfers: Sequence[Transfer], seq: int) -> Waits:
+        """Post this member's transfers in the order of the plan, a bounded number at a time."""
+        me = self._connection.place.member
+        mine = deque((i, each) for i, each in enumerate(transfers) if me in (each.sender, each.receiver))
+        partners = {name for _, each in mine for name in (each.sender, each.receiver)}
+        most = min(_MOST, _AHEAD * (len(partners) - 1))
+        flying: dict[Work, Transfer] = {}
+        while mine or flying:
+            while mine and len(flying) < most:
+                index, transfer = mine[0]
+                tag = LIBRARY_TAGS | (seq & 0xFFFFFFF) << 28 | index & 0xFFFFFFF
+                try:
+                    work = self._post(found, transfer, tag)
+                except ArenaFull:
+                    if flying:
+                        break  # what they hold comes back
+                    work = self._post(found, transfer, tag, refuse=True)
+                mine.popleft()
+                if work is not None:
+                    flying[work] = transfer
+            if not flying:
+                continue
+            yield tuple(flying)
+            for work in [each for each in flying if each.finished]:
+                self._ended(found, work, flying.pop(work))
+
+    def _post(self, found: Goal, transfer: Transfer, tag: int, refuse: bool = False) -> Work | None:
+        """Get one under way; None: the other side is gone.
+
+        Args:
+            found: what there is to move.
+            transfer: which.
+            tag: its own.
+            refuse: this side cannot: call it with another size, which ends it on both sides.
+        """
+        place = self._connection.place
+        sends = transfer.sender == place.member
+        other = transfer.receiver if sends else transfer.sender
+        if other not in place.members:
+            return None
+        parts = () if refuse else tuple(self._place(found, number) for number in transfer.stripes)
+        nbytes = sum(part.nbytes for part in parts)
+        kind = Kind.send if sends else Kind.recv
+        placement = Placement(
+            self._connection.arena, parts if sends else (), () if sends else parts, fresh=not sends and len(parts) == 1
+        )  # fmt: skip
+        work = Work(
+            self._connection, Descriptor(kind, DType.uint8, count=nbytes), place.epoch, placement,
+            peer=place.members.index(other), tag=tag,
+        )  # fmt: skip
+        self._connection.post(work)
+        return work
+
+    def _place(self, found: Goal, number: int) -> Region:
+        """Where a stripe lies here: where it is received, or in the caller's tensor."""
+        stripe = found.stripes[number]
+        staged = self._staging.address(number) if self._staging is not None else None
+        tensor = self._tensors[stripe.entry].memory
+        address = staged if staged is not None else tensor.address + stripe.offset
+        return Region(tensor.owner, tensor.keep, address, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
+
+    def _ended(self, found: Goal, work: Work, transfer: Transfer) -> None:
+        sends = work.descriptor.kind is Kind.send
+        try:
+            receipt = work.wait()
+        except WancollError:  # whatever it is: the next gather fails, too, or another member can do it
+            self._bad.add(transfer.receiver if sends else transfer.sender)
+            return
+        if sends:
+            self._sent += transfer.nbytes
+            return
+        if len(transfer.stripes) == 1:
+            right = [int(receipt.digest, 16) == found.digest(transfer.stripes[0])]
+        else:
+            right = [self._is_right(found, number) for number in transfer.stripes]
+        for number, good in zip(transfer.stripes, right, strict=True):
+            if good:
+                self._missing.discard(number)
+                self._received += found.stripes[number].nbytes
+            else:
+                self._bad.add(transfer.sender)
+
+    def _is_right(self, found: Goal, number: int) -> bool:
+        region = self._place(found, number)
+        return int.from_bytes(digest_stripes(region.address, region.nbytes), "little") == found.digest(number)
+
+    # ---- before anything is sent ---------------------------------------------------------------------
+
+    def _check_free(self) -> None:
+        """Refuse tensors that a pending call uses."""
+        regions = tuple(tensor.memory for tensor in self._tensors if tensor.memory.nbytes)
+        targets = regions if self._strategy != SEND_ONLY else ()
+        placement = Placement(self._connection.arena, regions, targets)
+        for other in self._connection.pending:
+            earlier = other.placement
+            if earlier is not None and placement.conflicts(earlier):
+                raise ConfigError(
+                    "the memory is in use by a call that is not finished", who="sync_state(state)",
+                    expected="tensors that no pending call uses", got=f"memory of call {other.id}, {other.descriptor}",
+                    hint="wait() for that call first",
+                )  # fmt: skip
