@@ -1,9 +1,13 @@
-"""What all tests share: a clean environment and hypothesis' profiles."""
+"""What all tests share: a clean environment, hypothesis' profiles, and an etcd."""
 
 import os
+import shutil
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from wancoll.chaos import Etcd
 
 # Options of the commands must come from the test, not from the shell that runs it. WANCOLL_CPU picks kernels for all.
 for _name in [name for name in os.environ if name.startswith("WANCOLL_") and name != "WANCOLL_CPU"]:
@@ -13,6 +17,15 @@ for _name in [name for name in os.environ if name.startswith("WANCOLL_") and nam
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("chaos", settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[Etcd]:
+    """One that tests leave running."""
+    if shutil.which("etcd") is None:
+        pytest.skip("there is no etcd here; Debian's package is called etcd-server")
+    with Etcd() as running:
+        yield running
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

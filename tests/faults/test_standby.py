@@ -1,0 +1,302 @@
+"""Two masters on etcd: the leader is killed or stopped, the standby takes over, and the stopped one wakes up fenced."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import (
+    FAILPOINTS,
+    MIB,
+    Background,
+    attempt,
+    check_agreed,
+    close_all,
+    contribution,
+    is_stopped,
+    join,
+    new_group,
+    reduce_all,
+    wait_joining,
+    wait_until,
+)
+
+from wancoll.chaos import Cluster, Etcd
+from wancoll.errors import ConfigError, Evicted, OutcomeUnknown
+from wancoll.wire import messages as m
+
+PEERS = 3
+TTL = 2.0  # the lease's, etcd's least
+TAKEOVER = 5.0  # seconds from the leader's end to the next commit
+OPTIONS: dict[str, Any] = {
+    "masters": 2,
+    "heartbeat_timeout": 2.0,
+    "listen": "127.0.0.{i}:0",
+    "master_args": ["--rejoin-grace=4"],
+    "peer_args": ["--master-grace=20"],
+}
+PHASES = [point for point in FAILPOINTS if point != "on_epoch"]
+QUICK = {("kill", "after_done"), ("pause", "mid_op")}  # of the quick suite
+
+
+@pytest.fixture(scope="module")
+def shared(etcd: Etcd) -> Iterator[Cluster]:
+    with Cluster(PEERS, etcd=etcd.url, **OPTIONS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    """Three daemons and two masters, all up at the start of each test."""
+    heal(shared)
+    yield shared
+    heal(shared)
+
+
+def heal(cluster: Cluster) -> None:
+    for i in range(PEERS):
+        if not cluster.running(i):
+            cluster.restart_peer(i)
+        cluster.resume(i)
+        for point in FAILPOINTS:
+            cluster.failpoint(i, point, "clear")
+    for k in range(2):
+        if cluster.master_running(k):
+            cluster.resume_master(k)
+        else:
+            cluster.start_master(k)
+    wait_until(lambda: leads(cluster) is not None, 10, "a master leads")
+    wait_until(lambda: len(cluster.status().daemons) == PEERS, 10, "all daemons are at the leader")
+
+
+def leads(cluster: Cluster) -> int | None:
+    try:
+        return cluster.leader
+    except ConfigError:
+        return None
+
+
+def stands_by(cluster: Cluster, k: int) -> bool:
+    try:
+        return isinstance(cluster.ask_master(k), m.StandsBy)
+    except ConfigError:
+        return False
+
+
+def end_leader(cluster: Cluster, how: str) -> int:
+    """Kill or stop the leader; returns which one it was."""
+    k = cluster.leader
+    cluster.kill_master(k) if how == "kill" else cluster.pause_master(k)
+    return k
+
+
+def wake(cluster: Cluster, how: str, k: int) -> None:
+    """The former leader comes back, and finds that it does not lead."""
+    other = cluster.leader
+    assert other != k
+    before = cluster.status()
+    cluster.start_master(k) if how == "kill" else cluster.resume_master(k)
+    wait_until(lambda: stands_by(cluster, k), 10, "the former leader stands by")
+    after = cluster.status()
+    assert cluster.leader == other
+    assert (after.term, after.groups[0].epoch) == (before.term, before.groups[0].epoch)
+
+
+def sums(comms: list[Any], tensors: list[np.ndarray]) -> Background:
+    return Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(comms))
+
+
+def check_first_attempt(outcomes: list[Any], tensors: list[np.ndarray]) -> None:
+    """Everybody's contribution is in it, and nothing ran twice."""
+    assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1", "m2"]
+    assert [outcome.receipt.attempts for outcome in outcomes] == [1] * len(outcomes)
+
+
+def check_nobody_lost(cluster: Cluster, since: float) -> None:
+    """*since*: seconds since 1970."""
+    events = [(one.kind, one.text) for one in cluster.status().events if one.time > since]
+    assert not [one for one in events if one[0] in ("lost", "left", "refused")], events
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_between_two_operations(cluster: Cluster, how: str) -> None:
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    first = reduce_all(comms, range(PEERS))
+    since, term = time.time(), cluster.status().term
+    k = end_leader(cluster, how)
+    ended = time.monotonic()
+    second = reduce_all(comms, range(PEERS))
+    took = max(outcome.ended for outcome in second) - ended
+    assert took < TAKEOVER
+    assert second[0].receipt.epoch == first[0].receipt.epoch
+    assert cluster.status().term == term + 1
+    check_nobody_lost(cluster, since)
+    wake(cluster, how, k)
+    reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    ("how", "point"),
+    [
+        pytest.param(how, point, marks=[] if (how, point) in QUICK else [pytest.mark.slow])
+        for how, point in itertools.product(["kill", "pause"], PHASES)
+    ],
+)
+def test_in_each_phase_of_an_operation(cluster: Cluster, how: str, point: str, times: int) -> None:
+    """A member stands still at the failpoint while the leader goes."""
+    took = []
+    for i in range(times):
+        comms = join(cluster, range(PEERS), min_world=PEERS)
+        reduce_all(comms, range(PEERS))
+        count = 4 * MIB if point == "mid_op" or i % 2 else 1000  # a small one may be over before it is seen
+        tensors = [contribution(k, count) for k in range(PEERS)]
+        since = time.time()
+        cluster.failpoint(1, point, "pause")
+        running = sums(comms, tensors)
+        wait_until(lambda: is_stopped(cluster.pid(1)), 10, f"peer 1 stands at {point}")
+        gone = end_leader(cluster, how)
+        ended = time.monotonic()
+        cluster.resume(1)
+        check_first_attempt(running.results(20), tensors)
+        took.append(max(outcome.ended for outcome in reduce_all(comms, range(PEERS))) - ended)
+        check_nobody_lost(cluster, since)
+        wake(cluster, how, gone)
+        close_all(comms)
+    print(f"{how} {point}: n={times}, median {np.median(took):.2f} s, max {max(took):.2f} s")
+    assert max(took) < TAKEOVER
+
+
+@pytest.mark.parametrize("point", ["half_commit", pytest.param("before_commit", marks=pytest.mark.slow)])
+def test_the_leader_stops_while_it_commits(cluster: Cluster, point: str) -> None:
+    """One member may know, the others do not; what the new leader decides is the same."""
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    reduce_all(comms, range(PEERS))
+    k = cluster.leader
+    cluster.master_failpoint(point, "pause", k)
+    tensors = [contribution(i, 1000) for i in range(PEERS)]
+    running = sums(comms, tensors)
+    check_first_attempt(running.results(20), tensors)
+    assert cluster.leader != k
+    wake(cluster, "pause", k)
+    reduce_all(comms, range(PEERS))
+    close_all(comms)
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["before_epoch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("before_persist", "half_epoch"))],
+)
+def test_the_leader_stops_while_it_begins_an_epoch(cluster: Cluster, point: str) -> None:
+    """It has decided who goes on, and wakes up when another one has decided too."""
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    k = cluster.leader
+    cluster.master_failpoint(point, "pause", k)
+    cluster.kill(2)
+    tensors = [contribution(i, 1000) for i in range(2)]
+    outcomes = sums(comms[:2], tensors).results(20)
+    assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1"]
+    assert cluster.leader != k
+    wake(cluster, "pause", k)
+    after = reduce_all(comms[:2], range(2))
+    assert after[0].receipt.epoch == outcomes[0].receipt.epoch
+    close_all(comms)
+
+
+def test_a_joiner_comes_while_nobody_leads(cluster: Cluster) -> None:
+    group = new_group()
+    comms = join(cluster, range(2), group=group)
+    reduce_all(comms, range(2))
+    k = end_leader(cluster, "kill")
+    late = Background(lambda _: cluster.connect(2, group=group, name="m2", start_world=2), 1)
+    wait_until(lambda: leads(cluster) is not None, TAKEOVER, "the standby leads")
+    wait_joining(cluster, group, "m2")
+    updates = Background(lambda i: attempt(comms[i].update_membership), 2)
+    assert all(outcome.error is None for outcome in updates.results(20))
+    comms += late.results(20)
+    reduce_all(comms, range(PEERS))
+    wake(cluster, "kill", k)
+    close_all(comms)
+
+
+@pytest.mark.slow
+def test_only_members_that_were_put_out_come_back(etcd: Etcd) -> None:
+    """No journal is left, but etcd knows that the group went on without them."""
+    with Cluster(PEERS, etcd=etcd.url, **OPTIONS) as cluster:
+        comms = join(cluster, range(PEERS))
+        reduce_all(comms, range(PEERS))
+        cluster.pause(2)
+        reduce_all(comms[:2], range(2))
+        for k in range(2):
+            cluster.kill_master(k)
+        for i in range(2):
+            cluster.kill(i)
+        for k in range(2):
+            cluster.start_master(k, lose_journal=True)
+        cluster.resume(2)
+        outcome = attempt(lambda: comms[2].all_reduce(contribution(2, 1000), op="sum"))
+        assert isinstance(outcome.error, Evicted | OutcomeUnknown), repr(outcome)
+
+
+@pytest.mark.slow
+def test_both_masters_die(cluster: Cluster) -> None:
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    first = reduce_all(comms, range(PEERS))
+    term = cluster.status().term
+    for k in range(2):
+        cluster.kill_master(k)
+    for k in range(2):
+        cluster.start_master(k, lose_journal=True)
+    second = reduce_all(comms, range(PEERS))
+    assert second[0].receipt.epoch == first[0].receipt.epoch
+    assert cluster.status().term > term
+    close_all(comms)
+
+
+def test_etcd_stands_still_for_less_than_the_lease(etcd: Etcd) -> None:
+    """Nothing happens: the same leader, the same epoch."""
+    with Etcd() as own, Cluster(PEERS, etcd=own.url, **(OPTIONS | lease(6))) as cluster:
+        comms = join(cluster, range(PEERS), min_world=PEERS)
+        first = reduce_all(comms, range(PEERS))
+        before = cluster.status()
+        own.pause()
+        for _ in range(20):
+            reduce_all(comms, range(PEERS))
+            time.sleep(0.1)  # how long etcd is away is what this is about
+        own.resume()
+        time.sleep(0.5)  # for the standby to make a mistake
+        last = reduce_all(comms, range(PEERS))
+        after = cluster.status()
+        assert last[0].receipt.epoch == first[0].receipt.epoch
+        assert after.term == before.term
+        assert after.uptime > before.uptime
+        close_all(comms)
+
+
+@pytest.mark.slow
+def test_etcd_dies_and_comes_back(etcd: Etcd) -> None:
+    """The leader steps down when its lease is over; ops wait, and commit when somebody leads again."""
+    with Etcd() as own, Cluster(PEERS, etcd=own.url, **OPTIONS) as cluster:
+        comms = join(cluster, range(PEERS), min_world=PEERS)
+        first = reduce_all(comms, range(PEERS))
+        term = cluster.status().term
+        own.kill()
+        wait_until(lambda: all(stands_by(cluster, k) for k in range(2)), TTL + 2, "the leader steps down")
+        tensors = [contribution(i, 1000) for i in range(PEERS)]
+        running = sums(comms, tensors)
+        own.start()
+        outcomes = running.results(20)
+        check_first_attempt(outcomes, tensors)
+        assert outcomes[0].receipt.epoch == first[0].receipt.epoch
+        assert cluster.status().term > term
+        close_all(comms)
+
+
+def lease(ttl: int) -> dict[str, Any]:
+    return {"master_args": [*OPTIONS["master_args"], f"--lease-ttl={ttl}"]}
