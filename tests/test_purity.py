@@ -37,6 +37,7 @@ IMPURE = {
 }
 
 PURE = (
+    "wancoll.churn",
     "wancoll.collective",
     "wancoll.errors",
     "wancoll.limits",
@@ -69,6 +70,7 @@ MAY_IMPORT = {
     "wancoll.errors": (),
     "wancoll.limits": (),
     "wancoll.collective": ("wancoll.errors", "wancoll.limits"),
+    "wancoll.churn": (*BASE, "wancoll.churn"),
     "wancoll.schedule": (*BASE, "wancoll.schedule"),
     "wancoll.state": (*BASE, "wancoll.state"),
     "wancoll.wire": (*BASE, "wancoll.wire"),

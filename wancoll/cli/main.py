@@ -19,6 +19,7 @@ COMMANDS = {
     "status": ("wancoll.cli.status:status", "Show a master's groups, members and last events."),
     "demo": ("wancoll.cli.demo:demo", "Train a small network on 4 local peers, and kill one of them on the way."),
     "perf": ("wancoll.cli.perf:perf", "Measure collectives, with the columns of nccl-tests."),
+    "chaos": ("wancoll.cli.chaos:chaos", "Break a local cluster by a seeded schedule, and check what it promises."),
     "model": ("wancoll.cli.model:model", "Print what an all-reduce takes by the alpha-beta model, for each algorithm."),
 }
 

@@ -1,0 +1,287 @@
+"""Carries out the faults of a chaos run on its cluster, each in a thread of its own, and heals what they broke."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from wancoll.chaos.cluster import Cluster
+from wancoll.chaos.middle import Middle
+from wancoll.churn.invariants import Injected
+from wancoll.churn.plan import Fault
+from wancoll.errors import ConfigError, WancollError
+
+_ARMED = 5.0  # seconds that a failpoint or a lane's fault has to find something
+_POLL = 0.005
+_PHASES = {  # words of what a member's daemon says that it waits for
+    "links": "links",
+    "moving": "moving data",
+    "finished": "finished, not committed",
+    "given up": "given up",
+}
+
+
+class Crew(Protocol):
+    """The clients of the run."""
+
+    def start(self, slot: int, daemon: int) -> None:
+        """Start the client of *slot* at a daemon."""
+
+    def kill(self, slot: int) -> None:
+        """SIGKILL it."""
+
+
+class Injector:
+    """See the module.
+
+    Args:
+        cluster: to break.
+        middle: proxies of its daemons.
+        crew: its clients.
+        neighbour: right neighbour in the ring of a slot's member, -1: not known.
+        stopping: set when the run ends: what waits to be healed is healed at once.
+        peers: members that are to come back.
+        keep: members that are to be whole at any time.
+    """
+
+    twins: frozenset[int] = frozenset()  # daemons that only were somebody's twin
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        middle: Middle,
+        crew: Crew,
+        neighbour: Callable[[int], int],
+        stopping: threading.Event,
+        peers: int,
+        keep: int,
+    ) -> None:
+        self._cluster, self._middle, self._crew = cluster, middle, crew
+        self._neighbour, self._stopping = neighbour, stopping
+        self._peers, self._keep = peers, keep
+        self._master = threading.Lock()  # one fault of the master at a time
+        self._changed = threading.Condition()
+        self._busy: set[int] = set()  # slots at which something is broken
+        self._away: set[int] = set()  # slots whose member has not been heard of since
+
+    def carry_out(self, one: Injected) -> None:
+        """Inject the fault, wait, heal it. Returns when it is over; *one* says what came of it."""
+        fault = one.fault
+        lane_fault = fault.kind in ("oneway", "slow", "delay", "flip", "truncate", "cut")
+        if not self._take(fault.touches):
+            one.note = "too few members were back"
+            one.began = one.ended = time.monotonic()
+            return
+        try:
+            beside = self._neighbour(fault.slot) if lane_fault else -1
+            if beside != -1 and beside not in self._busy | self._away:
+                self._swap(fault.other, beside)
+                fault = one.fault = dataclasses.replace(fault, other=beside)  # a pair that has lanes
+            one.began = time.monotonic()
+            if fault.touches:
+                one.phase = self._phase(fault.slot)
+            getattr(self, f"_{'lanes' if lane_fault and fault.kind != 'cut' else fault.kind}")(one, fault)
+        except ConfigError as bad:
+            one.note = str(bad)[:300]
+        finally:
+            one.ended = time.monotonic()
+            with self._changed:
+                self._busy -= fault.touches
+                self._changed.notify_all()
+
+    def back(self, slot: int) -> None:
+        """The member of *slot* takes part, as far as anybody knows."""
+        if slot in self._away and slot not in self._busy:
+            with self._changed:
+                self._away.discard(slot)
+                self._changed.notify_all()
+
+    def _take(self, slots: frozenset[int]) -> bool:
+        """Break only what is whole, and only while enough others are; waits for that a while."""
+        deadline = time.monotonic() + _ARMED
+        with self._changed:
+            while slots & (broken := self._busy | self._away) or (
+                slots and self._peers - len(broken | slots) < self._keep
+            ):
+                left = deadline - time.monotonic()
+                if left <= 0 or self._stopping.is_set():
+                    return False
+                self._changed.wait(left)
+            self._busy |= slots
+            self._away |= slots
+        return True
+
+    def _swap(self, other: int, beside: int) -> None:
+        with self._changed:
+            for each in (self._busy, self._away):
+                each.discard(other)
+                each.add(beside)
+
+    def repair(self) -> None:
+        """Start and continue whatever is down."""
+        for i in range(len(self._cluster)):
+            if i in self.twins:
+                continue
+            if not self._cluster.running(i):
+                self._cluster.restart_peer(i)
+            with contextlib.suppress(WancollError):
+                self._cluster.resume(i)
+        with contextlib.suppress(WancollError):
+            self._cluster.resume_master()
+        with contextlib.suppress(ConfigError):
+            self._cluster.start_master()
+
+    # ---- members -------------------------------------------------------------------------------------
+
+    def _kill(self, one: Injected, fault: Fault) -> None:
+        one.hit, one.began = True, time.monotonic()
+        self._cluster.kill(fault.slot)
+        self._wait(fault.seconds)
+        self._cluster.restart_peer(fault.slot)
+
+    def _client_kill(self, one: Injected, fault: Fault) -> None:
+        one.hit, one.began = True, time.monotonic()
+        self._crew.kill(fault.slot)
+        self._wait(fault.seconds)
+        self._crew.start(fault.slot, fault.slot)
+
+    def _stop(self, one: Injected, fault: Fault) -> None:
+        one.hit, one.began = True, time.monotonic()
+        self._cluster.pause(fault.slot)
+        self._wait(fault.seconds)
+        self._cluster.resume(fault.slot)
+
+    def _point(self, one: Injected, fault: Fault) -> None:
+        """Armed until it is hit; then as kill and stop."""
+        self._cluster.failpoint(fault.slot, fault.point, fault.action)
+        pause = fault.action == "pause"
+        pid = self._cluster.pid(fault.slot)
+        one.hit = self._until(lambda: _stopped(pid) if pause else not self._cluster.running(fault.slot))
+        if not one.hit:
+            one.note = f"{fault.point} was not reached"
+            self._cluster.failpoint(fault.slot, fault.point, "clear")
+            if self._cluster.running(fault.slot) and not _stopped(pid):
+                return
+            one.hit, one.note = True, ""  # after all
+        one.began, one.phase = time.monotonic(), fault.point
+        self._wait(fault.seconds)
+        if pause:
+            self._cluster.resume(fault.slot)
+        else:
+            self._cluster.restart_peer(fault.slot)
+
+    def _twin(self, one: Injected, fault: Fault) -> None:
+        one.hit, one.began = True, time.monotonic()
+        at = "127.0.0.1"
+        twin = self._cluster.add_peer(
+            f"--listen={at}:0", f"--advertise={at}", name=self._cluster.name(fault.slot)
+        )  # fmt: skip
+        self.twins |= {twin}
+        self._wait(fault.seconds)
+        self._cluster.kill(twin)
+
+    def _join_storm(self, one: Injected, fault: Fault) -> None:
+        peers = len(self._cluster) - len(self.twins)
+        free = [i for i in range(peers) if i not in self._busy]
+        slots = [peers + k for k in range(min(int(fault.amount), len(free)))]
+        one.hit, one.began, one.phase = True, time.monotonic(), "joining"
+        for k, slot in enumerate(slots):
+            self._crew.start(slot, free[k])
+        self._wait(fault.seconds)
+        for slot in slots:
+            self._crew.kill(slot)
+
+    # ---- links ---------------------------------------------------------------------------------------
+
+    def _cut(self, one: Injected, fault: Fault) -> None:
+        one.hit, one.began = True, time.monotonic()
+        self._cluster.cut(fault.slot, fault.other)
+        self._wait(fault.seconds)
+        for i, j in ((fault.slot, fault.other), (fault.other, fault.slot)):
+            with contextlib.suppress(ConfigError):  # a daemon that was started anew is not cut off
+                self._cluster.heal(i, j)
+
+    def _lanes(self, one: Injected, fault: Fault) -> None:
+        rule = self._middle.add(fault.kind, fault.slot, fault.other, fault.lane, fault.amount)
+        try:
+            one.hit = self._until(lambda: self._middle.fired(rule, _POLL))
+            if not one.hit:
+                one.note = "there was nothing on these lanes"
+                return
+            one.began = max(one.began, time.monotonic() - 0.1)
+            self._wait(fault.seconds)
+        finally:
+            self._middle.clear(rule)
+
+    # ---- the master ----------------------------------------------------------------------------------
+
+    def _master_kill(self, one: Injected, fault: Fault) -> None:
+        with self._master:
+            one.hit, one.began, one.phase = True, time.monotonic(), "any"
+            self._cluster.kill_master()
+            self._wait(fault.seconds)
+            self._cluster.start_master()
+
+    def _master_pause(self, one: Injected, fault: Fault) -> None:
+        with self._master:
+            one.hit, one.began, one.phase = True, time.monotonic(), "any"
+            self._cluster.pause_master()
+            self._wait(fault.seconds)
+            self._cluster.resume_master()
+
+    def _master_point(self, one: Injected, fault: Fault) -> None:
+        with self._master:
+            self._cluster.master_failpoint(fault.point, "kill")
+            one.hit = self._until(self._no_master)
+            if not one.hit:
+                one.note = f"{fault.point} was not reached"
+                with contextlib.suppress(ConfigError):
+                    self._cluster.master_failpoint(fault.point, "clear")
+                if not self._no_master():
+                    return
+                one.hit, one.note = True, ""
+            one.began, one.phase = time.monotonic(), fault.point
+            self._wait(fault.seconds)
+            self._cluster.start_master()
+
+    def _no_master(self) -> bool:
+        try:
+            _ = self._cluster.master_pid
+        except ConfigError:
+            return True
+        return False
+
+    # ---- inside --------------------------------------------------------------------------------------
+
+    def _wait(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
+
+    def _until(self, condition: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + _ARMED
+        while not (met := condition()) and time.monotonic() < deadline and not self._stopping.is_set():
+            time.sleep(_POLL)
+        return met
+
+    def _phase(self, slot: int) -> str:
+        """What the member is doing."""
+        try:
+            members = self._cluster.peer_status(slot)["members"]
+        except ConfigError:
+            return "unknown"
+        for member in members:
+            if member["name"] == f"m{slot}":
+                waits = str(member["waiting_for"])
+                return next((phase for word, phase in _PHASES.items() if word in waits), "between calls")
+        return "not a member"
+
+
+def _stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False

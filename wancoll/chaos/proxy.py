@@ -1,0 +1,276 @@
+"""A process in front of daemons' data ports that forwards lanes, and breaks them on demand. A trio shell.
+
+`python -m wancoll.chaos.proxy PARENT` reads one JSON object a line: first {"listen": [host, ...], "targets": [[host,
+port], ...]}, answered by {"port": the same for all}; then {"members": {mid: index}}, {"rule": ...}, {"clear": id}. A
+rule is answered by {"fired": id} when it first applies. The process ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import struct
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import trio
+
+from wancoll.chaos.tether import die_with_parent
+from wancoll.errors import ProtocolError
+from wancoll.wire import messages as m
+from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
+
+_CHUNK = 256 * 1024
+_HELLO_BYTES = 4096
+_QUEUE = 64  # chunks on their way through a delay
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_PORT_TRIES = 20
+_SLICE = 0.02  # seconds of a slow lane's bytes that are forwarded at once
+
+
+@dataclass(slots=True, eq=False)
+class Rule:
+    """What happens to some lanes, until it is cleared.
+
+    Attributes:
+        id: names it.
+        kind: "oneway", "slow", "delay", "flip" or "truncate"; the last two apply once.
+        source: index of the daemon whose bytes are concerned.
+        to: index of the one that they are for.
+        lane: -1: all.
+        amount: slow: bytes per second; delay: seconds; truncate: bytes until the connection is closed.
+    """
+
+    id: int
+    kind: str
+    source: int
+    to: int
+    lane: int = -1
+    amount: float = 0.0
+    fired: bool = False
+    gone: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One forwarded connection."""
+
+    dialler: int  # mid of the member that dialled, 0: not a lane
+    target: int  # index of the daemon that was dialled
+    number: int  # of the lane
+
+
+class Proxy:
+    """See the module. Rules are looked up for every piece that is forwarded."""
+
+    def __init__(self, targets: list[tuple[str, int]]) -> None:
+        self._targets = targets
+        self._members: dict[int, int] = {}  # mid -> index of its daemon
+        self._rules: dict[int, Rule] = {}
+        self._changed = trio.Event()
+
+    def command(self, line: str) -> None:
+        """Carry out one line of standard input."""
+        order: dict[str, Any] = json.loads(line)
+        if "members" in order:
+            self._members = {int(mid): index for mid, index in order["members"].items()}
+        if "rule" in order:
+            rule = Rule(**order["rule"])
+            self._rules[rule.id] = rule
+        if "clear" in order:
+            cleared = self._rules.pop(int(order["clear"]), None)
+            if cleared is not None:
+                cleared.gone.set()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def accept(self, index: int, stream: trio.SocketStream) -> None:
+        """Forward one connection to daemon *index*."""
+        near = stream.socket
+        try:
+            hello, lane = await self._first(near, index)
+            if not hello:
+                return
+            while (rule := self._rule(lane, inward=True, kinds=("oneway",))) is not None:  # its dials get no answer
+                self._fire(rule)
+                await rule.gone.wait()
+            host, port = self._targets[index]
+            far = trio.socket.from_stdlib_socket(socket.socket())
+            try:
+                await far.connect((host, port))
+                for one in (near, far):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await _send(far, hello)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._pump, lane, True, near, far, nursery.cancel_scope)
+                    nursery.start_soon(self._pump, lane, False, far, near, nursery.cancel_scope)
+            finally:
+                far.close()
+        except (OSError, ProtocolError, trio.ClosedResourceError):
+            pass
+        finally:
+            near.close()
+
+    async def _first(self, near: Any, index: int) -> tuple[bytes, Lane]:
+        """The dialler's first frame, which says who it is."""
+        data = b""
+        size = HEADER_BYTES
+        while len(data) < size:
+            more = await near.recv(size - len(data))
+            if not more:
+                return b"", Lane(0, index, 0)
+            data += more
+            if len(data) == HEADER_BYTES:
+                size += body_length(data, _HELLO_BYTES, who="dialler")
+        hello = decode_body(data[HEADER_BYTES:], m.LaneFirst, who="dialler")
+        if isinstance(hello, m.LaneHello):
+            return data, Lane(hello.sender, index, hello.lane)
+        return data, Lane(0, index, 0)
+
+    def _rule(self, lane: Lane, *, inward: bool, kinds: tuple[str, ...]) -> Rule | None:
+        dialler = self._members.get(lane.dialler, -1)
+        ends = (dialler, lane.target) if inward else (lane.target, dialler)
+        for rule in self._rules.values():
+            if rule.kind in kinds and (rule.source, rule.to) == ends and rule.lane in (-1, lane.number):
+                return rule
+        return None
+
+    def _fire(self, rule: Rule) -> None:
+        if not rule.fired:
+            rule.fired = True
+            print(json.dumps({"fired": rule.id}), flush=True)
+
+    async def _pump(self, lane: Lane, inward: bool, source: Any, to: Any, scope: trio.CancelScope) -> None:
+        """Forward one direction until it ends; then the connection ends, unless the other direction goes on."""
+        put, get = trio.open_memory_channel[tuple[float, bytes]](_QUEUE)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._deliver, lane, inward, get, to, scope)
+            nursery.start_soon(self._drop_while_cut, lane, inward, source)
+            try:
+                while data := await source.recv(_CHUNK):
+                    delay = self._rule(lane, inward=inward, kinds=("delay",))
+                    due = 0.0
+                    if delay is not None:
+                        self._fire(delay)
+                        due = trio.current_time() + delay.amount
+                    await put.send((due, data))
+            except OSError:
+                scope.cancel()  # reset: so is the other half
+            put.close()
+            await trio.sleep_forever()
+
+    async def _deliver(
+        self,
+        lane: Lane,
+        inward: bool,
+        get: trio.MemoryReceiveChannel[tuple[float, bytes]],
+        to: Any,
+        scope: trio.CancelScope,
+    ) -> None:
+        try:
+            async for due, data in get:
+                if due:
+                    await trio.sleep_until(due)
+                once = self._rule(lane, inward=inward, kinds=("flip", "truncate"))
+                if once is not None and (once.kind == "truncate" or len(data) > _HELLO_BYTES):
+                    once.amount -= len(data)
+                    if once.kind == "flip":
+                        at = len(data) // 2
+                        data = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+                        self._once(once)
+                    elif once.amount < 0:
+                        await _send(to, data[: int(once.amount + len(data)) + 1])
+                        self._once(once)
+                        break
+                await self._send_slowly(lane, inward, to, data)
+        except OSError:
+            pass
+        scope.cancel()
+
+    def _once(self, rule: Rule) -> None:
+        self._rules.pop(rule.id, None)
+        self._fire(rule)
+
+    async def _send_slowly(self, lane: Lane, inward: bool, to: Any, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            slow = self._rule(lane, inward=inward, kinds=("slow",))
+            if slow is None:
+                await _send(to, view)
+                return
+            self._fire(slow)
+            piece = max(1, int(slow.amount * _SLICE))
+            await _send(to, view[:piece])
+            view = view[piece:]
+            await trio.sleep(_SLICE)
+
+    async def _drop_while_cut(self, lane: Lane, inward: bool, source: Any) -> None:
+        """While *source* is cut off the kernel drops its packets unseen, as a cut line does, acknowledgements too."""
+        while True:
+            changed = self._changed
+            rule = self._rule(lane, inward=inward, kinds=("oneway",))
+            if rule is None:
+                await changed.wait()
+                continue
+            self._fire(rule)
+            _drop_all(source)
+            try:
+                await rule.gone.wait()
+            finally:
+                with contextlib.suppress(OSError):
+                    source.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+
+def _drop_all(sock: Any) -> None:
+    """A socket filter that takes nothing: a classic BPF program of one instruction, return 0."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
+
+
+async def _send(to: Any, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[await to.send(view) :]
+
+
+def _listen_all(hosts: list[str]) -> list[socket.socket]:
+    """A listener on each host, all with the same port."""
+    for attempt in range(_PORT_TRIES):
+        sockets: list[socket.socket] = []
+        try:
+            for host in hosts:
+                port = sockets[0].getsockname()[1] if sockets else 0
+                sockets.append(socket.create_server((host, port), backlog=512))
+            return sockets
+        except OSError:
+            for one in sockets:
+                one.close()
+            if attempt == _PORT_TRIES - 1:
+                raise
+    raise AssertionError
+
+
+async def _main() -> None:
+    stdin = trio.wrap_file(sys.stdin)
+    setup = json.loads(await stdin.readline())
+    proxy = Proxy([(host, port) for host, port in setup["targets"]])
+    sockets = _listen_all(setup["listen"])
+    async with trio.open_nursery() as nursery:
+        for index, sock in enumerate(sockets):
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+            nursery.start_soon(trio.serve_listeners, partial(proxy.accept, index), [listener])
+        print(json.dumps({"port": sockets[0].getsockname()[1]}), flush=True)
+        async for line in stdin:
+            proxy.command(line)
+        nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    trio.run(_main)
+    os._exit(0)  # a thread may still read standard input

@@ -1,0 +1,374 @@
+"""One chaos run: a cluster with proxies and clients, a quiet time, the faults, the healing, and what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import sqlite3
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from socket import create_server
+from typing import Protocol
+
+from wancoll import resources
+from wancoll.chaos.cluster import Cluster
+from wancoll.chaos.crew import Client, Clients
+from wancoll.chaos.inject import Injector
+from wancoll.chaos.member import LAST, Settings
+from wancoll.chaos.middle import Middle
+from wancoll.chaos.watch import StallWatch, StatusWatch
+from wancoll.churn import invariants, plan
+from wancoll.churn.invariants import LOST, Agreement, Injected, Times, Violation
+from wancoll.churn.records import Called, Held, Joined, NotJoined, Record
+from wancoll.churn.report import Commit, Findings
+from wancoll.errors import WancollError
+from wancoll.failpoints import MASTER, PEER
+
+QUIET, HOLD, FAULTS, HOLD_AGAIN = range(LAST)
+_GROUP = "chaos"
+_TICK = 0.05  # seconds
+_SETTLE = 12.0  # seconds that counts of resources may take to become what they were
+_AFTER = 20  # commits that must follow the last fault's end
+
+TIMES = Times(heartbeat=3.0, lane=4.0, link=3.0, rejoin=4.0, deadline=45.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of a run; see `wancoll chaos --help`."""
+
+    peers: int
+    seconds: float
+    seed: int
+    kinds: tuple[str, ...]
+    interval: tuple[float, float]
+    largest: int
+    min_world: int
+    master_every: float
+    lanes: int = 2
+    quiet: float = 4.0
+    times: Times = TIMES
+    command: str = ""
+    keep_logs: str = ""
+
+
+class Watcher(Protocol):
+    """Who wants to know how the run goes."""
+
+    def said(self, text: str) -> None:
+        """Something worth a line."""
+
+    def tick(self, run: Run) -> None:
+        """Some time has passed."""
+
+
+class Run:
+    """See the module. Made anew for each run; do() is called once, in the main thread.
+
+    Args:
+        options: what to do.
+        watcher: is told how it goes.
+    """
+
+    def __init__(self, options: Options, watcher: Watcher) -> None:
+        self.options, self._watcher = options, watcher
+        self._keep = max(2, options.min_world + 1)
+        shape = plan.Shape(
+            options.peers,
+            options.seconds,
+            options.interval,
+            options.kinds,
+            options.lanes,
+            self._keep,
+            options.master_every,
+            options.times.heartbeat,
+            PEER,
+            MASTER,
+        )
+        self.faults = plan.draw(random.Random(options.seed).random, shape)
+        self.injected: list[Injected] = []
+        self.violations: list[Violation] = []
+        self.commits: list[Commit] = []
+        self.calls: Counter[str] = Counter()
+        self.lives: list[tuple[str, float, float]] = []
+        self.started = float("inf")
+        self.status: StatusWatch
+        self._injector: Injector | None = None
+        self._agreement = Agreement(options.min_world > 1)
+        self._lost: list[tuple[int, Called]] = []
+        self._newest = (0, 0)  # epoch and seq of the newest commit
+        self._life_began: dict[int, float] = {}
+        self._members: set[int] = set()  # slots whose client has a communicator
+        self._held: dict[int, Held] = {}
+        self._resources: dict[str, dict[str, dict[str, int]]] = {}
+        self._clock = time.time() - time.monotonic()
+
+    def do(self) -> Findings:
+        """Run it all.
+
+        Raises:
+            WancollError: the cluster did not even start.
+        """
+        options = self.options
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wancoll-chaos-"))
+            self._phase_file = os.path.join(folder, "phase")
+            self._go(QUIET)
+            port = _free_port()
+            targets = [(f"127.0.1.{i + 1}", port) for i in range(options.peers)]
+            self._middle = stack.enter_context(Middle(options.peers, targets))
+            self._cluster = stack.enter_context(self._start_cluster(port))
+            settings = Settings(
+                _GROUP, options.seed, options.peers + plan.STORM, options.largest, options.peers, options.min_world,
+                options.times.deadline, self._phase_file,
+            )  # fmt: skip
+            self._clients = Clients(self._cluster, settings)
+            self.status = stack.enter_context(StatusWatch(self._cluster, self._middle, options.peers))
+            stalls = stack.enter_context(StallWatch(self._pids))
+            quiet = self._be_quiet()
+            self._take_stock("before", HOLD)
+            self._break()
+            stopped = time.monotonic()
+            self._come_back()
+            self._take_stock("after", HOLD_AGAIN)
+            self._go(LAST)
+            self._until(lambda: not self._clients.alive(), options.times.deadline, "the clients end")
+            self._judge(stopped, stalls.stalls)
+            if self.violations or options.keep_logs:
+                self._cluster.save_logs(options.keep_logs or f"wancoll-chaos-{options.seed}-logs")
+        return Findings(
+            options.command, self.started, stopped, quiet, self.commits, self.injected,
+            sorted(self.violations, key=lambda one: one.at), self.calls, self.lives, self._resources,
+            sum(seconds for _, seconds in stalls.stalls),
+        )  # fmt: skip
+
+    # ---- phases --------------------------------------------------------------------------------------
+
+    def _start_cluster(self, port: int) -> Cluster:
+        times = self.options.times
+        return Cluster(
+            self.options.peers,
+            lanes=self.options.lanes,
+            heartbeat_timeout=times.heartbeat,
+            master_args=[f"--rejoin-grace={times.rejoin}"],
+            peer_args=[
+                f"--listen=127.0.1.{{i}}:{port}",
+                f"--advertise=127.0.0.{{i}}:{self._middle.port}",
+                f"--max-lanes={self.options.lanes}",
+                f"--lane-timeout={times.lane}",
+                f"--link-timeout={times.link}",
+                f"--connect-timeout={times.link}",
+                "--master-grace=20",
+            ],
+        )
+
+    def _be_quiet(self) -> tuple[float, float]:
+        """Start the clients, and let them work in peace for a while; returns from when to when."""
+        for slot in range(self.options.peers):
+            self._clients.start(slot, slot)
+        everyone = set(range(self.options.peers))
+        if not self._until(lambda: self._members >= everyone and bool(self.commits), 60.0, "all clients take part"):
+            raise WancollError("the group did not start", who="wancoll chaos", got=self._cluster.master_logs(20))
+        begin = time.monotonic()
+        self._run_for(self.options.quiet)
+        return begin, time.monotonic()
+
+    def _break(self) -> None:
+        """Inject the faults, each at its time."""
+        self._go(FAULTS)
+        stopping = threading.Event()
+        self._injector = Injector(
+            self._cluster, self._middle, self._clients, self.status.right_of, stopping, self.options.peers, self._keep
+        )
+        self.started = time.monotonic()
+        under_way: list[Future[None]] = []
+        with ThreadPoolExecutor(max_workers=16, thread_name_prefix="fault") as pool:
+            for fault in self.faults:
+                self._run_until(self.started + fault.at)
+                one = Injected(fault, time.monotonic())
+                self.injected.append(one)
+                self._watcher.said(str(fault))
+                under_way.append(pool.submit(self._injector.carry_out, one))
+            self._run_until(self.started + self.options.seconds)
+            stopping.set()
+            self._until(lambda: all(each.done() for each in under_way), 60.0, "the faults are healed")
+        for each in under_way:
+            if bad := each.exception():
+                self._violated("tool", "wancoll chaos", f"a fault could not be carried out: {bad!r}")
+        self._injector.repair()
+
+    def _come_back(self) -> None:
+        """All members have to be in one epoch again, and to commit."""
+        everyone = {f"m{slot}" for slot in range(self.options.peers)}
+        times = self.options.times
+        limit = times.deadline + times.heartbeat + times.lane + times.link + times.rejoin
+        if not self._until(lambda: everyone <= set(self.status.members), limit, "all members are back"):
+            missing = everyone - set(self.status.members)
+            group = self.status.group
+            waiting = group.waiting_for if group is not None else ""
+            got = f"not back: {', '.join(sorted(missing))}; the master waits for: {waiting or 'nothing'}"
+            self._violated("comeback", "the group", "not whole after all was healed", f"within {limit:.0f} s", got)
+        before = len(self.commits)
+        if not self._until(lambda: len(self.commits) > before + _AFTER, times.deadline, "commits go on"):
+            self._violated("next op", "the group", "no commits after all was healed", "the next ones work")
+
+    def _take_stock(self, when: str, phase: int) -> None:
+        """Let the clients stand still and count what every process holds; until it is right, for a while."""
+        self._held.clear()
+        self._go(phase)
+        everyone = set(range(self.options.peers))
+        held = self._until(lambda: everyone <= set(self._held), self.options.times.deadline, "all clients stand still")
+        if not held:
+            missing = ", ".join(f"m{slot}" for slot in sorted(everyone - set(self._held)))
+            self._violated("deadline", missing, "did not come to the hold", "all members there")
+        deadline = time.monotonic() + _SETTLE
+        while True:
+            self._resources[when] = self._count()
+            if when == "before" or not self._leaks() or time.monotonic() > deadline:
+                return
+            self._run_for(0.5)
+
+    def _count(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for i in range(self.options.peers):
+            with contextlib.suppress(WancollError):
+                found[f"peer-{i}"] = self._cluster.peer_status(i)["resources"]
+        with contextlib.suppress(WancollError):
+            found["master"] = self._cluster.status().resources
+        for client in self._clients.alive():
+            with contextlib.suppress(OSError):
+                found[client.name] = resources.of_process(client.process.pid)
+        return found
+
+    def _leaks(self) -> list[Violation]:
+        before, after = self._resources["before"], self._resources["after"]
+        return invariants.leaks(before, after, self.options.largest, time.monotonic())
+
+    # ---- what is heard -------------------------------------------------------------------------------
+
+    def _go(self, phase: int) -> None:
+        """Tell the clients the phase; they agree on it when they meet."""
+        new = f"{self._phase_file}.new"
+        with open(new, "w", encoding="ascii") as file:
+            file.write(str(phase))
+        os.replace(new, self._phase_file)
+
+    def _run_for(self, seconds: float) -> None:
+        self._run_until(time.monotonic() + seconds)
+
+    def _run_until(self, when: float) -> None:
+        self._until(lambda: time.monotonic() >= when, float("inf"), "")
+
+    def _until(self, condition: Callable[[], bool], timeout: float, what: str) -> bool:
+        """Listen to the clients until the condition holds; False if it does not in time."""
+        deadline = time.monotonic() + timeout
+        if what:
+            self._watcher.said(f"waiting until {what}")
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            with contextlib.suppress(queue.Empty):
+                self._hear(*self._clients.heard.get(timeout=_TICK))
+                for _ in range(1000):
+                    self._hear(*self._clients.heard.get_nowait())
+            self._watcher.tick(self)
+        return True
+
+    def _hear(self, client: Client, record: Record | BaseException | None) -> None:
+        match record:
+            case Called():
+                self._called(client, record)
+            case Joined():
+                self._members.add(client.slot)
+                self._is_back(client.slot)
+                self._life_began[client.slot] = record.at
+                self._agreement.joined(client.name)
+            case Held():
+                self._held[client.slot] = record
+            case NotJoined():
+                self.calls[f"connect: {record.error}"] += 1
+            case None:
+                self._left(client, time.monotonic())
+            case BaseException():
+                self._left(client, time.monotonic())
+                self._violated("client", client.name, "ended", "a client that runs", repr(record))
+                if not client.killed:
+                    self._clients.start(client.slot, client.slot)
+
+    def _called(self, client: Client, call: Called) -> None:
+        self.calls[call.error or "committed"] += 1
+        for found in self._agreement.add(client.name, call):
+            self._violation(found)
+        if call.error in LOST:
+            self._lost.append((client.slot, call))
+        if call.error in LOST or call.error == "TimeoutError":
+            self._left(client, call.ended)
+        elif not call.error:
+            self._is_back(client.slot)
+        if not call.error and (call.epoch, call.seq) > self._newest:
+            self._newest = call.epoch, call.seq
+            self.commits.append(Commit(call.ended, call.epoch, len(call.contributors), call.nbytes))
+
+    def _is_back(self, slot: int) -> None:
+        if self._injector is not None:
+            self._injector.back(slot)
+
+    def _left(self, client: Client, at: float) -> None:
+        self._members.discard(client.slot)
+        began = self._life_began.pop(client.slot, None)
+        if began is not None:
+            self.lives.append((client.name, began, at))
+
+    def _violated(self, rule: str, who: str, what: str, expected: str = "", got: str = "") -> None:
+        self._violation(Violation(time.monotonic(), rule, who, what, expected, got))
+
+    def _violation(self, violation: Violation) -> None:
+        self.violations.append(violation)
+        self._watcher.said(f"VIOLATION {violation}")
+
+    # ---- the verdict ---------------------------------------------------------------------------------
+
+    def _judge(self, stopped: float, stalls: list[tuple[float, float]]) -> None:
+        times = self.options.times
+        events = self._events()
+        formed = {epoch for _, epoch, _, text in events if "the group has formed" in text}
+        found = self._agreement.committed_twice(formed)
+        for slot, call in self._lost:
+            slack = sum(seconds for at, seconds in stalls if call.begun - times.heartbeat <= at <= call.ended)
+            reason = invariants.unexplained_loss(slot, call, self.injected, times, slack)
+            if reason and slot < self.options.peers:
+                got = f"{call.error}: {call.text}"
+                found.append(Violation(call.ended, "loss", f"m{slot}", f"{call.what}: {reason}", "no loss", got))
+        within = sorted(one.at for one in self.commits if self.started <= one.at)
+        found += invariants.gaps(within, invariants.blind(self.injected, times), stalls)
+        losses = [(at, text) for at, _, kind, text in events if invariants.tells_of_loss(kind, text)]
+        found += invariants.culprits(self.injected, losses, times)
+        if "after" in self._resources:
+            found += self._leaks()
+        for violation in found:
+            self._violation(violation)
+
+    def _events(self) -> list[tuple[float, int, str, str]]:
+        """The master's event log: (time on the monotonic clock, epoch, kind, text)."""
+        with contextlib.closing(sqlite3.connect(f"file:{self._cluster.journal}?mode=ro", uri=True)) as journal:
+            rows = journal.execute("select time, epoch, kind, text from events order by id").fetchall()
+        return [(at - self._clock, epoch, kind, text) for at, epoch, kind, text in rows]
+
+    def _pids(self) -> list[int]:
+        pids = [*self._clients.pids(), self._middle.pid]
+        pids += [self._cluster.pid(i) for i in range(len(self._cluster)) if self._cluster.running(i)]
+        with contextlib.suppress(WancollError):
+            pids.append(self._cluster.master_pid)
+        return pids
+
+
+def _free_port() -> int:
+    with create_server(("127.0.1.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""What a chaos run does and what must hold in it: the pure parts of `wancoll chaos`."""

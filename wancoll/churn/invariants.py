@@ -1,0 +1,331 @@
+"""What must hold in a chaos run, checked on what clients, master and daemons said. Pure. Times are in seconds."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from wancoll.churn.plan import MASTER_SLOT, Fault
+from wancoll.churn.records import Called
+
+LOST = frozenset({"Evicted", "MasterUnreachable", "OutcomeUnknown", "PeerDaemonLost"})  # the membership is over
+LONGEST_GAP = 5.0  # seconds between two commits beside stated detection times
+_SEQS_KEPT = 20_000
+_AFTERMATH = 3.0  # seconds that what a fault has set off may take beside stated times
+_LEAK_SLACK = {"fds": 2, "tasks": 2, "threads": 0, "arenas": 0, "sessions": 0, "ops": 0}
+_MEMORY_SLACK = 48 << 20  # bytes beside what the workload's tensors need
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that did not hold. *at* is on the machine's monotonic clock."""
+
+    at: float
+    rule: str
+    who: str
+    what: str
+    expected: str = ""
+    got: str = ""
+
+    def __str__(self) -> str:
+        expected = f"; expected {self.expected}" if self.expected else ""
+        return f"{self.rule}: {self.who}: {self.what}{expected}" + (f"; got {self.got}" if self.got else "")
+
+
+@dataclass(slots=True)
+class Injected:
+    """A fault, and when it was there.
+
+    Attributes:
+        fault: as it was drawn, with the slots that were really hit.
+        armed: when it was prepared: nothing can have come of it before.
+        began: when it was there.
+        ended: when it was healed, or what was killed had been started again; inf: not yet.
+        hit: whether it found something to break.
+        phase: what its target was doing.
+        note: why it did not hit, for people.
+    """
+
+    fault: Fault
+    armed: float
+    began: float = 0.0
+    ended: float = float("inf")
+    hit: bool = False
+    phase: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Stated detection times of the cluster, and the deadline of a call."""
+
+    heartbeat: float
+    lane: float
+    link: float
+    rejoin: float
+    deadline: float
+
+
+# ---- agreement --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What members said of one seq: one of these must be all."""
+
+    at: float
+    epoch: int
+    said: dict[str, list[str]] = field(default_factory=dict)  # outcome -> who
+
+
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """One seq committed in two epochs: wrong unless the group was formed anew in between."""
+
+    seq: int
+    epochs: tuple[int, int]
+    violation: Violation
+
+
+class Agreement:
+    """Members' records of the same operation must say the same; each member's records must have no holes.
+
+    Args:
+        small: worlds may be below min_world: then calls may fail for that.
+    """
+
+    def __init__(self, small: bool) -> None:
+        self._small = small
+        self._outcomes: dict[int, _Outcome] = {}  # by seq, newest last
+        self._last: dict[str, int] = {}  # member -> its last seq, 0: it has just joined
+        self.twice: list[Twice] = []
+
+    def joined(self, member: str) -> None:
+        """The member begins anew."""
+        self._last[member] = 0
+
+    def add(self, member: str, call: Called) -> list[Violation]:
+        """Take in a record."""
+        found: list[Violation] = []
+
+        def wrong(rule: str, what: str, expected: str, got: str) -> None:
+            found.append(Violation(call.ended, rule, member, f"{call.what}: {what}", expected, got))
+
+        if call.wrong:
+            wrong("value", "wrong bytes" + (f" after {call.error}" if call.error else ""), "the reference", call.wrong)
+        if call.error == "TimeoutError":
+            wrong("deadline", f"still pending after {call.ended - call.begun:.1f} s", "its end", call.text)
+        elif call.error and call.error not in LOST and not self._may_fail(call):
+            wrong("outcome", call.error, "a commit", call.text)
+        last = self._last.get(member, 0)
+        if call.error in LOST or call.error == "TimeoutError":
+            return found
+        seq = call.seq or (last + 1 if last else 0)
+        if last and seq != last + 1:
+            wrong("order", "an operation is missing", f"operation {last + 1}", f"operation {seq}")
+        if seq:
+            self._last[member] = seq
+            outcome = call.error or f"{', '.join(call.contributors)} in epoch {call.epoch}: {call.result}"
+            found += self._compare(member, call, seq, outcome)
+        return found
+
+    def _may_fail(self, call: Called) -> bool:
+        if call.error == "OperationAborted":
+            return call.may_abort
+        return self._small and call.error in ("WorldTooSmall", "CollectiveMismatch")
+
+    def _compare(self, member: str, call: Called, seq: int, outcome: str) -> list[Violation]:
+        known = self._outcomes.get(seq)
+        found = []
+        if known is not None and call.seq and known.epoch and known.epoch != call.epoch:
+            epochs = min(known.epoch, call.epoch), max(known.epoch, call.epoch)
+            others = "; ".join(f"{', '.join(who)}: {said}" for said, who in known.said.items())
+            violation = Violation(call.ended, "agreement", member, f"{call.what}, operation {seq}", others, outcome)
+            self.twice.append(Twice(seq, epochs, violation))
+            if known.epoch > call.epoch:
+                return []
+            known = None
+        if known is None:
+            known = self._outcomes[seq] = _Outcome(call.ended, 0)
+            if len(self._outcomes) > _SEQS_KEPT:
+                del self._outcomes[next(iter(self._outcomes))]
+        known.epoch = call.epoch if call.seq else known.epoch
+        who = known.said.setdefault(outcome, [])
+        who.append(member)
+        if len(known.said) > 1 and len(who) == 1:
+            others = "; ".join(f"{', '.join(w)}: {said}" for said, w in known.said.items() if said != outcome)
+            found.append(Violation(call.ended, "agreement", member, f"{call.what}, operation {seq}", others, outcome))
+        return found
+
+    def committed_twice(self, formed: Collection[int]) -> list[Violation]:
+        """Of those operations that two epochs committed: all but those of groups formed anew (*formed*: epochs)."""
+        return [
+            twice.violation
+            for twice in self.twice
+            if not any(twice.epochs[0] < epoch <= twice.epochs[1] for epoch in formed)
+        ]
+
+
+# ---- causes -----------------------------------------------------------------------------------------
+
+
+def detection(injected: Injected, times: Times) -> float:
+    """Seconds until the cluster is stated to have noticed, or until it is over."""
+    fault = injected.fault
+    lasts = injected.ended - injected.began
+    match fault.kind:
+        case "stop":
+            return min(lasts, times.heartbeat)
+        case "point" if fault.action == "pause":
+            return lasts  # it may have been armed for a while
+        case "cut":
+            return min(lasts, times.link) + 1.0  # the longest pause between dials
+        case "oneway":
+            return min(lasts, times.lane + times.link) + 1.0
+        case "slow" | "delay" | "twin" | "master_kill" | "master_pause" | "master_point":
+            return lasts
+        case _:
+            return 0.0
+
+
+def blind(faults: Sequence[Injected], times: Times) -> list[tuple[float, float]]:
+    """Intervals in which nobody is promised a commit: from each fault until it is noticed or over.
+
+    What happens while the master is away is noticed when it is back: by who does not report.
+    """
+    intervals = []
+    masters = [one for one in faults if one.fault.slot == MASTER_SLOT and one.fault.kind.startswith("master")]
+    for one in faults:
+        if not one.hit:
+            continue
+        end = one.began + detection(one, times)
+        if one.fault.touches:
+            for master in masters:
+                if master.hit and one.began - times.heartbeat <= master.ended and master.began <= end:
+                    end = max(end, master.ended + max(times.rejoin, times.heartbeat))
+        intervals.append((one.began, end))
+    return intervals
+
+
+def unexplained_loss(slot: int, call: Called, faults: Iterable[Injected], times: Times, slack: float) -> str:
+    """Why nothing that was injected explains that member *slot* was put out; "" if something does.
+
+    A master that dies explains nothing: nobody is to be evicted for its absence.
+    """
+    for one in faults:
+        if one.hit and slot in one.fault.touches and one.armed <= call.ended:
+            until = min(one.ended, call.ended) + times.heartbeat + times.link + times.lane + times.rejoin
+            if call.begun - slack <= until + _AFTERMATH:
+                return ""
+    return f"nothing was injected at peer-{slot} lately"
+
+
+# ---- gaps -------------------------------------------------------------------------------------------
+
+
+def gaps(
+    commits: Sequence[float], excused: Iterable[tuple[float, float]], stalls: Sequence[tuple[float, float]]
+) -> list[Violation]:
+    """Times between commits that are longer than LONGEST_GAP beside what is excused.
+
+    Args:
+        commits: when the first member knew of each, in order.
+        excused: intervals, which may overlap.
+        stalls: (when, seconds) that a process of this machine was late at waking up: the machine's, not the product's.
+    """
+    found = []
+    merged = _merged(excused)
+    for before, after in itertools.pairwise(commits):
+        if after - before <= LONGEST_GAP:
+            continue
+        told = sum(max(0.0, min(after, end) - max(before, begin)) for begin, end in merged)
+        late = sum(seconds for at, seconds in stalls if before <= at <= after)
+        if after - before - told - late > LONGEST_GAP:
+            got = f"{after - before:.1f} s, of which {told:.1f} s are detection times and {late:.1f} s this machine's"
+            found.append(Violation(after, "gap", "the group", "no commit", f"one within {LONGEST_GAP:g} s", got))
+    return found
+
+
+def _merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+# ---- the event log ----------------------------------------------------------------------------------
+
+
+def tells_of_loss(kind: str, text: str) -> bool:
+    """Whether an event of the master's log is about somebody who is gone, not about who came or stayed."""
+    return kind not in ("joined", "daemon", "plan", "resumed") and not text.startswith(("admitted", "the group has"))
+
+
+def culprits(faults: Iterable[Injected], events: Sequence[tuple[float, str]], times: Times) -> list[Violation]:
+    """Losses that the master's event log does not name.
+
+    Args:
+        faults: those of members that were hit.
+        events: that tell of losses: (time on the clock of the faults, text).
+        times: how long the master may take.
+    """
+    found = []
+    for one in faults:
+        fault = one.fault
+        loses = fault.kind in ("kill", "client_kill") or (fault.kind == "point" and fault.action == "kill")
+        stopped = fault.kind == "stop" and one.ended - one.began > times.heartbeat + _AFTERMATH
+        if not one.hit or not (loses or stopped):
+            continue
+        name = f"m{fault.slot}" if fault.kind == "client_kill" else f"peer-{fault.slot}"
+        named = re.compile(rf"\b{name}\b")
+        until = one.ended + times.heartbeat + times.rejoin + times.link
+        if not any(one.armed - 0.1 <= at <= until and named.search(text) for at, text in events):
+            got = f"{sum(one.began <= at <= until for at, _ in events)} other events in that time"
+            what = f"{fault} is not in the event log"
+            found.append(Violation(one.began, "event log", "the master", what, f"an event with {name}", got))
+    return found
+
+
+# ---- leaks ------------------------------------------------------------------------------------------
+
+
+def leaks(
+    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]], largest: int, at: float
+) -> list[Violation]:
+    """What processes hold after the run and did not before it, both while nothing was under way.
+
+    Args:
+        before: process -> what it held (wancoll.resources, and the daemon's own counts).
+        after: the same later. A process that is not in *before* is compared with the one of its sort that held most.
+        largest: bytes of the workload's largest tensor.
+        at: of the violations.
+    """
+    found = []
+    for who, now in after.items():
+        sort = who.rstrip("0123456789")
+        like = [held for name, held in before.items() if name == who or name.rstrip("0123456789") == sort]
+        for what, slack in _LEAK_SLACK.items():
+            if what in now:
+                most = max((_own(held, what) for held in like), default=0) + slack
+                if _own(now, what) > most:
+                    expected = f"at most {most}"
+                    found.append(Violation(at, "leak", who, what, expected, f"{_own(now, what)} ({dict(now)})"))
+        most = max((held.get("memory", 0) for held in like), default=0) + _MEMORY_SLACK + 8 * largest
+        if now.get("memory", 0) > most:
+            found.append(Violation(at, "leak", who, "memory", f"at most {most} bytes", f"{now['memory']} bytes"))
+    return found
+
+
+def _own(held: Mapping[str, int], what: str) -> int:
+    """A count without what open links and connections explain."""
+    value = held.get(what, 0)
+    if what == "fds":
+        return value - held.get("lanes", 0) - held.get("connections", 0) - held.get("handshakes", 0)
+    if what == "tasks":
+        return value - held.get("raising", 0) - 4 * held.get("connections", 0) - 4 * held.get("handshakes", 0)
+    return value

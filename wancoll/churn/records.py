@@ -1,0 +1,77 @@
+"""What the clients of a chaos run report, one record each. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One call and what became of it. Times are of the machine's monotonic clock, in seconds.
+
+    Attributes:
+        step: the step's number; -1: the members tell each other where they are.
+        index: of the call among the step's.
+        what: for people.
+        kind: of the collective.
+        nbytes: of the tensor that the caller gave.
+        begun: when it was called.
+        ended: when its outcome was known.
+        epoch: that committed it, or that the caller knew when it failed.
+        seq: 0 where it failed.
+        contributors: names in rank order.
+        result: digest of the receipt where all members have the same result, and of the caller's bytes.
+        attempts: until it committed.
+        error: class of what was raised, "" if it committed.
+        text: of what was raised.
+        wrong: what is wrong with the values afterwards, "" if nothing is.
+        may_abort: whether a lost member may end it with OperationAborted.
+    """
+
+    step: int
+    index: int
+    what: str
+    kind: str
+    nbytes: int
+    begun: float
+    ended: float
+    epoch: int
+    seq: int = 0
+    contributors: tuple[str, ...] = ()
+    result: str = ""
+    attempts: int = 0
+    error: str = ""
+    text: str = ""
+    wrong: str = ""
+    may_abort: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """connect() has returned."""
+
+    at: float
+    epoch: int
+    members: tuple[str, ...]
+    waited: float  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class NotJoined:
+    """connect() has failed; it is tried again."""
+
+    at: float
+    error: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The client stands still, as the run's phase says."""
+
+    at: float
+    phase: int
+    resources: dict[str, int]
+
+
+Record = Called | Joined | NotJoined | Held

@@ -1,0 +1,156 @@
+"""`wancoll chaos`: options to a chaos run, its findings to a report and an exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from cyclopts import App, Parameter
+from cyclopts.config import Env
+
+from wancoll.churn.plan import KINDS
+from wancoll.cli.options import Seconds, between
+from wancoll.cli.units import parse_size
+from wancoll.errors import ConfigError
+
+MOST_PEERS = 13  # on one machine, and with room for a join storm where values still name their contributors
+
+chaos = App(
+    name="chaos",
+    config=Env("WANCOLL_CHAOS_", command=False),  # names like seconds and seed are too common for WANCOLL_SEED
+    help_epilogue="Exit code 0 only if nothing was violated; else the command that does it again is printed.",
+)
+
+
+@chaos.default
+def run(
+    *,
+    peers: Annotated[
+        int,
+        Parameter(
+            validator=between(3, MOST_PEERS), help="Members. Each is a daemon and a training process on this machine."
+        ),
+    ] = 4,
+    seconds: Annotated[Seconds, Parameter(help="Seconds of faults; starting, settling and checking take more.")] = 60.0,
+    seed: Annotated[
+        int,
+        Parameter(validator=between(0, 2**63 - 1), help="Seed of the faults, their moments, and the workload."),
+    ] = 0,
+    faults: Annotated[
+        str, Parameter(help=f"Kinds of faults, separated by commas: {', '.join(KINDS)}. Empty: all.")
+    ] = "",
+    interval: Annotated[str, Parameter(help="Least and most seconds between two faults, as LEAST:MOST.")] = "0.5:2",
+    size: Annotated[str, Parameter(help="Size of the largest tensor, such as 1MiB.")] = "1MiB",
+    min_world: Annotated[int, Parameter(validator=between(1, MOST_PEERS), help="As in connect().")] = 1,
+    master_every: Annotated[
+        float, Parameter(help="Seconds between kills of the master beside the drawn faults. 0: none.")
+    ] = 30.0,
+    quiet: Annotated[Seconds, Parameter(help="Seconds without faults at the start, to compare with.")] = 4.0,
+    as_json: Annotated[Path | None, Parameter(name="--json", help="Write the report there as JSON.")] = None,
+    as_html: Annotated[
+        Path | None, Parameter(name="--html", help="Write the report there as one HTML page with a timeline.")
+    ] = None,
+    keep_logs: Annotated[
+        Path | None,
+        Parameter(
+            help="Folder that the processes' logs are copied to. Without it they are kept only after a violation, in "
+            "wancoll-chaos-SEED-logs."
+        ),
+    ] = None,
+) -> int:
+    """Break a cluster on this machine in every way, by a seeded schedule, and check what it promises."""
+    from rich.console import Console
+
+    from wancoll.chaos.run import Options, Run
+    from wancoll.chaos.show import Show
+    from wancoll.churn.report import build, lines
+
+    kinds = _kinds(faults)
+    least, most = _interval(interval)
+    largest = _size(size)
+    if min_world > peers - 2:
+        raise ConfigError(
+            "too high", who="--min-world", expected=f"at most --peers - 2, {peers - 2}", got=str(min_world)
+        )
+    if not (math.isfinite(master_every) and master_every >= 0):
+        raise ConfigError("not usable", who="--master-every", expected="0 or more seconds", got=str(master_every))
+    command = ["wancoll", "chaos", f"--peers={peers}", f"--seconds={seconds:g}", f"--seed={seed}"]
+    command += [f"--interval={interval}", f"--size={size}", f"--min-world={min_world}", f"--quiet={quiet:g}"]
+    command += [f"--master-every={master_every:g}", *([f"--faults={faults}"] if faults else [])]
+    replay = shlex.join(command)
+    options = Options(
+        peers, seconds, seed, kinds, (least, most), largest, min_world, master_every, quiet=quiet, command=replay,
+        keep_logs=str(keep_logs or ""),
+    )  # fmt: skip
+    console = Console(markup=False, highlight=False)
+    signal.signal(signal.SIGTERM, _terminated)
+    with Show(console) as show:
+        findings = Run(options, show).do()
+    report = build(findings)
+    _print(console, report)
+    for line in lines(report):
+        console.print(line, soft_wrap=True)
+    _write(report, as_json, as_html)
+    if not report["violations"]:
+        return 0
+    where = options.keep_logs or f"wancoll-chaos-{seed}-logs"
+    print(f"wancoll chaos: what was promised did not hold; logs: {where}; again:\n{replay}", file=sys.stderr)
+    return 1
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip()) or tuple(KINDS)
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ConfigError("unknown", who="--faults", expected=f"of {', '.join(KINDS)}", got=", ".join(unknown))
+    return kinds
+
+
+def _interval(text: str) -> tuple[float, float]:
+    found = re.fullmatch(r"\s*([0-9.]+)\s*:\s*([0-9.]+)\s*", text)
+    try:
+        least, most = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+    except ValueError:
+        least, most = 0.0, 0.0
+    if not 0.05 <= least <= most:
+        raise ConfigError("not usable", who="--interval", expected="LEAST:MOST seconds, from 0.05 on", got=text)
+    return least, most
+
+
+def _size(text: str) -> int:
+    nbytes = int(parse_size(text, "--size"))
+    if not 1024 <= nbytes <= 1 << 30:
+        raise ConfigError("not usable", who="--size", expected="1KiB to 1GiB", got=text)
+    return nbytes
+
+
+def _print(console: Any, report: dict[str, Any]) -> None:
+    """Which fault hit in which phase."""
+    from rich.table import Table
+
+    phases = sorted({phase for counts in report["phases"].values() for phase in counts})
+    table = Table("fault", *phases, title="faults by phase", title_justify="left")
+    for kind, counts in report["phases"].items():
+        table.add_row(kind, *(str(counts.get(phase, "")) for phase in phases))
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
+
+
+def _write(report: dict[str, Any], as_json: Path | None, as_html: Path | None) -> None:
+    from wancoll.churn.page import page
+
+    if as_json is not None:
+        as_json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    if as_html is not None:
+        as_html.write_text(page(report), encoding="utf-8")
+
+
+def _terminated(_number: int, _frame: Any) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)  # so that the processes of the run end first
