@@ -119,8 +119,8 @@ class EtcdStore:
         for i in range(0, len(old), _GROUPS_PER_WRITE):
             changes = [delete(self._keys.groups + name) for name in old[i : i + _GROUPS_PER_WRITE]]
             await self._etcd.txn([created(self._keys.leader, self._leading_since)], changes, [])
-        numbers = self._numbers
-        self.facts = Facts(numbers.term, numbers.epoch, numbers.mid, used)
+        kept = {name: used[name] for name in list(used)[-GROUPS_KEPT:]}
+        self.facts = Facts(self.facts.term, self.facts.highest_epoch, self.facts.next_mid, kept)
 
     def persist(self, highest_epoch: int, next_mid: int, group: str = "", used: Used | None = None) -> None:
         """See Store."""

@@ -1,0 +1,615 @@
+"""Who leads of several masters, and until when: arithmetic, a store that writes later, elections in a real etcd."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from math import inf
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from test_master import QUICK, Connect, Peer, hello
+
+from wancoll import chaos
+from wancoll.cli import status
+from wancoll.errors import ConfigError, MasterUnreachable
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.local import join_address
+from wancoll.peer import masters
+from wancoll.peer.masters import Masters
+from wancoll.wire import messages as m
+from wancoll_master import etcd_store
+from wancoll_master.config import EtcdConfig, MasterConfig
+from wancoll_master.election import advertised
+from wancoll_master.etcd import Etcd, EtcdError, TxnAnswer, check_endpoints, created, delete, modified, put
+from wancoll_master.etcd_store import Deposed, EtcdStore, Keys, Numbers
+from wancoll_master.held import Held
+from wancoll_master.journal import Journal
+from wancoll_master.leadership import SAFETY, Leadership
+from wancoll_master.server import Server, serve
+from wancoll_master.state import Used
+from wancoll_master.store import Facts
+
+# ---- until when -----------------------------------------------------------------------------------------
+
+
+def test_a_leader_counts_from_when_it_sent() -> None:
+    leadership = Leadership(2.0, 10.0)
+    assert leadership.holds(11.79)
+    assert not leadership.holds(11.8)
+    leadership.renewed(2.0, 10.7)
+    assert leadership.until == pytest.approx(12.5)
+    assert leadership.renew_at == pytest.approx(10.7 + 2 / 3)
+    leadership.renewed(2.0, 10.2)  # its answer was overtaken
+    assert leadership.until == pytest.approx(12.5)
+    leadership.renewed(1.0, 12.0)  # the keeper gives less
+    assert leadership.until == pytest.approx(12.9)
+    leadership.over()
+    assert not leadership.holds(-inf)
+
+
+@given(
+    st.floats(1, 60),
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 10), st.floats(0, 10)), max_size=20),
+    st.floats(0, 10),
+)
+def test_the_leader_stops_before_the_keeper_counts_it_out(
+    ttl: float, renewals: list[tuple[float, float, float]], first: float
+) -> None:
+    """Whatever the network does: renewals are pauses, ways there and ways back."""
+    at, expires = 0.0, first + ttl
+    leadership = Leadership(ttl, at)
+    assert leadership.until < expires
+    for pause, there, back in renewals:
+        at += pause
+        if at + there < expires:  # the keeper hears it in time
+            expires = max(expires, at + there + ttl)
+            leadership.renewed(ttl, at)
+        assert leadership.until < expires
+        assert not leadership.holds(expires)
+        at += back
+    assert leadership.until <= at + ttl * (1 - SAFETY)
+
+
+# ---- which master a daemon tries ------------------------------------------------------------------------
+
+
+def tries(found: Masters, count: int, hints: Callable[[str], str] = lambda at: "") -> list[str]:
+    order = []
+    for _ in range(count):
+        order.append(found.address)
+        found.failed(hints(found.address))
+    return order
+
+
+def test_masters_are_tried_in_turn_with_a_pause_after_each_round() -> None:
+    found = Masters(["a", "b", "c"])
+    pauses = [found.failed() for _ in range(21)]
+    assert [pause > 0 for pause in pauses] == [False, False, True] * 7
+    assert pauses[2] == masters.FIRST_PAUSE
+    assert max(pauses) == masters.LONGEST_PAUSE
+    assert tries(found, 4) == ["a", "b", "c", "a"]
+    found.welcomed()
+    assert found.failed() + found.failed() == 0
+    assert found.failed() == masters.FIRST_PAUSE
+
+
+def test_a_single_master_has_all_the_time() -> None:
+    found = Masters(["a"])
+    assert found.patience(5.0) == 5.0
+    assert found.failed() == masters.FIRST_PAUSE
+    assert tries(found, 2) == ["a", "a"]
+
+
+def test_one_of_several_has_little_time_at_first() -> None:
+    found = Masters(["a", "b"])
+    assert found.patience(5.0) == masters.FIRST_PATIENCE
+    tries(found, 40)
+    assert found.patience(5.0) == 5.0
+    found.welcomed()
+    assert found.patience(5.0) == masters.FIRST_PATIENCE
+
+
+def test_a_hint_is_followed_at_once() -> None:
+    found = Masters(["a", "b", "c"])
+    assert found.failed("c") == 0
+    assert found.address == "c"
+    found.welcomed()
+    found.failed()
+    assert found.address == "a", "in turn after the one that was lost"
+    assert found.failed("elsewhere") == 0
+    assert found.address == "elsewhere"
+    found.failed()
+    assert found.address == "b"
+
+
+def test_a_hint_to_the_one_that_was_just_lost_is_not() -> None:
+    found = Masters(["a", "b"])
+    found.welcomed()
+    found.failed()  # a is silent
+    assert found.address == "b"
+    assert found.failed("a") > 0, "a round is over"
+    assert found.address == "a"
+
+
+def test_masters_that_name_each_other_are_followed_a_few_times() -> None:
+    found = Masters(["a", "b", "c", "d"])
+    away = {"a": "x", "x": "y", "y": "z", "z": "x", "b": "c", "c": "d", "d": "b"}
+    order = tries(found, 40, lambda at: away.get(at, "a"))
+    assert {"a", "b", "c", "d"} <= set(order)
+    pauses = [found.failed(away.get(found.address, "a")) for _ in range(40)]
+    assert sum(pause > 0 for pause in pauses) >= 40 // (4 + masters.HINTS_PER_ROUND) - 1
+
+
+# ---- what is held ---------------------------------------------------------------------------------------
+
+
+def test_held_frames_come_out_in_order_when_their_write_is_done() -> None:
+    held = Held(3, 100)
+    for write, conn, frame in [(1, 7, b"a"), (1, 8, b"b"), (3, 7, b"c")]:
+        held.add(write, conn, frame)
+    assert list(held.release(0)) == []
+    assert list(held.release(2)) == [(7, b"a"), (8, b"b")]
+    assert not held.too_many
+    for _ in range(3):
+        held.add(3, 1, b"")
+    assert held.too_many
+    held.clear()
+    assert not held.too_many
+    held.add(4, 1, b"x" * 101)
+    assert held.too_many
+
+
+class Later:
+    """A store whose writes are done when the test says so."""
+
+    def __init__(self, term: int = 5) -> None:
+        self.facts = Facts(term, 0, 1, {})
+        self.asked = self.written = 0
+
+    def persist(self, highest_epoch: int, next_mid: int, group: str = "", used: Used | None = None) -> None:
+        self.asked += 1
+
+
+@contextlib.asynccontextmanager
+async def server() -> AsyncIterator[tuple[Server, Connect]]:
+    """One that stands by."""
+    journal = Journal("")
+    found = Server(MasterConfig(limits=QUICK), journal)
+    try:
+        async with trio.open_nursery() as nursery:
+            [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(found.keep_time)
+            nursery.start_soon(trio.serve_listeners, found.accept, [listener])
+            connect = Connect(join_address(*listener.socket.getsockname()[:2]))
+            try:
+                yield found, connect
+            finally:
+                for peer in connect.peers:
+                    peer.stream.socket.close()
+                nursery.cancel_scope.cancel()
+    finally:
+        journal.close()
+
+
+async def hears_nothing(peer: Peer) -> None:
+    """The server has taken in all that was said, and had no answer."""
+    with trio.move_on_after(0.1):
+        pytest.fail(f"heard {await peer.hear()}")
+
+
+async def test_nothing_is_sent_before_it_is_written() -> None:
+    async with server() as (found, connect):
+        store = Later()
+        found.lead(store)
+        peer = await connect()
+        await peer.say(hello("d"), m.Join("g", "me", 1, 1))
+        assert (await peer.hear()).term == 5
+        await hears_nothing(peer)
+        assert store.asked == 2  # mids, and the group's first epoch
+        store.written = 1
+        found.release()
+        assert isinstance(await peer.hear(), m.Joined)
+        await hears_nothing(peer)
+        await peer.say(m.Heartbeat(3))
+        await hears_nothing(peer)  # in order
+        store.written = 2
+        found.release()
+        assert [type(await peer.hear()) for _ in range(2)] == [m.Epoch, m.Pong]
+
+
+async def test_who_steps_down_drops_what_it_held_and_says_why() -> None:
+    async with server() as (found, connect):
+        ends: list[tuple[str, int]] = []
+        store = Later()
+        found.lead(store, on_end=lambda why, term: ends.append((why, term)))
+        peer = await connect()
+        await peer.say(hello("d"), m.Join("g", "me", 1, 1))
+        await peer.expect(m.Welcome)
+        await hears_nothing(peer)
+        found.step_down("the test says so")
+        assert await peer.hear() == m.Bye("this master leads no more: the test says so")
+        assert await peer.hear() is None
+        store.written = store.asked
+        found.release()
+        assert ends == [("the test says so", 0)]
+
+
+@pytest.mark.parametrize("what", ["message", "release", "tick"])
+async def test_who_may_not_lead_takes_in_and_sends_nothing(what: str) -> None:
+    """Its lease ran out while it slept."""
+    async with server() as (found, connect):
+        store, may = Later(), [True]
+        found.lead(store, may_lead=lambda: may[0])
+        peer = await connect()
+        await peer.say(hello("d"), m.Join("g", "me", 1, 1))
+        await peer.expect(m.Welcome)
+        await hears_nothing(peer)
+        may[0] = False
+        if what == "message":
+            await peer.say(m.Heartbeat(1))
+        elif what == "release":
+            store.written = store.asked
+            found.release()
+        assert await peer.hear() == m.Bye("this master leads no more: its lease ran out")
+        assert found.state is None
+
+
+async def test_a_standby_names_the_leader() -> None:
+    async with server() as (found, connect):
+        found.stand_by("there:1", 7)
+        for first in (hello("d"), m.StatusRequest(PROTOCOL_VERSION)):
+            peer = await connect()
+            await peer.say(first)
+            assert await peer.hear() == m.StandsBy("there:1", 7)
+            assert await peer.hear() is None
+
+
+async def test_daemons_wait_at_a_standby_while_nobody_leads() -> None:
+    async with server() as (found, connect):
+        first, gone, second, asks = [await connect() for _ in range(4)]
+        await first.say(hello("a"))
+        await gone.say(hello("b"))
+        await asks.say(m.StatusRequest(PROTOCOL_VERSION))
+        assert await asks.hear() == m.StandsBy("", 0)
+        await hears_nothing(first)
+        gone.stream.socket.close()
+        found.stand_by("there:1", 7)
+        assert await first.hear() == m.StandsBy("there:1", 7)
+        found.stand_by("", 0)
+        await second.say(hello("c"))
+        await hears_nothing(second)
+        found.lead(Later(9))
+        assert (await second.hear()).term == 9
+        assert found.state is not None
+        assert list(found.state.daemons) == ["c"]
+
+
+async def test_an_elected_master_does_not_raise_its_term_itself() -> None:
+    async with server() as (found, connect):
+        ends: list[int] = []
+        found.lead(Later(5), on_end=lambda why, term: ends.append(term))
+        peer = await connect()
+        await peer.say(told(hello("d"), 8, 99))
+        assert "has seen term 8, this master's is 5" in (await peer.hear()).reason
+        assert ends == [8]
+
+
+def told(known: m.Hello, term: int, master: int) -> m.Hello:
+    return msgspec.structs.replace(known, term=term, master=master)
+
+
+# ---- etcd -----------------------------------------------------------------------------------------------
+
+_prefixes = (f"test-{i}/" for i in itertools.count())
+
+
+@pytest.mark.parametrize("text", ["", "127.0.0.1:2379", "http://", "ftp://a:1", "http://a:1/v3", "http://a:1,,"])
+def test_urls_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ConfigError, match="--etcd cannot be read"):
+        check_endpoints(text)
+
+
+def test_urls() -> None:
+    assert check_endpoints("http://a:1/, https://[::1]:2") == ["http://a:1", "https://[::1]:2"]
+
+
+@pytest.mark.parametrize(
+    ("advertise", "bound", "address"),
+    [
+        ("far.example", "0.0.0.0:7400", "far.example:7400"),
+        ("far.example:1", "10.0.0.1:7400", "far.example:1"),
+        ("", "10.0.0.1:7400", "10.0.0.1:7400"),
+        ("", "0.0.0.0:7400", "127.0.0.1:7400"),
+        ("", "[::]:7400", "127.0.0.1:7400"),
+    ],
+)
+def test_what_standbys_name(advertise: str, bound: str, address: str) -> None:
+    assert advertised(advertise, bound, "http://127.0.0.1:2379") == address
+
+
+async def test_keys_pages_and_transactions(etcd: chaos.Etcd) -> None:
+    prefix = next(_prefixes)
+    async with Etcd(["http://127.0.0.1:1", etcd.url], 5.0) as client:  # nobody is at the first one
+        assert await client.get(f"{prefix}a") is None
+        names = [f"{prefix}{i:03} \u00e9/" for i in range(150)]
+        for i in range(0, 150, 75):
+            assert (await client.txn([], [put(name, f"v{name}") for name in names[i : i + 75]], [])).succeeded
+        assert [(one.key, one.value) for one in await client.under(prefix)] == [(name, f"v{name}") for name in names]
+        first = await client.get(names[0])
+        assert first is not None
+        refused = await client.txn([created(names[0], 0)], [put(names[0], "other")], [names[0], f"{prefix}none"])
+        assert not refused.succeeded
+        assert refused.read == [first, None]
+        changed = await client.txn([modified(names[0], first.modified)], [put(names[0], "new")], [])
+        assert changed.succeeded
+        assert (await client.get(names[0])).modified == changed.revision  # type: ignore[union-attr]
+
+
+async def test_a_lease_ends_with_its_keys(etcd: chaos.Etcd) -> None:
+    key = f"{next(_prefixes)}key"
+    async with Etcd([etcd.url], 5.0) as client:
+        lease = await client.grant(60)
+        assert lease.ttl == 60
+        assert (await client.txn([created(key, 0)], [put(key, "x", lease.id)], [])).succeeded
+        assert await client.keep_alive(lease.id) == 60
+        await client.revoke(lease.id)
+        assert await client.get(key) is None
+        assert await client.keep_alive(lease.id) == 0
+        with pytest.raises(EtcdError, match="lease not found"):
+            await client.txn([], [put(key, "x", lease.id)], [])
+
+
+async def test_nobody_answers() -> None:
+    async with Etcd(["http://127.0.0.1:1", "http://127.0.0.1:2"], 1.0) as client:
+        with pytest.raises(EtcdError, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2"):
+            await client.get("a")
+
+
+class LosesAnswers(Etcd):
+    """Carries out transactions, and does not hear of it now and then."""
+
+    lose = 0
+
+    async def txn(self, *what: Any) -> TxnAnswer:
+        answer = await super().txn(*what)
+        if self.lose:
+            self.lose -= 1
+            raise EtcdError("the answer was lost")
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def writing(client: Etcd, keys: Keys) -> AsyncIterator[tuple[EtcdStore, Callable[[], Any], list[str]]]:
+    """A leader's store; how to wait for its writes; why it was deposed."""
+    entry = await client.get(keys.facts)
+    answer = await client.txn([created(keys.leader, 0)], [put(keys.leader, "me"), put(keys.facts, Numbers().text)], [])
+    assert answer.succeeded
+    assert entry is None
+    store = EtcdStore(client, keys, Numbers(term=3), answer.revision, 5.0)
+    await store.load()
+    news, deposed = trio.Event(), list[str]()
+
+    def written() -> None:
+        nonlocal news
+        news.set()
+        news = trio.Event()
+
+    async def write() -> None:
+        try:
+            await store.write_forever(written)
+        except Deposed as why:
+            deposed.append(str(why))
+            written()
+
+    async def done() -> None:
+        with trio.fail_after(10):
+            while store.written < store.asked and not deposed:
+                await news.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write)
+        yield store, done, deposed
+        nursery.cancel_scope.cancel()
+
+
+async def loaded(client: Etcd, keys: Keys) -> Facts:
+    """What the next leader reads."""
+    store = EtcdStore(client, keys, Numbers.read(await client.get(keys.facts)), 0, 5.0)
+    await store.load()
+    return store.facts
+
+
+async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
+    keys = Keys(next(_prefixes))
+    async with LosesAnswers([etcd.url], 5.0) as client, writing(client, keys) as (store, done, deposed):
+        store.persist(0, 1025)
+        await done()
+        client.lose = 2
+        store.persist(4, 7, "a b", Used(4, frozenset({1, 300})))
+        await done()
+        for i in range(200):  # more than one transaction takes
+            store.persist(5 + i, 7, f"g{i}", Used(5 + i, frozenset({i})))
+        store.persist(205, 7, "g0", Used(205, frozenset({1})))
+        assert store.written < store.asked
+        await done()
+        assert deposed == []
+        facts = await loaded(client, keys)
+        assert (facts.term, facts.highest_epoch, facts.next_mid) == (3, 205, 1025)
+        assert list(facts.used)[:2] == ["a b", "g1"]
+        assert list(facts.used)[-1] == "g0"
+        assert facts.used["a b"] == Used(4, frozenset({1, 300}))
+        assert len(facts.used) == 201
+
+
+async def test_a_deposed_leader_writes_nothing(etcd: chaos.Etcd) -> None:
+    keys = Keys(next(_prefixes))
+    async with Etcd([etcd.url], 5.0) as client, writing(client, keys) as (store, done, deposed):
+        store.persist(1, 2, "g", Used(1, frozenset({1})))
+        await done()
+        await client.txn([], [delete(keys.leader)], [])
+        await client.txn([created(keys.leader, 0)], [put(keys.leader, "another one")], [])
+        store.persist(2, 2, "g", Used(2, frozenset({1, 2})))
+        await done()
+        assert "another master leads" in deposed[0]
+        facts = await loaded(client, keys)
+        assert (facts.highest_epoch, facts.used) == (1, {"g": Used(1, frozenset({1}))})
+
+
+async def test_a_write_that_comes_late_changes_nothing(etcd: chaos.Etcd) -> None:
+    """One that was given up lay with an endpoint, and is carried out when later ones are."""
+    keys = Keys(next(_prefixes))
+
+    class Delays(Etcd):
+        late: list[Any] = []
+
+        async def txn(self, *what: Any) -> TxnAnswer:
+            if not self.late:
+                self.late.append(what)
+                raise EtcdError("no answer")
+            return await super().txn(*what)
+
+    async with Delays([etcd.url], 5.0) as client:
+        client.late.append(None)  # not the first transactions
+        async with writing(client, keys) as (store, done, deposed):
+            client.late.clear()
+            store.persist(1, 2, "g", Used(1, frozenset({1})))
+            await done()
+            store.persist(2, 2, "g", Used(2, frozenset({1, 2})))
+            await done()
+            assert not (await Etcd.txn(client, *client.late[0])).succeeded
+            assert (await loaded(client, keys)).used == {"g": Used(2, frozenset({1, 2}))}
+            assert deposed == []
+
+
+async def test_groups_with_the_oldest_epochs_are_forgotten(etcd: chaos.Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_store, "GROUPS_KEPT", 5)
+    keys = Keys(next(_prefixes))
+    async with Etcd([etcd.url], 5.0) as client, writing(client, keys) as (store, done, _):
+        for i in range(100):
+            store.persist(i, 1, f"g{i}", Used(100 - i, frozenset({i})))
+        await done()
+        await store.load()
+        assert list(store.facts.used) == ["g4", "g3", "g2", "g1", "g0"]
+        assert len(await client.under(keys.groups)) == 5
+
+
+async def test_etcd_that_takes_no_writes_ends_the_leadership(etcd: chaos.Etcd) -> None:
+    class Full(Etcd):
+        full = False
+
+        async def txn(self, *what: Any) -> TxnAnswer:
+            if self.full:
+                raise EtcdError("database space exceeded")
+            return await super().txn(*what)
+
+    async with Full([etcd.url], 5.0) as client, writing(client, Keys(next(_prefixes))) as (store, done, deposed):
+        store._write_timeout = 0.2
+        client.full = True
+        store.persist(1, 2)
+        await done()
+        assert deposed == ["etcd did not take a write within 0.2 s: database space exceeded"]
+
+
+# ---- elections ------------------------------------------------------------------------------------------
+
+
+class Rivals:
+    """Masters with one prefix in etcd."""
+
+    def __init__(self, nursery: trio.Nursery, url: str) -> None:
+        self._nursery, self._config = nursery, EtcdConfig(url, next(_prefixes), 2.0)
+        self.addresses: list[str] = []
+        self._scopes: list[trio.CancelScope] = []
+        self._ended: list[trio.Event] = []
+
+    async def start(self) -> str:
+        config = MasterConfig(listen="127.0.0.1:0", limits=QUICK, etcd=self._config)
+        scope, ended = trio.CancelScope(), trio.Event()
+
+        async def run(task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
+            with scope:
+                await serve(config, task_status=task_status)
+            ended.set()
+
+        [address] = await self._nursery.start(run)
+        self.addresses.append(address)
+        self._scopes.append(scope)
+        self._ended.append(ended)
+        return str(address)
+
+    async def stop(self, address: str) -> None:
+        k = self.addresses.index(address)
+        self._scopes[k].cancel()
+        await self._ended[k].wait()
+        del self.addresses[k], self._scopes[k], self._ended[k]
+
+    async def ask(self, *addresses: str) -> tuple[m.Status, list[status.Role]]:
+        """As `wancoll status` does, once one leads and is known to."""
+        with trio.fail_after(10):
+            while True:
+                with contextlib.suppress(MasterUnreachable):
+                    return await trio.to_thread.run_sync(status.find, list(addresses or self.addresses), 5.0)
+                await trio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def rivals(url: str) -> AsyncIterator[Rivals]:
+    async with trio.open_nursery() as nursery:
+        yield Rivals(nursery, url)
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_leads_and_who_is_stopped_hands_over_at_once(etcd: chaos.Etcd, capsys: Any) -> None:
+    async with rivals(etcd.url) as found:
+        terms = []
+        for _ in range(3):
+            while len(found.addresses) < 2:
+                await found.start()
+            answer, roles = await found.ask()
+            terms.append(answer.term)
+            assert sorted(role.state for role in roles) == [f"leads, term {answer.term}", "stands by"]
+            leader = next(role.address for role in roles if role.state.startswith("leads"))
+            other = next(address for address in found.addresses if address != leader)
+            alone, _ = await found.ask(other)
+            assert alone.term == answer.term, "a standby names the leader"
+            stopped = trio.current_time()
+            await found.stop(leader)
+            await found.ask()
+            assert trio.current_time() - stopped < 1.5, "the lease was given back"
+        assert terms == [1, 2, 3]
+        status.print_tables(answer, roles)
+        assert (
+            f"masters: {roles[0].address} {roles[0].state}; {roles[1].address} {roles[1].state}"
+            in capsys.readouterr().out
+        )
+
+
+async def test_a_higher_term_than_etcd_knows(etcd: chaos.Etcd) -> None:
+    """etcd's data was lost: the next term is above what daemons have seen, and groups do not form anew at once."""
+    async with rivals(etcd.url) as found:
+        connect = Connect(await found.start())
+        await found.ask()
+        peer = await connect()
+        await peer.say(told(hello("d"), 40, 99))
+        assert "has seen term 40" in (await peer.expect(m.Bye)).reason
+        assert (await found.ask())[0].term == 41
+        peer = await connect()
+        await peer.say(told(hello("d"), 40, 99), m.Join("g", "me", 1, 1))
+        assert (await peer.expect(m.Welcome)).term == 41
+        assert "may come back" in (await peer.expect(m.Joined)).reason
+        for each in connect.peers:
+            each.stream.socket.close()
+
+
+async def test_no_master_leads() -> None:
+    async with server() as (found, connect):
+        found.stand_by("", 0)
+        address = join_address(connect.host, connect.port)
+        with pytest.raises(MasterUnreachable, match=f"{address}: stands by"):
+            await trio.to_thread.run_sync(status.find, [address, "127.0.0.1:1"], 1.0)
