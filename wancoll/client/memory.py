@@ -177,9 +177,9 @@ class Arena:
         return block if block is not None and address + nbytes <= block.address + block.nbytes else None
 
     def cool(self, nbytes: int) -> None:
-        """Blocks of *nbytes* bytes in all were needed once: do not keep as many warm on their account."""
+        """Held blocks of *nbytes* bytes in all were needed once: when they come back, as many need not stay warm."""
         with self._lock:
-            self._peak = max(self._leased, self._peak - nbytes)
+            self._peak = max(0, self._peak - nbytes)
 
     def _settle(self) -> None:
         returned = self._returned

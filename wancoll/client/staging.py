@@ -15,7 +15,7 @@ _ALIGN = 64
 
 
 class Staging:
-    """Arena memory for the stripes that a member lacks.
+    """Arena memory for the stripes that a member lacks, held as long as this lives.
 
     A tensor that lacks all of its stripes and is a whole block of the arena gets its pages exchanged in the end; the
     others are copied.
@@ -53,6 +53,11 @@ class Staging:
                 self._places[number] = lease.block.address + goal.stripes[number].offset
         self._lay(goal, loose, tensors)
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the memory."""
+        return sum(lease.block.nbytes for lease in self._leases)
+
     def address(self, stripe: int) -> int | None:
         """Where a stripe is received; None: it was not missing."""
         return self._places.get(stripe)
@@ -64,11 +69,6 @@ class Staging:
         except BaseException:
             self._install()  # doing it again is harmless
             raise
-
-    def release(self) -> None:
-        """Give the memory back."""
-        self._arena.cool(sum(lease.block.nbytes for lease in self._leases))
-        self._leases.clear()
 
     def _install(self) -> None:
         for target, staged, offset, address, nbytes in self._exchanges:

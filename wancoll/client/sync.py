@@ -45,7 +45,7 @@ from wancoll.state.plan import Report, Transfer, decode_report, encode_report, n
 from wancoll.state.receipt import SyncReceipt
 from wancoll.state.strategy import SEND_ONLY
 
-_AHEAD = 4  # transfers under way for each partner
+_AHEAD = 3  # transfers under way for each partner
 _MOST = 32  # transfers under way
 
 Waits = Generator[Sequence[Work], None, Any]  # yields calls; goes on when one of them is finished
@@ -82,7 +82,7 @@ class SyncWork:
         self._members: tuple[str, ...] = ()  # of the first gather
         self._missing: set[int] = set()
         self._bad: set[str] = set()
-        self._received = self._sent = self._rounds = 0
+        self._received = self._sent = self._repeated = self._rounds = 0
         self._answer: SyncReceipt | WancollError | None = None
         self._steps: Generator[Sequence[Work], None, SyncReceipt] = self._run()
         self._waits: Sequence[Work] = ()
@@ -136,7 +136,8 @@ class SyncWork:
             raise
         finally:
             if self._answer is not None and self._staging is not None:
-                self._staging.release()
+                self._connection.arena.cool(self._staging.nbytes)
+                self._staging = None  # transfers that are still under way, after an interruption, hold it
 
     # ---- the steps -----------------------------------------------------------------------------------
 
@@ -175,6 +176,7 @@ class SyncWork:
             tensors=tuple(self._tensors[number].entry.key for number in mine),
             bytes_received=self._received,
             bytes_sent=self._sent,
+            bytes_repeated=self._repeated,
             tensors_moved=sum(map(len, changed.values())),
             bytes_moved=nbytes,
             contributors=receipt.contributors,
@@ -298,9 +300,11 @@ class SyncWork:
         """Where a stripe lies here: where it is received, or in the caller's tensor."""
         stripe = found.stripes[number]
         staged = self._staging.address(number) if self._staging is not None else None
-        tensor = self._tensors[stripe.entry].memory
-        address = staged if staged is not None else tensor.address + stripe.offset
-        return Region(tensor.owner, tensor.keep, address, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
+        if staged is not None:
+            return Region(None, self._staging, staged, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
+        memory = self._tensors[stripe.entry].memory
+        address = memory.address + stripe.offset
+        return Region(memory.owner, memory.keep, address, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
 
     def _ended(self, found: Goal, work: Work, transfer: Transfer) -> None:
         sends = work.descriptor.kind is Kind.send
@@ -308,7 +312,9 @@ class SyncWork:
             receipt = work.wait()
         except WancollError:  # whatever it is: the next gather fails, too, or another member can do it
             self._bad.add(transfer.receiver if sends else transfer.sender)
+            self._repeated += transfer.nbytes
             return
+        self._repeated += (receipt.attempts - 1) * transfer.nbytes
         if sends:
             self._sent += transfer.nbytes
             return

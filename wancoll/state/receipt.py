@@ -15,6 +15,8 @@ class SyncReceipt:
         tensors: names of the tensors that were changed here, ascending.
         bytes_received: payload that came here and was right; each stripe counts once.
         bytes_sent: payload that this member sent and that arrived.
+        bytes_repeated: payload of transfers here that a loss interrupted, and that were or are made again: at most what
+            was under way at that moment.
         tensors_moved: how many tensors were changed, over all contributors.
         bytes_moved: their stripes that differed, in bytes, over all contributors.
         contributors: names of the members that have the state now, in rank order.
@@ -28,6 +30,7 @@ class SyncReceipt:
     tensors: tuple[str, ...]
     bytes_received: int
     bytes_sent: int
+    bytes_repeated: int
     tensors_moved: int
     bytes_moved: int
     contributors: tuple[str, ...]

@@ -1,0 +1,153 @@
+"""sync_state: a joiner with stale state catches up, next to one plain transfer and beside another group's calls."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import wancoll
+from tests.bench.report import Bar, table
+from wancoll.chaos import Cluster
+
+GIB, MIB = 1 << 30, 1 << 20
+STATE = GIB
+TENSORS = 40  # of the state: most of them no multiple of a stripe
+OTHERS_BYTES = 16 * MIB
+QUIET = 3.0  # seconds of all-reduce with nothing beside
+TRANSFER, SYNC = "one send and recv", "sync_state"
+LEAST = 0.7
+
+
+@dataclass
+class Result:
+    """Of a joiner and its holders.
+
+    Attributes:
+        holders: how many.
+        seconds: of each round: what -> seconds at the joiner.
+        beside: the same while another group reduces.
+        rate: all-reduces per second of the other group: alone, and beside the syncs.
+        wrong: rounds after which the joiner's state was not the holders'.
+    """
+
+    holders: int
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    beside: dict[str, list[float]] = field(default_factory=dict)
+    rate: tuple[float, float] = (0.0, 0.0)
+    wrong: int = 0
+
+    def ratio(self, seconds: dict[str, list[float]]) -> float:
+        """Speed of the sync against that of the transfer: the median of the rounds."""
+        return statistics.median(a / b for a, b in zip(seconds[TRANSFER], seconds[SYNC], strict=True))
+
+
+def run(holders: int, rounds: int, nbytes: int = STATE) -> Result:
+    """Measure with this many holders."""
+    result = Result(holders)
+    world = holders + 1
+    with Cluster(world, heartbeat_timeout=20.0) as cluster:
+        result.seconds, _ = _round_trips(cluster, world, rounds, nbytes, result)
+        others = [cluster.client(i, others_member, world) for i in range(world)]
+        for other in others:
+            other.next()
+        begin = time.monotonic()
+        time.sleep(QUIET)
+        quiet = (begin, time.monotonic())
+        result.beside, spans = _round_trips(cluster, world, rounds, nbytes, result)
+        for other in others:
+            other.pause()
+        ends: list[float] = []
+        for other in others[1:]:
+            other.close()
+        others[0].resume()
+        try:
+            while True:
+                ends.append(others[0].next(2.0))
+        except wancoll.WancollError:
+            pass  # it waits for the others
+        others[0].close()
+        result.rate = (_rate(ends, [quiet]), _rate(ends, spans))
+    return result
+
+
+def _rate(ends: list[float], spans: list[tuple[float, float]]) -> float:
+    done = sum(begin <= at < end for at in ends for begin, end in spans)
+    return done / sum(end - begin for begin, end in spans)
+
+
+def _round_trips(
+    cluster: Cluster, world: int, rounds: int, nbytes: int, result: Result
+) -> tuple[dict[str, list[float]], list[tuple[float, float]]]:
+    members = [cluster.client(i, sync_member, world, i, rounds, nbytes) for i in range(world)]
+    found = [member.result(600.0) for member in members]
+    for member in members:
+        member.close()
+    seconds, spans, wrong = found[0]
+    result.wrong += wrong
+    return seconds, spans
+
+
+def sync_member(socket: str, world: int, number: int, rounds: int, nbytes: int) -> Any:
+    """One member; number 0 is the joiner. Returns seconds of each round, when its syncs were, how many were wrong."""
+    with wancoll.connect("state", socket=socket, name=f"s{number}", start_world=world, timeout=60) as comm:
+        plain = comm.zeros(nbytes, np.uint8)
+        state = {f"tensor {i:02}": comm.empty(nbytes // TENSORS // 4, np.float32) for i in range(TENSORS)}
+        seconds: dict[str, list[float]] = {TRANSFER: [], SYNC: []}
+        spans, wrong = [], 0
+        joiner, sender = comm.members.index("s0"), comm.members.index("s1")
+        for turn in range(rounds + 1):  # the first one warms up
+            for i, x in enumerate(state.values()):
+                x.fill(i + turn if number else -1)
+            comm.barrier()
+            begin = time.monotonic()
+            if number == 0:
+                comm.recv(plain, sender)
+            elif number == 1:
+                comm.send(plain, joiner)
+            middle = time.monotonic()
+            comm.barrier()
+            start = time.monotonic()
+            receipt = comm.sync_state(state, revision=turn + (number > 0))
+            end = time.monotonic()
+            wrong += not all((x == i + turn).all() for i, x in enumerate(state.values()))
+            assert receipt.bytes_moved == sum(x.nbytes for x in state.values())
+            if turn:
+                seconds[TRANSFER].append(middle - begin)
+                seconds[SYNC].append(end - start)
+                spans.append((start, end))
+        return seconds, spans, wrong
+
+
+def others_member(socket: str, world: int) -> Iterator[float]:
+    """One member of the other group: reduces for ever, and says when each operation was done."""
+    with wancoll.connect("others", socket=socket, start_world=world, timeout=60) as comm:
+        x = comm.zeros(OTHERS_BYTES // 4, np.float32)
+        while True:
+            comm.all_reduce(x, op="sum")
+            yield time.monotonic()
+
+
+def tables(result: Result) -> str:
+    """Speeds in GB/s, medians of the rounds."""
+    head = [f"1 joiner, {result.holders} holders", "GB/s", "beside all-reduce"]
+    rows = []
+    for what in (TRANSFER, SYNC):
+        both = (result.seconds[what], result.beside[what])
+        rows.append([what, *(f"{STATE / statistics.median(each) / 1e9:.2f}" for each in both)])
+    rows.append(["sync_state / transfer", f"{result.ratio(result.seconds):.2f}", f"{result.ratio(result.beside):.2f}"])
+    quiet, busy = result.rate
+    other = (
+        f"the other group's all-reduce of {OTHERS_BYTES >> 20} MiB: {quiet:.1f}/s alone, {busy:.1f}/s beside the sync"
+    )
+    return f"{table(head, rows)}\n{other} ({busy / quiet:.2f})"
+
+
+def bars(result: Result) -> list[Bar]:
+    """What is promised."""
+    what = f"sync_state of 1 GiB from {result.holders} holders, in speeds of one transfer"
+    return [Bar(what, result.ratio(result.seconds), least=LEAST)]
