@@ -1,0 +1,78 @@
+"""`python -m tests.sim`: worlds by the thousand, or one of them with its trace."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.sim.world import World
+
+
+def attempt(seed: int) -> tuple[int, str, int, list[str]]:
+    """Run one world: (seed, why it failed, events, faults)."""
+    world = World(seed)
+    try:
+        world.run()
+    except Exception as bad:  # whatever it is, the seed has found it
+        last = traceback.extract_tb(bad.__traceback__)[-1]
+        where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
+        why = f"{type(bad).__name__} at {where}: {bad}"[:600]
+        return seed, why, world.clock.events, world.inflicted
+    return seed, "", world.clock.events, world.inflicted
+
+
+def run_many(first: int, stop: int, jobs: int, most: int) -> int:
+    began = time.perf_counter()
+    failed: list[tuple[int, str]] = []
+    faults: Counter[str] = Counter()
+    events = 0
+    with ProcessPoolExecutor(jobs) as pool:
+        for seed, why, count, inflicted in pool.map(attempt, range(first, stop), chunksize=16):
+            events += count
+            faults.update(inflicted)
+            if why:
+                failed.append((seed, why))
+                print(f"seed {seed}: {why}", flush=True)
+                if len(failed) >= most:
+                    pool.shutdown(cancel_futures=True)
+                    break
+    seconds = time.perf_counter() - began
+    print(f"{stop - first} worlds, {events} events, {seconds:.1f} s, {len(failed)} failed")
+    print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())))
+    if failed:
+        print(f"replay with: make sim SEED={failed[0][0]}")
+    return 1 if failed else 0
+
+
+def run_one(seed: int, trace: bool) -> int:
+    world = World(seed, print if trace else None)
+    try:
+        world.run()
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+        print(f"seed {seed} failed at {world.clock.now:.4f} s; replay with: make sim SEED={seed}")
+        return 1
+    print(f"seed {seed}: {world.clock.events} events, {world.clock.now:.1f} s, {world.judge.results} results")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seeds", default="0:2000", help="first:stop (default %(default)s)")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--trace", action="store_true", help="with --seed: write what happens")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default %(default)s)")
+    parser.add_argument("--most", type=int, default=20, help="stop after so many failures (default %(default)s)")
+    given = parser.parse_args()
+    if given.seed is not None:
+        return run_one(given.seed, given.trace)
+    first, stop = map(int, given.seeds.split(":"))
+    return run_many(first, stop, given.jobs, given.most)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""A training process: the same calls in the same order as every other one, some at a time, with values that tell."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.daemon import Daemon, Session
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.wire import messages as m
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+def value(index: int, seq: int, place: int) -> int:
+    """What member *index* contributes: a digit of its own, which depends on the call and the element."""
+    return int(10**index * (1 + (seq + place) % 8))
+
+
+@dataclass(slots=True)
+class Called:
+    """A call that has not ended. seq 0: a send or recv, with the other's name and its tag."""
+
+    seq: int
+    what: Descriptor
+    root: str
+    front: list[int]
+    before: tuple[int, ...]  # front as it was
+    back: list[int]
+    at: float
+    other: str = ""
+    tag: int = 0
+
+
+class Client:
+    """See the module.
+
+    Args:
+        world: it lives in.
+        index: its own for ever.
+        daemon: its peer.
+    """
+
+    def __init__(self, world: World, index: int, daemon: Daemon) -> None:
+        self.world, self.index, self.daemon = world, index, daemon
+        self.name = f"c{index}"
+        self.alive = True
+        self.slow = 1.0
+        self.next_seq = 0  # 0: the group has not begun for it
+        self.members: list[str] = []
+        self.epoch = 0
+        self.open: dict[int, Called] = {}
+        self.ended = 0
+        self.over = ""  # why its communicator is of no use any more
+        self._calls = 0
+        self._thinking = False
+        self._inbox: deque[tuple[m.FromDaemon, int]] = deque()
+        self._outbox: deque[m.FromClient] = deque()
+        odd = world.odd
+        self.session = Session(daemon, self, odd.start_world, odd.min_world)
+
+    @property
+    def member(self) -> bool:
+        """It has a rank."""
+        return self.alive and self.next_seq > 0 and not self.over
+
+    @property
+    def idle(self) -> bool:
+        """Nothing that it called is open, and there is nothing more to call."""
+        return not self.open and self.next_seq > self.world.last_seq
+
+    # ---- what it is told -----------------------------------------------------------------------------
+
+    def hear(self, message: m.FromDaemon, next_seq: int) -> None:
+        """The daemon sends; *next_seq* is that of the next call."""
+        self._inbox.append((message, next_seq))
+        self.world.clock.after(self.world.local_delay(), self._read)
+
+    def _read(self) -> None:
+        message, next_seq = self._inbox.popleft()
+        if not self.alive:
+            return
+        match message:
+            case m.EpochInfo():
+                if not self.next_seq:
+                    self.next_seq = next_seq
+                self.epoch, self.members = message.epoch, message.members
+                self.kick()
+            case m.Result() | m.Failure() if message.id:
+                called = self.open.pop(message.id)
+                self.ended += 1
+                self.world.judge.ends(self, called, message)
+                self.kick()
+            case m.Failure():
+                self.over = message.error
+                self.world.judge.out(self, message)
+        if self.over and not self.open:
+            self.world.client_over(self, self.over)
+
+    def lose_daemon(self) -> None:
+        """The connection to the daemon broke."""
+        if self.alive:
+            self.world.client_over(self, "PeerDaemonLost")
+
+    # ---- what it calls -------------------------------------------------------------------------------
+
+    def kick(self) -> None:
+        """See what to call next, after some thought."""
+        if not self._thinking and self.alive:
+            self._thinking = True
+            self.world.clock.after(self.world.think() * self.slow, self._think)
+
+    def _think(self) -> None:
+        self._thinking = False
+        if not self.member or self.over or self.next_seq > self.world.last_seq:
+            return
+        collectives = [called for called in self.open.values() if called.seq]
+        blocked = any(called.what.kind is Kind.update_membership for called in collectives)
+        if not blocked and len(collectives) < self.world.odd.pipeline:
+            self._call_next()
+            self.kick()
+
+    def _call_next(self) -> None:
+        seq = self.next_seq
+        self.next_seq += 1
+        what = self.world.program(seq, self)
+        root = ""
+        if what.kind is Kind.broadcast:
+            by_age = sorted(self.members, key=lambda name: int(name[1:]))
+            root = by_age[0] if what.root == 0 else by_age[-1]
+            what = Descriptor(
+                what.kind, what.dtype, count=what.count, root=self.members.index(root), on_failure=what.on_failure,
+                algorithm=what.algorithm,
+            )  # fmt: skip
+        front = [value(self.index, seq, place) for place in range(what.count)]
+        self._post(Called(seq, what, root, front, tuple(front), [], self.world.clock.now), -1)
+
+    def exchange(self, other: str, tag: int, *, sends: bool, count: int) -> None:
+        """Call send to *other*, or recv from it."""
+        kind = Kind.send if sends else Kind.recv
+        front = [value(self.index, tag, place) for place in range(count)] if sends else []
+        what = Descriptor(kind, DType.int64, count=count)
+        called = Called(0, what, "", front, tuple(front), [], self.world.clock.now, other, tag)
+        self._post(called, self.members.index(other))
+
+    def _post(self, called: Called, peer: int) -> None:
+        self._calls += 1
+        what = called.what
+        self.open[self._calls] = called
+        self.world.judge.calls(self, called)
+        self.session.arena[self._calls] = called.front, called.back
+        head = (self._calls, what.kind, what.dtype, what.op, what.count, 0, 0, self.epoch)
+        how: dict[str, Any] = {"algorithm": what.algorithm, "on_failure": what.on_failure, "root": what.root}
+        self._outbox.append(m.Post(*head, **how, peer=peer, tag=called.tag))
+        self.world.clock.after(self.world.local_delay(), self._send)
+
+    def _send(self) -> None:
+        post = self._outbox.popleft()
+        self.daemon.run(lambda: self.session.take(post))
+
+    def die(self) -> None:
+        """The process is killed."""
+        self.alive = False
+        self.daemon.run(lambda: self.session.end("the client closed the connection"))
+
+
+def sum_op(count: int, algorithm: str, on_failure: str) -> Descriptor:
+    """An all-reduce of integers."""
+    return Descriptor(
+        Kind.all_reduce, DType.int64, ReduceOp.sum, count, algorithm=algorithm, on_failure=on_failure
+    )  # fmt: skip

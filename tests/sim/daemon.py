@@ -1,0 +1,405 @@
+"""The peer daemon as a thin shell around the real Member: control connection, sessions, engine, links.
+
+Mirrors wancoll/peer/control.py (run, _serve_once, _read, _heartbeat), daemon.py (_master_says, _master_connected,
+_master_synced, watch_master, watch_engine, add, remove) and session.py (serve, _take, _post, run, _to_master, _start,
+_start_exchange, op_finished, op_cancelled).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.clock import Process, Timer
+from tests.sim.engine import ITEM, Engine
+from tests.sim.links import COLLECTIVES, EXCHANGES, LinkHub
+from tests.sim.network import End
+from wancoll.collective import DATALESS, Kind
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.peer import member as core
+from wancoll.peer import ops
+from wancoll.wire import messages as m
+
+if TYPE_CHECKING:
+    from tests.sim.client import Client
+    from tests.sim.world import World
+
+
+class Daemon(Process):
+    """See the module."""
+
+    def __init__(self, world: World, name: str, host: str, incarnation: int) -> None:
+        super().__init__(world.clock, name, host)
+        self.world, self.incarnation = world, incarnation
+        self.limits = world.limits
+        self.address = f"{host}:7000"
+        self.sessions: list[Session] = []
+        self.engine = Engine(
+            self,
+            world.engine_delay,
+            self._done,
+            self._cancelled,
+            self._mismatch,
+            self._down,
+        )
+        self.links = LinkHub(world.network, self, self.engine, world.limits)
+        self.by_engine_id: dict[int, Session] = {}
+        self._next_range = 1
+        # The control connection.
+        self.end: End | None = None
+        self.connected = False
+        self.number = self.term = self.master = 0
+        self._heard_at = 0.0
+        self._interval, self._timeout = world.limits.heartbeat_interval, world.limits.heartbeat_timeout
+        self._pause = 0.05
+        self._nonsense = False
+        self._try = 0  # counts connections, made or not
+        self._no_master_since = world.clock.now
+        self._no_master_reason = "no connection yet"
+        self._grace: Timer | None = None
+        world.network.listen(self.address, self, self._accept)
+        self.after(0.0, self._connect)
+        self._watch_master()
+
+    # ---- control.py ----------------------------------------------------------------------------------
+
+    def send(self, message: m.FromPeer) -> None:
+        if self.connected and self.end is not None:
+            self.world.said(self.name, "master", message)
+            self.end.send(message)
+
+    def _connect(self) -> None:
+        self._try += 1
+        this, self._nonsense = self._try, False
+        timeout = self.after(self.limits.connect_timeout, lambda: self._over(this, "no answer"))
+
+        def connected(end: End | None) -> None:
+            if self._try != this or timeout.call is None:
+                if end is not None:
+                    end.close("too late")
+                return
+            timeout.cancel()
+            if end is None:
+                self._over(this, "connection refused")
+                return
+            self.end = end
+            end.on_message = lambda message: self._read(this, message)
+            end.on_close = lambda reason: self._over(this, reason)
+            addresses, world = [self.address], self.world
+            head = (
+                PROTOCOL_VERSION,
+                self.name,
+                self.incarnation,
+                addresses,
+                world.odd.lanes,
+                world.site(self.host),
+                "1",
+            )
+            end.send(m.Hello(*head, measures=world.odd.measures, term=self.term, master=self.master))
+            welcome = self.limits.handshake_timeout
+            self.after(welcome, lambda: self.connected or self._over(this, "no welcome"))
+            self.after(self._interval, lambda: self._heartbeat(this, 1))
+            self._heard_at = self.clock.now
+
+        self.world.network.connect(self, self.world.master_address(self), "control", 60.0, connected)
+
+    def _over(self, this: int, reason: str) -> None:
+        """The try or the connection is over; the next one follows."""
+        if self._try != this:
+            return
+        self._try += 1
+        if self.end is not None:
+            self.end.close(reason)
+            self.end = None
+        was, self.connected = self.connected, False
+        if was:
+            self._pause = 0.05
+        self._no_master_reason = reason
+        if was and not self._nonsense:
+            self._no_master_since = self.clock.now
+        self._watch_master()
+        self.after(self._pause, self._connect)
+        self._pause = min(2 * self._pause, 0.5)
+
+    def _read(self, this: int, message: m.FromMaster) -> None:
+        if self._try != this:
+            return
+        self.world.heard(self.name, "master", message)
+        if isinstance(message, m.Bye):
+            self._over(this, f"the master said: {message.reason}")
+            return
+        self._heard_at = self.clock.now
+        if isinstance(message, m.Welcome):
+            if message.term < self.term:
+                self._over(this, "an old master answers")
+                return
+            self.term, self.master = message.term, message.master
+            self._interval, self._timeout = message.heartbeat_interval, message.heartbeat_timeout
+            self.connected = True
+            self.number += 1
+            for session in list(self.sessions):
+                session.run(session.member.reconnected(self.number, self.master))
+            self.send(m.Heartbeat(0))
+        elif isinstance(message, m.Pong):
+            if message.number == 0:
+                self._synced()
+        elif self.connected:
+            self._master_says(message)
+
+    def _heartbeat(self, this: int, number: int) -> None:
+        if self._try != this:
+            return
+        if self.connected:
+            if self.clock.now - self._heard_at > max(self._timeout, 2 * self._interval):
+                self._over(this, "the master is silent")
+                return
+            self.send(m.Heartbeat(number))
+            number += 1
+        self.after(self._interval, lambda: self._heartbeat(this, number))
+
+    # ---- daemon.py -----------------------------------------------------------------------------------
+
+    def add(self, session: Session) -> None:
+        self.sessions.append(session)
+        if self.connected:
+            session.run(session.member.join())
+
+    def remove(self, session: Session) -> None:
+        if session in self.sessions:
+            self.sessions.remove(session)
+
+    def next_engine_id(self) -> int:
+        self._next_range += 1
+        return (self._next_range - 1) << 40
+
+    def _of_group(self, group: str) -> list[Session]:
+        return [one for one in self.sessions if one.member.group == group and not one.member.over]
+
+    def _master_says(self, message: Any) -> None:
+        now = self.clock.now
+        if isinstance(message, m.Probe):
+            self._probe(message)
+            return
+        if isinstance(message, m.MeasureLink):
+            rtt, bandwidth = self.world.measured(self.name, message.daemon, message.nbytes)
+            report = m.LinkReport([m.LinkMeasure(message.daemon, rtt, bandwidth, 0, 0.0)])
+            self.after(0.1, lambda: self.send(report))
+            return
+        for session in self._of_group(message.group):
+            member = session.member
+            match message:
+                case m.Commit():
+                    session.run(member.commit(message, now))
+                case m.Abort():
+                    session.run(member.abort(message))
+                case m.Epoch() if member.mid == message.to:
+                    session.run(member.enter_epoch(message, now))
+                case m.Matched() if member.mid == message.to:
+                    session.run(member.matched(message))
+                case m.Settled() if member.mid == message.to:
+                    session.run(member.settled(message, now))
+                case m.Resumed() if member.mid == message.to:
+                    session.run(member.resumed(message))
+                case m.Joined() if member.name == message.member and member.epoch is None:
+                    session.run(member.joined(message.mid, self.number, self.master))
+                case m.Refused() if member.name == message.member and member.epoch is None:
+                    session.run(member.refused(message.reason))
+                    break
+                case m.Evicted() if member.mid == message.mid:
+                    session.run(member.evicted(message.reason, message.committed_upto, now, message.unknown))
+
+    def _probe(self, ask: m.Probe) -> None:
+        """Mirrors lanes.probe."""
+        timeout = self.limits.probe_timeout
+
+        def answer(ok: bool, reason: str) -> None:
+            if expired.call is not None:
+                expired.cancel()
+                self.send(m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, ok, reason))
+
+        expired = self.after(timeout, lambda: None)
+        expired.call = lambda: self.send(
+            m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, False, f"no answer within {timeout} s")
+        )
+
+        def connected(end: End | None) -> None:
+            if end is None:
+                answer(False, "connection refused")
+                return
+            end.on_message = lambda told: (
+                answer(told.daemon == ask.daemon, f"daemon {told.daemon}"),
+                end.close("done"),
+            )
+            end.on_close = lambda reason: answer(False, reason)
+            end.send(m.ProbeHello(PROTOCOL_VERSION, self.name))
+
+        self.world.network.connect(self, ask.addresses[0], "probe", self.limits.lane_timeout, connected)
+
+    def _accept(self, end: End) -> None:
+        """The data port: a lane or a probe."""
+
+        def first(message: m.LaneHello | m.ProbeHello) -> None:
+            if isinstance(message, m.ProbeHello):
+                end.send(m.LaneWelcome(self.name))
+            else:
+                self.links.accept(end, message)
+
+        end.on_message = first
+
+    def _synced(self) -> None:
+        for session in list(self.sessions):
+            member = session.member
+            if member.epoch is not None and member.joined_connection != self.number:
+                session.run(member.forgotten(self._no_master_reason))
+
+    def _watch_master(self) -> None:
+        """Members whose master stays away for master_grace are told; mirrors watch_master without its polls."""
+        if self._grace is not None:
+            self._grace.cancel()
+        if self.connected or not self.alive:
+            return
+        now, grace = self.clock.now, self.limits.master_grace
+        due = []
+        for session in list(self.sessions):
+            waited = now - max(self._no_master_since, session.attached_at)
+            if waited >= grace - 1e-9:
+                session.run(session.member.master_unreachable("master", waited, self._no_master_reason))
+            else:
+                due.append(grace - waited)
+        self._grace = self.after(min(due, default=grace) + 0.01, self._watch_master)
+
+    # ---- the engine's events -------------------------------------------------------------------------
+
+    def _done(self, engine_id: int, digest: int, sent: int) -> None:
+        session = self.by_engine_id.pop(engine_id, None)
+        if session is not None:
+            session.released(engine_id)
+            session.run(session.member.op_finished(engine_id, digest, sent))
+
+    def _cancelled(self, engine_id: int) -> None:
+        session = self.by_engine_id.pop(engine_id, None)
+        if session is not None:
+            session.released(engine_id)
+            session.run(session.member.op_cancelled(engine_id))
+
+    def _mismatch(self, engine_id: int, seq: int) -> None:
+        session = self.by_engine_id.get(engine_id)
+        if session is not None:
+            session.run(session.member.mismatch(seq))
+
+    def _down(self, link: int, reason: str) -> None:
+        self.after(0.0, lambda: self.links.lane_down(link, reason))
+
+
+class Session:
+    """A client's connection and member."""
+
+    def __init__(self, daemon: Daemon, client: Client, start_world: int, min_world: int) -> None:
+        self.daemon, self.client, self.world = daemon, client, daemon.world
+        self.attached_at = daemon.clock.now
+        first = daemon.next_engine_id()
+        self.member = core.Member(self.world.group, client.name, start_world, min_world, first, daemon.limits)
+        self.links = daemon.links.member(
+            self._links_ready,
+            lambda up: self.run(self.member.exchange_links(up)),
+            self._link_lost,
+            lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
+        )
+        self.arena: dict[int, tuple[list[int], list[int]]] = {}  # by the client's number: front, back
+        self._in_engine: set[int] = set()
+        self._queue: deque[m.FromClient] = deque()
+        self._closed = False
+        daemon.add(self)
+
+    # ---- the client's connection ---------------------------------------------------------------------
+
+    def take(self, message: m.FromClient) -> None:
+        self._queue.append(message)
+        self._room()
+
+    def _room(self) -> None:
+        while self._queue and not self._closed:
+            if self.member.in_flight >= self.daemon.limits.ops_in_flight and not self.member.over:
+                return
+            message = self._queue.popleft()
+            if isinstance(message, m.Detach):
+                self.end("detached")
+                return
+            assert isinstance(message, m.Post)
+            if message.kind in (Kind.send, Kind.recv):
+                self.run(self.member.exchange(message, self.daemon.clock.now))
+                continue
+            call = self.member.call(message)
+            meaning = self.member.meaning(call)
+            front, back = self.arena[message.id]
+            assert len(front) * ITEM >= meaning.front_bytes
+            back[:] = [-1] * (meaning.back_bytes // ITEM)
+            self.run(self.member.post(message, call, self.daemon.clock.now))
+
+    def end(self, reason: str) -> None:
+        """The client has gone."""
+        if not self._closed:
+            self._closed = True
+            self.run(self.member.leave(reason))
+            self.links.close()
+            if not self._in_engine:
+                self.daemon.remove(self)
+
+    # ---- commands ------------------------------------------------------------------------------------
+
+    def run(self, commands: list[ops.Command]) -> None:
+        for command in commands:
+            match command:
+                case ops.ToMaster(message):
+                    if not self.member.reporting or isinstance(message, m.Report | m.Leave):
+                        self.world.judge.says(self.member, message)
+                        self.daemon.send(message)
+                case ops.ToClient(message):
+                    self.world.told(self, message)
+                    self.daemon.after(0.0, self._room)
+                case ops.StartOp(op, meaning):
+                    self._start(op, meaning)
+                case ops.CancelOp(engine_id):
+                    self.daemon.engine.cancel(engine_id)
+                case ops.EnterEpoch(epoch, neighbours, spares):
+                    self.world.judge.enters(self.member.name, epoch)
+                    self.links.enter(epoch, neighbours, spares)
+                case ops.StartExchange(exchange):
+                    self._start_exchange(exchange)
+                case ops.NeedLinks(mids, exchange_links):
+                    self.links.need(mids, EXCHANGES if exchange_links else COLLECTIVES)
+                case ops.Over():
+                    self.links.close()
+
+    def _links_ready(self, epoch: int, up: set[int]) -> None:
+        self.run(self.member.links_ready(epoch, up))
+
+    def _link_lost(self, mid: int, channel: int, reason: str) -> None:
+        lost = self.member.link_lost if channel == COLLECTIVES else self.member.exchange_link_lost
+        self.run(lost(mid, reason))
+
+    def _enter_engine(self, engine_id: int) -> None:
+        self._in_engine.add(engine_id)
+        self.daemon.by_engine_id[engine_id] = self
+
+    def _start(self, op: ops.Op, meaning: Any) -> None:
+        self._enter_engine(op.engine_id)
+        front, back = self.arena[op.client_id]
+        head = (op.engine_id, self.member.epoch_number, op.seq, meaning.fingerprint, meaning.schedule)
+        back[:] = [-1] * (meaning.back_bytes // ITEM)
+        digests = op.kind not in DATALESS
+        self.daemon.engine.post(*head, self.links.engine_ids(), front, back, digests)
+
+    def _start_exchange(self, op: ops.Exchange) -> None:
+        self._enter_engine(op.engine_id)
+        front, back = self.arena[op.post.id]
+        link = self.links.link(op.other, EXCHANGES).engine_id
+        head = (op.engine_id, self.member.epoch_number, op.order, op.fingerprint, op.schedule)
+        if not op.sends:
+            back[:] = [-1] * op.post.count
+        self.daemon.engine.post(*head, {0: link}, front, back, not op.sends)
+
+    def released(self, engine_id: int) -> None:
+        self._in_engine.discard(engine_id)
+        if self._closed and not self._in_engine:
+            self.daemon.remove(self)

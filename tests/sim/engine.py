@@ -1,0 +1,286 @@
+"""The engine as a model: real schedules on tensors of a few Python integers, frames over links, done when all is.
+
+Mirrors native/lane_receive.c (match(): which frame is taken, parked, drained or a mismatch), engine.c (cancel) and
+engine_op.c (settle(): DONE unless given up, then CANCELLED). One lane to a link, one part to a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from tests.sim.clock import Process
+from tests.sim.network import End
+from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
+
+ITEM = 8  # bytes of an element; its value may be as large as it likes
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One step's bytes."""
+
+    epoch: int
+    seq: int
+    number: int
+    fingerprint: int
+    start: int
+    length: int
+    values: tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """An op in the engine."""
+
+    id: int
+    epoch: int
+    seq: int
+    fingerprint: int
+    schedule: Schedule
+    links: dict[int, EngineLink]  # by rank
+    front: list[int]
+    back: list[int]
+    scratch: list[int]
+    done: list[bool]
+    left: int
+    digests: bool
+    mismatched: bool = False
+    sent: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class EngineLink:
+    """One end of a link: *sends* and *recvs* are steps in order, *socket* are frames that came and wait."""
+
+    id: int
+    epoch: int
+    end: End | None = None
+    sends: deque[tuple[Work, int]] = field(default_factory=deque)
+    recvs: deque[tuple[Work, int]] = field(default_factory=deque)
+    socket: deque[Frame] = field(default_factory=deque)
+    next_seq: int = 0
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        process: the daemon.
+        slow: () -> seconds that an event takes to reach the daemon.
+        on_done: (engine id, digest, bytes sent)
+        on_cancelled: (engine id)
+        on_mismatch: (engine id, seq)
+        on_down: (link id, why)
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        slow: Callable[[], float],
+        on_done: Callable[[int, int, int], None],
+        on_cancelled: Callable[[int], None],
+        on_mismatch: Callable[[int, int], None],
+        on_down: Callable[[int, str], None],
+    ) -> None:
+        self._process, self._slow = process, slow
+        self._on_done, self._on_cancelled, self._on_mismatch, self._on_down = (
+            on_done,
+            on_cancelled,
+            on_mismatch,
+            on_down,
+        )
+        self.works: dict[int, Work] = {}
+        self.links: dict[int, EngineLink] = {}
+        self._events: deque[Callable[[], None]] = deque()  # to the daemon, in order
+        self.flip = 0  # ops to come whose result is not what it should be
+
+    # ---- links ---------------------------------------------------------------------------------------
+
+    def open_link(self, number: int, epoch: int) -> None:
+        self.links[number] = EngineLink(number, epoch)
+
+    def attach(self, number: int, end: End) -> None:
+        link = self.links[number]
+        link.end = end
+        end.on_message = lambda frame: self._arrived(link, frame)
+        end.on_close = lambda reason: self._on_down(number, reason)
+
+    def close_link(self, number: int) -> None:
+        link = self.links.pop(number)
+        if link.end is not None:
+            link.end.on_message = link.end.on_close = lambda message: None
+            link.end.close("the link was closed")
+            link.end = None
+
+    def set_epoch(self, number: int, epoch: int) -> None:
+        link = self.links[number]
+        link.epoch, link.next_seq = epoch, 0
+        self._receive(link)
+
+    # ---- ops -----------------------------------------------------------------------------------------
+
+    def post(
+        self,
+        number: int,
+        epoch: int,
+        seq: int,
+        fingerprint: int,
+        schedule: Schedule,
+        links: dict[int, int],
+        front: list[int],
+        back: list[int],
+        digests: bool,
+    ) -> None:
+        assert number not in self.works
+        steps = schedule.steps
+        ends = {rank: self.links[link] for rank, link in links.items()}
+        scratch = [-1] * (schedule.scratch // ITEM)
+        head = (number, epoch, seq, fingerprint, schedule, ends)
+        work = Work(*head, front, back, scratch, [False] * len(steps), len(steps), digests)
+        self.works[number] = work
+        used = {}
+        for index, step in enumerate(steps):
+            if step.direction is not Direction.local:
+                link = ends[step.peer]
+                used[link.id] = link
+                (link.sends if step.direction is Direction.send else link.recvs).append((work, index))
+                link.next_seq = seq + 1
+        self._local(work)
+        for link in used.values():
+            self._send(link)
+            self._receive(link)
+        if not work.left and number in self.works:
+            self._settle(work)
+
+    def cancel(self, number: int) -> None:
+        work = self.works.pop(number, None)
+        if work is not None:
+            for link in self.links.values():
+                link.sends = deque(item for item in link.sends if item[0] is not work)
+                link.recvs = deque(item for item in link.recvs if item[0] is not work)
+        self._event(lambda: self._on_cancelled(number))
+        if work is not None:
+            for link in work.links.values():
+                self._send(link)
+                self._receive(link)
+
+    def _event(self, call: Callable[[], None]) -> None:
+        self._events.append(call)
+        self._process.after(self._slow(), self._next_event)
+
+    def _next_event(self) -> None:
+        self._events.popleft()()
+
+    def _settle(self, work: Work) -> None:
+        del self.works[work.id]
+        if self.flip and work.back and work.digests and work.links:
+            self.flip -= 1
+            work.back[0] ^= work.id + crc32(self._process.host.encode())  # no two members' alike
+        digest = crc32(repr(work.back).encode()) if work.digests else 0
+        self._event(lambda: self._on_done(work.id, digest, work.sent))
+
+    # ---- steps ---------------------------------------------------------------------------------------
+
+    def _ended(self, work: Work, index: int) -> None:
+        work.done[index] = True
+        work.left -= 1
+
+    def _local(self, work: Work) -> None:
+        """Whatever can happen here, in the order of the steps."""
+        done = work.done
+        for index, step in enumerate(work.schedule.steps):
+            if step.direction is Direction.local and not done[index] and all(done[before] for before in step.after):
+                left = _read(work, step.left, step)
+                if step.action is not Action.copy:
+                    left = [a + b for a, b in zip(left, _read(work, step.right, step), strict=True)]
+                _write(work, step, left)
+                self._ended(work, index)
+
+    def _progress(self, work: Work) -> None:
+        self._local(work)
+        for link in work.links.values():
+            self._send(link)
+        if not work.left and work.id in self.works:
+            self._settle(work)
+
+    def _send(self, link: EngineLink) -> None:
+        while link.sends and link.end is not None:
+            work, index = link.sends[0]
+            step = work.schedule.steps[index]
+            if not all(work.done[before] for before in step.after):
+                return
+            link.sends.popleft()
+            values = tuple(_read(work, step.left, step))
+            frame = Frame(work.epoch, work.seq, step.number, work.fingerprint, step.start, step.length, values)
+            link.end.send(frame)
+            work.sent += step.length
+            self._ended(work, index)
+            if not work.left:
+                self._settle(work)
+
+    def _arrived(self, link: EngineLink, frame: Frame) -> None:
+        link.socket.append(frame)
+        self._receive(link)
+
+    def _receive(self, link: EngineLink) -> None:
+        while link.socket and link.end is not None:
+            frame = link.socket[0]
+            if frame.epoch > link.epoch:
+                return
+            if frame.epoch < link.epoch:
+                link.socket.popleft()
+                continue
+            if not link.recvs:
+                if frame.seq >= link.next_seq:
+                    return
+                link.socket.popleft()
+                continue
+            work, index = link.recvs[0]
+            if frame.seq != work.seq:
+                if frame.seq > work.seq:
+                    return
+                link.socket.popleft()
+                continue
+            if frame.fingerprint != work.fingerprint:
+                if not work.mismatched:
+                    work.mismatched = True
+                    self._event(lambda work=work: self._on_mismatch(work.id, work.seq))
+                return
+            step = work.schedule.steps[index]
+            if (frame.number, frame.start, frame.length) != (step.number, step.start, step.length):
+                self._on_down(link.id, f"protocol: frame {frame.number} of seq {frame.seq}, expected {step.number}")
+                return
+            link.socket.popleft()
+            link.recvs.popleft()
+            values = list(frame.values)
+            if step.action is not Action.copy:
+                values = [a + b for a, b in zip(_read(work, step.left, step), values, strict=True)]
+            _write(work, step, values)
+            self._ended(work, index)
+            self._progress(work)
+
+
+def _memory(work: Work, place: Place) -> list[int]:
+    return (work.front, work.back, work.scratch)[place.buffer]
+
+
+def _read(work: Work, place: Place | None, step: Transfer) -> list[int]:
+    assert place is not None
+    begin, size = place.offset // ITEM, step.length // ITEM
+    found = _memory(work, place)[begin : begin + size]
+    assert len(found) == size, f"{step} reads beyond the end"
+    return found
+
+
+def _write(work: Work, step: Transfer, values: list[Any]) -> None:
+    place = step.to
+    assert place is not None
+    assert place.buffer is not Buffer.front, "the caller's bytes are not written"
+    begin = place.offset // ITEM
+    memory = _memory(work, place)
+    assert begin + len(values) <= len(memory), f"{step} writes beyond the end"
+    memory[begin : begin + len(values)] = values

@@ -1,0 +1,214 @@
+"""What can go wrong, as functions of a world: each draws where and for how long, and undoes itself in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.sim.client import Client
+    from tests.sim.daemon import Daemon
+    from tests.sim.world import World
+
+
+class Faults:
+    """See the module; every method is a fault."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.random
+
+    def inflict(self, kind: str) -> None:
+        self._world.note("fault", kind)
+        self._world.inflicted.append(kind)
+        getattr(self, kind)()
+
+    # ---- what to choose from -------------------------------------------------------------------------
+
+    def _daemon(self) -> Daemon | None:
+        found = [daemon for daemon in self._world.daemons if daemon.alive]
+        return self._random.choice(found) if found else None
+
+    def _client(self) -> Client | None:
+        found = [client for client in self._world.clients if client.alive]
+        return self._random.choice(found) if found else None
+
+    def _length(self) -> float:
+        """Seconds that a fault lasts: some are over before anybody can notice, some everybody does."""
+        limits = self._world.limits
+        longest = self._random.choice((0.1, limits.heartbeat_timeout, limits.lane_timeout, limits.master_grace + 1.0))
+        return self._random.uniform(0.0, longest)
+
+    def _short(self) -> float:
+        """Shorter than what costs anybody its membership."""
+        return self._random.uniform(0.0, self._world.limits.heartbeat_timeout / 2)
+
+    # ---- daemons -------------------------------------------------------------------------------------
+
+    def kill_daemon(self) -> None:
+        if daemon := self._daemon():
+            self._world.kill_daemon(daemon, silent=False)
+            self._world.later(self._length(), lambda: self._world.start_daemon(daemon.name, daemon.host))
+
+    def lose_host(self) -> None:
+        if daemon := self._daemon():
+            self._world.kill_daemon(daemon, silent=True)
+            self._world.later(self._length(), lambda: self._world.start_daemon(daemon.name, daemon.host))
+
+    def restart_twice(self) -> None:
+        if daemon := self._daemon():
+            for _ in range(2):
+                self._world.kill_daemon(daemon, silent=self._random.random() < 0.5)
+                daemon = self._world.start_daemon(daemon.name, daemon.host)
+
+    def twin(self) -> None:
+        """A second daemon with the same name, elsewhere, at the same time."""
+        if daemon := self._daemon():
+            self._world.blame(daemon.name)
+            twin = self._world.start_daemon(daemon.name, f"{daemon.host}t", twin=True)
+            self._world.later(self._length(), lambda: self._world.kill_daemon(twin, silent=False))
+
+    def pause_daemon(self) -> None:
+        if daemon := self._daemon():
+            self._world.blame(daemon.name)
+            daemon.sleep()
+            self._world.later(self._length(), daemon.wake)
+
+    # ---- the network ---------------------------------------------------------------------------------
+
+    def _cut(self, pairs: list[tuple[str, str]]) -> None:
+        network = self._world.network
+        for ends in pairs:
+            network.block(*ends)
+        self._world.later(self._length(), lambda: [network.unblock(*ends) for ends in pairs])
+
+    def _pair(self) -> tuple[str, str] | None:
+        daemons = [daemon for daemon in self._world.daemons if daemon.alive]
+        if len(daemons) < 2:
+            return None
+        one, other = self._random.sample(daemons, 2)
+        self._world.blame(one.name)
+        self._world.blame(other.name)
+        return one.host, other.host
+
+    def cut_pair(self) -> None:
+        if ends := self._pair():
+            self._cut([ends, ends[::-1]])
+
+    def cut_one_way(self) -> None:
+        if ends := self._pair():
+            self._cut([ends])
+
+    def cut_master(self) -> None:
+        """One way or both."""
+        if daemon := self._daemon():
+            self._world.blame(daemon.name)
+            both = [(daemon.host, host) for host in self._world.master_hosts]
+            back = [ends[::-1] for ends in both]
+            self._cut(self._random.choice((both, back, both + back)))
+
+    def isolate(self) -> None:
+        if daemon := self._daemon():
+            self._world.blame(daemon.name)
+            for other in self._world.daemons:  # its neighbours may be blamed for links to it
+                self._world.blame(other.name)
+            others = [*self._world.hosts, *self._world.master_hosts]
+            pairs = [(daemon.host, host) for host in others if host != daemon.host]
+            self._cut(pairs + [ends[::-1] for ends in pairs])
+
+    def _end(self, kind: str) -> bool:
+        return any(end.kind == kind for end in self._world.network.ends)
+
+    def clog(self) -> None:
+        """A connection delivers nothing, in one direction, for a while."""
+        if ends := list(self._world.network.ends):
+            end = self._random.choice(ends)
+            self._world.blame(end.process.name)
+            self._world.blame(end.other.process.name)
+            end.clogged += 1
+
+            def free() -> None:
+                end.clogged = max(0, end.clogged - 1)
+                end.kick()
+
+            self._world.later(self._length(), free)
+
+    def _break(self, kind: str) -> None:
+        found = [end for end in self._world.network.ends if end.kind == kind]
+        if found:
+            end = self._random.choice(found)
+            self._world.blame(end.process.name)
+            self._world.blame(end.other.process.name)
+            end.process.run(lambda: end.broken("connection reset"))
+
+    def break_lane(self) -> None:
+        self._break("lane")
+
+    def break_control(self) -> None:
+        self._break("control")
+
+    # ---- clients -------------------------------------------------------------------------------------
+
+    def kill_client(self) -> None:
+        if client := self._client():
+            self._world.client_dies(client)
+
+    def leave(self) -> None:
+        if client := self._client():
+            self._world.client_dies(client)
+
+    def join(self) -> None:
+        self._world.start_client()
+
+    def slow_client(self) -> None:
+        if client := self._client():
+            client.slow = self._random.choice((3.0, 10.0))
+
+            def quick() -> None:
+                client.slow = 1.0
+
+            self._world.later(self._length(), quick)
+
+    def exchange(self) -> None:
+        self._world.exchange()
+
+    def differ(self) -> None:
+        """A member calls something else than the others, once."""
+        if client := self._client():
+            self._world.differs[client.name, client.next_seq + self._random.randint(0, 2)] = self._random.randint(0, 2)
+
+    def flip(self) -> None:
+        """A result that is not what it should be, once or more often."""
+        if daemon := self._daemon():
+            daemon.engine.flip = self._random.randint(1, 4)
+
+    # ---- masters -------------------------------------------------------------------------------------
+
+    def kill_master(self) -> None:
+        if (master := self._world.master) is not None:
+            self._world.kill_master(master)
+
+    def cut_short_master(self) -> None:
+        """It dies in the middle of what it does next, between the journal and the network, or between two members."""
+        if (master := self._world.master) is not None:
+            master.fuse = self._random.randint(0, 12)
+
+    def lose_journal(self) -> None:
+        if (master := self._world.master) is not None and self._world.all_agree():
+            self._world.journal.lose()
+            self._world.kill_master(master)
+
+    def pause_master(self) -> None:
+        if (master := self._world.master) is not None and not master.asleep:
+            master.sleep()
+            self._world.later(self._length_of_pause(), lambda: self._world.wake_master(master))
+
+    def _length_of_pause(self) -> float:
+        return self._short() if self._world.only_masters else self._length()
+
+    def takeover(self) -> None:
+        """The master is stopped, another one takes over, and the first wakes up."""
+        master = self._world.master
+        if master is not None and not master.asleep and self._world.odd.elected:
+            master.sleep()
+            self._world.later(self._short(), self._world.start_master)
+            self._world.later(self._length_of_pause() + 1.0, lambda: self._world.wake_master(master))

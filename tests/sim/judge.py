@@ -1,0 +1,238 @@
+"""What must be true, looked at whenever a master decides, a member speaks and a client is told something.
+
+The promise (design.md, section 1) and R1 to R8 of protocol.md. Members are called by their clients' names, which are
+never used again; a *life* is a group's history from its first epoch to the loss of its last member.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.client import Called, Client, value
+from wancoll.collective import SAME_RESULT, Descriptor, Kind
+from wancoll.wire import messages as m
+from wancoll_master.state import Announce, Broadcast
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+# What a call may end in, and whether it says that the call has not happened.
+DEFINITE = frozenset(
+    {"OperationAborted", "WorldTooSmall", "CollectiveMismatch", "ProtocolError", "Evicted", "MasterUnreachable"}
+)
+
+
+class Violation(AssertionError):
+    """Something that must be true is not."""
+
+
+class Judge:
+    """See the module."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.entered: dict[str, int] = {}  # newest epoch of each member
+        self.epochs: dict[tuple[int, tuple[str, ...]], m.Epoch] = {}  # as announced, by number and members
+        self._of_master: dict[tuple[str, int], tuple[str, ...]] = {}  # members of the epochs that a master began
+        self.lives: dict[str, int] = {}  # by member
+        self.given_up: set[tuple[int, int]] = set()  # (life, seq) that a master has said to be void
+        self.done: dict[tuple[str, int, int], tuple[int, int]] = {}  # (member, epoch, seq) -> digest, fingerprint
+        self.told_commit: dict[int, int] = {}  # by life: up to where a master has committed
+        self.voids: dict[tuple[int, int], str] = {}  # (life, seq) that a member was told
+        self.outcomes: dict[tuple[int, int], tuple[tuple[str, ...], int, Any]] = {}  # contributors, epoch, value
+        self.refused: dict[tuple[int, int], dict[str, str]] = {}  # (life, seq) -> member -> definite failure
+        self.posted: dict[tuple[str, int], Called] = {}
+        self.sent: dict[tuple[str, str, int], tuple[int, ...]] = {}  # (from, to, tag) -> the bytes
+        self.exchanged: dict[tuple[str, str, int], dict[str, str]] = {}  # the same -> member -> how it ended
+        self.results = self.failures = self.unknown = 0
+        self.errors: dict[str, int] = {}
+
+    def check(self, true: bool, text: str) -> None:
+        if not true:
+            raise Violation(text)
+
+    # ---- masters -------------------------------------------------------------------------------------
+
+    def decides(self, master: str, command: Any) -> None:
+        match command:
+            case Announce(_, epoch):
+                self._announced(epoch)
+                self._of_master[master, epoch.epoch] = tuple(member.name for member in epoch.members)
+            case Broadcast(_, m.Commit() as commit):
+                self._committed(master, commit)
+
+    def _announced(self, epoch: m.Epoch) -> None:
+        names = tuple(member.name for member in epoch.members)
+        if not (len(set(names)) == len(names)):
+            raise Violation(f"epoch {epoch.epoch} has a member twice: {names}")
+        known = {self.lives[name] for name in names if name in self.lives}
+        if not (len(known) <= 1):
+            raise Violation(f"epoch {epoch.epoch} joins members of two histories: {names}")
+        life = known.pop() if known else len(set(self.lives.values()))
+        for name in names:
+            self.lives.setdefault(name, life)
+        known_epoch = self.epochs.setdefault((epoch.epoch, names), epoch)
+        same = (known_epoch.committed_upto, known_epoch.key) == (epoch.committed_upto, epoch.key)
+        if not (same):
+            raise Violation(f"epoch {epoch.epoch} was announced twice, differently")
+        self.given_up |= {(life, void.seq) for void in epoch.voids}
+        self._rises(life, epoch.committed_upto)
+
+    def _rises(self, life: int, upto: int) -> None:
+        self.told_commit[life] = max(self.told_commit.get(life, 0), upto)
+
+    def _committed(self, master: str, commit: m.Commit) -> None:
+        """R1: all members of the epoch are done, with equal digests."""
+        names = self._of_master.get((master, commit.epoch))
+        if names is None:  # an earlier one's, that goes on
+            names = [names for number, names in self.epochs if number == commit.epoch][-1]
+        life = self.lives[names[0]]
+        for seq in range(self.told_commit.get(life, 0) + 1, commit.upto + 1):
+            if (life, seq) in self.given_up:
+                continue
+            done = [self.done.get((name, commit.epoch, seq)) for name in names]
+            if not (None not in done):
+                raise Violation(f"op {seq} is committed in epoch {commit.epoch}, done are {names}: {done}")
+            if not (len(set(done)) == 1):
+                raise Violation(f"op {seq} is committed in epoch {commit.epoch}; digests of {names}: {done}")
+        self._rises(life, commit.upto)
+
+    # ---- members -------------------------------------------------------------------------------------
+
+    def enters(self, name: str, epoch: m.Epoch) -> None:
+        """R2: epochs only grow, and what they void is void."""
+        if not (epoch.epoch > self.entered.get(name, 0)):
+            raise Violation(f"{name} goes back to epoch {epoch.epoch}")
+        self.entered[name] = epoch.epoch
+        life = self.lives[name]
+        for void in epoch.voids:
+            known = self.voids.setdefault((life, void.seq), void.error)
+            if not (known == void.error):
+                raise Violation(f"op {void.seq} is void for two reasons: {known}, {void.error}")
+            outcome = self.outcomes.get((life, void.seq))
+            if outcome is not None:
+                raise Violation(f"op {void.seq} is void in epoch {epoch.epoch} and was committed: {outcome}")
+
+    def says(self, member: Any, message: m.FromPeer) -> None:
+        """What a member tells a master."""
+        match message:
+            case m.Done(_, _, epoch, seq, digest, fingerprint):
+                self._done(member.name, epoch, seq, (digest, fingerprint))
+            case m.UpdateMembership(_, _, epoch, seq):
+                self._done(member.name, epoch, seq, (0, 0))
+            case m.Report(done=done, updates=updates, epoch=epoch):
+                for seq, digest, fingerprint in done:
+                    self._done(member.name, epoch, seq, (digest, fingerprint))
+                for seq in updates:
+                    self._done(member.name, epoch, seq, (0, 0))
+
+    def _done(self, name: str, epoch: int, seq: int, what: tuple[int, int]) -> None:
+        known = self.done.setdefault((name, epoch, seq), what)
+        if not (known == what):
+            raise Violation(f"{name} is done with op {seq} of epoch {epoch} twice, differently")
+
+    # ---- clients -------------------------------------------------------------------------------------
+
+    def calls(self, client: Client, called: Called) -> None:
+        if called.seq:
+            self.posted[client.name, called.seq] = called
+        elif called.what.kind is Kind.send:
+            self.sent[client.name, called.other, called.tag] = called.before
+
+    def ends(self, client: Client, called: Called, message: m.Result | m.Failure) -> None:
+        """A call has ended; the only time that it does."""
+        if not (tuple(called.front) == called.before):
+            raise Violation(f"{client.name}: front of op {called.seq} was written")
+        if not called.seq:
+            self._exchange_ends(client, called, message)
+        elif isinstance(message, m.Result):
+            self.results += 1
+            self._result(client, called, message)
+        else:
+            self._failure(client, called, message)
+
+    def _result(self, client: Client, called: Called, result: m.Result) -> None:
+        name, seq = client.name, called.seq
+        if not (result.seq == seq):
+            raise Violation(f"{name} is told of op {result.seq} for op {seq}")
+        life = self.lives[name]
+        if not (seq <= self.told_commit.get(life, 0)):
+            raise Violation(f"{name} has a result of op {seq} before any commit (R3)")
+        if not ((life, seq) not in self.voids):
+            raise Violation(f"{name} has a result of op {seq}, which is void")
+        if called.what.kind is Kind.update_membership:
+            return  # the epoch that it ends in may be another one for those who wait and those who are admitted
+        names = tuple(result.contributors)
+        if name not in names:
+            raise Violation(f"{name} has a result of op {seq} without itself: {names}")
+        want = self._expected(called.what, called.root, seq, names)
+        if not (called.back == want):
+            raise Violation(f"{name}: op {seq} over {names} is {called.back}, expected {want}")
+        same = tuple(called.back) if called.what.kind in SAME_RESULT else ()
+        outcome = (names, result.epoch, same)
+        known = self.outcomes.setdefault((life, seq), outcome)
+        if not (known == outcome):
+            raise Violation(f"op {seq} has two outcomes: {known}, and {outcome} for {name}")
+        for other in names:
+            error = self.refused.get((life, seq), {}).get(other)
+            if error is not None:
+                raise Violation(f"op {seq} is committed with {other}, who was told {error}")
+            theirs = self.posted.get((other, seq))
+            if theirs is not None:
+                both = _plain(theirs), _plain(called)
+                if not (both[0] == both[1]):
+                    raise Violation(f"op {seq}: {other} called {both[0]}, {name} {both[1]}")
+
+    def _expected(self, what: Descriptor, root: str, seq: int, names: tuple[str, ...]) -> list[int]:
+        indices = [int(name[1:]) for name in names]
+        places = range(what.count)
+        match what.kind:
+            case Kind.all_reduce:
+                return [sum(value(index, seq, place) for index in indices) for place in places]
+            case Kind.all_gather:
+                return [value(index, seq, place) for index in indices for place in places]
+            case Kind.broadcast:
+                if root not in names:
+                    raise Violation(f"op {seq}: the root {root} is not among {names}")
+                return [value(int(root[1:]), seq, place) for place in places]
+        return []
+
+    def _failure(self, client: Client, called: Called, failure: m.Failure) -> None:
+        name, seq, error = client.name, called.seq, failure.error
+        self.failures += 1
+        self.errors[error] = self.errors.get(error, 0) + 1
+        if error not in DEFINITE | {"OutcomeUnknown", "PeerDaemonLost"}:
+            raise Violation(f"{name}: op {seq} ends in {failure}")
+        self._world.judge_failure(client, called, failure)
+        if error in DEFINITE and called.what.kind is not Kind.update_membership:
+            life = self.lives[name]
+            self.refused.setdefault((life, seq), {})[name] = error
+            outcome = self.outcomes.get((life, seq))
+            if not (outcome is None or name not in outcome[0]):
+                raise Violation(f"{name} is told {error} for op {seq}, committed with it: {outcome}")
+
+    def _exchange_ends(self, client: Client, called: Called, message: m.Result | m.Failure) -> None:
+        name, sends = client.name, called.what.kind is Kind.send
+        key = (name, called.other, called.tag) if sends else (called.other, name, called.tag)
+        how = "" if isinstance(message, m.Result) else message.error
+        told = self.exchanged.setdefault(key, {})
+        if not (name not in told):
+            raise Violation(f"{name}: exchange {key} ends twice")
+        told[name] = how
+        if isinstance(message, m.Result) and not sends and tuple(called.back) != self.sent[key]:
+            raise Violation(f"exchange {key}: {called.back}, sent was {self.sent[key]}")
+        definite = {other: error for other, error in told.items() if error in DEFINITE}
+        if not (not definite or "" not in told.values()):
+            raise Violation(f"exchange {key} ends in {told}")
+        if isinstance(message, m.Failure):
+            self.errors[how] = self.errors.get(how, 0) + 1
+
+    def out(self, client: Client, failure: m.Failure) -> None:
+        """The member as a whole is out."""
+        self._world.judge_out(client, failure)
+
+
+def _plain(called: Called) -> tuple[Any, ...]:
+    """What members must agree on, whatever ranks they know."""
+    what = called.what
+    return what.kind, what.count, what.algorithm, what.on_failure, called.root

@@ -1,0 +1,461 @@
+"""One simulated world: made from a seed, broken for a while, healed, and watched until everyone agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+
+from tests.sim import odd as odds
+from tests.sim.client import Called, Client, sum_op
+from tests.sim.clock import Clock
+from tests.sim.daemon import Daemon, Session
+from tests.sim.faults import Faults
+from tests.sim.judge import Judge, Violation
+from tests.sim.master import Journal, Master
+from tests.sim.network import Network
+from wancoll.collective import Descriptor, DType, Kind
+from wancoll.schedule.choose import ALGORITHMS
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
+
+FOR_EVER = 1 << 40
+HEALED_FOR = 60.0  # seconds by which all must have ended after the last fault
+MOST_EVENTS = 400_000
+
+
+class World:
+    """See the module.
+
+    Args:
+        seed: of everything that is drawn.
+        trace: takes lines (time, who, what); None: nothing is written.
+        faults: instead of those that the seed draws.
+    """
+
+    group = "g"
+
+    def __init__(
+        self, seed: int, trace: Callable[[str], None] | None = None, faults: tuple[str, ...] | None = None
+    ) -> None:
+        self.seed, self._trace = seed, trace
+        self.random = Random(seed)
+        self.odd = odds.draw(self.random, calm=faults)
+        self.limits = self.odd.limits
+        self.clock = Clock(Random(seed + 1), shuffled=self.odd.shuffled)
+        self.network = Network(self.clock, Random(seed + 2), self.odd.delays, self.odd.spikes)
+        self._pace = Random(seed + 3)
+        self.judge = Judge(self)
+        self.journal = Journal()
+        self.masters: list[Master] = []
+        self.masters_started = 0
+        self.master_hosts = ("ma", "mb")
+        self.daemons: list[Daemon] = []
+        self.hosts = [f"h{i}" for i in range(self.odd.daemons)]
+        self.clients: list[Client] = []
+        self.clients_started = 0
+        self.blamed: set[str] = set()  # daemons that a fault may have put out
+        self.inflicted: list[str] = []
+        self.differs: dict[tuple[str, int], int] = {}
+        self.only_masters = self.odd.patient
+        self.healed, self.healed_at = False, 0.0
+        self.last_seq = FOR_EVER
+        self._talks = 0
+        self._incarnations = 0
+        self._programs: dict[int, Descriptor] = {}
+        self._faults = Faults(self)
+
+    # ---- drawn on the way ----------------------------------------------------------------------------
+
+    def engine_delay(self) -> float:
+        return self.odd.engine_delay * self._pace.random()
+
+    def local_delay(self) -> float:
+        return 0.0
+
+    def think(self) -> float:
+        return self.odd.think * self._pace.random()
+
+    def site(self, host: str) -> str:
+        return f"s{int(host[1:].rstrip('t')) % self.odd.sites}" if self.odd.sites else ""
+
+    def measured(self, one: str, other: str, nbytes: int) -> tuple[float, float]:
+        near = (int(one[1:]) + int(other[1:])) % 3
+        return (0.001, 0.02, 0.05)[near], (1e8, 2e7, 5e6)[near] if nbytes else 0.0
+
+    def program(self, seq: int, client: Client) -> Descriptor:
+        """What every member calls at *seq*, but for those that differ."""
+        what = self._programs.get(seq)
+        if what is None:
+            what = self._programs[seq] = self._draw_call(seq)
+        if (client.name, seq) in self.differs and not self.healed:
+            return (sum_op(9, "auto", "retry"), Descriptor(Kind.update_membership), Descriptor(Kind.barrier))[
+                self.differs[client.name, seq]
+            ]
+        return what
+
+    def _draw_call(self, seq: int) -> Descriptor:
+        if seq % self.odd.update_every == 0:
+            return Descriptor(Kind.update_membership)
+        random = Random(self.seed * 1_000_003 + seq * 7 % 5)  # training repeats its calls
+        on_failure = "raise" if random.random() < self.odd.raises else "retry"
+        count = random.choice((0, 1, 2, 3, 5))
+        kind = random.choice((Kind.all_reduce,) * 4 + (Kind.broadcast, Kind.all_gather, Kind.barrier))
+        algorithm = random.choice(("auto", "auto", "ring", *ALGORITHMS[kind]))
+        match kind:
+            case Kind.all_reduce:
+                return sum_op(count, algorithm, on_failure)
+            case Kind.broadcast:
+                root = random.randint(0, 1)  # the oldest member, or the newest
+                return Descriptor(kind, DType.int64, count=count, root=root, on_failure=on_failure, algorithm=algorithm)
+            case Kind.all_gather:
+                return Descriptor(kind, DType.int64, count=count, on_failure=on_failure, algorithm=algorithm)
+        return Descriptor(kind, on_failure=on_failure)
+
+    # ---- the trace -----------------------------------------------------------------------------------
+
+    def note(self, who: str, text: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.clock.now:10.4f}  {who:<6}  {text}")
+
+    def said(self, who: str, whom: str, message: Any) -> None:
+        if self._trace is not None:
+            self.note(who, f"-> {whom:<6} {brief(message)}")
+
+    def heard(self, who: str, whom: str, message: Any) -> None:
+        if self._trace is not None and not isinstance(message, m.Heartbeat | m.Pong):
+            self.note(who, f"<- {whom:<6} {brief(message)}")
+
+    def told(self, session: Session, message: m.FromDaemon) -> None:
+        """A daemon tells its client."""
+        self.note(session.client.name, f"is told {brief(message)}")
+        session.client.hear(message, session.member._next_seq)
+
+    def wire(self, message: Any, kind: Any) -> Any:
+        """*message* as it comes out of the wire."""
+        return msgspec.msgpack.decode(encode(message)[4:], type=kind) if self.odd.wire else message
+
+    # ---- who lives -----------------------------------------------------------------------------------
+
+    @property
+    def master(self) -> Master | None:
+        """The newest that lives."""
+        return next((master for master in reversed(self.masters) if master.alive), None)
+
+    def master_address(self, daemon: Daemon) -> str:
+        """Where *daemon* dials: daemons know all masters' addresses and try any."""
+        living = [master for master in self.masters if master.alive]
+        return self.random.choice(living).address if living else f"{self.master_hosts[0]}:7400"
+
+    def start_master(self) -> None:
+        living = {master.host for master in self.masters if master.alive}
+        free = [host for host in self.master_hosts if host not in living]
+        if not free or (living and self.healed):
+            return
+        self.masters_started += 1
+        self.note(f"M{self.masters_started}", "starts")
+        self.masters.append(Master(self, f"M{self.masters_started}", free[0], self.journal))
+
+    def kill_master(self, master: Master) -> None:
+        """It is gone; if it was the only one, another one follows."""
+        if not master.alive:
+            return
+        self.note(master.name, "dies")
+        master.alive = False
+        self.network.crash(master)
+        if self.master is None:
+            longest = 1.0 if self.only_masters else self.limits.master_grace * 1.5
+            self.later(self._pace.uniform(0.0, self._pace.choice((0.2, longest))), self.start_master)
+
+    def wake_master(self, master: Master) -> None:
+        """A stopped master goes on; where another one has taken over it soon finds out."""
+        if master is self.master or not master.alive:
+            master.wake()
+        elif self.odd.exact_leases:
+            self.kill_master(master)
+            master.wake()
+        else:
+            master.wake()
+            self.later(self._pace.uniform(0.0, 0.5), lambda: self.kill_master(master))
+
+    def start_daemon(self, name: str, host: str, *, twin: bool = False) -> Daemon:
+        alive = [one for one in self.daemons if one.alive and one.host == host]
+        if alive:
+            return alive[0]
+        self._incarnations += 1
+        self.note(name, f"starts on {host}")
+        self.network.revive(host)
+        daemon = Daemon(self, name, host, self._incarnations)
+        self.daemons = [one for one in self.daemons if one.alive]
+        self.daemons.append(daemon)
+        if twin and self.random.random() < 0.5:
+            self.start_client(daemon)
+        return daemon
+
+    def kill_daemon(self, daemon: Daemon, *, silent: bool) -> None:
+        if not daemon.alive:
+            return
+        self.note(daemon.name, "loses power" if silent else "is killed")
+        self.blame(daemon.name)
+        daemon.alive = False
+        if silent:
+            self.network.vanish(daemon)
+        else:
+            self.network.crash(daemon)
+        for client in self.clients:
+            if client.daemon is daemon:
+                client.lose_daemon()
+
+    def start_client(self, daemon: Daemon | None = None) -> None:
+        living = [one for one in self.daemons if one.alive and not one.asleep]
+        if not living or len([one for one in self.clients if one.alive]) >= 8:
+            return
+        if daemon is None or not daemon.alive:
+            daemon = self.random.choice(living)
+        client = Client(self, self.clients_started, daemon)
+        self.clients_started += 1
+        self.note(client.name, f"attaches to {daemon.name}")
+        self.clients = [one for one in self.clients if one.alive]
+        self.clients.append(client)
+
+    def client_over(self, client: Client, error: str) -> None:
+        """The client's communicator is of no use any more: its script starts over, as a new member."""
+        self.note(client.name, f"is over: {error}")
+        client.alive = False
+        client.daemon.run(lambda: client.session.end("the client closed the connection"))
+        self.later(self._pace.uniform(0.0, 0.5), self.start_client)
+
+    def client_dies(self, client: Client) -> None:
+        self.blame(client.daemon.name)
+        self.note(client.name, "dies")
+        client.die()
+        if self._pace.random() < 0.7:
+            self.later(self._pace.uniform(0.0, 2.0), self.start_client)
+
+    def blame(self, name: str) -> None:
+        self.blamed.add(name)
+
+    def later(self, delay: float, call: Callable[[], Any]) -> None:
+        self.clock.after(delay, call)
+
+    def exchange(self) -> None:
+        """Two members that know each other: the one sends, the other receives; or one of them does not."""
+        living = [client for client in self.clients if client.member]
+        if self.limits.ops_in_flight < 16:
+            return  # calls that wait for their turn may wait for each other
+        pairs = [(a, b) for a in living for b in living if a is not b and b.name in a.members and a.name in b.members]
+        if not pairs:
+            return
+        one, other = self.random.choice(pairs)
+        self._talks += 1
+        tag, count = self._talks, self.random.choice((0, 1, 3))
+        one.exchange(other.name, tag, sends=True, count=count)
+        wrong = self.random.random() < 0.1
+        if self.random.random() < 0.9:
+            delay = self.random.choice((0.0, 0.2))
+
+            def receive() -> None:
+                if other.alive and one.name in other.members:
+                    other.exchange(one.name, tag, sends=False, count=count + wrong)
+
+            self.later(delay, receive)
+
+    def all_agree(self) -> bool:
+        """Everyone that is there is connected and in the newest epoch: nobody was put out without knowing."""
+        members = [s.member for daemon in self.daemons for s in daemon.sessions if daemon.alive and not s.member.over]
+        connected = all(daemon.connected for daemon in self.daemons if daemon.alive and not daemon.asleep)
+        calm = not any(daemon.asleep for daemon in self.daemons) and len([x for x in self.masters if x.alive]) == 1
+        return connected and calm and len({member.epoch_number for member in members}) == 1
+
+    # ---- the judge's questions -----------------------------------------------------------------------
+
+    def judge_failure(self, client: Client, called: Called, failure: m.Failure) -> None:
+        """Calls fail only for what was done to them."""
+        error = failure.error
+        uneven = called.what.kind is Kind.broadcast or "differ" in self.inflicted  # roots may be lost, or named apart
+        if error == "OperationAborted" and called.what.on_failure == "retry" and not uneven:
+            raise Violation(f"{client.name}: op {called.seq} asked to be retried, and ended in {failure.what}")
+        if error == "ProtocolError" and "flip" not in self.inflicted:
+            raise Violation(f"{client.name}: op {called.seq}: {failure.what}, and nothing was flipped")
+        if error == "CollectiveMismatch" and not uneven:
+            raise Violation(f"{client.name}: op {called.seq}: {failure.what}, and nobody called another one: {failure}")
+
+    def judge_out(self, client: Client, failure: m.Failure) -> None:
+        """Nobody is put out for a fault that is not its own, nor because the master was away."""
+        if (
+            failure.error in ("Evicted", "MasterUnreachable")
+            and self.only_masters
+            and client.daemon.name not in self.blamed
+        ):
+            raise Violation(f"{client.name} is out for nothing: {failure}")
+        limits = self.limits
+        late = (
+            self.clock.now - self.healed_at > limits.lane_timeout + limits.heartbeat_timeout + limits.master_grace + 5.0
+        )
+        if self.healed and late and failure.error == "ConfigError":
+            raise Violation(f"{client.name} was refused after all was healed: {failure}")
+
+    # ---- the story -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The whole story.
+
+        Raises:
+            Violation: something that must be true is not.
+        """
+        self.note("world", repr(self.odd))
+        self.start_master()
+        for number, host in enumerate(self.hosts):
+            self.start_daemon(f"d{number}", host)
+        for number in range(self.odd.clients):
+            daemon = self.daemons[number % len(self.daemons)]
+            self.later(self._pace.choice((0.0, 0.3)) * self._pace.random(), lambda d=daemon: self.start_client(d))
+        begin = self.random.choice((0.0, 0.5, 1.0))
+        for _ in range(self.odd.fault_count if self.odd.faults else 0):
+            at = begin + self.random.uniform(0.0, self.odd.chaos_seconds)
+            kind = self.random.choice(self.odd.faults)
+            self.clock.at(at, lambda kind=kind: None if self.healed else self._faults.inflict(kind))
+        end = begin + self.odd.chaos_seconds + 0.5
+        self._until(end)
+        self._heal()
+        self._finish(end + HEALED_FOR)
+        self._look_back()
+
+    def _until(self, when: float) -> None:
+        while self.clock.step(when):
+            if self.clock.events > MOST_EVENTS:
+                raise Violation(f"{MOST_EVENTS} events, and no end")
+        self.clock.now = max(self.clock.now, when)
+
+    def _heal(self) -> None:
+        """All faults end."""
+        self.note("world", "is healed")
+        self.healed, self.healed_at = True, self.clock.now
+        self.network.heal()
+        for master in self.masters[:-1]:
+            self.kill_master(master)
+        for master in self.masters:
+            master.fuse = -1
+            self.wake_master(master)
+        if self.master is None:
+            self.start_master()
+        for daemon in list(self.daemons):
+            daemon.engine.flip = 0
+            daemon.wake()
+            if daemon.host not in self.hosts:
+                self.kill_daemon(daemon, silent=False)
+        for number, host in enumerate(self.hosts):
+            self.start_daemon(f"d{number}", host)
+        for client in self.clients:
+            client.slow = 1.0
+        self._fill_up()
+
+    def _fill_up(self) -> None:
+        while len([client for client in self.clients if client.alive]) < max(
+            self.odd.start_world, self.odd.min_world, 2
+        ):
+            self.start_client()
+
+    def _finish(self, by: float) -> None:
+        """Go on until everyone that lives is a member and has nothing left to do."""
+        since = self.clock.now
+        rounds = 0
+        while True:
+            self._until(self.clock.now + 0.25)
+            self._fill_up()
+            self._call_missing_halves()
+            living = [client for client in self.clients if client.alive]
+            settled = self.clock.now - since > 1.0 and all(client.member for client in living)
+            if settled and self.last_seq == FOR_EVER:
+                self.last_seq = max(client.next_seq for client in living) + 2
+                for client in living:
+                    client.kick()
+            elif self.last_seq < FOR_EVER and settled:
+                epochs = {client.epoch for client in living}
+                if all(client.idle for client in living) and len(epochs) == 1:
+                    rounds += 1
+                    if rounds == 3:
+                        return
+                else:
+                    rounds = 0
+            elif (
+                self.last_seq < FOR_EVER
+                and min((one.next_seq for one in living if one.member), default=0) > self.last_seq
+            ):
+                self.last_seq += 2 * self.odd.update_every  # somebody new waits to be admitted
+                for client in living:
+                    client.kick()
+            if self.clock.now > by:
+                raise Violation("no end: " + "; ".join(self._states()))
+
+    def _states(self) -> list[str]:
+        found = [f"last seq {self.last_seq}"]
+        for client in self.clients:
+            if client.alive:
+                core = client.session.member
+                waits = (
+                    f"epoch {core.epoch_number}, next {client.next_seq}, open {[c.seq for c in client.open.values()]}"
+                )
+                found.append(f"{client.name} on {client.daemon.name}: {waits}, {core.waiting_for()}")
+        return found
+
+    def _call_missing_halves(self) -> None:
+        """Whoever is waited for in a send or recv calls it."""
+        by_name = {client.name: client for client in self.clients if client.member}
+        for client in list(by_name.values()):
+            for called in list(client.open.values()):
+                other = by_name.get(called.other)
+                if called.seq or other is None or client.name not in other.members:
+                    continue
+                mine = [
+                    theirs for theirs in other.open.values() if (theirs.other, theirs.tag) == (client.name, called.tag)
+                ]
+                if not mine:
+                    sends = called.what.kind is not Kind.send
+                    key = (other.name, client.name, called.tag) if sends else (client.name, other.name, called.tag)
+                    self.judge.exchanged.get(key, {}).pop(other.name, None)
+                    other.exchange(client.name, called.tag, sends=sends, count=called.what.count)
+
+    def _look_back(self) -> None:
+        """Everything has ended: nothing is left behind."""
+        self._until(self.clock.now + 2 * self.limits.heartbeat_interval)
+        master = self.master
+        assert master is not None
+        living = [client for client in self.clients if client.alive]
+        sizes = master.sizes()
+        self.note("world", f"ends; {sizes}; {self.judge.results} results, failures {self.judge.errors}")
+        connections = sizes.pop("connections")
+        self.judge.check(connections == len(self.hosts), f"{connections} connections of {len(self.hosts)} daemons")
+        self.judge.check(sizes.pop("members") == len(living), f"members of {len(living)} clients: {sizes}")
+        sizes.pop("asked")
+        self.judge.check(not any(sizes.values()), f"the master keeps {sizes}")
+        for daemon in self.daemons:
+            if daemon.alive:
+                self.judge.check(not daemon.engine.works, f"{daemon.name}'s engine keeps {list(daemon.engine.works)}")
+        kept = {client.name: client.session.member.in_flight for client in living}
+        self.judge.check(not any(kept.values()), f"members keep calls: {kept}")
+
+
+def brief(message: Any) -> str:
+    """A message for the trace, without what is the same in all."""
+    match message:
+        case m.Epoch():
+            names = ", ".join(member.name for member in message.members)
+            voids = "".join(f", void {void.seq} ({void.error})" for void in message.voids)
+            return f"Epoch {message.epoch} of {names}; committed {message.committed_upto}{voids}; {message.reason}"
+        case m.Report():
+            return (
+                f"Report of {message.mid}: epoch {message.epoch}, committed {message.committed_upto}, "
+                f"done {[one[0] for one in message.done]}, updates {message.updates}"
+            )
+        case m.Probe() | m.ProbeResult():
+            return f"{type(message).__name__} of joiner {message.joiner}: {message.prober} to {message.target}"
+        case m.EpochInfo():
+            return f"epoch {message.epoch}: rank {message.rank} of {', '.join(message.members)}"
+        case m.Result():
+            return f"result of op {message.seq}, epoch {message.epoch}, over {', '.join(message.contributors)}"
+        case m.Failure():
+            return f"failure of call {message.id}: {message.error}, {message.what}; {message.got}"
+    return str(message)
