@@ -179,6 +179,13 @@ def test_the_readme_names_only_options_and_variables_that_exist():
         (["master", "--heartbeat-timeout", "nan"], "above 0"),
         (["master", "--heartbeat-timeout", "soon"], "soon"),
         (["master", "--frobnicate", "1"], "--frobnicate"),
+        (["master", "--listen", "127.0.0.1:0", "--etcd", "127.0.0.1:2379"], "--etcd"),
+        (
+            ["master", "--listen", "127.0.0.1:0", "--etcd", "http://127.0.0.1:2379", "--etcd-prefix", ""],
+            "--etcd-prefix",
+        ),
+        (["master", "--advertise", "::1"], "--advertise"),
+        (["peer", "--master", "127.0.0.1:1,host:port"], "--master"),
         (["peer", "--lanes", "0"], "from 1 to 256"),
         (["peer", "--lanes", "257"], "from 1 to 256"),
         (["peer", "--name", "two words"], "--name"),

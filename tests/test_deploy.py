@@ -15,6 +15,7 @@ from wancoll.cli.main import app
 DEPLOY = Path(__file__).parent.parent / "deploy"
 UNITS = ("wancoll-master.service", "wancoll-peer@.service")
 COMMAND = "/opt/wancoll/bin/wancoll"
+ENVIRONMENTS = {"wancoll.env": "WANCOLL_MASTER", "master-etcd.env": "WANCOLL_ETCD"}  # and what they set
 SERVICES = {"wancoll-master.service": "master", "wancoll-peer@.service": "peer"}
 
 
@@ -39,14 +40,16 @@ def settings(unit: str) -> dict[str, list[str]]:
     return found
 
 
-def test_every_variable_in_the_environment_file_is_an_option():
-    named = assigned((DEPLOY / "wancoll.env").read_text())
-    assert "WANCOLL_MASTER" in named
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_variable_in_an_environment_file_is_an_option(name):
+    named = assigned((DEPLOY / name).read_text())
+    assert ENVIRONMENTS[name] in named
     assert set(named) - variables("master") - variables("peer") == set()
 
 
-def test_the_environment_file_is_one_systemd_reads():
-    for line in (DEPLOY / "wancoll.env").read_text().splitlines():
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_an_environment_file_is_one_systemd_reads(name):
+    for line in (DEPLOY / name).read_text().splitlines():
         assert not line or line.startswith("#") or re.fullmatch(r"WANCOLL_[A-Z_]+=\S+( \S+)*", line), line
 
 

@@ -97,7 +97,11 @@ def perf(
         ),
     ] = "",
     master: Annotated[
-        str, Parameter(help="HOST:PORT of a master: join its group as one rank. Every machine runs this command.")
+        str,
+        Parameter(
+            help="HOST:PORT of a master, with standbys HOST:PORT,HOST:PORT: join its group as one rank. Every machine "
+            "runs this command."
+        ),
     ] = "",
     socket: Annotated[str, Parameter(help="Path of a running daemon's socket: join through it as one rank.")] = "",
     group: Annotated[str, Parameter(help="Name of the group, with --master or --socket.")] = "perf",
