@@ -14,7 +14,7 @@ from tests.sim.clock import Process, Timer
 from tests.sim.engine import ITEM, Engine
 from tests.sim.links import COLLECTIVES, EXCHANGES, LinkHub
 from tests.sim.network import End
-from wancoll.collective import DATALESS, Kind
+from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.peer import member as core
 from wancoll.peer import ops
@@ -388,7 +388,7 @@ class Session:
         head = (op.engine_id, self.member.epoch_number, op.seq, meaning.fingerprint, meaning.schedule)
         back[:] = [-1] * (meaning.back_bytes // ITEM)
         digests = op.kind not in DATALESS
-        self.daemon.engine.post(*head, self.links.engine_ids(), front, back, digests)
+        self.daemon.engine.post(*head, self.links.engine_ids(), front, back, digests, op.kind in SAME_RESULT)
 
     def _start_exchange(self, op: ops.Exchange) -> None:
         self._enter_engine(op.engine_id)
@@ -397,7 +397,7 @@ class Session:
         head = (op.engine_id, self.member.epoch_number, op.order, op.fingerprint, op.schedule)
         if not op.sends:
             back[:] = [-1] * op.post.count
-        self.daemon.engine.post(*head, {0: link}, front, back, not op.sends)
+        self.daemon.engine.post(*head, {0: link}, front, back, not op.sends, False)
 
     def released(self, engine_id: int) -> None:
         self._in_engine.discard(engine_id)

@@ -48,6 +48,7 @@ class Work:
     done: list[bool]
     left: int
     digests: bool
+    compared: bool  # with the other members' digests
     mismatched: bool = False
     sent: int = 0
 
@@ -134,13 +135,14 @@ class Engine:
         front: list[int],
         back: list[int],
         digests: bool,
+        compared: bool,
     ) -> None:
         assert number not in self.works
         steps = schedule.steps
         ends = {rank: self.links[link] for rank, link in links.items()}
         scratch = [-1] * (schedule.scratch // ITEM)
         head = (number, epoch, seq, fingerprint, schedule, ends)
-        work = Work(*head, front, back, scratch, [False] * len(steps), len(steps), digests)
+        work = Work(*head, front, back, scratch, [False] * len(steps), len(steps), digests, compared)
         self.works[number] = work
         used = {}
         for index, step in enumerate(steps):
@@ -177,7 +179,7 @@ class Engine:
 
     def _settle(self, work: Work) -> None:
         del self.works[work.id]
-        if self.flip and work.back and work.digests and work.links:
+        if self.flip and work.back and work.compared and work.links:
             self.flip -= 1
             work.back[0] ^= work.id + crc32(self._process.host.encode())  # no two members' alike
         digest = crc32(repr(work.back).encode()) if work.digests else 0

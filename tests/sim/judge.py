@@ -33,8 +33,9 @@ class Judge:
         self._world = world
         self.entered: dict[str, int] = {}  # newest epoch of each member
         self.epochs: dict[tuple[int, tuple[str, ...]], m.Epoch] = {}  # as announced, by number and members
-        self._of_master: dict[tuple[str, int], tuple[str, ...]] = {}  # members of the epochs that a master began
-        self.lives: dict[str, int] = {}  # by member
+        self._of_master: dict[tuple[str, int], m.Epoch] = {}  # epochs that a master began
+        self.lives: dict[str, int] = {}  # by name and mid: one that had not heard of its epoch joins again
+        self._keys: dict[str, str] = {}  # name -> name and mid, of those that entered an epoch
         self.given_up: set[tuple[int, int]] = set()  # (life, seq) that a master has said to be void
         self.done: dict[tuple[str, int, int], tuple[int, int]] = {}  # (member, epoch, seq) -> digest, fingerprint
         self.told_commit: dict[int, int] = {}  # by life: up to where a master has committed
@@ -57,7 +58,7 @@ class Judge:
         match command:
             case Announce(_, epoch):
                 self._announced(epoch)
-                self._of_master[master, epoch.epoch] = tuple(member.name for member in epoch.members)
+                self._of_master[master, epoch.epoch] = epoch
             case Broadcast(_, m.Commit() as commit):
                 self._committed(master, commit)
 
@@ -65,12 +66,13 @@ class Judge:
         names = tuple(member.name for member in epoch.members)
         if not (len(set(names)) == len(names)):
             raise Violation(f"epoch {epoch.epoch} has a member twice: {names}")
-        known = {self.lives[name] for name in names if name in self.lives}
+        keys = [_key(member.name, member.mid) for member in epoch.members]
+        known = {self.lives[key] for key in keys if key in self.lives}
         if not (len(known) <= 1):
             raise Violation(f"epoch {epoch.epoch} joins members of two histories: {names}")
         life = known.pop() if known else len(set(self.lives.values()))
-        for name in names:
-            self.lives.setdefault(name, life)
+        for key in keys:
+            self.lives.setdefault(key, life)
         known_epoch = self.epochs.setdefault((epoch.epoch, names), epoch)
         same = (known_epoch.committed_upto, known_epoch.key) == (epoch.committed_upto, epoch.key)
         if not (same):
@@ -78,15 +80,19 @@ class Judge:
         self.given_up |= {(life, void.seq) for void in epoch.voids}
         self._rises(life, epoch.committed_upto)
 
+    def _life(self, name: str) -> int:
+        return self.lives[self._keys[name]]
+
     def _rises(self, life: int, upto: int) -> None:
         self.told_commit[life] = max(self.told_commit.get(life, 0), upto)
 
     def _committed(self, master: str, commit: m.Commit) -> None:
         """R1: all members of the epoch are done, with equal digests."""
-        names = self._of_master.get((master, commit.epoch))
-        if names is None:  # an earlier one's, that goes on
-            names = [names for number, names in self.epochs if number == commit.epoch][-1]
-        life = self.lives[names[0]]
+        epoch = self._of_master.get((master, commit.epoch))
+        if epoch is None:  # an earlier one's, that goes on
+            epoch = [epoch for (number, _), epoch in self.epochs.items() if number == commit.epoch][-1]
+        names = [member.name for member in epoch.members]
+        life = self.lives[_key(names[0], epoch.members[0].mid)]
         for seq in range(self.told_commit.get(life, 0) + 1, commit.upto + 1):
             if (life, seq) in self.given_up:
                 continue
@@ -104,7 +110,8 @@ class Judge:
         if not (epoch.epoch > self.entered.get(name, 0)):
             raise Violation(f"{name} goes back to epoch {epoch.epoch}")
         self.entered[name] = epoch.epoch
-        life = self.lives[name]
+        self._keys[name] = _key(name, epoch.to)
+        life = self._life(name)
         for void in epoch.voids:
             known = self.voids.setdefault((life, void.seq), void.error)
             if not (known == void.error):
@@ -155,7 +162,7 @@ class Judge:
         name, seq = client.name, called.seq
         if not (result.seq == seq):
             raise Violation(f"{name} is told of op {result.seq} for op {seq}")
-        life = self.lives[name]
+        life = self._life(name)
         if not (seq <= self.told_commit.get(life, 0)):
             raise Violation(f"{name} has a result of op {seq} before any commit (R3)")
         if not ((life, seq) not in self.voids):
@@ -205,7 +212,7 @@ class Judge:
             raise Violation(f"{name}: op {seq} ends in {failure}")
         self._world.judge_failure(client, called, failure)
         if error in DEFINITE and called.what.kind is not Kind.update_membership:
-            life = self.lives[name]
+            life = self._life(name)
             self.refused.setdefault((life, seq), {})[name] = error
             outcome = self.outcomes.get((life, seq))
             if not (outcome is None or name not in outcome[0]):
@@ -230,6 +237,10 @@ class Judge:
     def out(self, client: Client, failure: m.Failure) -> None:
         """The member as a whole is out."""
         self._world.judge_out(client, failure)
+
+
+def _key(name: str, mid: int) -> str:
+    return f"{name}/{mid}"
 
 
 def _plain(called: Called) -> tuple[Any, ...]:
