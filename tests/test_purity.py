@@ -48,7 +48,9 @@ PURE = (
     "wancoll.peer.outcomes",
     "wancoll.peer.p2p",
     "wancoll.peer.rejoin",
+    "wancoll.peer.stalls",
     "wancoll.peer.tcpinfo",
+    "wancoll.peer.waits",
     "wancoll.schedule",
     "wancoll.state",
     "wancoll.wire",
@@ -59,9 +61,11 @@ PURE = (
     "wancoll_master.measuring",
     "wancoll_master.membership",
     "wancoll_master.planning",
+    "wancoll_master.reach",
     "wancoll_master.rebuilding",
     "wancoll_master.ring_search",
     "wancoll_master.topology",
+    "wancoll_master.waits",
 )
 
 # What of the project a module (and all below it) may import directly. One that is not named may import any.
@@ -88,6 +92,15 @@ MAY_IMPORT = {
     "wancoll.peer.ops": (*BASE, "wancoll.peer.calls", "wancoll.schedule", "wancoll.wire"),
     "wancoll.peer.outcomes": (*BASE, "wancoll.peer.ops", "wancoll.wire"),
     "wancoll.peer.p2p": (*BASE, "wancoll.peer.calls", "wancoll.peer.ops", "wancoll.peer.outcomes", "wancoll.wire"),
+    "wancoll.peer.stalls": ("wancoll.peer.tcpinfo",),
+    "wancoll.peer.waits": (
+        *BASE,
+        "wancoll.peer.calls",
+        "wancoll.peer.ops",
+        "wancoll.peer.p2p",
+        "wancoll.peer.stalls",
+        "wancoll.wire",
+    ),
     "wancoll.peer.rejoin": (*BASE, "wancoll.peer.ops", "wancoll.peer.p2p", "wancoll.wire"),
     "wancoll_master": (
         *BASE,

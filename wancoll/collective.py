@@ -159,9 +159,9 @@ class Receipt:
 
     Attributes:
         out: the array with the result (the object the caller passed as out or, in place, as the tensor).
-        op_id: "group/seq", unique within the group's life.
+        op_id: "group/seq", of a send or recv "group/p2p-seq"; unique within the group's life, the same on all members.
         epoch: the epoch that committed.
-        seq: the operation's number, the count of calls in program order.
+        seq: the operation's number, the count of calls in program order; sends and recvs have a count of their own.
         contributors: names whose data is in the result, in rank order.
         world_size: how many contributors.
         digest: 16 hex digits, equal on all members.

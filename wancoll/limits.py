@@ -29,7 +29,12 @@ class Limits:
     name_chars: int = 128
 
     # Links.
-    lane_timeout: float = 10.0  # unacknowledged data on a lane (TCP_USER_TIMEOUT)
+    # A link that fails without its peers is noticed within lane_timeout and made anew; one that cannot be is reported
+    # within link_timeout, or one dial's connect_timeout if that is longer. A way around is taken at once; a member is
+    # put out half a link_timeout later.
+    lane_timeout: float = 10.0  # data that is not acknowledged, or not taken though the other end should take it
+    stall_timeout: float = 20.0  # all members run an operation, no link is to blame and nothing moves: links anew
+    slow_after: float = 1.0  # from then on an operation is reported with what it waits for
     link_timeout: float = 5.0  # a link that cannot be (re)dialled by then is reported unreachable
     link_settle: float = 0.1  # master waits this long for a lost link to turn out to be a lost peer
     redial_interval: float = 0.05  # first pause between dials of a lane; doubles up to 1 s

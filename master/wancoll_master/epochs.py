@@ -20,9 +20,11 @@ from wancoll_master.state import (
     Gone,
     Group,
     Member,
+    Note,
     Pending,
     Persist,
     Send,
+    Slow,
     State,
     Used,
     clip,
@@ -274,16 +276,25 @@ def advance(state: State, group: Group) -> None:
 
 
 def _commit(state: State, group: Group, upto: int) -> None:
-    _set_committed(group, upto)
+    _set_committed(state, group, upto)
     state.out.append(Broadcast(group.conns, m.Commit(group.name, group.epoch, upto, state.term)))
 
 
-def _set_committed(group: Group, upto: int) -> None:
+def _set_committed(state: State, group: Group, upto: int) -> None:
     group.committed = upto
     group.hold_until, group.waited = inf, False
-    for known in (group.voids, group.digest_failures):
+    if group.slow is not None and group.slow.seq <= upto:
+        _wait_ended(state, group, group.slow)
+    for known in (group.voids, group.digest_failures, group.stalls):
         for seq in [seq for seq in known if seq <= upto] if known else ():
             del known[seq]
+
+
+def _wait_ended(state: State, group: Group, slow: Slow) -> None:
+    """The log said that an operation waits, and it is over."""
+    text = f"operation {slow.seq} ended {state.now - slow.since:.1f} s after it was called"
+    state.out.append(Note(group.name, group.epoch, "waits no more", text))
+    group.slow = None
 
 
 def check_window(state: State, group: Group, seq: int) -> None:
@@ -333,7 +344,7 @@ def consider_update(state: State, group: Group) -> None:
     elif ready:
         _admit(state, group, ready, seq)
     elif better := planning.improvement(state, group):
-        _set_committed(group, seq)
+        _set_committed(state, group, seq)
         new_epoch(state, group, f"plan: {better}", free=True)
     else:
         del group.pending[seq]
@@ -360,7 +371,7 @@ def _admit(state: State, group: Group, joiners: list[Member], seq: int) -> None:
         joiner.done_upto = seq
         joiner.probes.clear()
     group.members = group.members + joiners
-    _set_committed(group, seq)
+    _set_committed(state, group, seq)
     new_epoch(state, group, f"admitted {names(joiners)}", free=True)
 
 
@@ -374,7 +385,7 @@ def _void_strayed_updates(state: State, group: Group) -> None:
         member.name: "update_membership()" if member.mid in group.pending[seq].done else "an earlier operation"
         for member in group.members
     }
-    _set_committed(group, seq - 1)
+    _set_committed(state, group, seq - 1)
     _void_mismatch(state, group, seq, calls)
 
 

@@ -6,11 +6,13 @@ from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
+from wancoll_master import reach
 from wancoll_master.epochs import lose, new_epoch
-from wancoll_master.state import Complaint, Group, Member, State, clip
+from wancoll_master.state import Complaint, Group, Member, Send, State, clip, names
 from wancoll_master.topology import pair, ring_order
 
 BAD_PAIR_SECONDS = 60.0  # how long a pair that cannot reach each other is kept apart
+_OLDER = 0.5  # seconds that a link must have been up before the other end lost it, to be taken for the same one
 
 
 def link_down(state: State, member: Member, message: m.LinkDown) -> None:
@@ -32,6 +34,7 @@ def link_down(state: State, member: Member, message: m.LinkDown) -> None:
         group.complaints[member.mid, other.mid] = Complaint(
             message.kind, clip(message.reason, 300), state.now, group.committed
         )
+    reach.note(state, group, member, other, message.kind, message.reason)
     if message.kind == "unreachable":
         group.bad_pairs[pair(member.mid, other.mid)] = state.now + BAD_PAIR_SECONDS
     group.settle_at = min(group.settle_at, state.now + state.limits.link_settle)
@@ -48,27 +51,44 @@ def settle(state: State, group: Group) -> None:
     unreachable = [(ends, told) for ends, told in group.complaints.items() if told.kind == "unreachable"]
     if unreachable:
         (one, other), told = unreachable[0]
+        ends = {(present[who].name, present[whom].name) for who, whom in dict(unreachable)}
         text = f"{present[one].name} and {present[other].name} cannot reach each other ({told.reason})"
         if ring_order(list(present), group.bad_pairs) is not None:
-            state.record(group, "link", text)
+            state.record(group, "link", clip(f"{text}: {reach.words(state, group, ends)}"))
+            reach.acted(group, ends, "routed around")
             new_epoch(state, group, f"{text}: other ways around")
             return
         if all(told.committed < group.committed for _, told in unreachable):
-            for ends, _ in unreachable:  # operations went through since: the links came up after all
-                del group.complaints[ends]
-                group.bad_pairs.pop(pair(*ends), None)
+            for mids, _ in unreachable:  # operations went through since: the links came up after all
+                del group.complaints[mids]
+                group.bad_pairs.pop(pair(*mids), None)
+            reach.acted(group, ends, "nothing: it came up")
         elif (until := told.at + state.limits.link_timeout / 2) > state.now:
             group.settle_at = until  # whose fault it is shows when others have complained, too
             state.alarm(until)
         else:
-            _evict(state, group, [pair(*ends) for ends, _ in unreachable], text)
+            text = f"{text}; {reach.words(state, group, ends)}"
+            _evict(state, group, [pair(*mids) for mids, _ in unreachable], ends, text)
             return
     if lost:
         (one, other), told = lost[0]
+        for (who, whom), complaint in lost:
+            if (whom, who) not in group.complaints:
+                _tell_other_end(state, group, present[whom], who, complaint)
+        reach.acted(group, {(present[who].name, present[whom].name) for who, whom in dict(lost)}, "dialled again")
         new_epoch(state, group, f"the link of {present[one].name} to {present[other].name} broke: {told.reason}")
 
 
-def _evict(state: State, group: Group, complained: list[tuple[int, int]], text: str) -> None:
+def _tell_other_end(state: State, group: Group, other: Member, who: int, complaint: Complaint) -> None:
+    """The other end may not notice for long, and would refuse new connections, or not make any."""
+    age = state.now - complaint.at + _OLDER
+    redial = m.Redial(group.name, other.mid, group.epoch, [who], age, complaint.reason)
+    state.out.append(Send(other.daemon.conn, redial))
+
+
+def _evict(
+    state: State, group: Group, complained: list[tuple[int, int]], ends: set[tuple[str, str]], text: str
+) -> None:
     """Take out whoever cannot reach the most others, the newer of two equals, until a ring is possible."""
     left = [member.mid for member in group.members]
     victims: list[int] = []
@@ -79,4 +99,5 @@ def _evict(state: State, group: Group, complained: list[tuple[int, int]], text: 
         left.remove(worst)
         victims.append(worst)
     members = [member for member in group.members if member.mid in victims]
+    reach.acted(group, ends, f"evicted {names(members)}")
     lose(state, members, f"{text}, and no ring order avoids that", "evicted", tell=True)

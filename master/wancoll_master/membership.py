@@ -20,7 +20,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
-from wancoll_master import epochs, links, measuring, p2p, probing, rebuilding
+from wancoll_master import epochs, links, measuring, p2p, probing, rebuilding, waits
 from wancoll_master.state import (
     Close,
     Command,
@@ -211,7 +211,8 @@ def _end_daemon(state: State, daemon: Daemon, why: str, *, close: bool) -> None:
 
 def _from_daemon(state: State, daemon: Daemon, message: m.FromPeer) -> None:
     match message:
-        case m.Heartbeat(number):
+        case m.Heartbeat(number, called):
+            waits.heard(daemon, called)
             state.out.append(Send(daemon.conn, m.Pong(number, state.term)))
             if not number:
                 rebuilding.synced(state, daemon)
@@ -264,6 +265,7 @@ _OF_MEMBER: dict[type, Callable[[State, Member, Any], None]] = {
     m.Mismatch: epochs.mismatch,
     m.GiveUp: epochs.give_up,
     m.LinkDown: links.link_down,
+    m.Waits: waits.take,
     m.Exchange: p2p.call,
     m.ExchangeDone: p2p.done,
 }

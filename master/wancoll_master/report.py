@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import metadata
 from math import inf
 
 from wancoll.wire import messages as m
-from wancoll_master import rebuilding
+from wancoll_master import reach, rebuilding, waits
 from wancoll_master.measures import Measures
 from wancoll_master.planning import ring_of
 from wancoll_master.state import Group, Member, State, clip, names
@@ -16,7 +17,7 @@ MOST_LINKS = 1024  # in one status, which has to fit into a message
 
 def groups(state: State, now: float) -> list[m.GroupStatus]:
     """All groups, by name."""
-    return [_group(state.measures, state.groups[name], now) for name in sorted(state.groups)]
+    return [_group(state, state.groups[name], now) for name in sorted(state.groups)]
 
 
 def links(state: State) -> list[m.LinkStatus]:
@@ -27,7 +28,8 @@ def links(state: State) -> list[m.LinkStatus]:
     ]
 
 
-def _group(measures: Measures, group: Group, now: float) -> m.GroupStatus:
+def _group(state: State, group: Group, now: float) -> m.GroupStatus:
+    slow = waits.statuses(state, group, now)
     members = [_member(member, rank, now) for rank, member in enumerate(group.members)]
     return m.GroupStatus(
         name=group.name,
@@ -38,8 +40,10 @@ def _group(measures: Measures, group: Group, now: float) -> m.GroupStatus:
         lanes=_lanes(group),
         committed_upto=group.committed,
         members=members + [_member(joiner, -1, now) for joiner in group.joining],
-        waiting_for=clip(waiting_for(group, now)),
-        plan=_plan(measures, group),
+        waiting_for=clip(waiting_for(group, now, slow)),
+        plan=_plan(state.measures, group),
+        waits=slow,
+        pairs=reach.statuses(group, now),
     )
 
 
@@ -71,7 +75,7 @@ def _member(member: Member, rank: int, now: float) -> m.MemberStatus:
     )
 
 
-def waiting_for(group: Group, now: float) -> str:
+def waiting_for(group: Group, now: float, slow: Sequence[m.WaitStatus] = ()) -> str:
     """Who or what keeps the group from going on; "" if nothing is known to."""
     if group.rebuild is not None:
         awaited = rebuilding.absent(group)
@@ -87,6 +91,8 @@ def waiting_for(group: Group, now: float) -> str:
         who = {member.mid: member.name for member in group.members}
         return f"the link between {who[ends[0]]} and {who[ends[1]]}"
     world = len(group.members)
+    if slow and slow[0].causes:
+        return f"{waits.words(slow[0])}, for {slow[0].seconds:.1f} s"
     small = f"joiners: {world} of min_world={group.min_world} members" if group.small else ""
     seq = min(group.pending, default=0)
     if not seq:

@@ -39,6 +39,7 @@ from wancoll_master.state import (
     Command,
     Disconnected,
     Event,
+    Note,
     Persist,
     Received,
     Record,
@@ -249,6 +250,8 @@ class Server:
             case Persist(highest_epoch, next_mid, group, used):
                 self._failpoints.hit("before_persist")
                 self._write(partial(self._store.persist, highest_epoch, next_mid, group, used))
+            case Note(group, epoch, kind, text):
+                log.info(kind, group=group, epoch=epoch, text=text)
             case Record(group, epoch, kind, text):
                 log.info(kind, group=group, epoch=epoch, text=text)
                 event = m.EventRecord(time.time(), group, epoch, kind, text)

@@ -115,7 +115,17 @@ class StepDown:
     term: int
 
 
-Command = Send | Broadcast | Announce | SendStatus | Close | Persist | Record | StepDown
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line for the log alone."""
+
+    group: str
+    epoch: int
+    kind: str
+    text: str
+
+
+Command = Send | Broadcast | Announce | SendStatus | Close | Persist | Record | StepDown | Note
 
 # ---- state ------------------------------------------------------------------------------------------
 
@@ -157,6 +167,34 @@ class ProbePair:
         return self.to_joiner is True and self.from_joiner is True
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a member said last of its slow operations."""
+
+    message: m.Waits
+    at: float
+
+
+@dataclass(slots=True)
+class Trouble:
+    """A member's link to another was lost, or could not be made."""
+
+    kind: str
+    why: str
+    since: float
+    last: float
+    times: int = 0
+    done: str = ""  # what the master did about it
+
+
+@dataclass(slots=True)
+class Slow:
+    """The operation of which the log says that it waits."""
+
+    seq: int
+    since: float
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """One client's place in a group: joining, then (in_epoch) a member; gone ones are forgotten."""
@@ -169,6 +207,8 @@ class Member:
     was: int = 0  # of a joiner: the mid that an earlier master gave it
     done_upto: int = 0
     probes: dict[int, ProbePair] = field(default_factory=dict)  # of a joiner, by the member's mid
+    called: tuple[int, int] = (0, 0)  # epoch, and the highest seq that its client has called, by its last heartbeat
+    told: Told | None = None
 
     @property
     def reachable(self) -> bool:
@@ -293,6 +333,11 @@ class Group:
     complaints: dict[tuple[int, int], Complaint] = field(default_factory=dict)  # (who, about whom), this epoch
     settle_at: float = inf  # when complaints are acted upon
     bad_pairs: dict[tuple[int, int], float] = field(default_factory=dict)  # pair of mids -> until when
+    troubles: dict[tuple[str, str], Trouble] = field(default_factory=dict)  # by names: who, with whom; newest last
+    waits: tuple[int, float, list[m.WaitStatus]] | None = None  # epoch, when found, what
+    slow: Slow | None = None
+    slow_at: float = -inf  # when the log last said that an operation waits
+    stalls: dict[int, int] = field(default_factory=dict)  # seq -> times that nothing moved
     hold_until: float = inf  # an update_membership waits for probes until then
     waited: bool = False  # it has waited long enough
     planned: Planned | None = None

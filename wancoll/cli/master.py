@@ -65,6 +65,16 @@ def master(
     probe_timeout: Annotated[
         Seconds, Parameter(help="Seconds for a joiner's data addresses to answer before it is refused.")
     ] = DEFAULT.probe_timeout,
+    slow_after: Annotated[
+        Seconds, Parameter(help="Seconds after which an operation is shown with what it waits for.")
+    ] = DEFAULT.slow_after,
+    stall_timeout: Annotated[
+        Seconds,
+        Parameter(
+            help="Seconds that an operation which all members run may move nothing, with no link to blame, before "
+            "their links are made anew; the third time it is given up."
+        ),
+    ] = DEFAULT.stall_timeout,
     rejoin_grace: Annotated[
         Seconds,
         Parameter(
@@ -94,6 +104,8 @@ def master(
         heartbeat_interval=min(DEFAULT.heartbeat_interval, heartbeat_timeout / HEARTBEATS_PER_TIMEOUT),
         probe_timeout=probe_timeout,
         rejoin_grace=rejoin_grace,
+        slow_after=slow_after,
+        stall_timeout=stall_timeout,
         handshake_timeout=handshake_timeout,
     )
     if etcd and not etcd_prefix:

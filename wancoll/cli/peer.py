@@ -102,11 +102,22 @@ def peer(
         Seconds, Parameter(help="Seconds for one dial of the master or of a lane.")
     ] = DEFAULT.connect_timeout,
     link_timeout: Annotated[
-        Seconds, Parameter(help="Seconds to (re)dial another peer before it is reported unreachable.")
+        Seconds,
+        Parameter(
+            help="Seconds to (re)dial another peer before it is reported unreachable; a dial that is under way, of "
+            "--connect-timeout at most, ends first."
+        ),
     ] = DEFAULT.link_timeout,
     lane_timeout: Annotated[
-        Seconds, Parameter(help="Seconds that sent data may stay unacknowledged before the lane counts as broken.")
+        Seconds,
+        Parameter(
+            help="Seconds that data may stay unacknowledged, or be left in its socket by a peer that should take it, "
+            "before the link is made anew."
+        ),
     ] = DEFAULT.lane_timeout,
+    slow_after: Annotated[
+        Seconds, Parameter(help="Seconds after which an operation is reported, with what it waits for.")
+    ] = DEFAULT.slow_after,
     drain_timeout: Annotated[
         Seconds, Parameter(help="Seconds for running operations to finish after SIGTERM.")
     ] = DEFAULT.drain_timeout,
@@ -131,6 +142,7 @@ def peer(
         connect_timeout=connect_timeout,
         link_timeout=link_timeout,
         lane_timeout=lane_timeout,
+        slow_after=slow_after,
         drain_timeout=drain_timeout,
     )
     _check_name("--name", name, limits)

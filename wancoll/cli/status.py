@@ -19,7 +19,18 @@ from wancoll.errors import MasterUnreachable, ProtocolError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.wire.framing import Decoder, encode
-from wancoll.wire.messages import Bye, FromMaster, GroupStatus, LinkStatus, PlanStatus, StandsBy, Status, StatusRequest
+from wancoll.wire.messages import (
+    Bye,
+    FromMaster,
+    GroupStatus,
+    LinkStatus,
+    PairStatus,
+    PlanStatus,
+    StandsBy,
+    Status,
+    StatusRequest,
+    WaitStatus,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -201,7 +212,12 @@ def print_tables(answer: Status, roles: Sequence[Role] = ()) -> None:
         )
         if group.waiting_for:
             console.print(f"waiting for: {clean(group.waiting_for)}")
+        for wait in group.waits:
+            for line in wait_lines(wait):
+                console.print(clean(line))
         console.print(_members(group))
+        if group.pairs:
+            console.print(_pairs(group.pairs))
         if group.plan is not None:
             for line in plan_lines(group.plan):
                 console.print(clean(line))
@@ -227,6 +243,41 @@ def _members(group: GroupStatus) -> Table:
             f"{member.silent_for:.1f} s",
             Text(clean(member.daemon)),
             Text(clean(" ".join(member.addresses))),
+        )
+    return table
+
+
+def wait_lines(wait: WaitStatus) -> list[str]:
+    """A slow operation and whom it waits for, in words."""
+    what = f", {wait.what}" if wait.what and wait.seq else ""
+    lines = [f"{wait.op}{what}, epoch {wait.epoch}: not ended after {wait.seconds:.1f} s, {wait.done} members are done"]
+    for cause in wait.causes:
+        ends = f"{cause.member} (rank {cause.rank})"
+        if cause.other_rank >= 0:
+            ends = f"link {ends} -> {cause.other} (rank {cause.other_rank})"
+        lines.append(f"  waits for {ends}: {cause.why}, since {cause.seconds:.1f} s ago")
+    if not wait.causes:
+        lines.append("  no member or link stands out")
+    return lines
+
+
+def _pairs(pairs: list[PairStatus]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    title = "links that failed between members"
+    table = Table("from", "to", "what", "began", "last", "times", "done about it", "why", title=title)
+    table.title_justify = "left"
+    for one in pairs:
+        table.add_row(
+            Text(clean(one.source)),
+            Text(clean(one.target)),
+            clean(one.kind),
+            f"{duration(one.seconds)} ago",
+            f"{duration(one.last)} ago",
+            str(one.times),
+            Text(clean(one.done)),
+            Text(clean(one.why)),
         )
     return table
 

@@ -51,6 +51,7 @@ class Connection:
         self._over: m.Failure | None = None  # why the connection is over
         self._pending: dict[int, Work] = {}  # posted, not finished; in program order
         self._last_id = 0
+        self._slow: m.Slow | None = None  # what the daemon said last of a call that waits
         self._posting = threading.Lock()
         self._turn = threading.Lock()
         self._reading = False  # some thread reads the socket; becomes true under _turn
@@ -189,11 +190,16 @@ class Connection:
     def _still_pending(self, work: Work) -> TimeoutError:
         error = TimeoutError(
             f"{work.descriptor} of group {self.group!r}, call {work.id} of member {self.place.member!r}, is still "
-            f"pending {time.monotonic() - work.posted_at:.3f} s after it was posted; nothing is lost: .work.wait() "
-            "goes on waiting"
+            f"pending {time.monotonic() - work.posted_at:.3f} s after it was posted{self._why(work)}; nothing is lost: "
+            ".work.wait() goes on waiting"
         )
         error.work = work  # type: ignore[attr-defined]
         return error
+
+    def _why(self, work: Work) -> str:
+        """What the daemon said of the call, or of the one before it that it waits for."""
+        slow = self._slow
+        return f": {slow.text}" if slow is not None and slow.id in self._pending and slow.id <= work.id else ""
 
     def poll(self, work: Work) -> None:
         """Take in what is there, unless another thread reads."""
@@ -236,13 +242,15 @@ class Connection:
             if work is not None:
                 work.finish(message)
                 self._pending.pop(message.id, None)
+        elif isinstance(message, m.Slow):
+            self._slow = message
         elif isinstance(message, m.EpochInfo):
             self.place = message
         elif isinstance(message, m.Failure):
             self._end(message)
         else:
             raise ProtocolError(
-                "sent a message out of place", who=self._channel.who, expected="Result, Failure or EpochInfo",
+                "sent a message out of place", who=self._channel.who, expected="Result, Failure, Slow or EpochInfo",
                 got=type(message).__name__,
             )  # fmt: skip
 

@@ -85,7 +85,7 @@ class Work:
             raise rebuild(answer)
         return Receipt(
             out=self._result(answer.contributors),
-            op_id=f"{self._connection.group}/{answer.seq}",
+            op_id=f"{self._connection.group}/{'p2p-' if self.peer >= 0 else ''}{answer.seq}",
             epoch=answer.epoch,
             seq=answer.seq,
             contributors=tuple(answer.contributors),

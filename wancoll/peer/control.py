@@ -42,6 +42,7 @@ class Control:
         on_connected: called after each Welcome.
         on_lost: called with the reason when a try failed (live=False) or a good connection is gone (live=True).
         on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
+        called: gives what heartbeats tell of the members, see Heartbeat.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class Control:
         on_connected: Callable[[], None],
         on_lost: OnLost,
         on_synced: Callable[[], None],
+        called: Callable[[], list[tuple[int, int, int]]],
     ) -> None:
         self._config, self._daemon, self._incarnation = config, daemon, incarnation
         self._masters = Masters(config.master.split(","))
         self._hint = ""  # who leads, in the words of the standby that was asked last
         self._data_socket = data_socket
         self._on_message, self._on_connected = on_message, on_connected
-        self._on_lost, self._on_synced = on_lost, on_synced
+        self._on_lost, self._on_synced, self._called = on_lost, on_synced, called
         self._stream: NowaitStream | None = None
         self.connected = False
         self.number = 0  # of the connection, counted from 1
@@ -78,6 +80,11 @@ class Control:
     def master_address(self) -> str:
         """Of the master that is connected, or is tried next."""
         return self._masters.address
+
+    @property
+    def interval(self) -> float:
+        """Seconds between heartbeats."""
+        return self._heartbeat_interval
 
     def send(self, message: m.FromPeer) -> None:
         """Send if there is a master; without one it is dropped, since a reconnect starts from scratch."""
@@ -200,7 +207,7 @@ class Control:
                 stream.close()
                 return
             number += 1
-            self.send(m.Heartbeat(number))
+            self.send(m.Heartbeat(number, self._called()))
 
 
 def check_master_addresses(addresses: str) -> None:

@@ -25,10 +25,12 @@ from wancoll.peer.lanes import check_congestion_control, open_listener, probe
 from wancoll.peer.links import LinkHub
 from wancoll.peer.measure import Measurer
 from wancoll.peer.session import Session
+from wancoll.peer.watch import Watcher
 from wancoll.wire import messages as m
 
 log = structlog.get_logger("wancoll.peer")
 
+MOST_CALLED = 1024  # members of which a heartbeat tells
 _MASTER_POLL = 0.1  # seconds between looks at master_grace, only while there is no master
 
 
@@ -68,6 +70,7 @@ class Daemon:
             self._master_connected,
             self._master_lost,
             self._master_synced,
+            self._called,
         )
         self.measurer = Measurer(
             config.limits,
@@ -76,6 +79,9 @@ class Daemon:
             self.control.send,
             lambda: bool(self._by_engine_id),
             lambda: self.control.addresses,
+        )
+        self.watcher = Watcher(
+            config.limits, self.links, lambda: self._sessions, self.control.send, lambda: self.control.interval
         )
         self._nursery = nursery
         self._sessions: list[Session] = []
@@ -121,6 +127,11 @@ class Daemon:
     def _of_group(self, group: str) -> list[Session]:
         return [session for session in self._sessions if session.member.group == group and not session.member.over]
 
+    def _called(self) -> list[tuple[int, int, int]]:
+        """For the heartbeat: how far the clients are in their programs."""
+        members = (session.member for session in self._sessions if session.member.epoch and not session.member.over)
+        return [(member.mid, member.epoch_number, member.called) for member in members][:MOST_CALLED]
+
     def status(self) -> dict[str, object]:
         """The daemon's own view, for LocalStatusRequest."""
         return {
@@ -140,6 +151,7 @@ class Daemon:
                     "members": session.member.member_names,
                     "ops": session.member.in_flight,
                     "waiting_for": session.member.waiting_for(),
+                    "waits": self.watcher.status(session),
                 }
                 for session in self._sessions
             ],
@@ -199,6 +211,14 @@ class Daemon:
                         log.warning("evicted", member=session.member.name, reason=message.reason)
                         reason, upto = message.reason, message.committed_upto
                         session.run(session.member.evicted(reason, upto, now, message.unknown))
+            case m.Waited():
+                for session in self._of_group(message.group):
+                    if session.member.mid == message.to:
+                        self.watcher.waited(session, message)
+            case m.Redial():
+                for session in self._of_group(message.group):
+                    if session.member.mid == message.to and session.member.epoch_number == message.epoch:
+                        self.links.redial(session.links, message.others, message.older, message.reason)
             case m.Probe():
                 self._nursery.start_soon(self._probe, message)
             case m.MeasureLink():
@@ -315,6 +335,7 @@ async def serve(
                 nursery.start_soon(daemon.watch_engine)
                 nursery.start_soon(daemon.control.run)
                 nursery.start_soon(daemon.watch_master)
+                nursery.start_soon(daemon.watcher.run)
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)
                     nursery.start_soon(daemon.measurer.probe)

@@ -59,7 +59,7 @@ def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which starves a lane
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.lane_timeout * 1000))
+    # No TCP_USER_TIMEOUT: it takes an end whose client calls late, and leaves bytes in the socket, for a broken one.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = max(1, int(limits.lane_timeout))
     for option, value in (

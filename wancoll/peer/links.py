@@ -9,7 +9,10 @@ Sends and recvs have links of their own, another channel of the pair, since only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Collection
 
 import structlog
 import trio
@@ -19,8 +22,9 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.lanes import LaneFailed, dial, greet, read_frame, tune
-from wancoll.peer.measure import OpenLink, answer_probe
+from wancoll.peer.measure import OpenLink, answer_probe, kernel_view
 from wancoll.peer.member_links import COLLECTIVES, Link, MemberLinks, wire_plan
+from wancoll.peer.stalls import LaneLook
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -78,7 +82,7 @@ class LinkHub:
         ]
 
     def counts(self) -> dict[str, int]:
-        """Links in the engine, their lanes (a descriptor each), and tasks that raise or accept some."""
+        """Links in the engine, their lanes (two descriptors each), and tasks that raise or accept some."""
         links = self._by_engine_id.values()
         raising = sum(link.scope is not None for owner in self._members for link in owner.links.values())
         return {
@@ -87,6 +91,19 @@ class LinkHub:
             "raising": raising,
             "handshakes": len(self._handshakes),
         }
+
+    def looks(self) -> dict[int, dict[int, LaneLook]]:
+        """The lanes of all links that are up, by engine id, as the engine and the kernel see them."""
+        return {number: self._lane_looks(number, link) for number, link in self._by_engine_id.items() if link.up}
+
+    def _lane_looks(self, number: int, link: Link) -> dict[int, LaneLook]:
+        found = {}
+        for lane in link.attached:
+            counts = self.engine.statistics(number, lane)
+            if counts is not None:
+                info = kernel_view(link.sockets[lane]) if lane in link.sockets else None
+                found[lane] = LaneLook(counts.bytes_received, counts.bytes_sent, counts.parked, info)
+        return found
 
     # ---- state of a link -----------------------------------------------------------------------------
 
@@ -108,8 +125,13 @@ class LinkHub:
         if link.engine_id:
             self._by_engine_id.pop(link.engine_id, None)
             self.engine.close_link(link.engine_id)
+        if link.up:
+            link.changed_at = trio.current_time()
         link.engine_id, link.up = 0, False
         link.attached.clear()
+        for watched in link.sockets.values():
+            watched.close()
+        link.sockets.clear()
         link.changed.set()
         link.changed = trio.Event()
 
@@ -119,9 +141,23 @@ class LinkHub:
         if link is not None:
             self._lose(link, f"lane {lane} to {link.other.name}: {reason}")
 
+    def lose(self, engine_id: int, reason: str) -> None:
+        """The link is of no use any more, though the kernel may not know it: make it anew."""
+        link = self._by_engine_id.get(engine_id)
+        if link is not None:
+            self._lose(link, reason)
+
+    def redial(self, links: MemberLinks, others: Collection[int], older: float, reason: str) -> None:
+        """Make the member's links to *others* (mids; empty: all) anew that are up for longer than *older* seconds."""
+        for link in list(links.links.values()):
+            known = not others or link.other.mid in others
+            if link.up and known and trio.current_time() - link.changed_at > older:
+                self._lose(link, reason)
+
     def _lose(self, link: Link, reason: str) -> None:
         was_up = link.up
         self._drop_connections(link)
+        link.reason = reason
         log.info("link lost", other=link.other.name, reason=reason, was_up=was_up)
         if was_up and not link.closed:
             link.owner.needed.discard(link.key)  # an op that still needs it says so
@@ -144,10 +180,13 @@ class LinkHub:
         assert link.owner.epoch is not None
         plan = link.owner.epoch.plan
         tune(stream.socket, self._config.congestion_control, self._limits, plan.congestion)
-        self.engine.attach_lane(link.engine_id, lane, stream.socket.detach())
+        fd = stream.socket.detach()
+        with contextlib.suppress(OSError):  # no descriptor left: the lane works, but is not watched
+            link.sockets[lane] = socket.socket(fileno=os.dup(fd))
+        self.engine.attach_lane(link.engine_id, lane, fd)
         link.attached.add(lane)
         if len(link.attached) == plan.lanes:
-            link.up = True
+            link.up, link.changed_at = True, trio.current_time()
             link.changed.set()
             link.changed = trio.Event()
             if link.channel == COLLECTIVES:
@@ -167,6 +206,7 @@ class LinkHub:
                 reason = await (self._dial(link) if dials else self._await_dial(link))
                 if not reason:
                     break
+                link.reason = reason
                 late = trio.current_time() - since >= limits.link_timeout and link.needed
                 if late and (link.dials or link.agreed):  # else the younger end may succeed where this one does not
                     log.warning("link unreachable", other=link.other.name, reason=reason)
@@ -183,7 +223,7 @@ class LinkHub:
     async def _await_dial(self, link: Link) -> str:
         with trio.move_on_after(self._limits.link_timeout / 4):
             await link.changed.wait()
-        return "" if link.up else f"{link.other.name} has not dialled {link.owner.mid} yet"
+        return "" if link.up else f"{link.other.name}, whose turn it is, has not dialled yet"
 
     async def _dial(self, link: Link) -> str:
         """One try to bring up all lanes; returns why it failed."""

@@ -183,7 +183,7 @@ async def round_trip(ask: m.MeasureLink, within: float) -> float:
     async with stream:
         for _ in range(_ROUNDS):
             await _expect(stream, m.ProbeHello(PROTOCOL_VERSION, ask.daemon), ask)
-        info = _tcp_info(stream.socket)
+        info = kernel_view(stream.socket)
     return max(info.min_rtt, 1e-6) if info is not None else 0.0
 
 
@@ -207,7 +207,7 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
                     nursery.start_soon(_send_burst, streams, samples, ask, within)
                 while not saturated(samples, stretch) and nursery.child_tasks:
                     await trio.sleep(_GRAIN)
-                    infos = [info for stream in streams if (info := _tcp_info(stream.socket)) is not None]
+                    infos = [info for stream in streams if (info := kernel_view(stream.socket)) is not None]
                     if infos:
                         samples.append((trio.current_time(), sum(info.bytes_acked for info in infos)))
                         stretch = max(_STRETCH, *(info.min_rtt for info in infos))
@@ -254,7 +254,8 @@ async def _expect(stream: trio.SocketStream, hello: m.ProbeHello, ask: m.Measure
         raise LaneFailed(f"{', '.join(ask.addresses)}: expected daemon {ask.daemon}, got {found}")
 
 
-def _tcp_info(sock: Any) -> TcpInfo | None:
+def kernel_view(sock: Any) -> TcpInfo | None:
+    """The kernel's view of a connected TCP socket; None if it has none."""
     try:
         return parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
     except OSError:

@@ -116,6 +116,18 @@ class Member:
         """Calls that have not ended."""
         return len(self.ops) + len(self.exchanges.open)
 
+    @property
+    def called(self) -> int:
+        """The highest seq that the client has called."""
+        return self._next_seq - 1
+
+    @property
+    def oldest_call(self) -> int:
+        """The client's number of its oldest call that has not ended; 0: none."""
+        collectives = (op.client_id for op in self.ops.values())
+        exchanges = (op.post.id for op in self.exchanges.open.values())
+        return min((*collectives, *exchanges), default=0)
+
     def waiting_for(self) -> str:
         """One phrase for status: what the oldest op waits for."""
         for op in self.ops.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -39,6 +40,9 @@ class Link:
     closed: bool = False
     scope: trio.CancelScope | None = None  # of the task that raises it
     changed: trio.Event = field(default_factory=trio.Event)
+    sockets: dict[int, socket.socket] = field(default_factory=dict)  # to look at lanes that the engine owns
+    changed_at: float = field(default_factory=trio.current_time)  # since when it is up, or not
+    reason: str = ""  # why it is not up
 
     @property
     def dials(self) -> bool:

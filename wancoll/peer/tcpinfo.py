@@ -39,6 +39,8 @@ class TcpInfo(NamedTuple):
     retransmitted: int
     busy: float  # seconds with data under way
     backlog: int  # bytes that wait in the socket to be sent for the first time
+    unacked: int = 0  # bytes on the way, about
+    segments_in: int = 0  # packets that came, those without data included
 
 
 def parse_tcp_info(raw: bytes) -> TcpInfo | None:
@@ -58,6 +60,8 @@ def parse_tcp_info(raw: bytes) -> TcpInfo | None:
         retransmitted=numbers[23],
         busy=rates[1] * _USEC,
         backlog=counts[2],
+        unacked=numbers[4] * numbers[2],
+        segments_in=counts[1],
     )
 
 

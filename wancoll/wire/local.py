@@ -114,6 +114,13 @@ class Failure(Message, frozen=True):
     calls: dict[str, str]
 
 
+class Slow(Message, frozen=True):
+    """Op *id* has not ended for a while; *text* says what it, or one before it, waits for."""
+
+    id: int
+    text: str
+
+
 class Ok(Message, frozen=True):
     """Answer to Arm. A master that refuses says Bye."""
 
@@ -124,4 +131,4 @@ class LocalStatus(Message, frozen=True):
     text: str
 
 
-FromDaemon = Attached | EpochInfo | Result | Failure | Ok | LocalStatus
+FromDaemon = Attached | EpochInfo | Result | Failure | Slow | Ok | LocalStatus

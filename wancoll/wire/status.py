@@ -35,6 +35,43 @@ class PlanStatus(Message, frozen=True):
     beta: float  # seconds of a byte
 
 
+class WaitCause(Message, frozen=True):
+    """Whom an operation waits for. With *other* it is the link from *member* to there, in that direction."""
+
+    member: str
+    rank: int
+    other: str
+    other_rank: int  # -1: it is the member, not a link
+    why: str
+    seconds: float  # that it has been so
+
+
+class WaitStatus(Message, frozen=True):
+    """An operation that has been waiting for longer than Limits.slow_after."""
+
+    op: str  # "group/seq", or what was called of a send or recv
+    seq: int  # 0: a send or recv
+    epoch: int
+    what: str  # "": no member has told yet
+    nbytes: int
+    seconds: float  # since the first member called it, as far as is known
+    done: int  # members that are done with it
+    causes: list[WaitCause]  # the first of many; empty: bytes move, or nobody stands out
+
+
+class PairStatus(Message, frozen=True):
+    """One member could not reach another, or lost the link to it. Kept for a while after it is over."""
+
+    source: str
+    target: str
+    kind: str  # "lost" or "unreachable"
+    why: str
+    seconds: float  # since it began
+    last: float  # seconds since it was last told of
+    times: int
+    done: str  # what the master did about it, last
+
+
 class GroupStatus(Message, frozen=True):
     """A group as `wancoll status` shows it."""
 
@@ -48,6 +85,8 @@ class GroupStatus(Message, frozen=True):
     members: list[MemberStatus]
     waiting_for: str
     plan: PlanStatus | None = None  # None: forming
+    waits: list[WaitStatus] = []  # oldest first
+    pairs: list[PairStatus] = []  # newest first
 
 
 class LinkStatus(Message, frozen=True):

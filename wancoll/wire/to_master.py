@@ -50,6 +50,8 @@ class Heartbeat(Message, frozen=True):
     """I am alive; *number* counts up and comes back in the Pong."""
 
     number: U64
+    # Of each member in an epoch: mid, epoch, and the highest seq that its client has called.
+    called: Annotated[list[tuple[U64, U64, U64]], Meta(max_length=1024)] = []
 
 
 class Done(Message, frozen=True):
@@ -72,6 +74,48 @@ class LinkDown(Message, frozen=True):
     other: U64
     kind: Name
     reason: Text
+
+
+class OpWait(Message, frozen=True):
+    """An operation that has not ended at a member for longer than Limits.slow_after.
+
+    stage: "links": it waits for links; "moving": the engine has it; "done": it is finished here; of a send or recv
+    also "alone": the other half has not been called.
+    """
+
+    seq: U64  # 0: a send or recv
+    what: Text
+    nbytes: Count
+    stage: Name
+    age: float  # seconds since it was called
+    still: float  # seconds since the last byte moved on a link that it needs
+    other: U64 = 0  # mid, of a send or recv
+
+
+class LinkWait(Message, frozen=True):
+    """What a member sees of a link that its operations need, or that holds bytes for it. Times are seconds.
+
+    state: "down"; "dead": what was sent is not acknowledged; "blocked": the other end takes no more; "busy": bytes wait
+    here and move; "parked": bytes of an operation came that does not run here yet; "idle".
+    """
+
+    other: U64  # mid
+    exchanges: bool  # the link for sends and recvs
+    state: Name
+    since: float  # in that state
+    heard: float  # since a packet came
+    backlog: Count  # bytes in the sockets that are not acknowledged, about
+    reason: Annotated[str, Meta(max_length=256)] = ""
+
+
+class Waits(Message, frozen=True):
+    """What the member's slow operations wait for, as seen here. Said with each heartbeat while there is something."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    ops: Annotated[list[OpWait], Meta(max_length=16)]  # oldest first
+    links: Annotated[list[LinkWait], Meta(max_length=128)]
 
 
 class Mismatch(Message, frozen=True):
@@ -205,6 +249,7 @@ FromPeer = (
     | Heartbeat
     | Done
     | LinkDown
+    | Waits
     | Mismatch
     | GiveUp
     | UpdateMembership

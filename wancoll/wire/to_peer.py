@@ -107,6 +107,31 @@ class Evicted(Message, frozen=True):
     unknown: bool = False  # nobody knows whether others had
 
 
+class Waited(Message, frozen=True):
+    """Answer to Waits: what the group's oldest slow operation waits for, in words; "": not known."""
+
+    group: Name
+    to: U64
+    epoch: U64
+    seq: U64  # of that operation; 0: none
+    text: Text
+    parked: Annotated[list[U64], Meta(max_length=1024)]  # mids that hold the member's bytes back for good reason
+
+
+class Redial(Message, frozen=True):
+    """Member *to* shall make its links to *others* (empty: all) anew that are up for longer than *older* seconds.
+
+    What is on them is lost: the other end has let go of them, or nothing moves and nobody knows why.
+    """
+
+    group: Name
+    to: U64
+    epoch: U64
+    others: Annotated[list[U64], Meta(max_length=1024)]
+    older: float
+    reason: Text
+
+
 class Probe(Message, frozen=True):
     """Member *prober* of your daemon: say whether a data port answers at *addresses* (those of *target*)."""
 
@@ -151,6 +176,8 @@ FromMaster = (
     | Matched
     | Settled
     | Evicted
+    | Waited
+    | Redial
     | Probe
     | MeasureLink
     | Status
