@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -75,7 +76,7 @@ def recoveries(faults: Sequence[Injected], commits: Sequence[Commit]) -> list[tu
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that *share* of them do not exceed; 0 if there is none."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered)) - 1))] if ordered else 0.0
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))] if ordered else 0.0
 
 
 def goodput(commits: Sequence[Commit], begin: float, end: float) -> float:

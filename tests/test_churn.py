@@ -1,0 +1,305 @@
+"""What `wancoll chaos` draws, computes, checks and reports: the pure parts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wancoll.churn import invariants, plan, report, workload
+from wancoll.churn.invariants import Agreement, Injected, Times
+from wancoll.churn.page import page
+from wancoll.churn.plan import MASTER_SLOT, Fault, Shape
+from wancoll.churn.records import Called
+from wancoll.churn.report import Commit, Findings
+from wancoll.failpoints import MASTER, PEER
+
+TIMES = Times(heartbeat=3.0, lane=4.0, link=3.0, rejoin=4.0, deadline=30.0)
+
+
+def faults(seed: int, **shape: Any) -> tuple[Fault, ...]:
+    settings: dict[str, Any] = {"peers": 6, "seconds": 600.0, "points": PEER, "master_points": MASTER}
+    return plan.draw(random.Random(seed).random, Shape(**(settings | shape)))
+
+
+# ---- the schedule -----------------------------------------------------------------------------------
+
+
+def test_the_same_seed_draws_the_same_faults() -> None:
+    assert faults(7) == faults(7)
+    assert faults(7) != faults(8)
+
+
+def test_every_kind_and_every_failpoint_is_drawn() -> None:
+    drawn = [fault for seed in range(5) for fault in faults(seed)]
+    assert {fault.kind for fault in drawn} == set(plan.KINDS)
+    assert {fault.point for fault in drawn} - {""} == {*PEER, *MASTER}
+    assert {fault.action for fault in drawn if fault.kind == "point"} == {"kill", "pause"}
+    assert any(a.at == b.at for a, b in pairwise(drawn)), "two at once"
+
+
+def test_only_the_kinds_asked_for() -> None:
+    drawn = faults(1, kinds=("kill", "cut"), master_every=0.0)
+    assert {fault.kind for fault in drawn} == {"kill", "cut"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_faults_keep_their_distance_and_spare_some_members(seed: int) -> None:
+    drawn = faults(seed, peers=4, keep=2, interval=(0.5, 2.0))
+    times = sorted({fault.at for fault in drawn})
+    assert all(after - before >= 0.499 for before, after in pairwise(times))
+    assert times[-1] < 600
+    for fault in drawn:  # who is hit is whole, and others are
+        broken = {s for f in drawn if f.number < fault.number and f.at + f.seconds + 3 > fault.at for s in f.touches}
+        assert not broken & fault.touches
+        assert 4 - len(broken) > 2 or not fault.touches
+        assert fault.other == -1 or fault.slot != fault.other
+
+
+def test_the_master_is_killed_every_thirty_seconds() -> None:
+    kills = [f.at for f in faults(3, kinds=("kill", "stop", "cut", "join_storm"), peers=10) if f.kind == "master_kill"]
+    assert len(kills) == 19
+    assert all(28 <= after - before <= 32 for before, after in pairwise(kills))
+
+
+# ---- the workload -----------------------------------------------------------------------------------
+
+
+def steps(slots: int, largest: int = 1 << 16) -> list[workload.Step]:
+    return [workload.step(7, number, largest, slots) for number in range(600)]
+
+
+def test_steps_follow_from_seed_and_number_and_differ() -> None:
+    assert steps(7) == steps(7)
+    found = steps(7)
+    assert {step.kind for step in found} == {
+        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier",
+    }  # fmt: skip
+    assert {step.codec for step in found} == {"none", "int8"}
+    assert {step.op for step in found} == {"sum", "avg", "min", "max", "prod"}
+    assert {step.dtype for step in found} == {"float32", "float64", "float16", "int32", "int64", "uint8"}
+    assert len({step.count for step in found}) > 100
+    assert max(step.count * np.dtype(step.dtype).itemsize for step in found) <= 1 << 16
+
+
+@pytest.mark.parametrize("slots", [7, 13, 16])
+def test_sums_name_their_contributors_exactly(slots: int) -> None:
+    """The reference of each set of contributors is what numpy sums up, in any order, and no two sets are alike."""
+    rng = random.Random(slots)
+    for step in steps(slots)[:200]:
+        if step.kind != "all_reduce" or step.codec != "none":
+            continue
+        one = rng.sample(range(slots), rng.randint(1, slots))
+        right = workload.expected(step, one)
+        parts = [workload.contribution(step, slot) for slot in one]
+        if step.op in ("sum", "avg"):
+            total = parts[0].copy()
+            for part in parts[1:]:
+                total += part
+            if step.op == "avg":
+                total = total / total.dtype.type(len(one)) if total.dtype.kind == "f" else total // len(one)
+            assert (total == right).all(), step
+        assert workload.compare(step, one, right) == ""
+        if step.op in ("sum", "prod"):
+            missing = one[:-1] or [(one[0] + 1) % slots]
+            assert workload.compare(step, one, workload.expected(step, missing)), step
+            assert workload.compare(step, one, right + parts[0]), f"{step}: one counted twice"
+
+
+def test_a_codec_may_be_off_by_its_bound_and_no_more() -> None:
+    step = next(step for step in steps(7, 1 << 20) if step.codec == "int8" and step.op == "sum" and step.count > 1000)
+    right = workload.expected(step, range(4))
+    assert workload.compare(step, range(4), right * np.float32(1.003)) == ""
+    assert "element" in workload.compare(step, range(4), workload.expected(step, range(3)))
+    assert "element" in workload.compare(step, range(4), right * np.float32(2))
+
+
+def test_stale_and_misplaced_bytes_show() -> None:
+    a, b = workload.pattern(5000, 3, 0), workload.pattern(5000, 4, 0)
+    assert (a != b).mean() > 0.5
+    assert (a[:-64] != a[64:]).mean() > 0.5
+    assert set(a) == set(range(1, 17))
+
+
+# ---- agreement --------------------------------------------------------------------------------------
+
+
+def called(seq: int, **fields: Any) -> Called:
+    base: dict[str, Any] = {
+        "step": 1, "index": 0, "what": "step 1", "kind": "all_reduce", "nbytes": 8, "begun": 1.0, "ended": 2.0,
+        "epoch": 1, "seq": seq, "contributors": ("m0", "m1"), "result": "aa", "attempts": 1,
+    }  # fmt: skip
+    return Called(**(base | fields))
+
+
+def failed(error: str, **fields: Any) -> Called:
+    return called(0, error=error, contributors=(), result="", text="because", **fields)
+
+
+def rules(agreement: Agreement, *said: tuple[str, Called]) -> list[str]:
+    return [violation.rule for who, call in said for violation in agreement.add(who, call)]
+
+
+def test_members_that_agree() -> None:
+    agreement = Agreement(small=False)
+    assert rules(agreement, ("m0", called(5)), ("m1", called(5)), ("m0", called(6)), ("m1", called(6))) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [called(5, result="bb"), called(5, contributors=("m0", "m1", "m2"))],
+    ids=["bytes", "contributors"],
+)
+def test_members_that_do_not_agree(other: Called) -> None:
+    assert rules(Agreement(small=False), ("m0", called(5)), ("m1", other)) == ["agreement"]
+
+
+def test_one_commits_what_another_is_told_was_given_up() -> None:
+    agreement = Agreement(small=False)
+    aborted = failed("OperationAborted", may_abort=True)
+    assert rules(agreement, ("m0", called(5)), ("m1", called(5)), ("m0", called(6)), ("m1", aborted)) == ["agreement"]
+
+
+def test_an_operation_that_two_epochs_committed() -> None:
+    agreement = Agreement(small=False)
+    assert rules(agreement, ("m0", called(5)), ("m1", called(5, epoch=2))) == []
+    assert [one.rule for one in agreement.committed_twice(formed=[1])] == ["agreement"]
+    assert agreement.committed_twice(formed=[2]) == [], "a group that was formed anew counts from the start"
+
+
+def test_a_member_that_skips_an_operation() -> None:
+    agreement = Agreement(small=False)
+    assert rules(agreement, ("m0", called(5)), ("m0", called(7))) == ["order"]
+    agreement.joined("m1")
+    assert rules(agreement, ("m1", called(9)), ("m1", failed("Evicted"))) == []
+
+
+def test_errors_that_may_be_and_that_may_not() -> None:
+    def of(call: Called, *, small: bool = False) -> list[str]:
+        return rules(Agreement(small), ("m0", called(5)), ("m0", call))
+
+    assert of(failed("OperationAborted", may_abort=True)) == []
+    assert of(failed("OperationAborted")) == ["outcome"]
+    assert of(failed("CollectiveMismatch")) == ["outcome"]
+    assert of(failed("WorldTooSmall", epoch=1), small=True) == []
+    assert of(failed("ProtocolError")) == ["outcome"]
+    assert of(failed("TimeoutError")) == ["deadline"]
+    assert of(failed("Evicted", wrong="1 element")) == ["value"], "the tensor was not as it had been"
+    assert of(called(6, wrong="1 element")) == ["value"]
+
+
+# ---- gaps, causes, the event log --------------------------------------------------------------------
+
+
+def hit(kind: str, slot: int, began: float, ended: float, **fields: Any) -> Injected:
+    return Injected(Fault(1, began, kind, slot, **fields), began, began, ended, hit=True)
+
+
+def test_a_gap_is_excused_by_what_takes_time_to_notice() -> None:
+    commits = [0.0, 1.0, 8.5, 9.0]
+    assert [one.rule for one in invariants.gaps(commits, [], [])] == ["gap"]
+    stop = invariants.blind([hit("stop", 1, 1.0, 30.0)], TIMES)
+    assert stop == [(1.0, 4.0)], "after heartbeat_timeout the master knows"
+    assert invariants.gaps(commits, stop, []) == []
+    assert invariants.gaps(commits, invariants.blind([hit("kill", 1, 1.0, 3.0)], TIMES), []) != []
+    assert invariants.gaps(commits, [(1.0, 3.0), (2.0, 3.0)], [])[0].got.startswith("7.5 s, of which 2.0 s"), "once"
+    assert invariants.gaps(commits, [], [(5.0, 3.0)]) == [], "the machine let them wait"
+
+
+def test_what_happens_while_the_master_is_away_is_noticed_when_it_is_back() -> None:
+    away = hit("master_kill", MASTER_SLOT, 10.0, 12.0)
+    killed = hit("kill", 1, 11.0, 13.0)
+    assert invariants.blind([away, killed], TIMES) == [(10.0, 12.0), (11.0, 16.0)]
+    assert invariants.blind([away, hit("kill", 1, 20.0, 21.0)], TIMES)[1] == (20.0, 20.0)
+
+
+def test_a_loss_needs_a_cause() -> None:
+    lost = failed("Evicted", begun=20.0, ended=21.0)
+    assert invariants.unexplained_loss(2, lost, [hit("stop", 2, 15.0, 18.0)], TIMES, 0.0) == ""
+    assert invariants.unexplained_loss(2, lost, [hit("cut", 1, 15.0, 18.0, other=2)], TIMES, 0.0) == ""
+    assert invariants.unexplained_loss(2, lost, [hit("stop", 1, 15.0, 18.0)], TIMES, 0.0)
+    assert invariants.unexplained_loss(2, lost, [hit("master_kill", MASTER_SLOT, 15.0, 18.0)], TIMES, 0.0)
+    late = failed("Evicted", begun=120.0, ended=121.0)
+    assert invariants.unexplained_loss(2, late, [hit("stop", 2, 15.0, 18.0)], TIMES, 0.0)
+
+
+def test_the_event_log_names_who_was_lost() -> None:
+    one = [hit("kill", 1, 15.0, 16.0)]
+    assert invariants.culprits(one, [(15.1, "lost m1: daemon peer-1: the connection was closed")], TIMES) == []
+    assert [v.rule for v in invariants.culprits(one, [(15.1, "lost m1: daemon peer-10: closed")], TIMES)] == [
+        "event log"
+    ]
+    assert invariants.culprits(one, [(100.0, "lost m1: daemon peer-1")], TIMES) != []
+    assert invariants.tells_of_loss("epoch", "the master was restarted; m2 did not report; 1 members: m1")
+    assert not invariants.tells_of_loss("joined", "m1 of daemon peer-1 as 7")
+    assert not invariants.tells_of_loss("epoch", "admitted m1; 2 members: m0, m1")
+
+
+# ---- leaks ------------------------------------------------------------------------------------------
+
+
+def test_leaks_are_counted_without_what_links_explain() -> None:
+    before = {"peer-0": {"fds": 37, "lanes": 16, "tasks": 21, "threads": 2, "arenas": 1, "ops": 0, "memory": 40 << 20}}
+
+    def found(**now: int) -> list[str]:
+        return [one.what for one in invariants.leaks(before, {"peer-0": before["peer-0"] | now}, 1 << 20, 0.0)]
+
+    assert found() == []
+    assert found(fds=53, lanes=32) == []
+    assert found(fds=53) == ["fds"]
+    assert found(tasks=30) == ["tasks"]
+    assert found(arenas=2, ops=1) == ["arenas", "ops"]
+    assert found(memory=500 << 20) == ["memory"]
+    # Who was not there before is compared with its like.
+    assert invariants.leaks(before, {"peer-7": before["peer-0"]}, 1 << 20, 0.0) == []
+    assert invariants.leaks(before, {"peer-7": before["peer-0"] | {"threads": 9}}, 1 << 20, 0.0) != []
+
+
+# ---- the report -------------------------------------------------------------------------------------
+
+
+def findings(*violations: invariants.Violation) -> Findings:
+    commits = [Commit(t / 10, 1 if t < 50 else 2, 3, 1000) for t in range(100) if not 50 <= t < 56]
+    return Findings(
+        "wancoll chaos --seed=7", 2.0, 10.0, (0.0, 2.0), commits,
+        [hit("kill", 1, 5.0, 6.0), Injected(Fault(2, 7.0, "flip", 0, other=2), 7.0, 7.0, 7.0, note="<no> lanes")],
+        violations, Counter(committed=94), [("m1", 0.0, 5.0)], {"before": {"peer-0": {"fds": 3}}}, 0.5,
+    )  # fmt: skip
+
+
+def test_the_report() -> None:
+    built = report.build(findings())
+    assert built["goodput"]["quiet"] == pytest.approx(10_000)
+    assert built["goodput"]["ratio"] == pytest.approx(74 / 80)
+    assert built["longest_gap"] == pytest.approx(0.7)
+    assert built["recoveries"]["count"] == 1
+    assert built["recoveries"]["p50"] == pytest.approx(0.6)
+    assert built["phases"] == {"kill": {"": 1}, "flip": {"missed": 1}}
+    assert sum(built["timeline"]["operations"]) == 74
+    assert "violations: 0" in report.lines(built)
+
+
+def test_a_recovery_is_that_of_the_last_fault_before_it() -> None:
+    commits = [Commit(0.5, 1, 3, 1), Commit(3.0, 2, 3, 1)]
+    two = [hit("kill", 1, 1.0, 2.0), hit("stop", 2, 2.0, 3.0)]
+    assert [(one.fault.kind, seconds) for one, seconds in report.recoveries(two, commits)] == [("stop", 1.0)]
+
+
+def test_percentiles() -> None:
+    assert report.percentile([], 0.5) == 0.0
+    assert report.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert report.percentile([float(i) for i in range(1, 101)], 0.99) == 99.0
+
+
+def test_the_page_stands_alone_and_escapes_what_it_quotes() -> None:
+    violation = invariants.Violation(3.0, "value", "m1", "<b>wrong</b>", "right")
+    text = page(report.build(findings(violation)))
+    assert "<b>wrong" not in text
+    assert "&lt;b&gt;wrong" in text
+    assert "<no> lanes" not in text
+    assert text.count("<svg") == 1
+    assert "http" not in text, "nothing is fetched"
