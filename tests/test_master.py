@@ -28,7 +28,7 @@ from wancoll_master.journal import Journal
 from wancoll_master.server import FIRST_MESSAGE_BYTES, MasterConfig, encode_epochs, serve
 from wancoll_master.state import Used
 
-QUICK = Limits(heartbeat_interval=0.05, heartbeat_timeout=0.4, handshake_timeout=0.4, rejoin_grace=0.1)
+QUICK = Limits(heartbeat_interval=0.05, heartbeat_timeout=1.5, handshake_timeout=0.4, rejoin_grace=0.1)
 
 
 class Peer:
@@ -407,6 +407,28 @@ async def test_a_restarted_master_has_a_higher_term_and_higher_numbers(tmp_path)
     for before, after in itertools.pairwise(seen):
         assert all(a < b for a, b in zip(before, after, strict=True))
     assert events > 3  # of all terms
+
+
+async def test_a_master_that_stood_still_takes_its_members_back():
+    """Its daemons have given it up by then: their connections end, and none of their members is put out for that."""
+    async with master() as connect:
+        peers = [await member(connect, f"m{i}", 2) for i in range(2)]
+        epochs = [await peer.expect(m.Epoch) for peer, _ in peers]
+        before = (await status(connect)).term
+        time.sleep(1.1 * QUICK.heartbeat_timeout)  # noqa: ASYNC251 - the server's process, too
+        for peer, _ in peers:
+            assert "stood still" in (await peer.expect(m.Bye)).reason
+        for number, (_, mid) in enumerate(peers):
+            peer, epoch = await connect(), epochs[number]
+            await peer.say(msgspec.structs.replace(hello(f"m{number}"), term=before, master=1))
+            assert (await peer.expect(m.Welcome)).term == before + 1
+            who = [(one.mid, one.name, one.daemon) for one in epoch.members]
+            head = ("g", mid, epoch.epoch, who, epoch.plan, epoch.key, 2, epoch.min_world, epoch.reason)
+            await peer.say(m.Report(*head, 0, 0, [], False, [(1, 7, 9)], [], [], 0, [], []), m.Heartbeat(0))
+            peers[number] = peer, mid
+        for peer, _ in peers:
+            assert (await peer.expect(m.Resumed)).epoch == 1
+            assert (await peer.expect(m.Commit)).upto == 1
 
 
 def test_the_journal_keeps_numbers_that_never_fall(tmp_path):

@@ -43,9 +43,7 @@ class Journal:
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
             try:
                 self._db.execute("pragma journal_mode = wal")
-                self._db.execute("pragma synchronous = full")
-                self._open()
-                self._db.execute("pragma synchronous = normal")
+                self.begin_term()
             except BaseException:
                 self._db.close()
                 raise
@@ -58,7 +56,13 @@ class Journal:
                 hint="choose another path with --journal",
             ) from bad
 
-    def _open(self) -> None:
+    def begin_term(self) -> None:
+        """Take the next term, and read the facts that its master starts from.
+
+        Raises:
+            sqlite3.Error: it could not be written.
+        """
+        self._db.execute("pragma synchronous = full")
         with self._db:
             self._db.execute("begin immediate")
             for statement in _SCHEMA.split(";"):
@@ -72,6 +76,7 @@ class Journal:
             highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
             self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used)
             self._write({"format": FORMAT, "term": self.facts.term})
+        self._db.execute("pragma synchronous = normal")
         (self._events,) = self._db.execute("select count(*) from events").fetchone()
 
     def _write(self, facts: dict[str, int]) -> None:

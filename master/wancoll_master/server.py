@@ -75,6 +75,7 @@ async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]]
             async with trio.open_nursery() as nursery:
                 bound = [join_address(*one.getsockname()[:2]) for one in listeners]
                 nursery.start_soon(server.keep_time)
+                nursery.start_soon(server.keep_awake)
                 if config.etcd is None:
                     server.lead(journal)
                 else:
@@ -131,6 +132,7 @@ class Server:
         self._greeting: dict[int, trio.CancelScope] = {}  # connections without a first message, oldest first
         self._dirty: dict[int, Connection] = {}  # with an unsent batch
         self._alarm = trio.CancelScope()
+        self._awake_at = trio.current_time()
         self._started_at = trio.current_time()
 
     # ---- leading and standing by ---------------------------------------------------------------------
@@ -194,6 +196,30 @@ class Server:
             connection.end()
         self._on_end(reason, heard)
 
+    def _overslept(self) -> bool:
+        """Whether this process stood still for so long that daemons have given it up. They are not to be put out."""
+        limits = self._limits
+        most = max(limits.heartbeat_timeout / 2, limits.heartbeat_timeout - 2 * limits.heartbeat_interval)
+        return self.state is not None and trio.current_time() - self._awake_at > most
+
+    def _start_over(self) -> None:
+        """Begin anew, as a master that was started again does: members report, and their epochs go on."""
+        stood_still = trio.current_time() - self._awake_at
+        log.warning("the master stood still and starts over", seconds=round(stood_still, 1))
+        self._awake_at = trio.current_time()
+        self.step_down(f"it stood still for {stood_still:.1f} s")
+        if self._store is self._journal:
+            self._write(self._journal.begin_term)
+            self.lead(self._journal)
+
+    async def keep_awake(self) -> None:
+        """Task: notice when the process stood still."""
+        while True:
+            if self._overslept():
+                self._start_over()
+            self._awake_at = trio.current_time()
+            await trio.sleep(self._limits.heartbeat_interval / 2)
+
     def _leading(self) -> State | None:
         """The state, if this master may lead at this moment."""
         if self.state is not None and not self._may_lead():
@@ -204,6 +230,9 @@ class Server:
 
     def apply(self, event: Event) -> None:
         """Step, and carry out the commands but for flush()."""
+        if self._overslept():
+            self._start_over()
+            return  # what came is of a connection that is no more
         state = self._leading()
         if state is None:
             self._decline(event)
