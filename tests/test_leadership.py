@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -177,10 +178,10 @@ class Later:
 
 
 @contextlib.asynccontextmanager
-async def server() -> AsyncIterator[tuple[Server, Connect]]:
+async def server(**limits: Any) -> AsyncIterator[tuple[Server, Connect]]:
     """One that stands by."""
     journal = Journal("")
-    found = Server(MasterConfig(limits=QUICK), journal)
+    found = Server(MasterConfig(limits=replace(QUICK, **limits)), journal)
     try:
         async with trio.open_nursery() as nursery:
             [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -216,8 +217,10 @@ async def test_nothing_is_sent_before_it_is_written() -> None:
         found.release()
         assert isinstance(await peer.hear(), m.Joined)
         await hears_nothing(peer)
-        await peer.say(m.Heartbeat(3))
+        await peer.say(m.Heartbeat(0))
         await hears_nothing(peer)  # in order
+        await peer.say(m.Heartbeat(3))
+        assert await peer.hear() == m.Pong(3, 5), "a store that is slow is no reason to count the master as lost"
         store.written = 2
         found.release()
         assert [type(await peer.hear()) for _ in range(2)] == [m.Epoch, m.Pong]
@@ -262,7 +265,7 @@ async def test_who_may_not_lead_takes_in_and_sends_nothing(what: str) -> None:
 
 async def test_a_standby_names_the_leader() -> None:
     async with server() as (found, connect):
-        found.stand_by("there:1", 7)
+        found.stand_by("there:1", 7, wait=True)
         for first in (hello("d"), m.StatusRequest(PROTOCOL_VERSION)):
             peer = await connect()
             await peer.say(first)
@@ -272,6 +275,7 @@ async def test_a_standby_names_the_leader() -> None:
 
 async def test_daemons_wait_at_a_standby_while_nobody_leads() -> None:
     async with server() as (found, connect):
+        found.stand_by("", 0, wait=True)
         first, gone, second, asks = [await connect() for _ in range(4)]
         await first.say(hello("a"))
         await gone.say(hello("b"))
@@ -279,15 +283,44 @@ async def test_daemons_wait_at_a_standby_while_nobody_leads() -> None:
         assert await asks.hear() == m.StandsBy("", 0)
         await hears_nothing(first)
         gone.stream.socket.close()
-        found.stand_by("there:1", 7)
+        found.stand_by("there:1", 7, wait=True)
         assert await first.hear() == m.StandsBy("there:1", 7)
-        found.stand_by("", 0)
+        found.stand_by("", 0, wait=True)
         await second.say(hello("c"))
         await hears_nothing(second)
         found.lead(Later(9))
         assert (await second.hear()).term == 9
         assert found.state is not None
         assert list(found.state.daemons) == ["c"]
+
+
+async def test_a_standby_that_knows_nothing_keeps_nobody() -> None:
+    async with server() as (found, connect):
+        for wait in (True, False):
+            found.stand_by("", 0, wait=wait)
+            peer = await connect()
+            await peer.say(hello("d"))
+            if wait:
+                await hears_nothing(peer)
+                found.stand_by("", 0, wait=False)
+            assert await peer.hear() == m.StandsBy("", 0)
+            assert await peer.hear() is None
+
+
+async def test_a_standby_keeps_only_so_many() -> None:
+    async with server(pending_connections=2) as (found, connect):
+        found.stand_by("", 0, wait=True)
+        peers = []
+        for i in range(3):
+            peers.append(await connect())
+            await peers[i].say(hello(f"d{i}"))
+            if i < 2:
+                await hears_nothing(peers[i])
+        assert await peers[2].hear() == m.StandsBy("", 0)
+        await peers[0].say(hello("again"))
+        assert await peers[0].hear() == m.StandsBy("", 0)
+        found.lead(Later(9))
+        assert (await peers[1].hear()).term == 9
 
 
 async def test_an_elected_master_does_not_raise_its_term_itself() -> None:
@@ -609,7 +642,7 @@ async def test_a_higher_term_than_etcd_knows(etcd: chaos.Etcd) -> None:
 
 async def test_no_master_leads() -> None:
     async with server() as (found, connect):
-        found.stand_by("", 0)
+        found.stand_by("", 0, wait=True)
         address = join_address(connect.host, connect.port)
         with pytest.raises(MasterUnreachable, match=f"{address}: stands by"):
             await trio.to_thread.run_sync(status.find, [address, "127.0.0.1:1"], 1.0)

@@ -57,6 +57,7 @@ PURE = (
     "wancoll_master.frames",
     "wancoll_master.held",
     "wancoll_master.leadership",
+    "wancoll_master.lobby",
     "wancoll_master.measures",
     "wancoll_master.measuring",
     "wancoll_master.membership",

@@ -44,8 +44,8 @@ class Candidate(Protocol):
     def release(self) -> None:
         """The store has written more."""
 
-    def stand_by(self, leader: str, term: int) -> None:
-        """Tell those who ask that *leader* leads, with *term*; "": nobody does."""
+    def stand_by(self, leader: str, term: int, *, wait: bool) -> None:
+        """Tell those who ask that *leader* leads, with *term*; "": nobody does, and daemons may *wait* for who will."""
 
     def step_down(self, reason: str) -> None:
         """End what lead() began, if it did."""
@@ -115,6 +115,7 @@ class Election:
                     if not self._etcd_away:
                         log.warning("etcd cannot be asked who leads", reason=str(bad))
                     self._etcd_away = True
+                    self._server.stand_by("", 0, wait=False)
                 if won is not None:
                     await self._lead(etcd, won)
                 else:
@@ -124,7 +125,7 @@ class Election:
         """Whether nobody leads."""
         entry = await etcd.get(self._keys.leader)
         address, term = _who(entry)
-        self._server.stand_by(address, term)
+        self._server.stand_by(address, term, wait=True)
         if address != self._known:
             log.info("stands by", leader=address or "nobody", term=term)
         self._known = address

@@ -32,6 +32,7 @@ from wancoll_master.frames import encode_epochs
 from wancoll_master.held import Held
 from wancoll_master.journal import Journal
 from wancoll_master.listeners import open_listeners
+from wancoll_master.lobby import Lobby
 from wancoll_master.state import (
     Announce,
     Broadcast,
@@ -122,8 +123,7 @@ class Server:
         self._telling: set[str] = set()  # fault injection: what the next flush tells, "commit" or "epoch"
         self._store: Store = journal
         self.state: State | None = None  # None: stands by
-        self._leader = m.StandsBy("", 0)
-        self._waiting: dict[int, Received] = {}  # first messages that came while nobody led
+        self._lobby = Lobby(config.limits.pending_connections)
         self._may_lead: Callable[[], bool] = lambda: True
         self._on_end: Callable[[str, int], None] = lambda reason, term: None
         self._held = Held(_HELD_FRAMES, _HELD_BYTES)
@@ -166,18 +166,14 @@ class Server:
             elected=store is not self._journal,
             lost_journal=lost_facts,
         )
-        waiting, self._waiting = self._waiting, {}
-        for event in waiting.values():
+        for event in self._lobby.empty():
             self.apply(event)
         self.flush()
 
-    def stand_by(self, leader: str, term: int) -> None:
-        """Tell those who ask that *leader* leads, with *term*; "": nobody does, and daemons wait for who will."""
-        self._leader = m.StandsBy(leader, term)
-        if leader:
-            waiting, self._waiting = self._waiting, {}
-            for conn in waiting:
-                self._close(conn, encode(self._leader))
+    def stand_by(self, leader: str, term: int, *, wait: bool) -> None:
+        """Tell those who ask that *leader* leads, with *term*; "": nobody does, and daemons may *wait* for who will."""
+        for conn in self._lobby.leader_is(leader, term, wait=wait):
+            self._close(conn, encode(self._lobby.answer))
 
     def step_down(self, reason: str, heard: int = 0) -> None:
         """Lead no more: what was not sent is dropped, and everybody is sent away."""
@@ -186,7 +182,7 @@ class Server:
         self.state = None
         self._held.clear()
         self._dirty.clear()
-        self.stand_by("", 0)
+        self.stand_by("", 0, wait=False)
         goodbye = encode(m.Bye(f"this master leads no more: {reason}"[:1000]))
         connections, self._connections = self._connections, {}
         for connection in connections.values():
@@ -247,13 +243,10 @@ class Server:
     def _decline(self, event: Event) -> None:
         """While this master stands by: what came, and who is gone."""
         if isinstance(event, Received):
-            if isinstance(event.message, m.Hello) and not self._leader.leader and event.conn not in self._waiting:
-                self._waiting[event.conn] = event
-            else:
-                self._waiting.pop(event.conn, None)
-                self._close(event.conn, encode(self._leader))
+            if not self._lobby.keeps(event):
+                self._close(event.conn, encode(self._lobby.answer))
         elif isinstance(event, Disconnected):
-            self._waiting.pop(event.conn, None)
+            self._lobby.gone(event.conn)
 
     def _carry_out(self, state: State, command: Command) -> None:
         match command:
@@ -263,6 +256,8 @@ class Server:
                 frame = encode(message)
                 for conn in conns:
                     self._add(conn, frame)
+            case Send(conn, m.Pong(number) as pong) if number:  # decides nothing: the master is not to seem silent
+                self._put(conn, encode(pong))
             case Send(conn, message):
                 self._add(conn, encode(message))
             case Announce(to, epoch):
