@@ -2,7 +2,7 @@
 
 Mirrors wancoll/peer/control.py (run, _serve_once, _read, _heartbeat), daemon.py (_master_says, _master_connected,
 _master_synced, watch_master, watch_engine, add, remove) and session.py (serve, _take, _post, run, _to_master, _start,
-_start_exchange, op_finished, op_cancelled).
+_start_exchange, op_finished, op_cancelled). The watcher of slow operations (watch.py) is left out.
 """
 
 from __future__ import annotations
@@ -153,9 +153,13 @@ class Daemon(Process):
             if self.clock.now - self._heard_at > max(self._timeout, 2 * self._interval):
                 self._over(this, "the master is silent")
                 return
-            self.send(m.Heartbeat(number))
+            self.send(m.Heartbeat(number, self._called()))
             number += 1
         self.after(self._interval, lambda: self._heartbeat(this, number))
+
+    def _called(self) -> list[tuple[int, int, int]]:
+        members = (one.member for one in self.sessions if one.member.epoch and not one.member.over)
+        return [(member.mid, member.epoch_number, member.called) for member in members]
 
     # ---- daemon.py -----------------------------------------------------------------------------------
 
@@ -200,6 +204,8 @@ class Daemon(Process):
                     session.run(member.settled(message, now))
                 case m.Resumed() if member.mid == message.to:
                     session.run(member.resumed(message))
+                case m.Redial() if member.mid == message.to and member.epoch_number == message.epoch:
+                    self.links.redial(session.links, message.others, message.older, message.reason)
                 case m.Joined() if member.name == message.member and member.epoch is None:
                     session.run(member.joined(message.mid, self.number, self.master))
                 case m.Refused() if member.name == message.member and member.epoch is None:

@@ -203,7 +203,9 @@ class Faults:
             self._world.later(self._length_of_pause(), lambda: self._world.wake_master(master))
 
     def _length_of_pause(self) -> float:
-        return self._short() if self._world.only_masters else self._length()
+        """Where nobody may be put out, not as long as members look for a master at most."""
+        longest = self._world.limits.master_grace / 3 if self._world.only_masters else self._length()
+        return self._random.uniform(0.0, longest)
 
     def takeover(self) -> None:
         """The master is stopped, another one takes over, and the first wakes up."""

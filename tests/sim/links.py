@@ -42,6 +42,7 @@ class Link:
     waits: Timer | None = None
     since: float = 0.0
     pause: float = 0.0
+    changed_at: float = 0.0
 
     @property
     def dials(self) -> bool:
@@ -215,6 +216,12 @@ class LinkHub:
         if link is not None:
             self._lose(link, reason)
 
+    def redial(self, links: MemberLinks, others: list[int], older: float, reason: str) -> None:
+        for link in list(links.links.values()):
+            known = not others or link.other.mid in others
+            if link.up and known and self._process.clock.now - link.changed_at > older:
+                self._lose(link, reason)
+
     def _lose(self, link: Link, reason: str) -> None:
         was_up = link.up
         self._drop_connections(link)
@@ -235,6 +242,7 @@ class LinkHub:
     def _attach(self, link: Link, end: End) -> None:
         self.engine.attach(link.engine_id, end)
         link.attached = link.up = True
+        link.changed_at = self._process.clock.now
         self._stop_raising(link)
         if link.channel == COLLECTIVES:
             link.owner.check_ready()

@@ -69,7 +69,21 @@ class Master(Process):
     def __init__(self, world: World, name: str, host: str, journal: Journal) -> None:
         super().__init__(world.clock, name, host)
         self.world, self._journal = world, journal
+        self._lead()
+        self.address = f"{host}:7400"
+        self.fuse = -1
+        self._connections: dict[int, End] = {}
+        self._slept_at = 0.0
+        self._next_conn = 1
+        self._batches: dict[int, list[Any]] = {}
+        self._tick: Timer | None = None
+        self._tick_at = float("inf")
+        world.network.listen(self.address, self, self._accept)
+
+    def _lead(self) -> None:
+        journal, world = self._journal, self.world
         self.opened = journal.open()
+        world.masters_started += 1
         self.state = membership.new_state(
             world.limits,
             b"secret of %d %d" % (world.seed, world.masters_started),
@@ -80,14 +94,24 @@ class Master(Process):
             now=world.clock.now,
             elected=world.odd.elected,
         )
-        self.address = f"{host}:7400"
-        self.fuse = -1
-        self._connections: dict[int, End] = {}
-        self._next_conn = 1
-        self._batches: dict[int, list[Any]] = {}
-        self._tick: Timer | None = None
-        self._tick_at = float("inf")
-        world.network.listen(self.address, self, self._accept)
+
+    def sleep(self) -> None:
+        super().sleep()
+        self._slept_at = self.clock.now
+
+    def wake(self) -> None:
+        """Mirrors _overslept and _start_over; that of two masters the elder does not lead any more is the world's."""
+        limits, slept = self.world.limits, self.asleep and self.alive
+        most = max(limits.heartbeat_timeout / 2, limits.heartbeat_timeout - 2 * limits.heartbeat_interval)
+        if slept and self.clock.now - self._slept_at > most and self is self.world.master:
+            self.world.note(self.name, "stood still and starts over")
+            connections, self._connections = self._connections, {}
+            for end in connections.values():
+                end.send(m.Bye("it stood still"))
+                end.close("the master leads no more")
+            self._lead()
+            self._arm()
+        super().wake()
 
     # ---- stepping ------------------------------------------------------------------------------------
 

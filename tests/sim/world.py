@@ -154,9 +154,9 @@ class World:
         free = [host for host in self.master_hosts if host not in living]
         if not free or (living and self.healed):
             return
-        self.masters_started += 1
-        self.note(f"M{self.masters_started}", "starts")
-        self.masters.append(Master(self, f"M{self.masters_started}", free[0], self.journal))
+        name = f"M{len(self.masters) + 1}"
+        self.note(name, "starts")
+        self.masters.append(Master(self, name, free[0], self.journal))
 
     def kill_master(self, master: Master) -> None:
         """It is gone; if it was the only one, another one follows."""
