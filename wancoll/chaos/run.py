@@ -108,6 +108,8 @@ class Run:
         self._members: set[int] = set()  # slots whose client has a communicator
         self._held: dict[int, Held] = {}
         self._resources: dict[str, dict[str, dict[str, int]]] = {}
+        self._log: list[tuple[float, int, str, str]] = []  # the master's events
+        self._gaps: list[invariants.Gap] = []
         self._clock = time.time() - time.monotonic()
 
     def do(self) -> Findings:
@@ -145,8 +147,8 @@ class Run:
                 self._cluster.save_logs(options.keep_logs or f"wancoll-chaos-{options.seed}-logs")
         return Findings(
             options.command, self.started, stopped, quiet, self.commits, self.injected,
-            sorted(self.violations, key=lambda one: one.at), self.calls, self.lives, self._resources,
-            sum(seconds for _, seconds in stalls.stalls),
+            sorted(self.violations, key=lambda one: one.at), self.calls, self.lives, self._resources, self._log,
+            self._gaps, sum(seconds for _, seconds in stalls.stalls),
         )  # fmt: skip
 
     # ---- phases --------------------------------------------------------------------------------------
@@ -337,7 +339,7 @@ class Run:
 
     def _judge(self, stopped: float, stalls: list[tuple[float, float]]) -> None:
         times = self.options.times
-        events = self._events()
+        events = self._log = self._events()
         formed = {epoch for _, epoch, _, text in events if "the group has formed" in text}
         found = self._agreement.committed_twice(formed)
         for slot, call in self._lost:
@@ -347,7 +349,8 @@ class Run:
                 got = f"{call.error}: {call.text}"
                 found.append(Violation(call.ended, "loss", f"m{slot}", f"{call.what}: {reason}", "no loss", got))
         within = sorted(one.at for one in self.commits if self.started <= one.at)
-        found += invariants.gaps(within, invariants.blind(self.injected, times), stalls)
+        self._gaps = invariants.gaps(within, invariants.blind(self.injected, times), stalls)
+        found += invariants.too_long(self._gaps)
         losses = [(at, text) for at, _, kind, text in events if invariants.tells_of_loss(kind, text)]
         found += invariants.culprits(self.injected, losses, times)
         if "after" in self._resources:

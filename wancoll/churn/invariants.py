@@ -13,6 +13,7 @@ from wancoll.churn.records import Called
 LOST = frozenset({"Evicted", "MasterUnreachable", "OutcomeUnknown", "PeerDaemonLost"})  # the membership is over
 LONGEST_GAP = 5.0  # seconds between two commits beside stated detection times
 _SEQS_KEPT = 20_000
+_SHOWN = 1.0  # seconds from which on a gap is worth a line
 _AFTERMATH = 3.0  # seconds that what a fault has set off may take beside stated times
 _LEAK_SLACK = {"fds": 2, "tasks": 2, "threads": 0, "arenas": 0, "sessions": 0, "ops": 0}
 _MEMORY_SLACK = 48 << 20  # bytes beside what the workload's tensors need
@@ -225,10 +226,25 @@ def unexplained_loss(slot: int, call: Called, faults: Iterable[Injected], times:
 # ---- gaps -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time between two commits, and how much of it is excused."""
+
+    at: float  # its end
+    seconds: float
+    detection: float  # seconds of it that are stated detection times
+    stalled: float  # seconds for which a process had to wait for a processor
+
+    @property
+    def excess(self) -> float:
+        """Seconds that nothing excuses."""
+        return self.seconds - self.detection - self.stalled
+
+
 def gaps(
     commits: Sequence[float], excused: Iterable[tuple[float, float]], stalls: Sequence[tuple[float, float]]
-) -> list[Violation]:
-    """Times between commits that are longer than LONGEST_GAP beside what is excused.
+) -> list[Gap]:
+    """The times between commits of a second and more, the longest first.
 
     Args:
         commits: when the first member knew of each, in order.
@@ -238,24 +254,22 @@ def gaps(
     found = []
     merged = _merged(excused)
     for before, after in itertools.pairwise(commits):
-        if after - before <= LONGEST_GAP:
+        if after - before < _SHOWN:
             continue
         told = sum(max(0.0, min(after, end) - max(before, begin)) for begin, end in merged)
         late = sum(seconds for at, seconds in stalls if before <= at <= after)
-        if after - before - told - late > LONGEST_GAP:
-            got = f"{after - before:.1f} s, of which {told:.1f} s are detection times and {late:.1f} s this machine's"
-            found.append(Violation(after, "gap", "the group", "no commit", f"one within {LONGEST_GAP:g} s", got))
-    return found
+        found.append(Gap(after, after - before, told, late))
+    return sorted(found, key=lambda gap: -gap.seconds)
 
 
-def _merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
+def too_long(found: Iterable[Gap]) -> list[Violation]:
+    """Gaps with more than LONGEST_GAP that nothing excuses."""
+    violations = []
+    for gap in found:
+        if gap.excess > LONGEST_GAP:
+            got = f"{gap.seconds:.1f} s: {gap.detection:.1f} s of detection times, {gap.stalled:.1f} s of waiting processes"
+            violations.append(Violation(gap.at, "gap", "the group", "no commit", f"one within {LONGEST_GAP:g} s", got))
+    return violations
 
 
 # ---- the event log ----------------------------------------------------------------------------------
@@ -281,13 +295,16 @@ def culprits(faults: Iterable[Injected], events: Sequence[tuple[float, str]], ti
         stopped = fault.kind == "stop" and one.ended - one.began > times.heartbeat + _AFTERMATH
         if not one.hit or not (loses or stopped):
             continue
-        name = f"m{fault.slot}" if fault.kind == "client_kill" else f"peer-{fault.slot}"
-        named = re.compile(rf"\b{name}\b")
+        named = re.compile(rf"\b(m|peer-){fault.slot}\b")
         until = one.ended + times.heartbeat + times.rejoin + times.link
         if not any(one.armed - 0.1 <= at <= until and named.search(text) for at, text in events):
             got = f"{sum(one.began <= at <= until for at, _ in events)} other events in that time"
             what = f"{fault} is not in the event log"
-            found.append(Violation(one.began, "event log", "the master", what, f"an event with {name}", got))
+            found.append(
+                Violation(
+                    one.began, "event log", "the master", what, f"an event with m{fault.slot} or peer-{fault.slot}", got
+                )
+            )
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wancoll.churn.invariants import Injected, Violation
+from wancoll.churn.invariants import Gap, Injected, Violation
 
 _RECOVERY_AT_MOST = 60.0  # seconds; later it has other reasons
 MIB = 1 << 20
@@ -40,6 +40,8 @@ class Findings:
         calls: how many calls ended how: "committed", or the error's class.
         lives: (member, from, to) of each membership.
         resources: what processes held before and after.
+        events: the master's event log: (time, epoch, kind, text).
+        gaps: the long times without a commit, the longest first.
         stalled: seconds for which this machine let a process wait that could run, in all.
     """
 
@@ -53,6 +55,8 @@ class Findings:
     calls: Counter[str]
     lives: Sequence[tuple[str, float, float]]
     resources: dict[str, dict[str, dict[str, int]]]
+    events: Sequence[tuple[float, int, str, str]]
+    gaps: Sequence[Gap]
     stalled: float
 
 
@@ -130,6 +134,8 @@ def build(findings: Findings) -> dict[str, Any]:
         },
         "violations": [{**asdict(one), "at": one.at - start, "text": str(one)} for one in findings.violations],
         "lives": [(who, begin - start, end - start) for who, begin, end in findings.lives],
+        "gaps": [{**asdict(one), "at": one.at - start} for one in findings.gaps],
+        "events": [(at - start, *what) for at, *what in findings.events],
         "timeline": timeline(findings.commits, start, findings.stopped),
         "resources": findings.resources,
     }
