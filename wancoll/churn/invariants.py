@@ -267,9 +267,19 @@ def too_long(found: Iterable[Gap]) -> list[Violation]:
     violations = []
     for gap in found:
         if gap.excess > LONGEST_GAP:
-            got = f"{gap.seconds:.1f} s: {gap.detection:.1f} s of detection times, {gap.stalled:.1f} s of waiting processes"
+            got = f"{gap.seconds:.1f} s: {gap.detection:.1f} s of detection times, {gap.stalled:.1f} s of stalls"
             violations.append(Violation(gap.at, "gap", "the group", "no commit", f"one within {LONGEST_GAP:g} s", got))
     return violations
+
+
+def _merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
 
 
 # ---- the event log ----------------------------------------------------------------------------------
