@@ -212,7 +212,7 @@ def _end_daemon(state: State, daemon: Daemon, why: str, *, close: bool) -> None:
 def _from_daemon(state: State, daemon: Daemon, message: m.FromPeer) -> None:
     match message:
         case m.Heartbeat(number, called):
-            waits.heard(daemon, called)
+            waits.heard(daemon, called, state.now)
             state.out.append(Send(daemon.conn, m.Pong(number, state.term)))
             if not number:
                 rebuilding.synced(state, daemon)

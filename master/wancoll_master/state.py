@@ -207,7 +207,7 @@ class Member:
     was: int = 0  # of a joiner: the mid that an earlier master gave it
     done_upto: int = 0
     probes: dict[int, ProbePair] = field(default_factory=dict)  # of a joiner, by the member's mid
-    called: tuple[int, int] = (0, 0)  # epoch, and the highest seq that its client has called, by its last heartbeat
+    called: tuple[int, int, float] = (0, 0, -inf)  # epoch, highest seq that its client has called, and when it said so
     told: Told | None = None
 
     @property

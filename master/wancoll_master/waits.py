@@ -39,12 +39,12 @@ def take(state: State, member: Member, message: m.Waits) -> None:
         _stalled(state, group, oldest)
 
 
-def heard(daemon: Daemon, called: list[tuple[int, int, int]]) -> None:
-    """How far the daemon's members are in their programs."""
+def heard(daemon: Daemon, called: list[tuple[int, int, int]], now: float) -> None:
+    """How far the daemon's members are in their programs, as of *now*."""
     for mid, epoch, seq in called:
         member = daemon.members.get(mid)
         if member is not None:
-            member.called = epoch, seq
+            member.called = epoch, seq, now
 
 
 # ---- what waits, and for whom ------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def _causes(state: State, group: Group, seq: int, entry: Pending | None, age: fl
             quiet = now - member.daemon.heard_at
             why = f"its daemon {member.daemon.name} has said nothing"
             found.append(m.WaitCause(member.name, rank, "", -1, why, quiet))
-        elif member.called[0] == group.epoch and member.called[1] < seq:
+        elif member.called[0] == group.epoch and member.called[1] < seq and now - member.called[2] < age:
             found.append(m.WaitCause(member.name, rank, "", -1, "it has not called the operation", age))
     found += _bad_links(state, group, {member.mid for member in silent}, ranks, now)
     found.sort(key=lambda cause: -cause.seconds)

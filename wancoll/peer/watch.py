@@ -145,9 +145,11 @@ class Watcher:
 
     def status(self, session: Session) -> dict[str, object]:
         """Of the session's member, for the daemon's status."""
-        watched = self._watched.get(session) or _Watched()
+        watched, now = self._watched.get(session) or _Watched(), trio.current_time()
         text = watched.verdict.text if watched.verdict is not None else ""
-        return {**waits.plain(watched.waits, self._namer(session)), "master_says": text}
+        member = session.member
+        found = waits.report(member, self._seen(session.links, now), now, self._limits.slow_after)
+        return {**waits.plain(found, self._namer(session)), "master_says": text}
 
     def _namer(self, session: Session) -> Callable[[int], str]:
         epoch = session.member.epoch
