@@ -155,6 +155,11 @@ class Cluster:
         """Process id of the first master."""
         return self._running_master(0).pid
 
+    @property
+    def master_pids(self) -> list[int]:
+        """Process ids of the masters; 0 for one that does not run."""
+        return [master.pid if master is not None and master.running else 0 for master in self._masters]
+
     def running(self, i: int) -> bool:
         """Whether peer i's daemon is there; a paused one is."""
         return self._peers[i].running
