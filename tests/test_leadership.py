@@ -14,12 +14,12 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from test_master import QUICK, Connect, Peer, hello
+from test_master import Connect, Peer, hello
 
 from wancoll import chaos
 from wancoll.cli import status
 from wancoll.errors import ConfigError, MasterUnreachable
-from wancoll.limits import PROTOCOL_VERSION
+from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import join_address
 from wancoll.peer import masters
 from wancoll.peer.masters import Masters
@@ -181,11 +181,12 @@ class Later:
 async def server(**limits: Any) -> AsyncIterator[tuple[Server, Connect]]:
     """One that stands by."""
     journal = Journal("")
-    found = Server(MasterConfig(limits=replace(QUICK, **limits)), journal)
+    found = Server(MasterConfig(limits=replace(Limits(heartbeat_timeout=1.5), **limits)), journal)
     try:
         async with trio.open_nursery() as nursery:
             [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
             nursery.start_soon(found.keep_time)
+            nursery.start_soon(found.keep_awake)
             nursery.start_soon(trio.serve_listeners, found.accept, [listener])
             connect = Connect(join_address(*listener.socket.getsockname()[:2]))
             try:
@@ -562,7 +563,7 @@ class Rivals:
         self._ended: list[trio.Event] = []
 
     async def start(self) -> str:
-        config = MasterConfig(listen="127.0.0.1:0", limits=QUICK, etcd=self._config)
+        config = MasterConfig(listen="127.0.0.1:0", etcd=self._config)
         scope, ended = trio.CancelScope(), trio.Event()
 
         async def run(task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
