@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from wancoll.chaos.process import wait_stopped
@@ -19,6 +20,7 @@ from wancoll.chaos.tether import die_with_parent
 from wancoll.errors import ConfigError, WancollError
 
 _SPAWN = multiprocessing.get_context("spawn")
+_FORK = multiprocessing.get_context("forkserver")
 
 
 class ClientProcess:
@@ -32,16 +34,28 @@ class ClientProcess:
         target: a function that a new interpreter can import.
         socket: path of its daemon's client socket, the first argument.
         arguments: the others; they are pickled.
+        fork: from a process that has the target's module loaded.
     """
 
     def __init__(
-        self, starter: Executor, label: str, target: Callable[..., Any], socket: str, arguments: tuple[Any, ...]
+        self,
+        starter: Executor,
+        label: str,
+        target: Callable[..., Any],
+        socket: str,
+        arguments: tuple[Any, ...],
+        *,
+        fork: bool = False,
     ) -> None:
         self.label = label
         self._pipe, theirs = _SPAWN.Pipe(duplex=False)
-        self._process = _SPAWN.Process(
-            target=_run, args=(os.getpid(), theirs, target, socket, arguments), name=label, daemon=True
-        )
+        parent = 0 if fork else os.getpid()
+        work = (parent, theirs, target, socket, arguments)
+        if fork:
+            _FORK.set_forkserver_preload([target.__module__])
+            self._process: BaseProcess = _FORK.Process(target=_run, args=work, name=label, daemon=True)
+        else:
+            self._process = _SPAWN.Process(target=_run, args=work, name=label, daemon=True)
         starter.submit(self._process.start).result()
         theirs.close()
         self._last: tuple[str, Any] | None = None
@@ -121,7 +135,7 @@ class ClientProcess:
 
 
 def _run(parent: int, pipe: Connection, target: Callable[..., Any], socket: str, arguments: tuple[Any, ...]) -> None:
-    die_with_parent(parent)
+    die_with_parent(parent or os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the parent
     try:
         if inspect.isgeneratorfunction(target):

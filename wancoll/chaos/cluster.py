@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from wancoll.chaos.clients import ClientProcess
 from wancoll.chaos.network import Host, Network, inside
 from wancoll.chaos.process import Service, is_stopped
+from wancoll.chaos.zygote import Zygote
 from wancoll.errors import BY_NAME, ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
@@ -56,6 +57,8 @@ class Cluster:
         masters: how many masters; more than one need *etcd*. A method of one takes its index.
         etcd: URLs of etcd for `wancoll master --etcd`; the masters keep their keys to themselves there.
         startup_timeout: seconds for one process to become ready.
+        fork: fork services and clients from processes that have everything loaded, which is much cheaper where many are
+            started; not with *network*.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         peer_env: Mapping[int, Mapping[str, str]] | None = None,
         startup_timeout: float = 30.0,
+        fork: bool = False,
     ) -> None:
         self._lanes, self._listen, self._startup_timeout = lanes, listen, startup_timeout
         self._network = network
@@ -92,6 +96,7 @@ class Cluster:
         self._env.update(env or {})
         self._folder = tempfile.mkdtemp(prefix="wancoll-")
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wancoll-chaos")
+        self._zygote = Zygote(self._starter) if fork and network is None else None
         self._lock = threading.Lock()
         self._masters: list[Service | None] = [None] * masters
         self._master_addresses = [("", 0)] * masters
@@ -248,7 +253,8 @@ class Cluster:
         """
         with self._lock:
             label = f"client-{len(self._clients)} of {self.name(i)}"
-            client = ClientProcess(self._starter, label, target, self.socket(i), arguments)
+            fork = self._zygote is not None
+            client = ClientProcess(self._starter, label, target, self.socket(i), arguments, fork=fork)
             self._clients.append(client)
         return client
 
@@ -328,7 +334,9 @@ class Cluster:
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
         place = inside(self._network, "master")
         environment = {**self._env, "WANCOLL_FAILPOINTS": self._token}
-        master = self._masters[k] = Service(self._starter, label, arguments, self._folder, environment, place)
+        master = self._masters[k] = Service(
+            self._starter, label, arguments, self._folder, environment, place, self._zygote
+        )
         self._master_addresses[k] = _dialable(master.ready(self._startup_timeout).split()[0])
 
     # ---- faults inside -------------------------------------------------------------------------------
@@ -383,6 +391,8 @@ class Cluster:
         deadline = time.monotonic() + _END_TIMEOUT
         for service in services:
             service.end(deadline)
+        if self._zygote is not None:
+            self._zygote.close()
         self._starter.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -420,7 +430,8 @@ class Cluster:
         last = {option.partition("=")[0]: option for option in options}
         environment = {**self._env, "WANCOLL_FAILPOINTS": self._token, **self._peer_env.get(i, {})}
         place = inside(self._network, i)
-        service = Service(self._starter, f"peer-{i}", ["peer", *last.values()], self._folder, environment, place)
+        arguments = ["peer", *last.values()]
+        service = Service(self._starter, f"peer-{i}", arguments, self._folder, environment, place, self._zygote)
         if i < len(self._peers):
             self._peers[i] = service
         else:

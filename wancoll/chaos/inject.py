@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from wancoll.chaos.cluster import Cluster
 from wancoll.chaos.middle import Middle
+from wancoll.chaos.process import is_stopped
 from wancoll.churn.invariants import Injected
 from wancoll.churn.plan import Fault
 from wancoll.errors import ConfigError, WancollError
 
 _ARMED = 5.0  # seconds that a failpoint or a lane's fault has to find something
+_MASTER_UP = 3.0  # seconds between two faults of the master
 _POLL = 0.005
 _PHASES = {  # words of what a member's daemon says that it waits for
     "links": "links",
@@ -64,6 +66,7 @@ class Injector:
         self._neighbour, self._stopping = neighbour, stopping
         self._peers, self._keep = peers, keep
         self._master = threading.Lock()  # one fault of the master at a time
+        self._master_since = 0.0  # it runs, or the last fault's end
         self._changed = threading.Condition()
         self._busy: set[int] = set()  # slots at which something is broken
         self._away: set[int] = set()  # slots whose member has not been heard of since
@@ -85,7 +88,7 @@ class Injector:
             if fault.touches:
                 one.phase = self._phase(fault.slot)
             getattr(self, f"_{'lanes' if lane_fault and fault.kind != 'cut' else fault.kind}")(one, fault)
-        except ConfigError as bad:
+        except (ConfigError, OSError) as bad:
             one.note = str(bad)[:300]
         finally:
             one.ended = time.monotonic()
@@ -160,11 +163,11 @@ class Injector:
         self._cluster.failpoint(fault.slot, fault.point, fault.action)
         pause = fault.action == "pause"
         pid = self._cluster.pid(fault.slot)
-        one.hit = self._until(lambda: _stopped(pid) if pause else not self._cluster.running(fault.slot))
+        one.hit = self._until(lambda: is_stopped(pid) if pause else not self._cluster.running(fault.slot))
         if not one.hit:
             one.note = f"{fault.point} was not reached"
             self._cluster.failpoint(fault.slot, fault.point, "clear")
-            if self._cluster.running(fault.slot) and not _stopped(pid):
+            if self._cluster.running(fault.slot) and not is_stopped(pid):
                 return
             one.hit, one.note = True, ""  # after all
         one.began, one.phase = time.monotonic(), fault.point
@@ -219,22 +222,35 @@ class Injector:
 
     # ---- the master ----------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _only_fault(self) -> Iterator[None]:
+        """The master is hit when it has been up for a while."""
+        deadline = time.monotonic() + _ARMED
+        if not self._master.acquire(timeout=_ARMED):
+            raise ConfigError("the fault before it lasts too long")
+        try:
+            self._wait(min(deadline, self._master_since + _MASTER_UP) - time.monotonic())
+            yield
+        finally:
+            self._master_since = time.monotonic()
+            self._master.release()
+
     def _master_kill(self, one: Injected, fault: Fault) -> None:
-        with self._master:
+        with self._only_fault():
             one.hit, one.began, one.phase = True, time.monotonic(), "any"
             self._cluster.kill_master()
             self._wait(fault.seconds)
             self._cluster.start_master()
 
     def _master_pause(self, one: Injected, fault: Fault) -> None:
-        with self._master:
+        with self._only_fault():
             one.hit, one.began, one.phase = True, time.monotonic(), "any"
             self._cluster.pause_master()
             self._wait(fault.seconds)
             self._cluster.resume_master()
 
     def _master_point(self, one: Injected, fault: Fault) -> None:
-        with self._master:
+        with self._only_fault():
             self._cluster.master_failpoint(fault.point, "kill")
             one.hit = self._until(self._no_master)
             if not one.hit:
@@ -258,7 +274,7 @@ class Injector:
     # ---- inside --------------------------------------------------------------------------------------
 
     def _wait(self, seconds: float) -> None:
-        self._stopping.wait(seconds)
+        self._stopping.wait(max(0.0, seconds))
 
     def _until(self, condition: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + _ARMED
@@ -277,11 +293,3 @@ class Injector:
                 waits = str(member["waiting_for"])
                 return next((phase for word, phase in _PHASES.items() if word in waits), "between calls")
         return "not a member"
-
-
-def _stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False

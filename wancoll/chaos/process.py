@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from typing import Any
 
+from wancoll.chaos.zygote import Forked, Zygote
 from wancoll.errors import ConfigError
 
 _POLL = 0.005  # seconds between looks at a file or a process state
@@ -29,7 +30,10 @@ class Service:
         folder: where the log files go.
         environment: of the child.
         place: what the starting thread enters while it starts the child: the host that the child runs on.
+        zygote: forks the child instead, if there is one.
     """
+
+    _process: subprocess.Popen[bytes] | Forked
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class Service:
         folder: str,
         environment: Mapping[str, str],
         place: AbstractContextManager[None],
+        zygote: Zygote | None = None,
     ) -> None:
         self.label = label
         self._out, self._err = (os.path.join(folder, f"{label}.{stream}") for stream in ("out", "log"))
@@ -46,6 +51,9 @@ class Service:
         self._ready_from = os.path.getsize(self._out) if os.path.exists(self._out) else 0
         command = [sys.executable, "-m", "wancoll.chaos.launch", str(os.getpid()), *arguments]
         with open(self._out, "ab") as out, open(self._err, "ab") as err:
+            if zygote is not None:
+                self._process = zygote.start(self._arguments, environment, self._out, self._err)
+                return
             self._process = starter.submit(
                 _start,
                 place,

@@ -157,6 +157,7 @@ class Run:
         times = self.options.times
         return Cluster(
             self.options.peers,
+            fork=True,
             lanes=self.options.lanes,
             heartbeat_timeout=times.heartbeat,
             master_args=[f"--rejoin-grace={times.rejoin}"],
