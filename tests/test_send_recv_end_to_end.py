@@ -59,6 +59,7 @@ def test_around_a_ring(cluster: Cluster, world: int) -> None:
                 receipt = comm.recv(y, left, timeout=30)
                 sent = work.wait(30)
                 assert receipt.out is y
+                assert receipt.op_id.endswith(f"/p2p-{receipt.seq}")
                 assert y.tobytes() == numbers(count, left).tobytes()
                 assert sent.out is None
                 assert sent.digest == f"{digest(x.tobytes()):016x}"

@@ -91,3 +91,44 @@ def test_json_has_all_of_it(capsys):
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3 GiB")])
 def test_sizes(nbytes, text):
     assert status.size(nbytes) == text
+
+
+def waiting() -> m.GroupStatus:
+    causes = [
+        m.WaitCause("m1", 1, "m2\x1b[0m", 2, "its packets do not arrive", 1.26),
+        m.WaitCause("m3", 3, "", -1, "it has not called the operation", 3.0),
+    ]
+    slow = m.WaitStatus("g/7", 7, 3, "all_reduce(10 x float32, op=sum)", 40, 3.04, 1, causes)
+    calm = m.WaitStatus("m0: recv(1 x int8, source=m1, tag=0)", 0, 3, "recv(1 x int8, source=m1, tag=0)", 1, 2.0, 0, [])
+    pairs = [m.PairStatus("m1", "m2", "lost", "it took nothing", 65.0, 5.0, 2, "routed around")]
+    return m.GroupStatus("g", "running", 3, 2, 1, 16, 4, [], "x", None, [slow, calm], pairs)
+
+
+def test_what_waits_and_which_links_failed(capsys):
+    status.print_tables(m.Status(1, 1.0, "0.1.0", ["a", "b"], [waiting()], [], []))
+    out = capsys.readouterr().out
+    assert (
+        "g/7, all_reduce(10 x float32, op=sum), epoch 3: not ended after 3.0 s, 1 members are done\n"
+        "  waits for link m1 (rank 1) -> m2?[0m (rank 2): its packets do not arrive, since 1.3 s ago\n"
+        "  waits for m3 (rank 3): it has not called the operation, since 3.0 s ago\n"
+        "m0: recv(1 x int8, source=m1, tag=0), epoch 3: not ended after 2.0 s, 0 members are done\n"
+        "  no member or link stands out\n"
+    ) in out
+    row = next(line for line in out.splitlines() if "routed around" in line)
+    cells = [cell.strip() for cell in row.split("│")[1:-1]]
+    assert cells == ["m1", "m2", "lost", "1 min 5 s ago", "5 s ago", "2", "routed around", "it took nothing"]
+
+
+def test_json_has_what_waits(capsys):
+    status.print_json(m.Status(1, 1.0, "0.1.0", ["a", "b"], [waiting()], [], []))
+    group = json.loads(capsys.readouterr().out)["groups"][0]
+    assert group["waits"][0]["causes"][0] == {
+        "member": "m1",
+        "rank": 1,
+        "other": "m2\x1b[0m",
+        "other_rank": 2,
+        "why": "its packets do not arrive",
+        "seconds": 1.26,
+    }
+    assert (group["waits"][0]["op"], group["waits"][0]["seq"], group["waits"][0]["seconds"]) == ("g/7", 7, 3.04)
+    assert group["pairs"][0]["done"] == "routed around"

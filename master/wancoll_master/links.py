@@ -41,6 +41,14 @@ def link_down(state: State, member: Member, message: m.LinkDown) -> None:
     state.alarm(group.settle_at)
 
 
+def told_late(state: State, member: Member, message: m.LinkDown) -> None:
+    """The complaint is of an earlier epoch, which has ended, perhaps for the other end's: people want to know."""
+    other = state.members.get(message.other)
+    if other is not None and other.group is member.group and other is not member:
+        reach.note(state, member.group, member, other, message.kind[:32], message.reason)
+        reach.same_as_other_end(member.group, member, other)
+
+
 def settle(state: State, group: Group) -> None:
     """Both ends of the links complained of are alive: end the epoch, at most once per link_settle."""
     group.settle_at = inf

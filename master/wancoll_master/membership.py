@@ -253,6 +253,8 @@ def _from_member(state: State, daemon: Daemon, message: Any, handler: Callable[[
         )
     if message.epoch == group.epoch:
         handler(state, member, message)
+    elif isinstance(message, m.LinkDown) and message.epoch < group.epoch:
+        links.told_late(state, member, message)
     elif message.epoch > group.epoch:
         raise ProtocolError(
             "names an epoch that has not begun", expected=f"{group.epoch} or earlier", got=str(message.epoch)

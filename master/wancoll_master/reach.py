@@ -29,6 +29,13 @@ def acted(group: Group, pairs: set[tuple[str, str]], what: str) -> None:
             trouble.done = what
 
 
+def same_as_other_end(group: Group, source: Member, target: Member) -> None:
+    """What the master did when *target* told of the pair, it did for *source*, too."""
+    other = group.troubles.get((target.name, source.name))
+    if other is not None:
+        group.troubles[source.name, target.name].done = other.done
+
+
 def statuses(group: Group, now: float) -> list[m.PairStatus]:
     """For `wancoll status`, newest first."""
     return [

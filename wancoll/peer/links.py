@@ -152,7 +152,7 @@ class LinkHub:
         for link in list(links.links.values()):
             known = not others or link.other.mid in others
             if link.up and known and trio.current_time() - link.changed_at > older:
-                self._lose(link, reason)
+                self._lose(link, f"{link.other.name} has let go of it: {reason}")
 
     def _lose(self, link: Link, reason: str) -> None:
         was_up = link.up
