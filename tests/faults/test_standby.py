@@ -25,6 +25,7 @@ from support import (
     wait_until,
 )
 
+import wancoll
 from wancoll.chaos import Cluster, Etcd
 from wancoll.errors import ConfigError, Evicted, OutcomeUnknown
 from wancoll.wire import messages as m
@@ -240,6 +241,14 @@ def test_a_joiner_comes_while_nobody_leads(cluster: Cluster) -> None:
     reduce_all(comms, range(PEERS))
     wake(cluster, "kill", k)
     close_all(comms)
+
+
+def test_a_private_daemon_finds_the_leader(cluster: Cluster) -> None:
+    """The standby stands first."""
+    addresses = cluster.master_option.split(",")
+    masters = ",".join(addresses if leading(cluster)[0] else reversed(addresses))
+    with wancoll.connect(new_group(), name="m0", master=masters, timeout=20) as comm:
+        reduce_all([comm], [0])
 
 
 @pytest.mark.slow
