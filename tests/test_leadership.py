@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from math import inf
@@ -365,6 +367,16 @@ def test_urls() -> None:
 )
 def test_what_standbys_name(advertise: str, bound: str, address: str) -> None:
     assert advertised(advertise, bound, "http://127.0.0.1:2379") == address
+
+
+def test_the_package_that_is_missing_is_named() -> None:
+    """Only --etcd needs it."""
+    code = "import sys; sys.modules['httpx'] = None; from wancoll.cli.main import run; run(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "master", "--listen=127.0.0.1:0", "--etcd=http://127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert "wancoll[etcd]" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 async def test_keys_pages_and_transactions(etcd: chaos.Etcd) -> None:

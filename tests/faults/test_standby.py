@@ -227,6 +227,40 @@ def test_the_leader_stops_while_it_begins_an_epoch(cluster: Cluster, point: str)
     close_all(comms)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_again_and_again(cluster: Cluster) -> None:
+    """Small sums without a pause while leaders are killed and stopped in turn, each for as long as chance has it."""
+    comms = join(cluster, range(PEERS), min_world=PEERS)
+    stop = [False]
+
+    def work(k: int) -> list[Any]:
+        done = []
+        flag = np.zeros(1, np.float32)
+        while not flag[0]:
+            tensor = contribution(k, 5000)
+            done.append((attempt(lambda x=tensor: comms[k].all_reduce(x, op="sum")), tensor))
+            flag[0] = stop[0] and k == 0
+            comms[k].all_reduce(flag, op="max")
+        return done
+
+    running = Background(work, PEERS)
+    rng = np.random.default_rng(7)
+    for how in ["kill", "pause"] * 5:
+        k = end_leader(cluster, how)
+        time.sleep(rng.uniform(0.0, 4.0))  # a stopped one may wake up while it leads, while nobody does, or too late
+        cluster.start_master(k) if how == "kill" else cluster.resume_master(k)
+        wait_until(lambda: len(leading(cluster)[1].groups) == 1, PATIENCE, "the group is back")
+        time.sleep(rng.uniform(0.0, 1.0))  # some operations go through
+    stop[0] = True
+    outcomes = running.results(40)
+    assert len({len(mine) for mine in outcomes}) == 1
+    assert len(outcomes[0]) > 10
+    for step in zip(*outcomes, strict=True):
+        assert sorted(check_agreed([one for one, _ in step], [x for _, x in step])) == ["m0", "m1", "m2"]
+    close_all(comms)
+
+
 def test_a_joiner_comes_while_nobody_leads(cluster: Cluster) -> None:
     group = new_group()
     comms = join(cluster, range(2), group=group)
