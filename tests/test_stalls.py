@@ -8,7 +8,7 @@ from wancoll.peer.stalls import STILL, LaneLook, Stalls
 from wancoll.peer.tcpinfo import TcpInfo
 
 LINK = 7
-TIMEOUT = 2.0
+TIMEOUT, SETTLED = 2.0, 1.0
 
 
 def lane(
@@ -32,7 +32,7 @@ class Looks:
 
     def stuck(self, known_at: float | None = None) -> list[tuple[int, bool]]:
         known = {LINK: self.now if known_at is None else known_at}
-        return [(one.link, one.dead) for one in self.stalls.stuck(self.now, TIMEOUT, known)]
+        return [(one.link, one.dead) for one in self.stalls.stuck(self.now, TIMEOUT, SETTLED, known)]
 
 
 def test_an_idle_link_is_idle() -> None:
@@ -57,7 +57,7 @@ def test_a_lane_without_progress(look: LaneLook, state: str, dead: bool) -> None
     assert looks.stuck() == []
     looks.until(0.25 + TIMEOUT, look)
     assert looks.stuck() == [(LINK, dead)]
-    reason = looks.stalls.stuck(looks.now, TIMEOUT, {LINK: looks.now})[0].reason
+    reason = looks.stalls.stuck(looks.now, TIMEOUT, SETTLED, {LINK: looks.now})[0].reason
     assert "lane 0" in reason
     assert "2.0 s" in reason
 
@@ -82,7 +82,7 @@ def test_a_blocked_lane_waits_for_the_masters_word() -> None:
     """The master is away: who knows whether the other end has a reason."""
     looks = Looks()
     looks.until(0.25 + 3 * TIMEOUT, lane(backlog=50))
-    assert looks.stuck(known_at=0.5) == []
+    assert looks.stuck(known_at=0.25 + SETTLED - 0.01) == []  # the first look was at 0.25
     assert looks.stuck(known_at=looks.now) == [(LINK, False)]
 
 
@@ -118,7 +118,7 @@ def test_links_that_are_gone_are_forgotten() -> None:
     looks = Looks()
     looks.until(3.0, lane(unacked=50))
     looks.stalls.look(4.0, {})
-    assert looks.stalls.stuck(5.0, TIMEOUT, {}) == []
+    assert looks.stalls.stuck(5.0, TIMEOUT, SETTLED, {}) == []
     assert looks.stalls.view(LINK, 5.0).state == "idle"
     looks.stalls.excuse(LINK, 5.0)
 

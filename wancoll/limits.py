@@ -29,7 +29,8 @@ class Limits:
     name_chars: int = 128
 
     # Links.
-    # A link that fails without its peers is noticed within lane_timeout and made anew; one that cannot be is reported
+    # A link that fails without its peers is noticed within lane_timeout (an end that takes nothing: not before
+    # slow_after and four heartbeats, since it may have its reasons) and made anew; one that cannot be is reported
     # within link_timeout, or one dial's connect_timeout if that is longer. A way around is taken at once; a member is
     # put out half a link_timeout later.
     lane_timeout: float = 10.0  # data that is not acknowledged, or not taken though the other end should take it

@@ -139,12 +139,13 @@ class Stalls:
         backlog = sum(_backlog(lane.look) for lane in link.lanes.values())
         return LinkView(state, since, now - link.heard_at, backlog, now - link.moved_at)
 
-    def stuck(self, now: float, timeout: float, known_at: Mapping[int, float]) -> list[Stuck]:
+    def stuck(self, now: float, timeout: float, settled: float, known_at: Mapping[int, float]) -> list[Stuck]:
         """Links that have to be made anew.
 
         Args:
             now: seconds.
             timeout: of lanes, see Limits.lane_timeout.
+            settled: seconds until the other end's word that it holds bytes back has come here by way of the master.
             known_at: by link: when the master last said whether its other end holds bytes back (see excuse). Without
                 that, blocked lanes are let be: the master is away, or the other end may not know of the epoch.
         """
@@ -153,7 +154,7 @@ class Stalls:
             for index, lane in link.lanes.items():
                 dead = lane.state == "dead"
                 since = lane.progress_at if dead else max(lane.progress_at, link.excused_at)
-                told = dead or known_at.get(number, -inf) >= since + timeout / 2
+                told = dead or known_at.get(number, -inf) >= since + settled
                 if lane.state and now - since >= timeout and told:
                     text = NO_PROGRESS if dead else NOT_TAKEN
                     words = text.format(lane=index, seconds=now - since, backlog=_backlog(lane.look))

@@ -20,6 +20,8 @@ from wancoll.wire import messages as m
 log = structlog.get_logger("wancoll.wait")
 
 _LOOK = 0.25  # seconds between looks at the lanes
+_SHARE = 0.05  # of a processor that looks may take, where there are very many lanes
+_SETTLED = 3  # heartbeats until the other end's word has come here by way of the master
 _CLIENT_TOLD = 32  # times that a client is told of one call
 
 
@@ -60,18 +62,20 @@ class Watcher:
 
     async def run(self) -> None:
         """Task: look at the lanes, and report with every heartbeat."""
-        report_at = trio.current_time()
+        report_at, pause = trio.current_time(), _LOOK
         while True:
-            await trio.sleep(_LOOK)
+            await trio.sleep(pause)
             now = trio.current_time()
             self._look(now)
+            pause = max(_LOOK, (trio.current_time() - now) / _SHARE)
             if now >= report_at:
                 report_at = now + self._interval()
                 self._report(now)
 
     def _look(self, now: float) -> None:
         self._stalls.look(now, self._hub.looks())
-        for stuck in self._stalls.stuck(now, self._limits.lane_timeout, self._known_at):
+        settled = self._limits.slow_after + _SETTLED * self._interval()
+        for stuck in self._stalls.stuck(now, self._limits.lane_timeout, settled, self._known_at):
             self._hub.lose(stuck.link, stuck.reason)
 
     def _report(self, now: float) -> None:
