@@ -26,6 +26,7 @@ from wancoll.errors import WancollError
 MIB = 1 << 20
 WARM_UP = 3  # operations of all members before a kill
 CLEAN = 3  # timed operations of the survivors after it; the median counts
+TRIES = 5  # kills that may come after the commit
 CALL_TIMEOUT = 60.0
 BAR = 1.0  # seconds beyond detection and a clean operation (issue 4)
 
@@ -53,7 +54,7 @@ PHASES = (
     Phase("killed between operations", share=0.0),
     Phase("killed after a tenth", share=0.1),
     Phase("killed in the middle", share=0.5),
-    Phase("killed after nine tenths", share=0.9),
+    Phase("killed after four fifths", share=0.8),
     Phase("killed finished, not committed", failpoint="before_done"),
     Phase("stopped in the middle", share=0.5, pauses=True),
 )
@@ -69,7 +70,7 @@ class Recovery:
         mending: from there to the last survivor's commit.
         clean: a later operation of the survivors.
         fresh: the first operation of all members, on new connections.
-        attempts: of the survivors' operation; 1: it committed with all members.
+        pace: bytes per second that a link may send, by the group's plan; far from a host's rate: measured in vain.
     """
 
     phase: str
@@ -77,12 +78,12 @@ class Recovery:
     mending: float
     clean: float
     fresh: float
-    attempts: int
+    pace: float
 
     @property
     def extra(self) -> float:
-        """What the fault cost beyond detection and a clean operation, which runs again only if it was voided."""
-        return self.mending - self.clean * (self.attempts > 1)
+        """What the fault cost beyond detection and a clean operation."""
+        return self.mending - self.clean
 
 
 @dataclass
@@ -109,11 +110,19 @@ class Bench:
         self._pool = ThreadPoolExecutor(2 * wan.peers)
 
     def lose_one(self, phase: Phase, victim: int) -> Recovery:
-        """A fresh group loses *victim*; its daemon is there again afterwards. Values are checked.
+        """A fresh group loses *victim* in an operation; its daemon is there again afterwards. Values are checked.
 
         Raises:
             RuntimeError: an operation did not end as promised.
         """
+        for _ in range(TRIES):
+            found = self._try(phase, victim)
+            if found is not None:
+                return found
+        raise RuntimeError(f"{phase.name}: {TRIES} operations were over before that")
+
+    def _try(self, phase: Phase, victim: int) -> Recovery | None:
+        """None: the operation was quicker than those before, and committed with all members."""
         cluster, everyone = self._cluster, range(self._wan.peers)
         self._groups += 1
         group = f"recovery-{self._groups}"
@@ -123,6 +132,8 @@ class Bench:
         tensors = [comm.empty(self._count, np.float32) for comm in comms]
         survivors = [i for i in everyone if i != victim]
         warm = [self._operation(comms, tensors, list(everyone)) for _ in range(WARM_UP)]
+        [plan] = [found.plan.plan for found in cluster.status().groups if found.name == group and found.plan]
+        pace = float(plan.pacing * plan.lanes)
         if phase.failpoint:
             cluster.failpoint(victim, phase.failpoint, "pause")
         calls = self._post(comms, tensors, list(everyone))
@@ -140,8 +151,9 @@ class Bench:
         cluster.restart_peer(victim)
         for comm in comms:
             comm.close()
-        attempts = max(one.receipt.attempts for one in ended.values())
-        return Recovery(phase.name, noticed - faulty, mended - noticed, clean, warm[0], attempts)
+        if all(one.receipt.attempts == 1 for one in ended.values()):
+            return None
+        return Recovery(phase.name, noticed - faulty, mended - noticed, clean, warm[0], pace)
 
     def _post(self, comms: Sequence[Any], tensors: Sequence[Any], members: Sequence[int]) -> dict[int, Any]:
         for i in members:
@@ -238,7 +250,7 @@ def bench_recovery(
                 results.append(one := bench.lose_one(phase, (turn + place) % peers))
                 print(
                     f"{phase.name}: noticed after {one.detection:.3f} s, mended in {one.mending:.3f} s, "
-                    f"a clean operation {one.clean:.3f} s, the first {one.fresh:.3f} s",
+                    f"a clean operation {one.clean:.3f} s, the first {one.fresh:.3f} s, pace {one.pace / 1e6:.0f} MB/s",
                     flush=True,
                 )
     print(f"\n{summary(results, chosen)}\n\n{time.monotonic() - begin:.0f} s")
