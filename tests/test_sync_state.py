@@ -411,3 +411,18 @@ def test_staging_memory_is_given_back(cluster: Cluster) -> None:
             assert (states[1]["x"] == 0).all(), turn
         check_usable(comms)
         assert arena.resident_bytes() < (20 + 18) * STRIPE  # the array, and what may stay warm
+
+
+@pytest.mark.slow
+def test_offsets_beyond_four_gib(cluster: Cluster) -> None:
+    """Large and almost empty, so that it takes no memory: only the stripes with something in them move."""
+    size = (4 << 30) + 3 * STRIPE + 12345
+    with joined(cluster, 2) as comms:
+        states = [{"x": np.zeros(size, np.uint8)} for _ in comms]
+        spots = [7, (4 << 30) - 1, (4 << 30) + 5, size - 1]
+        for value, spot in enumerate(spots):
+            states[0]["x"][spot] = value + 1
+        receipts = sync(comms, states, [1, 0])
+        assert [states[1]["x"][spot] for spot in spots] == [1, 2, 3, 4]
+        assert receipts[1].bytes_received == 3 * STRIPE + 12345
+        assert states[1]["x"][:: 1 << 20].sum() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
 
 from wancoll._native import lib
@@ -12,10 +14,11 @@ from wancoll.state.election import Goal
 
 _SLAB = 64 * MIB  # stripes that will be copied lie in blocks of this size
 _ALIGN = 64
+_PIECE = 4 * MIB
 
 
 class Staging:
-    """Arena memory for the stripes that a member lacks, held as long as this lives.
+    """Arena memory for the stripes that a member lacks, held as long as this and the thread that touches it live.
 
     A tensor that lacks all of its stripes and is a whole block of the arena gets its pages exchanged in the end; the
     others are copied.
@@ -52,6 +55,11 @@ class Staging:
             for number in numbers:
                 self._places[number] = lease.block.address + goal.stripes[number].offset
         self._lay(goal, loose, tensors)
+        # Beside the transfers: the daemon, which writes there first, is busy enough with the bytes.
+        self._toucher = threading.Thread(
+            target=_touch, args=(arena, tuple(self._leases)), name="wancoll-staging", daemon=True
+        )
+        self._toucher.start()
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +79,7 @@ class Staging:
             raise
 
     def _install(self) -> None:
+        self._toucher.join()
         for target, staged, offset, address, nbytes in self._exchanges:
             if not self._arena.exchange(target, staged, offset):
                 lib.wc_pages_copy(address, staged.address, nbytes)
@@ -108,3 +117,11 @@ class Staging:
             self._places[number] = at
             self._copies.append((tensors[stripe.entry].memory.address + stripe.offset, at, stripe.nbytes))
             at += stripe.nbytes + -stripe.nbytes % _ALIGN
+
+
+def _touch(arena: Arena, leases: Sequence[Lease]) -> None:
+    """Get memory for these blocks, in pieces, so that the system's locks on the file are short."""
+    with contextlib.suppress(OSError):  # then the first write finds out
+        for lease in leases:
+            for start in range(0, lease.block.used, _PIECE):
+                arena.touch(lease.block, start, min(_PIECE, lease.block.used - start))

@@ -189,6 +189,8 @@ class SyncWork:
         """Take memory for what is missing here; says why that is not possible."""
         missing = found.missing[self._connection.place.member]
         self._missing = set(missing)
+        if not missing:
+            return ""
         try:
             self._staging = Staging(self._connection.arena, found, missing, self._tensors)
         except ArenaFull as bad:
