@@ -73,6 +73,32 @@ class Faults:
             daemon.sleep()
             self._world.later(self._length(), daemon.wake)
 
+    def only_one_left(self) -> None:
+        """A member is put out and does not hear of it; then the master and all others die, and it alone comes back."""
+        daemon = self._daemon()
+        if daemon is None:
+            return
+        world = self._world
+        network, limits = world.network, world.limits
+        cut = [(daemon.host, host) for host in world.master_hosts] + [
+            (host, daemon.host) for host in world.master_hosts
+        ]
+        world.blame(daemon.name)
+        for ends in cut:
+            network.block(*ends)
+
+        def turn() -> None:
+            for other in list(world.daemons):
+                if other is not daemon and other.alive:
+                    world.kill_daemon(other, silent=False)
+                    world.later(self._length(), lambda other=other: world.start_daemon(other.name, other.host))
+            if world.master is not None:
+                world.kill_master(world.master)
+            for ends in cut:
+                network.unblock(*ends)
+
+        world.later(limits.heartbeat_timeout + self._random.uniform(0.1, 1.0), turn)
+
     # ---- the network ---------------------------------------------------------------------------------
 
     def _cut(self, pairs: list[tuple[str, str]]) -> None:

@@ -35,6 +35,7 @@ class Judge:
         self.epochs: dict[tuple[int, tuple[str, ...]], m.Epoch] = {}  # as announced, by number and members
         self._of_master: dict[tuple[str, int], m.Epoch] = {}  # epochs that a master began
         self.lives: dict[str, int] = {}  # by name and mid: one that had not heard of its epoch joins again
+        self._numbers: dict[tuple[int, int], tuple[str, ...]] = {}  # (life, epoch) -> members
         self._keys: dict[str, str] = {}  # name -> name and mid, of those that entered an epoch
         self.given_up: set[tuple[int, int]] = set()  # (life, seq) that a master has said to be void
         self.done: dict[tuple[str, int, int], tuple[int, int]] = {}  # (member, epoch, seq) -> digest, fingerprint
@@ -77,6 +78,9 @@ class Judge:
         same = (known_epoch.committed_upto, known_epoch.key) == (epoch.committed_upto, epoch.key)
         if not (same):
             raise Violation(f"epoch {epoch.epoch} was announced twice, differently")
+        known_names = self._numbers.setdefault((life, epoch.epoch), names)
+        if known_names != names and "lose_journal" not in self._world.inflicted:
+            raise Violation(f"epoch {epoch.epoch} of {known_names} is used again, for {names}")
         self.given_up |= {(life, void.seq) for void in epoch.voids}
         self._rises(life, epoch.committed_upto)
 

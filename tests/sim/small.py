@@ -1,0 +1,391 @@
+"""Small worlds exhaustively: every order in which messages arrive, ops finish and things break, up to a depth.
+
+The real master and members with FIFO queues between them and nothing drawn: actions() says all that may happen next,
+and explore() tries it all, once for each state that it comes to. Links are up whenever an epoch has begun; an op can be
+finished where all members of its epoch have started it. Time stands still but for "time", which is the master's clock.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tests.sim.judge import Violation
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.peer import member as core
+from wancoll.peer import ops
+from wancoll.wire import messages as m
+from wancoll_master import membership
+from wancoll_master.state import Announce, Broadcast, Close, Disconnected, Persist, Received, Send, Tick, Used
+
+Action = tuple[Any, ...]
+LIMITS = Limits(ops_in_flight=2, rejoin_grace=1.0, link_settle=0.0)
+_pack = msgspec.msgpack.encode
+END = "end of stream"
+
+
+@dataclass
+class Peer:
+    """A daemon with one member and what its engine has. *up* goes to the master, *down* comes from it."""
+
+    name: str
+    core: core.Member
+    conn: int = 0
+    alive: bool = True
+    connected: bool = False
+    number: int = 0
+    term: int = 0
+    master: int = 0
+    up: deque[Any] = field(default_factory=deque)
+    down: deque[Any] = field(default_factory=deque)
+    engine: dict[int, ops.Op] = field(default_factory=dict)
+    posted: bool = False
+    told: dict[int, Any] = field(default_factory=dict)  # by the client's number
+
+
+class SmallWorld:
+    """See the module.
+
+    Args:
+        members: how many.
+        calls: kinds of what each calls, in order.
+        faults: how often each may happen: "crash", "drop", "master", "time", "wrong".
+    """
+
+    def __init__(self, members: int, calls: tuple[Kind, ...], faults: dict[str, int]) -> None:
+        self.calls, self.faults = calls, dict(faults)
+        self.now = 100.0
+        self.journal: tuple[int, int, int, dict[str, Used]] = (0, 0, 1, {})  # term, epoch, next mid, used
+        self._conns = 0
+        self.started: dict[tuple[int, int], frozenset[str]] = {}  # (epoch, seq) -> members
+        self.epochs: dict[int, tuple[str, ...]] = {}
+        self.committed = 0
+        self.outcomes: dict[int, tuple[Any, ...]] = {}
+        self._begin_master()
+        head = members, 1
+        self.peers = [Peer(f"d{i}", core.Member("g", f"m{i}", *head, 1000 * (i + 1), LIMITS)) for i in range(members)]
+        for peer in self.peers:
+            self._connect(peer)
+        while 1 not in self.epochs:
+            for peer in self.peers:
+                if peer.up:
+                    self._up(peer)
+                elif peer.down:
+                    self._down(peer)
+
+    def _begin_master(self) -> None:
+        term, epoch, mid, used = self.journal
+        self.journal = (term + 1, epoch, mid, used)
+        secret = b"secret %d" % term
+        facts = {"term": term + 1, "floor": epoch, "next_mid": mid, "used": used}
+        self.state = membership.new_state(LIMITS, secret, now=self.now, **facts)
+
+    # ---- what may happen -----------------------------------------------------------------------------
+
+    def actions(self) -> list[Action]:
+        found: list[Action] = []
+        left = self.faults
+        for i, peer in enumerate(self.peers):
+            if peer.up:
+                found.append(("up", i))
+            if peer.down:
+                found.append(("down", i))
+            for op in peer.engine.values():
+                if self._all_started(op, peer):
+                    found.append(("finish", i))
+                    if left.get("wrong"):
+                        found.append(("finish wrong", i))
+                break
+            if peer.alive and left.get("crash") and sum(one.alive for one in self.peers) > 1:
+                found.append(("crash", i))
+            if peer.alive and peer.connected and left.get("drop"):
+                found += [("drop", i), ("drop unnoticed", i)]
+        if left.get("master"):
+            found += [("master",), ("master, nothing arrives",)]
+        if left.get("time") and self.state.deadline < 1e9:
+            found.append(("time",))
+        return found
+
+    def _all_started(self, op: ops.Op, peer: Peer) -> bool:
+        epoch = peer.core.epoch_number
+        return self.started.get((epoch, op.seq), frozenset()) >= set(self.epochs[epoch])
+
+    def do(self, action: Action) -> None:
+        what, *where = action
+        peer = self.peers[where[0]] if where else self.peers[0]
+        match what:
+            case "up":
+                self._up(peer)
+            case "down":
+                self._down(peer)
+            case "finish" | "finish wrong":
+                engine_id, op = next(iter(peer.engine.items()))
+                del peer.engine[engine_id]
+                wrong = what != "finish"
+                self.faults["wrong"] = self.faults.get("wrong", 0) - wrong
+                digest = 100 * peer.core.epoch_number + op.seq + 7 * wrong
+                self._run(peer, peer.core.op_finished(engine_id, digest, 0))
+            case "crash":
+                self.faults["crash"] -= 1
+                peer.alive = peer.connected = False
+                peer.down.clear()
+                peer.engine.clear()
+                peer.up.append(END)
+            case "drop" | "drop unnoticed":  # by the master, until the daemon is there again
+                self.faults["drop"] -= 1
+                conn = peer.conn
+                peer.up.clear()
+                peer.down.clear()
+                peer.connected = False
+                if what == "drop":
+                    self._step(Disconnected(conn, "reset"))
+                self._connect(peer)
+            case "master" | "master, nothing arrives":
+                self.faults["master"] -= 1
+                for one in self.peers:
+                    one.up.clear()
+                    if what != "master":
+                        one.down.clear()
+                    if one.alive and END not in one.down:
+                        one.down.append(END)
+                self._begin_master()
+            case "time":
+                self.faults["time"] -= 1
+                self._pass_time()
+
+    def _pass_time(self) -> None:
+        self.now = max(self.now, self.state.deadline)
+        for peer in self.peers:
+            if peer.alive and peer.conn in self.state.connections:
+                self.state.connections[peer.conn].heard_at = self.now
+        self._step(Tick())
+
+    # ---- the master's side ---------------------------------------------------------------------------
+
+    def _step(self, event: Any) -> None:
+        by_conn = {peer.conn: peer for peer in self.peers if peer.alive}
+
+        def add(conn: int, message: Any) -> None:
+            if conn in by_conn and not (isinstance(message, m.Pong) and message.number):
+                by_conn[conn].down.append(message)
+
+        for command in membership.step(self.state, self.now, event):
+            match command:
+                case Send(conn, message):
+                    add(conn, message)
+                case Broadcast(conns, message):
+                    if isinstance(message, m.Commit):
+                        self.committed = max(self.committed, message.upto)
+                    for conn in conns:
+                        add(conn, message)
+                case Announce(to, epoch):
+                    names = tuple(member.name for member in epoch.members)
+                    if self.epochs.setdefault(epoch.epoch, names) != names:
+                        raise Violation(f"epoch {epoch.epoch} of {self.epochs[epoch.epoch]} is used again for {names}")
+                    self.committed = max(self.committed, epoch.committed_upto)
+                    for conn, mid in to:
+                        add(conn, msgspec.structs.replace(epoch, to=mid))
+                case Close(conn, _):
+                    add(conn, END)
+                case Persist(epoch, mid, group, used):
+                    term, *_, known = self.journal
+                    self.journal = (term, epoch, mid, {**known, group: used} if used is not None else known)
+
+    def _up(self, peer: Peer) -> None:
+        message = peer.up.popleft()
+        if message == END:
+            self._step(Disconnected(peer.conn, "closed"))
+        elif peer.conn in self.state.connections or isinstance(message, m.Hello):
+            self._step(Received(peer.conn, message))
+
+    # ---- the daemons' side ---------------------------------------------------------------------------
+
+    def _connect(self, peer: Peer) -> None:
+        self._conns += 1
+        peer.conn, peer.connected = self._conns, False
+        peer.up.clear()
+        peer.down.clear()
+        head = (PROTOCOL_VERSION, peer.name, 1, [f"{peer.name}:1"], 1, "", "1")
+        peer.up.append(m.Hello(*head, term=peer.term, master=peer.master))
+
+    def _down(self, peer: Peer) -> None:
+        message, member = peer.down.popleft(), peer.core
+        if message == END or isinstance(message, m.Bye):
+            self._connect(peer)
+            return
+        mine = getattr(message, "to", member.mid) == member.mid
+        match message:
+            case m.Welcome():
+                peer.connected, peer.term, peer.master = True, message.term, message.master
+                peer.number += 1
+                self._run(peer, member.reconnected(peer.number, peer.master))
+                peer.up.append(m.Heartbeat(0))
+            case m.Pong():
+                if member.epoch is not None and member.joined_connection != peer.number:
+                    self._run(peer, member.forgotten("lost"))
+            case m.Joined() if member.epoch is None:
+                self._run(peer, member.joined(message.mid, peer.number, peer.master))
+            case m.Refused() if member.epoch is None:
+                self._run(peer, member.refused(message.reason))
+            case m.Epoch() if mine:
+                self._run(peer, member.enter_epoch(message, self.now))
+            case m.Commit():
+                self._run(peer, member.commit(message, self.now))
+            case m.Abort():
+                self._run(peer, member.abort(message))
+            case m.Resumed() if mine:
+                self._run(peer, member.resumed(message))
+            case m.Evicted() if message.mid == member.mid:
+                self._run(peer, member.evicted(message.reason, message.committed_upto, self.now, message.unknown))
+
+    def _run(self, peer: Peer, commands: list[ops.Command]) -> None:
+        member = peer.core
+        for command in commands:
+            match command:
+                case ops.ToMaster(message):
+                    if peer.connected and (not member.reporting or isinstance(message, m.Report | m.Leave)):
+                        peer.up.append(message)
+                case ops.ToClient(m.Result() | m.Failure() as told):
+                    self._told(peer, told)
+                case ops.StartOp(op, _):
+                    peer.engine[op.engine_id] = op
+                    key = member.epoch_number, op.seq
+                    self.started[key] = self.started.get(key, frozenset()) | {member.name}
+                case ops.CancelOp(engine_id):
+                    if peer.engine.pop(engine_id, None) is not None:
+                        self._run(peer, member.op_cancelled(engine_id))
+                case ops.EnterEpoch(epoch, _):
+                    self._run(peer, member.links_ready(epoch.epoch, [one.mid for one in epoch.members]))
+        if member.epoch is not None and not peer.posted:
+            peer.posted = True
+            for number, kind in enumerate(self.calls, 1):
+                what = Descriptor(kind, DType.float32, ReduceOp.sum, 0 if kind is Kind.update_membership else 4)
+                head = (number, kind, what.dtype, what.op, what.count, 0, 4096, member.epoch_number)
+                post = m.Post(*head)
+                self._run(peer, member.post(post, member.call(post), self.now))
+
+    # ---- what must be true ---------------------------------------------------------------------------
+
+    def _told(self, peer: Peer, told: m.Result | m.Failure) -> None:
+        if not told.id:
+            return
+        name, seq = peer.core.name, told.id
+        if seq in peer.told:
+            raise Violation(f"{name} is told twice of op {seq}: {peer.told[seq]}, {told}")
+        peer.told[seq] = told
+        if isinstance(told, m.Result):
+            if seq > self.committed:
+                raise Violation(f"{name} has a result of op {seq} before its commit")
+            if self.calls[seq - 1] is Kind.update_membership:
+                return
+            outcome = (told.epoch, tuple(told.contributors), told.digest)
+            if self.outcomes.setdefault(seq, outcome) != outcome:
+                raise Violation(f"op {seq} has two outcomes: {self.outcomes[seq]}, and {outcome} for {name}")
+        for seq, (_, contributors, _) in self.outcomes.items():
+            for other in self.peers:
+                ends = other.told.get(seq)
+                if other.core.name in contributors and isinstance(ends, m.Failure) and ends.error != "OutcomeUnknown":
+                    raise Violation(f"op {seq} is committed with {other.core.name}, who was told {ends.error}")
+
+    def settle(self) -> None:
+        """From here on nothing breaks: everything comes to its end."""
+        self.faults = {}
+        for _ in range(400):
+            pending = [action for action in self.actions() if action[0] in ("up", "down", "finish")]
+            for action in pending:
+                if action in self.actions():
+                    self.do(action)
+            if not pending:
+                if self.state.rejoin_until <= self.now and not any(g.rebuild for g in self.state.groups.values()):
+                    break
+                self._pass_time()
+        for peer in self.peers:
+            if peer.alive and peer.posted:
+                missing = [seq for seq in range(1, len(self.calls) + 1) if seq not in peer.told]
+                if missing or peer.core.in_flight:
+                    raise Violation(f"{peer.core.name} is never told of {missing}: {peer.core.waiting_for()}")
+
+    def key(self) -> bytes:
+        """Equal where nothing that matters is different."""
+        master = self.state
+        groups = [
+            (
+                group.epoch, group.used, group.committed, [(one.mid, one.done_upto) for one in group.members],
+                [(one.mid, one.name, one.was) for one in group.joining],
+                [(seq, sorted(one.done.items()), one.update) for seq, one in sorted(group.pending.items())],
+                sorted((void.seq, void.error) for void in group.voids.values()), sorted(group.digest_failures.items()),
+                (group.asking.seq, sorted(group.asking.calls)) if group.asking else None,
+                [group.rebuild.reports[mid][1] for mid in sorted(group.rebuild.reports)] if group.rebuild else None,
+            )
+            for group in master.groups.values()
+        ]  # fmt: skip
+        facts = (
+            master.term, master.next_mid, master.floor, master.lost_journal, sorted(master.missing),
+            sorted((one.name, one.synced, sorted(one.members)) for one in master.daemons.values()),
+            [sorted(one.evicted, key=repr) for _, one in sorted(master.gone.items())], master.deadline - self.now,
+            master.rejoin_until - self.now,
+        )  # fmt: skip
+        peers = [
+            (
+                peer.alive, peer.connected, peer.master, list(peer.up), list(peer.down), sorted(peer.engine),
+                peer.conn in master.connections, _member(peer.core), sorted(peer.told), peer.posted,
+            )
+            for peer in self.peers
+        ]  # fmt: skip
+        started = sorted((*key, sorted(names)) for key, names in self.started.items())
+        rest = (sorted(self.faults.items()), self.journal[:3], self.committed, started, sorted(self.outcomes))
+        return _pack((groups, facts, peers, rest), enc_hook=repr)
+
+
+def _member(member: core.Member) -> tuple[Any, ...]:
+    facts = (
+        member.mid, member.joined_connection, member.master, member.reporting, member.aborted, member.committed,
+        member.over, member.epoch_number, member._asked, member._said, sorted(member._voids),
+    )  # fmt: skip
+    calls = [(op.seq, op.state.name, op.attempts, len(op.live), op.finished, op.digest) for op in member.ops.values()]
+    return facts, calls
+
+
+def explore(world: SmallWorld, depth: int, seconds: float) -> tuple[int, int, bool]:
+    """Try everything, nearest states first, up to *depth* actions from here.
+
+    Returns:
+        States, ends that were looked at, and whether that is all of them: *seconds* were enough.
+
+    Raises:
+        Violation: with the actions that lead to it.
+    """
+    until = time.process_time() + seconds
+    seen = {world.key()}
+    layer: list[tuple[bytes, tuple[Action, ...]]] = [(pickle.dumps(world, -1), ())]
+    ends = 0
+    for level in range(depth):
+        following: list[tuple[bytes, tuple[Action, ...]]] = []
+        for image, path in layer:
+            actions: list[Action] = pickle.loads(image).actions()
+            for action in actions:
+                if time.process_time() > until:
+                    return len(seen), ends, False
+                here: SmallWorld = pickle.loads(image)
+                try:
+                    here.do(action)
+                    key = here.key()
+                    if key in seen:
+                        continue
+                    seen.add(key)
+                    following.append((pickle.dumps(here, -1), (*path, action)))
+                    if level % 4 == 3 or level == depth - 1:
+                        ends += 1
+                        here.settle()
+                except (Violation, AssertionError) as bad:
+                    raise Violation(f"{bad}\nafter {[*path, action]}") from bad
+        layer = following
+        if not layer:
+            return len(seen), ends, True
+    return len(seen), ends, True

@@ -1,0 +1,60 @@
+"""All that can happen to two or three members and their master in one or two calls, as far as the time allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.sim.judge import Violation
+from tests.sim.small import SmallWorld, explore
+from wancoll.collective import Kind
+from wancoll.peer import member as core
+
+pytestmark = pytest.mark.timeout(300)  # of busy machines: what counts is processor time
+
+REDUCE, UPDATE = Kind.all_reduce, Kind.update_membership
+WORLDS = [
+    (2, (REDUCE,), {"master": 1}),
+    (2, (REDUCE,), {"master": 1, "crash": 1, "time": 1}),
+    (2, (REDUCE, REDUCE), {"drop": 1, "master": 1, "time": 1}),
+    (2, (REDUCE, UPDATE), {"crash": 1, "drop": 1, "time": 1}),
+    (2, (REDUCE,), {"wrong": 3, "master": 1}),
+    (3, (REDUCE,), {"master": 2, "crash": 1, "time": 2}),
+]
+
+
+def test_every_way_in_which_a_master_can_die() -> None:
+    """Two members, one op: nothing is left out."""
+    states, ends, complete = explore(SmallWorld(*WORLDS[0]), 100, 100.0)
+    assert complete
+    assert states > 2000
+    assert ends > 500
+
+
+@pytest.mark.parametrize("world", WORLDS[1:], ids=str)
+def test_small_worlds(world: tuple[Any, ...]) -> None:
+    states, ends, _ = explore(SmallWorld(*world), 100, 4.0)
+    assert states > 500
+    assert ends > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("world", WORLDS[1:], ids=str)
+def test_small_worlds_for_long(world: tuple[Any, ...]) -> None:
+    states, _, complete = explore(SmallWorld(*world), 100, 300.0)
+    assert complete or states > 20_000
+
+
+def test_it_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members that take nothing for committed when an epoch begins."""
+    real = core.Member.enter_epoch
+
+    def forgetful(self: core.Member, epoch: Any, now: float) -> Any:
+        return real(self, msgspec.structs.replace(epoch, committed_upto=0), now)
+
+    monkeypatch.setattr(core.Member, "enter_epoch", forgetful)
+    with pytest.raises(Violation, match="op 1"):
+        explore(SmallWorld(*WORLDS[1]), 100, 60.0)
