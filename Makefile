@@ -1,4 +1,4 @@
-# make demo: see it work. make test: check it. The rest: chaos, sim, bench, bench-wan, lint, san, clean.
+# make demo: see it work. make test: check it. The rest: chaos, churn, sim, bench, bench-wan, lint, san, clean.
 # Everything is installed into .venv; nothing outside this folder changes.
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -11,7 +11,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py native/*.c native/*.h native/vendor/*.h)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test chaos sim bench bench-wan lint san clean
+.PHONY: demo test chaos churn sim bench bench-wan lint san clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -26,6 +26,11 @@ chaos: $(VENV)/.dev $(VENV)/.torch
 # Simulated clusters, many of them, or with SEED=... one and all that happens in it.
 sim: $(VENV)/.dev
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),0:20000))
+
+# Ten minutes: every 0.5 to 2 s a kill, stop, cut or join, the master killed every 30 s.
+churn: $(VENV)/.demo
+	$(BIN)/wancoll chaos --peers $(or $(PEERS),10) --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) \
+		--json churn.json --html churn.html
 
 bench: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m tests.bench

@@ -43,6 +43,7 @@ class Settings:
         min_world: as connect's.
         deadline: seconds within which every call must end.
         phase: path of the file with the number of the run's phase.
+        spoil: m1 changes a result after its commit; for the tool's own test.
     """
 
     group: str
@@ -53,6 +54,7 @@ class Settings:
     min_world: int
     deadline: float
     phase: str
+    spoil: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +176,14 @@ class _Client:
                     raise _Over
                 continue
             self._partners = receipt.contributors
-            result = ""
+            result, wrong = "", call.check(receipt)
             if call.kind in _SAME:
                 result = receipt.digest
                 if call.result is not None:
                     result += f" {zlib.crc32(call.result.tobytes()):08x}"
             yield Called(
                 *common, receipt.epoch, receipt.seq, receipt.contributors, result, receipt.attempts,
-                wrong=call.check(receipt), may_abort=call.may_abort,
+                wrong=wrong, may_abort=call.may_abort,
             )  # fmt: skip
 
     # ---- the calls of a step -------------------------------------------------------------------------
@@ -216,6 +218,8 @@ class _Client:
                 return self._comm.all_reduce(x, target, timeout=timeout, **options)  # type: ignore[no-any-return]
 
         def check(receipt: Receipt) -> str:
+            if self._settings.spoil and self._slot == 1:
+                out[:1] += 1
             wrong = workload.compare(step, _slots(receipt), out, index)
             return wrong or (workload.same(x, mine) if target is not None else "")
 

@@ -57,6 +57,7 @@ class Options:
     times: Times = TIMES
     command: str = ""
     keep_logs: str = ""
+    spoil: bool = False
 
 
 class Watcher(Protocol):
@@ -129,7 +130,7 @@ class Run:
             self._cluster = stack.enter_context(self._start_cluster(port))
             settings = Settings(
                 _GROUP, options.seed, options.peers + plan.STORM, options.largest, options.peers, options.min_world,
-                options.times.deadline, self._phase_file,
+                options.times.deadline, self._phase_file, options.spoil,
             )  # fmt: skip
             self._clients = Clients(self._cluster, settings)
             self.status = stack.enter_context(StatusWatch(self._cluster, self._middle, options.peers))

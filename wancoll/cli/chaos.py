@@ -63,13 +63,14 @@ def run(
             "wancoll-chaos-SEED-logs."
         ),
     ] = None,
+    spoil: Annotated[bool, Parameter(negative=(), show=False, help="Change results, so that the run fails.")] = False,
 ) -> int:
     """Break a cluster on this machine in every way, by a seeded schedule, and check what it promises."""
     from rich.console import Console
 
     from wancoll.chaos.run import Options, Run
     from wancoll.chaos.show import Show
-    from wancoll.churn.report import build, lines
+    from wancoll.churn.report import build
 
     kinds = _kinds(faults)
     least, most = _interval(interval)
@@ -83,10 +84,9 @@ def run(
     command = ["wancoll", "chaos", f"--peers={peers}", f"--seconds={seconds:g}", f"--seed={seed}"]
     command += [f"--interval={interval}", f"--size={size}", f"--min-world={min_world}", f"--quiet={quiet:g}"]
     command += [f"--master-every={master_every:g}", *([f"--faults={faults}"] if faults else [])]
-    replay = shlex.join(command)
     options = Options(
-        peers, seconds, seed, kinds, (least, most), largest, min_world, master_every, quiet=quiet, command=replay,
-        keep_logs=str(keep_logs or ""),
+        peers, seconds, seed, kinds, (least, most), largest, min_world, master_every, quiet=quiet,
+        command=shlex.join(command), keep_logs=str(keep_logs or ""), spoil=spoil,
     )  # fmt: skip
     console = Console(markup=False, highlight=False)
     signal.signal(signal.SIGTERM, _terminated)
@@ -94,13 +94,11 @@ def run(
         findings = Run(options, show).do()
     report = build(findings)
     _print(console, report)
-    for line in lines(report):
-        console.print(line, soft_wrap=True)
     _write(report, as_json, as_html)
     if not report["violations"]:
         return 0
     where = options.keep_logs or f"wancoll-chaos-{seed}-logs"
-    print(f"wancoll chaos: what was promised did not hold; logs: {where}; again:\n{replay}", file=sys.stderr)
+    print(f"wancoll chaos: what was promised did not hold; logs: {where}; again:\n{options.command}", file=sys.stderr)
     return 1
 
 
@@ -131,8 +129,10 @@ def _size(text: str) -> int:
 
 
 def _print(console: Any, report: dict[str, Any]) -> None:
-    """Which fault hit in which phase."""
+    """Which fault hit in which phase, and the numbers."""
     from rich.table import Table
+
+    from wancoll.churn.report import lines
 
     phases = sorted({phase for counts in report["phases"].values() for phase in counts})
     table = Table("fault", *phases, title="faults by phase", title_justify="left")
@@ -141,6 +141,8 @@ def _print(console: Any, report: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = 200
     console.print(table)
+    for line in lines(report):
+        console.print(line, soft_wrap=True)
 
 
 def _write(report: dict[str, Any], as_json: Path | None, as_html: Path | None) -> None:

@@ -1,0 +1,112 @@
+"""`wancoll chaos` as a user runs it: on a product that holds, and on one that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WANCOLL = [sys.executable, "-m", "wancoll"]
+
+
+def chaos(tmp_path: Path, *options: str, timeout: float = 150.0) -> tuple[subprocess.CompletedProcess[str], Any]:
+    """The finished command, and its report."""
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [*WANCOLL, "chaos", f"--json={report}", f"--html={tmp_path / 'report.html'}", *options],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if not name.startswith("WANCOLL_CHAOS_")},
+        check=False,
+    )
+    return done, json.loads(report.read_text()) if report.exists() else None
+
+
+def check_held(done: subprocess.CompletedProcess[str], report: Any, tmp_path: Path) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert report["violations"] == []
+    assert "violations: 0" in done.stdout
+    assert report["calls"]["committed"] > 100
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page
+    assert report["command"].replace("&", "&amp;") in page
+    assert not list(tmp_path.glob("*-logs")), "logs are kept where something was violated"
+
+
+@pytest.mark.timeout(180)
+def test_twenty_seconds(tmp_path: Path) -> None:
+    """Kills, stops, cuts, a second daemon of one name, joiners, the master's death: everything agrees, nothing leaks."""
+    done, report = chaos(tmp_path, "--peers=4", "--seconds=20", "--seed=7")
+    check_held(done, report, tmp_path)
+    hit = [fault for fault in report["faults"] if fault["hit"]]
+    assert len(hit) >= 5
+    assert len({fault["kind"] for fault in hit}) >= 3
+    assert report["recoveries"]["count"] >= 1
+    assert set(report["resources"]["after"]) == {
+        "master",
+        *(f"peer-{i}" for i in range(4)),
+        *(f"m{i}" for i in range(4)),
+    }
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_minute_of_churn_with_ten_peers(tmp_path: Path) -> None:
+    """Every 0.5 to 2 s a fault, the master killed in between."""
+    done, report = chaos(tmp_path, "--peers=10", "--seconds=60", "--seed=1", "--master-every=20", timeout=380)
+    check_held(done, report, tmp_path)
+    hit = [fault for fault in report["faults"] if fault["hit"]]
+    assert len(hit) >= 20
+    assert sum(fault["kind"].startswith("master") for fault in hit) >= 3
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_lanes_that_fail_while_their_peers_live(tmp_path: Path) -> None:
+    """One-way cuts, slow and late lanes, flipped bits, connections that end in mid frame: nobody is put out."""
+    kinds = "--faults=oneway,slow,delay,flip,truncate"
+    done, report = chaos(tmp_path, "--peers=5", "--seconds=45", "--seed=2", "--master-every=0", kinds, timeout=280)
+    check_held(done, report, tmp_path)
+    assert {fault["kind"] for fault in report["faults"] if fault["hit"]} >= {"oneway", "flip"}
+
+
+@pytest.mark.timeout(120)
+def test_a_wrong_result_is_found(tmp_path: Path) -> None:
+    """Exit code 1, who and what, the logs, and the one command that does it again."""
+    done, report = chaos(tmp_path, "--peers=3", "--seconds=2", "--quiet=1", "--seed=5", "--faults=kill", "--spoil")
+    assert done.returncode == 1
+    assert {violation["rule"] for violation in report["violations"]} >= {"value", "agreement"}
+    assert all(violation["who"] == "m1" for violation in report["violations"] if violation["rule"] == "value")
+    again = done.stderr.splitlines()[-1]
+    assert again.startswith("wancoll chaos --peers=3 --seconds=2 --seed=5")
+    assert "--faults=kill" in again
+    assert (tmp_path / "wancoll-chaos-5-logs" / "master.log").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--faults=kill,nothing", "nothing"),
+        ("--interval=2:1", "--interval"),
+        ("--interval=x", "--interval"),
+        ("--size=1GiB2", "--size"),
+        ("--min-world=3", "--min-world"),
+        ("--peers=2", "--peers"),
+        ("--master-every=-1", "--master-every"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, option: str, says: str) -> None:
+    done, _ = chaos(tmp_path, option)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
