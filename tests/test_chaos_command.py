@@ -43,7 +43,7 @@ def check_held(done: subprocess.CompletedProcess[str], report: Any, tmp_path: Pa
 
 @pytest.mark.timeout(180)
 def test_twenty_seconds(tmp_path: Path) -> None:
-    """Kills, stops, cuts, a second daemon of one name, joiners, the master's death: everything agrees, nothing leaks."""
+    """Kills, stops, joiners, the master's death: everything agrees, nothing leaks."""
     done, report = chaos(tmp_path, "--peers=4", "--seconds=20", "--seed=7")
     check_held(done, report, tmp_path)
     hit = [fault for fault in report["faults"] if fault["hit"]]
