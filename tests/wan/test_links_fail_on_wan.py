@@ -30,7 +30,7 @@ from tests.faults.support import (
 )
 from tests.wan.network import Wan
 from wancoll.chaos import Cluster
-from wancoll.errors import Evicted, MasterUnreachable, OutcomeUnknown, PeerDaemonLost
+from wancoll.errors import Evicted, MasterUnreachable, OutcomeUnknown, PeerDaemonLost, WorldTooSmall
 from wancoll.wire import messages as m
 
 pytestmark = [pytest.mark.wan, pytest.mark.timeout(120)]
@@ -112,9 +112,9 @@ def net(shared: Net) -> Iterator[Net]:
 class Running:
     """A group in which every member sums, while the test breaks something."""
 
-    def __init__(self, net: Net, count: int, late: dict[int, float] | None = None) -> None:
+    def __init__(self, net: Net, count: int, late: dict[int, float] | None = None, min_world: int = 1) -> None:
         self.net, self.name = net, new_group()
-        self.comms = join(net.cluster, range(PEERS), group=self.name)
+        self.comms = join(net.cluster, range(PEERS), group=self.name, min_world=min_world)
         self.order = [int(name.removeprefix("m")) for name in self.comms[0].members]  # around the ring
         reduce_all(self.comms, range(PEERS))
         self.tensors = [contribution(k, count) for k in range(PEERS)]
@@ -135,8 +135,9 @@ class Running:
         assert self.ops is not None
         outcomes: list[Outcome] = self.ops.results(within + BUSY)
         stay = [k for k in range(PEERS) if k not in out]
-        agreed = check_agreed([outcomes[k] for k in stay], [self.tensors[k] for k in stay])
-        assert sorted(agreed) == [f"m{k}" for k in stay]
+        if stay:
+            agreed = check_agreed([outcomes[k] for k in stay], [self.tensors[k] for k in stay])
+            assert sorted(agreed) == [f"m{k}" for k in stay]
         for k in out:
             assert outcomes[k].error is not None
             assert untouched(self.tensors[k], k)
@@ -170,8 +171,8 @@ class Running:
 
 
 @contextmanager
-def running(net: Net, count: int = 1000, late: dict[int, float] | None = None) -> Iterator[Running]:
-    run = Running(net, count, late)
+def running(net: Net, count: int = 1000, late: dict[int, float] | None = None, min_world: int = 1) -> Iterator[Running]:
+    run = Running(net, count, late, min_world)
     try:
         yield run
     finally:
@@ -375,6 +376,21 @@ def test_a_member_with_one_link_left_is_put_out(net: Net) -> None:
         told = run.pairs()
         done = {one.done for ends, one in told.items() if name(b) in ends}
         assert f"evicted {name(b)}" in done, told
+
+
+@pytest.mark.chaos
+def test_a_world_that_is_too_small_says_who_could_not_reach_whom(net: Net) -> None:
+    with running(net, min_world=PEERS) as run:
+        a, b, c, _ = run.order
+        net.cut_both(b, a)
+        net.cut_both(b, c)
+        run.start()
+        outcomes = run.end(PUT_OUT + LINK + DIAL, out=range(PEERS))
+        for k in range(PEERS):
+            error = outcomes[k].error
+            assert isinstance(error, Evicted if k == b else WorldTooSmall), repr(error)
+            assert "cannot reach" in str(error)
+            assert name(b) in str(error)
 
 
 @pytest.mark.parametrize("held", [pytest.param(1.0, marks=pytest.mark.chaos), LANE + 1.0])
