@@ -12,7 +12,7 @@ from wancoll.wire import messages as m
 
 
 class OpState(Enum):
-    """See the table in member.py."""
+    """See the table in operations.py."""
 
     waiting = auto()
     running = auto()
