@@ -57,6 +57,10 @@ def settle(state: State, group: Group) -> None:
     present = {member.mid: member for member in group.members}
     lost = [(ends, told) for ends, told in group.complaints.items() if told.kind == "lost"]
     unreachable = [(ends, told) for ends, told in group.complaints.items() if told.kind == "unreachable"]
+    for (who, whom), complaint in lost:  # a new epoch follows in any case
+        reach.acted(group, {(present[who].name, present[whom].name)}, "dialled again")
+        if (whom, who) not in group.complaints:
+            _tell_other_end(state, group, present[whom], who, complaint)
     if unreachable:
         (one, other), told = unreachable[0]
         ends = {(present[who].name, present[whom].name) for who, whom in dict(unreachable)}
@@ -80,10 +84,6 @@ def settle(state: State, group: Group) -> None:
             return
     if lost:
         (one, other), told = lost[0]
-        for (who, whom), complaint in lost:
-            if (whom, who) not in group.complaints:
-                _tell_other_end(state, group, present[whom], who, complaint)
-        reach.acted(group, {(present[who].name, present[whom].name) for who, whom in dict(lost)}, "dialled again")
         new_epoch(state, group, f"the link of {present[one].name} to {present[other].name} broke: {told.reason}")
 
 

@@ -220,7 +220,7 @@ def test_status_names_a_member_that_has_not_called(net: Net, tmp_path: Path) -> 
     wait_until(named, 10 + BUSY, "status names m3")
     status = net.group(group)
     wait = status.waits[0]
-    assert (wait.op, wait.seq, wait.epoch, wait.nbytes) == (f"{group}/2", 2, 1, 4000)
+    assert (wait.op, wait.seq, wait.epoch, wait.nbytes) == (f"{group}/2", 2, status.epoch, 4000)
     assert wait.what == "all_reduce(1000 x float32, op=sum)"
     assert wait.causes[0].why == "it has not called the operation"
     assert wait.causes[0].rank == comms[0].members.index("m3")
