@@ -180,7 +180,7 @@ def detection(injected: Injected, times: Times) -> float:
         case "stop":
             return min(lasts, times.heartbeat)
         case "point" if fault.action == "pause":
-            return lasts  # it may have been armed for a while
+            return min(lasts, times.heartbeat)
         case "cut":
             return min(lasts, times.link) + 1.0  # the longest pause between dials
         case "oneway":

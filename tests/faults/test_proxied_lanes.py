@@ -1,0 +1,107 @@
+"""Lanes through a proxy that breaks them: flipped bits, ends in mid frame, delays, slowness, one-way cuts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import permutations
+from socket import create_server
+from typing import Any
+
+import numpy as np
+import pytest
+from support import Background, attempt, check_agreed, close_all, contribution, join, new_group, reduce_all
+
+from wancoll.chaos import Cluster
+from wancoll.chaos.middle import Middle
+
+PEERS = 3
+COUNT = 1 << 18  # elements: 1 MiB
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[tuple[Cluster, Middle]]:
+    with create_server(("127.0.1.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with (
+        Middle(PEERS, [(f"127.0.1.{i + 1}", port) for i in range(PEERS)]) as middle,
+        Cluster(
+            PEERS,
+            fork=True,
+            lanes=2,
+            peer_args=[
+                f"--listen=127.0.1.{{i}}:{port}",
+                f"--advertise=127.0.0.{{i}}:{middle.port}",
+                "--max-lanes=2",
+                "--lane-timeout=2",
+                "--link-timeout=2",
+                "--connect-timeout=2",
+            ],
+        ) as cluster,
+    ):
+        yield cluster, middle
+
+
+@pytest.fixture
+def group(proxied: tuple[Cluster, Middle]) -> Iterator[tuple[Middle, list[Any]]]:
+    """Three members that have reduced once, known to the proxies."""
+    cluster, middle = proxied
+    name = new_group()
+    comms = join(cluster, range(PEERS), group=name)
+    found = next(one for one in cluster.status().groups if one.name == name)
+    middle.members({member.mid: int(member.name[1:]) for member in found.members})
+    reduce_all(comms, range(PEERS), COUNT)
+    yield middle, comms
+    close_all(comms)
+
+
+def reduced(comms: list[Any]) -> tuple[list[Any], float]:
+    """Outcomes of one sum that everybody takes part in and agrees on, and how long it took."""
+    tensors = [contribution(i, COUNT) for i in range(PEERS)]
+    running = Background(lambda i: attempt(lambda: comms[i].all_reduce(tensors[i], op="sum")), PEERS)
+    outcomes = running.results(30)
+    assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1", "m2"]
+    assert all((tensor == np.float32(111)).all() for tensor in tensors)
+    return outcomes, time.monotonic() - running.started
+
+
+@pytest.mark.parametrize("kind", ["flip", "truncate"])
+def test_a_broken_frame_costs_a_try_and_no_bytes(group: tuple[Middle, list[Any]], kind: str) -> None:
+    middle, comms = group
+    rules = [middle.add(kind, 0, other, amount=1000) for other in (1, 2)]
+    outcomes, _ = reduced(comms)
+    assert any(middle.fired(rule, 0) for rule in rules)
+    assert all(outcome.receipt.attempts >= 2 for outcome in outcomes)
+    for rule in rules:
+        middle.clear(rule)
+    reduced(comms)
+
+
+@pytest.mark.parametrize(("kind", "amount"), [("delay", 0.3), ("slow", 1e6)])
+def test_slow_lanes_cost_time_and_nobody(group: tuple[Middle, list[Any]], kind: str, amount: float) -> None:
+    middle, comms = group
+    rules = [middle.add(kind, *ends, amount=amount) for ends in permutations(range(PEERS), 2)]
+    outcomes, seconds = reduced(comms)
+    assert seconds > 0.2
+    assert all(outcome.receipt.attempts == 1 for outcome in outcomes)
+    for rule in rules:
+        middle.clear(rule)
+    assert reduced(comms)[1] < seconds
+
+
+def test_a_cut_in_one_direction_is_noticed(group: tuple[Middle, list[Any]]) -> None:
+    """What m0 sends to m1 is lost, acknowledgements too: after lane_timeout the group finds a way or puts one out."""
+    middle, comms = group
+    rule = middle.add("oneway", 0, 1)
+    tensors = [contribution(i, COUNT) for i in range(PEERS)]
+    running = Background(lambda i: attempt(lambda: comms[i].all_reduce(tensors[i], op="sum")), PEERS)
+    assert middle.fired(rule, 10)
+    outcomes = running.results(30)
+    committed = [i for i in range(PEERS) if outcomes[i].error is None]
+    assert len(committed) >= 2, [outcome.error for outcome in outcomes]
+    check_agreed([outcomes[i] for i in committed], [tensors[i] for i in committed])
+    for i in set(range(PEERS)) - set(committed):
+        assert type(outcomes[i].error).__name__ == "Evicted"
+        assert (tensors[i] == contribution(i, COUNT)).all()
+    middle.clear(rule)
+    reduce_all([comms[i] for i in committed], committed, COUNT)
