@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import wancoll
 from wancoll.chaos import Cluster, in_threads
 from wancoll.client.communicator import Communicator
 from wancoll.client.memory import EXCHANGE_BYTES
-from wancoll.errors import ConfigError
+from wancoll.errors import ConfigError, OperationAborted
 from wancoll.state.manifest import STRIPE
 
 NAMES = itertools.count(1)
@@ -395,6 +396,90 @@ def test_a_timeout_loses_nothing(cluster: Cluster) -> None:
         assert receipts[1] == work.wait()
         assert isinstance(receipts[1], wancoll.SyncReceipt)
         assert receipts[1].bytes_received == 2 * STRIPE + 1
+        check_usable(comms)
+
+
+def test_a_joiner_catches_up_when_it_is_admitted(cluster: Cluster) -> None:
+    with joined(cluster, 2) as comms:
+        states = [{"x": numbers(STRIPE + 5, 1)} for _ in comms]
+        mine = {"x": np.zeros(STRIPE + 5, np.uint8)}
+
+        def member(k: int) -> Any:
+            if k == 2:
+                with cluster.connect(2, group=comms[0].group, name="late", start_world=2, timeout=30) as late:
+                    return late.sync_state(mine, revision=0, strategy="receive-only", timeout=60)
+            while comms[k].world_size == 2:
+                comms[k].update_membership(30)
+            return comms[k].sync_state(states[k], revision=1, timeout=60)
+
+        receipts = in_threads(member, 3, 90)
+        assert mine["x"].tobytes() == states[0]["x"].tobytes()
+        assert [receipt.tensors for receipt in receipts] == [(), (), ("x",)]
+        assert set(receipts[0].contributors) == {comms[0].name, comms[1].name, "late"}
+
+
+def test_bytes_that_are_not_those_of_the_digest_are_not_taken(cluster: Cluster) -> None:
+    """A holder changes its tensors after it has said what they are: found out, and another one asked."""
+    with joined(cluster, 3) as comms:
+        for holders in (2, 1):
+            states = [{"x": numbers(STRIPE, 1), "y": numbers(999, 1), "z": numbers(9, 1)} for _ in range(holders + 1)]
+            for x in states[-1].values():
+                x[...] = 0
+            right = snapshot(states[0])
+
+            def member(k: int) -> Any:
+                if k > holders:  # noqa: B023
+                    return None
+                revision = 1 if k < holders else 0  # noqa: B023
+                if k:
+                    return comms[k].sync_state(states[k], revision=revision, timeout=60)  # noqa: B023
+                with pytest.raises(TimeoutError) as caught:
+                    comms[0].sync_state(states[0], revision=revision, timeout=0)  # noqa: B023
+                states[0]["x"][5] ^= 1  # noqa: B023
+                states[0]["y"][5] ^= 1  # noqa: B023
+                return caught.value.work.wait(60)  # type: ignore[attr-defined]
+
+            if holders == 1:
+                comms[2].close()
+                in_threads(lambda k: comms[k].barrier(), 2, 30)
+                with pytest.raises(OperationAborted, match=r"nobody is left who could send.*sync_state again"):
+                    in_threads(member, 2, 90)
+                assert not any(x.any() for x in states[-1].values())
+                continue
+            receipts = in_threads(member, 3, 90)
+            assert snapshot(states[-1]) == right
+            assert receipts[2].rounds == 2
+            assert receipts[2].bytes_received == sum(map(len, right.values()))
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_an_arena_without_room_is_everybodys_error(cluster: Cluster, full: int) -> None:
+    """The joiner cannot receive, or the only holder cannot send: both hear of it, and nothing hangs."""
+    with joined(cluster, 2) as comms:
+        arena = comms[full]._connection.arena
+        hog = comms[full].empty(arena.nbytes - arena.nbytes // 4, np.uint8)
+        rest = []
+        with contextlib.suppress(ConfigError):
+            while True:
+                rest.append(comms[full].empty(STRIPE, np.uint8))
+        states = [{"x": numbers(2 * STRIPE, k)} for k in range(2)]
+        before = [snapshot(state) for state in states]
+
+        def call(k: int) -> str:
+            with pytest.raises(OperationAborted) as caught:
+                comms[k].sync_state(states[k], revision=1 - k, timeout=60)
+            return str(caught.value)
+
+        one, other = in_threads(call, 2, 90)
+        assert one == other
+        assert (
+            "nobody is left who could send" if full == 0 else f"{comms[1].name}, sync_state: a member cannot"
+        ) in one
+        assert full == 0 or "the arena has no room" in one
+        assert [snapshot(state) for state in states] == before
+        del hog, rest
+        sync(comms, states, [1, 0])
+        assert snapshot(states[1]) == before[0]
         check_usable(comms)
 
 
