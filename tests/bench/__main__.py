@@ -12,12 +12,14 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from tests.bench import codec, cost, speed
+from tests.bench import codec, cost, speed, sync
 from tests.bench.report import Bar, bar_table
 
+SYNCS = 5  # rounds of catching up
+
 app = App(name="python -m tests.bench", help=__doc__)
-Part = Literal["speed", "codec", "processor", "memory"]
-PARTS: tuple[Part, ...] = ("speed", "codec", "processor", "memory")
+Part = Literal["speed", "codec", "processor", "memory", "sync"]
+PARTS: tuple[Part, ...] = ("speed", "codec", "processor", "memory", "sync")
 
 
 def machine() -> str:
@@ -56,6 +58,10 @@ def bench(
         bars += cost.processor()
     if "memory" in (parts or PARTS):
         bars += cost.memory()
+    synced = [sync.run(holders, SYNCS) for holders in (2, 3)] if "sync" in (parts or PARTS) else []
+    for each in synced:
+        bars += sync.bars(each)
+        print(f"\n{sync.tables(each)}", flush=True)
     print(f"\n{bar_table(bars)}\n\n{time.monotonic() - begin:.0f} s")
     if as_json:
         Path(as_json).write_text(
@@ -69,6 +75,7 @@ def bench(
             )
         )
     wrong = {name: count for result in results for name, count in result.wrong.items() if count}
+    wrong |= {f"sync_state from {each.holders}": each.wrong for each in synced if each.wrong}
     if wrong:
         print(f"wrong values: {wrong}", file=sys.stderr)
     return 1 if wrong else 0

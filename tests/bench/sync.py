@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +14,14 @@ import numpy as np
 import wancoll
 from tests.bench.report import Bar, table
 from wancoll.chaos import Cluster
+from wancoll.chaos.clients import ClientProcess
 
 GIB, MIB = 1 << 30, 1 << 20
 STATE = GIB
 TENSORS = 40  # of the state: most of them no multiple of a stripe
 OTHERS_BYTES = 16 * MIB
 QUIET = 3.0  # seconds of all-reduce with nothing beside
-TRANSFER, SYNC = "one send and recv", "sync_state"
+TRANSFER, WARM, SYNC = "one send and recv", "the same, warm memory", "sync_state"
 LEAST = 0.7
 
 
@@ -41,9 +43,9 @@ class Result:
     rate: tuple[float, float] = (0.0, 0.0)
     wrong: int = 0
 
-    def ratio(self, seconds: dict[str, list[float]]) -> float:
-        """Speed of the sync against that of the transfer: the median of the rounds."""
-        return statistics.median(a / b for a, b in zip(seconds[TRANSFER], seconds[SYNC], strict=True))
+    def ratio(self, seconds: dict[str, list[float]], against: str) -> float:
+        """Speed of the sync against that of a transfer: the median of the rounds."""
+        return statistics.median(a / b for a, b in zip(seconds[against], seconds[SYNC], strict=True))
 
 
 def run(holders: int, rounds: int, nbytes: int = STATE) -> Result:
@@ -59,20 +61,22 @@ def run(holders: int, rounds: int, nbytes: int = STATE) -> Result:
         time.sleep(QUIET)
         quiet = (begin, time.monotonic())
         result.beside, spans = _round_trips(cluster, world, rounds, nbytes, result)
-        for other in others:
-            other.pause()
-        ends: list[float] = []
         for other in others[1:]:
             other.close()
-        others[0].resume()
-        try:
-            while True:
-                ends.append(others[0].next(2.0))
-        except wancoll.WancollError:
-            pass  # it waits for the others
+        ends = list(_said(others[0]))
         others[0].close()
         result.rate = (_rate(ends, [quiet]), _rate(ends, spans))
     return result
+
+
+def _said(other: ClientProcess) -> Iterator[float]:
+    """What it has yielded so far."""
+    other.pause()
+    while True:
+        try:
+            yield other.next(0.0)
+        except wancoll.WancollError:
+            return
 
 
 def _rate(ends: list[float], spans: list[tuple[float, float]]) -> float:
@@ -94,37 +98,54 @@ def _round_trips(
 
 def sync_member(socket: str, world: int, number: int, rounds: int, nbytes: int) -> Any:
     """One member; number 0 is the joiner. Returns seconds of each round, when its syncs were, how many were wrong."""
+    os.setsid()  # the scheduler shares a core between sessions: every process gets its own
     with wancoll.connect("state", socket=socket, name=f"s{number}", start_world=world, timeout=60) as comm:
         plain = comm.zeros(nbytes, np.uint8)
         state = {f"tensor {i:02}": comm.empty(nbytes // TENSORS // 4, np.float32) for i in range(TENSORS)}
-        seconds: dict[str, list[float]] = {TRANSFER: [], SYNC: []}
+        seconds: dict[str, list[float]] = {TRANSFER: [], WARM: [], SYNC: []}
         spans, wrong = [], 0
         joiner, sender = comm.members.index("s0"), comm.members.index("s1")
-        for turn in range(rounds + 1):  # the first one warms up
-            for i, x in enumerate(state.values()):
-                x.fill(i + turn if number else -1)
-            comm.barrier()
-            begin = time.monotonic()
+
+        def transfer() -> None:
             if number == 0:
                 comm.recv(plain, sender)
             elif number == 1:
                 comm.send(plain, joiner)
-            middle = time.monotonic()
+
+        def timed(what: str, call: Callable[[], Any]) -> Any:
             comm.barrier()
-            start = time.monotonic()
-            receipt = comm.sync_state(state, revision=turn + (number > 0))
+            begin = time.monotonic()
+            found = call()
             end = time.monotonic()
+            seconds[what].append(end - begin)
+            if what == SYNC:
+                spans.append((begin, end))
+            return found
+
+        for turn in range(rounds):
+            for i, x in enumerate(state.values()):
+                x.fill(i + turn if number else -1)
+            give_back(comm)
+            timed(TRANSFER, transfer)
+            timed(WARM, transfer)
+            give_back(comm)
+            receipt = timed(SYNC, lambda: comm.sync_state(state, revision=turn + (number > 0)))  # noqa: B023
             wrong += not all((x == i + turn).all() for i, x in enumerate(state.values()))
             assert receipt.bytes_moved == sum(x.nbytes for x in state.values())
-            if turn:
-                seconds[TRANSFER].append(middle - begin)
-                seconds[SYNC].append(end - start)
-                spans.append((start, end))
         return seconds, spans, wrong
+
+
+def give_back(comm: Any) -> None:
+    """Let the arena forget what it keeps warm: a joiner's first receipt finds no memory either."""
+    arena = comm._connection.arena
+    with arena._lock:
+        arena._settle()
+        arena._trim(0)
 
 
 def others_member(socket: str, world: int) -> Iterator[float]:
     """One member of the other group: reduces for ever, and says when each operation was done."""
+    os.setsid()
     with wancoll.connect("others", socket=socket, start_world=world, timeout=60) as comm:
         x = comm.zeros(OTHERS_BYTES // 4, np.float32)
         while True:
@@ -136,10 +157,12 @@ def tables(result: Result) -> str:
     """Speeds in GB/s, medians of the rounds."""
     head = [f"1 joiner, {result.holders} holders", "GB/s", "beside all-reduce"]
     rows = []
-    for what in (TRANSFER, SYNC):
+    for what in (TRANSFER, WARM, SYNC):
         both = (result.seconds[what], result.beside[what])
         rows.append([what, *(f"{STATE / statistics.median(each) / 1e9:.2f}" for each in both)])
-    rows.append(["sync_state / transfer", f"{result.ratio(result.seconds):.2f}", f"{result.ratio(result.beside):.2f}"])
+    for against in (TRANSFER, WARM):
+        both = [f"{result.ratio(each, against):.2f}" for each in (result.seconds, result.beside)]
+        rows.append([f"sync_state / {against}", *both])
     quiet, busy = result.rate
     other = (
         f"the other group's all-reduce of {OTHERS_BYTES >> 20} MiB: {quiet:.1f}/s alone, {busy:.1f}/s beside the sync"
@@ -150,4 +173,4 @@ def tables(result: Result) -> str:
 def bars(result: Result) -> list[Bar]:
     """What is promised."""
     what = f"sync_state of 1 GiB from {result.holders} holders, in speeds of one transfer"
-    return [Bar(what, result.ratio(result.seconds), least=LEAST)]
+    return [Bar(what, result.ratio(result.seconds, TRANSFER), least=LEAST)]
