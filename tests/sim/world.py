@@ -420,9 +420,12 @@ class World:
 
     def _look_back(self) -> None:
         """Everything has ended: nothing is left behind."""
-        self._until(self.clock.now + 2 * self.limits.heartbeat_interval)
         master = self.master
         assert master is not None
+        for _ in range(20):  # daemons without clients may be on their way back
+            self._until(self.clock.now + 2 * self.limits.heartbeat_interval)
+            if master.sizes()["connections"] == len(self.hosts):
+                break
         living = [client for client in self.clients if client.alive]
         sizes = master.sizes()
         self.note("world", f"ends; {sizes}; {self.judge.results} results, failures {self.judge.errors}")
