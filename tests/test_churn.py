@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from itertools import pairwise
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -306,5 +307,8 @@ def test_the_page_stands_alone_and_escapes_what_it_quotes() -> None:
     assert "<b>wrong" not in text
     assert "&lt;b&gt;wrong" in text
     assert "<no> lanes" not in text
-    assert text.count("<svg") == 1
+    svg = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+    drawn = [element.text for element in svg.iter("title")]
+    assert any("kill peer-1" in (title or "") for title in drawn)
+    assert any("<b>wrong</b>" in (title or "") for title in drawn)
     assert "http" not in text, "nothing is fetched"

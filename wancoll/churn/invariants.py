@@ -15,7 +15,7 @@ LONGEST_GAP = 5.0  # seconds between two commits beside stated detection times
 _SEQS_KEPT = 20_000
 _SHOWN = 1.0  # seconds from which on a gap is worth a line
 _AFTERMATH = 3.0  # seconds that what a fault has set off may take beside stated times
-_LEAK_SLACK = {"fds": 2, "tasks": 2, "threads": 0, "arenas": 0, "sessions": 0, "ops": 0}
+_LEAK_SLACK = {"fds": 1, "tasks": 1, "threads": 0, "arenas": 0, "sessions": 0, "ops": 0}
 _MEMORY_SLACK = 48 << 20  # bytes beside what the workload's tensors need
 
 
@@ -185,7 +185,7 @@ def detection(injected: Injected, times: Times) -> float:
             return min(lasts, times.link) + 1.0  # the longest pause between dials
         case "oneway":
             return min(lasts, times.lane + times.link) + 1.0
-        case "slow" | "delay" | "twin" | "master_kill" | "master_pause" | "master_point":
+        case "slow" | "master_kill" | "master_pause" | "master_point":
             return lasts
         case _:
             return 0.0
