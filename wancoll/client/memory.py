@@ -134,7 +134,7 @@ class Arena:
         self._blocks: dict[int, Block] = {}  # address -> block
         self._idle: dict[int, dict[Block, None]] = {}  # size -> blocks nobody holds, the last one is the warmest
         self._returned: deque[_Returning] = deque()  # their leases died, not in _idle yet
-        self._lock = threading.Lock()
+        self._lock, self._exchanging = threading.Lock(), threading.Lock()
         self._stamp = 0
         self._leased = self._peak = 0  # bytes of blocks that are held; their recent maximum
         self._closed = False
@@ -258,7 +258,8 @@ class Arena:
         Returns:
             False if the system refused: nothing has changed then.
         """
-        status = lib.wc_pages_exchange(a.pages, b.pages, wanted, self._spare, self._fd)
+        with self._exchanging:  # there is one spare room
+            status = lib.wc_pages_exchange(a.pages, b.pages, wanted, self._spare, self._fd)
         if status > 0:
             self._abandon(b)
         return bool(status >= 0)
