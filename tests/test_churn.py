@@ -257,6 +257,7 @@ def test_leaks_are_counted_without_what_links_explain() -> None:
     assert found(fds=53, lanes=32) == []
     assert found(fds=53) == ["fds"]
     assert found(tasks=30) == ["tasks"]
+    assert found(tasks=31, connections=5) == [], "each connection has its tasks"
     assert found(arenas=2, ops=1) == ["arenas", "ops"]
     assert found(memory=500 << 20) == ["memory"]
     # Who was not there before is compared with its like.

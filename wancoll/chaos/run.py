@@ -111,6 +111,7 @@ class Run:
         self._resources: dict[str, dict[str, dict[str, int]]] = {}
         self._log: list[tuple[float, int, str, str]] = []  # the master's events
         self._gaps: list[invariants.Gap] = []
+        self._whole = 0.0  # when all members were back
         self._clock = time.time() - time.monotonic()
 
     def do(self) -> Findings:
@@ -220,6 +221,7 @@ class Run:
             got = f"not back: {', '.join(sorted(missing))}; the master waits for: {waiting or 'nothing'}"
             self._violated("comeback", "the group", "not whole after all was healed", f"within {limit:.0f} s", got)
         before = len(self.commits)
+        self._whole = time.monotonic()
         if not self._until(lambda: len(self.commits) > before + _AFTER, times.deadline, "commits go on"):
             self._violated("next op", "the group", "no commits after all was healed", "the next ones work")
 
@@ -350,7 +352,7 @@ class Run:
             if reason and slot < self.options.peers:
                 got = f"{call.error}: {call.text}"
                 found.append(Violation(call.ended, "loss", f"m{slot}", f"{call.what}: {reason}", "no loss", got))
-        within = sorted(one.at for one in self.commits if self.started <= one.at)
+        within = sorted(one.at for one in self.commits if self.started <= one.at <= self._whole)
         self._gaps = invariants.gaps(within, invariants.blind(self.injected, times), stalls)
         found += invariants.too_long(self._gaps)
         losses = [(at, text) for at, _, kind, text in events if invariants.tells_of_loss(kind, text)]

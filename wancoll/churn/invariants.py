@@ -354,5 +354,5 @@ def _own(held: Mapping[str, int], what: str) -> int:
     if what == "fds":
         return value - held.get("lanes", 0) - held.get("connections", 0) - held.get("handshakes", 0)
     if what == "tasks":
-        return value - held.get("raising", 0) - 4 * held.get("connections", 0) - 4 * held.get("handshakes", 0)
+        return value - held.get("raising", 0) - 2 * (held.get("connections", 0) + held.get("handshakes", 0))
     return value
