@@ -172,6 +172,15 @@ def test_an_operation_that_two_epochs_committed() -> None:
     assert agreement.committed_twice(formed=[2]) == [], "a group that was formed anew counts from the start"
 
 
+def test_update_membership_may_lead_to_different_epochs() -> None:
+    agreement = Agreement(small=False)
+    update = {"kind": "update_membership", "result": ""}
+    assert rules(agreement, ("m0", called(5, **update)), ("m1", called(5, epoch=2, **update))) == []
+    assert agreement.twice == []
+    mismatch = failed("OperationAborted", kind="update_membership", may_abort=True)
+    assert rules(agreement, ("m2", called(4)), ("m2", mismatch)) == ["agreement"]
+
+
 def test_a_member_that_skips_an_operation() -> None:
     agreement = Agreement(small=False)
     assert rules(agreement, ("m0", called(5)), ("m0", called(7))) == ["order"]

@@ -129,7 +129,12 @@ class Agreement:
         if seq:
             self._last[member] = seq
             outcome = call.error or f"{', '.join(call.contributors)} in epoch {call.epoch}: {call.result}"
-            found += self._compare(member, call, seq, outcome)
+            epoch = call.epoch if call.seq else 0
+            if call.kind == "update_membership" and not call.error:
+                # It tells where this member is now. One that had not heard of the epoch before the master died, and
+                # others had, comes to the next one.
+                outcome, epoch = "passed", 0
+            found += self._compare(member, call, seq, outcome, epoch)
         return found
 
     def _may_fail(self, call: Called) -> bool:
@@ -137,22 +142,22 @@ class Agreement:
             return call.may_abort
         return self._small and call.error in ("WorldTooSmall", "CollectiveMismatch")
 
-    def _compare(self, member: str, call: Called, seq: int, outcome: str) -> list[Violation]:
+    def _compare(self, member: str, call: Called, seq: int, outcome: str, epoch: int) -> list[Violation]:
         known = self._outcomes.get(seq)
         found = []
-        if known is not None and call.seq and known.epoch and known.epoch != call.epoch:
-            epochs = min(known.epoch, call.epoch), max(known.epoch, call.epoch)
+        if known is not None and epoch and known.epoch and known.epoch != epoch:
+            epochs = min(known.epoch, epoch), max(known.epoch, epoch)
             others = "; ".join(f"{', '.join(who)}: {said}" for said, who in known.said.items())
             violation = Violation(call.ended, "agreement", member, f"{call.what}, operation {seq}", others, outcome)
             self.twice.append(Twice(seq, epochs, violation))
-            if known.epoch > call.epoch:
+            if known.epoch > epoch:
                 return []
             known = None
         if known is None:
             known = self._outcomes[seq] = _Outcome(call.ended, 0)
             if len(self._outcomes) > _SEQS_KEPT:
                 del self._outcomes[next(iter(self._outcomes))]
-        known.epoch = call.epoch if call.seq else known.epoch
+        known.epoch = epoch or known.epoch
         who = known.said.setdefault(outcome, [])
         who.append(member)
         if len(known.said) > 1 and len(who) == 1:
