@@ -80,11 +80,15 @@ def test_a_member_that_has_not_called(room: Wait) -> None:
 def test_what_a_daemon_said_before_the_call_says_nothing_of_it(room: Wait) -> None:
     room.called = dict.fromkeys(room.names, 0)
     room.beat()
-    room.now += 2.5
+    room.now += 1.1
     room.asleep.add("d2")
     room.called = dict.fromkeys(room.names, 1)
     room.beat()
-    room.tell("m0")
+    room.tell("m0", ops=[op(age=1.05)])
+    assert room.causes() == []
+    room.now += 1.4
+    room.beat()
+    room.tell("m0", ops=[op(age=2.45)])
     assert room.causes() == [("m2", "", "its daemon d2 has said nothing")]
 
 
@@ -126,9 +130,15 @@ def test_bytes_that_are_held_back_for_good_reason_are_no_fault(room: Wait) -> No
     assert answer.parked == [room.mid("m2")]
     assert room.tell("m0").parked == []
     assert room.causes() == [("m2", "", "it has not called the operation")]
-    # It runs the operation and takes nothing, without a reason.
+    # It runs the operation, and bytes of a later one wait there.
     room.called["m2"] = 1
     room.now += 1.0
+    room.beat()
+    room.tell("m2", room.link("m1", "parked"))
+    room.tell("m1", room.link("m2", "blocked"))
+    assert room.causes() == []
+    # It takes nothing, without a reason.
+    room.now += 0.5
     room.beat()
     room.tell("m2", room.link("m1", "idle"))
     assert room.tell("m1", room.link("m2", "blocked")).parked == []

@@ -30,7 +30,7 @@ PEERS = 3
 @contextmanager
 def cluster_behind_a_relay() -> Iterator[tuple[Cluster, Relay]]:
     """Peer 0 is dialled through the relay: all lanes between it and the others are the relay's."""
-    options = [f"--lane-timeout={LANE}", "--slow-after=0.5", "--link-timeout=5"]
+    options = [f"--lane-timeout={LANE}", "--slow-after=0.5", "--link-timeout=5", "--no-measure"]
     with (
         Relay() as relay,
         Cluster(
