@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wancoll_master.state import Announce, Broadcast
+
 if TYPE_CHECKING:
     from tests.sim.client import Client
     from tests.sim.daemon import Daemon
@@ -216,7 +218,10 @@ class Faults:
     def cut_short_master(self) -> None:
         """It dies in the middle of what it does next, between the journal and the network, or between two members."""
         if (master := self._world.master) is not None:
-            master.fuse = self._random.randint(0, 12)
+            if self._random.random() < 0.5:
+                master.fuse = self._random.randint(0, 12)
+            else:
+                master.trap = self._random.choice((Announce, Broadcast))
 
     def lose_journal(self) -> None:
         if (master := self._world.master) is not None and self._world.all_agree():

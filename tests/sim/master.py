@@ -72,6 +72,7 @@ class Master(Process):
         self._lead()
         self.address = f"{host}:7400"
         self.fuse = -1
+        self.trap: type | None = None  # it dies while it tells the next command of this kind
         self._connections: dict[int, End] = {}
         self._slept_at = 0.0
         self._next_conn = 1
@@ -124,6 +125,8 @@ class Master(Process):
             self.fuse -= 1
             if self.fuse < 0:
                 stop = self.world.random.randint(0, len(commands))
+        elif self.trap is not None and any(isinstance(command, self.trap) for command in commands):
+            stop = len(commands)
         try:
             for command in commands[:stop]:
                 self._carry_out(command)
@@ -134,10 +137,13 @@ class Master(Process):
             return
         if stop <= len(commands):
             conns = list(self._batches)
-            for conn in conns[self.world.random.randint(0, len(conns)) :]:
+            told = self.world.random.randint(0, len(conns))
+            ends = [self._connections.get(conn) for conn in conns[:told]]
+            for conn in conns[told:]:
                 del self._batches[conn]
             self.flush()
             self.world.kill_master(self)
+            self.world.alone_with_the_news([end.other.process.name for end in ends if end is not None])
             return
         self.flush()
         self._arm()

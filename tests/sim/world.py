@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -168,6 +169,16 @@ class World:
         if self.master is None:
             longest = 1.0 if self.only_masters else self.limits.master_grace * 1.5
             self.later(self._pace.uniform(0.0, self._pace.choice((0.2, longest))), self.start_master)
+
+    def alone_with_the_news(self, told: list[str]) -> None:
+        """The master died while it told its members something: one that has heard may die, too."""
+        if told and not self.only_masters and self.random.random() < 0.5:
+            name = self.random.choice(told)
+            daemon = next((one for one in self.daemons if one.name == name and one.alive), None)
+            if daemon is not None:
+                host = daemon.host
+                self.later(0.1, partial(self.kill_daemon, daemon, silent=False))
+                self.later(self.limits.rejoin_grace + 1.0, lambda: self.start_daemon(name, host))
 
     def wake_master(self, master: Master) -> None:
         """A stopped master goes on; where another one has taken over it soon finds out."""
@@ -337,7 +348,7 @@ class World:
         for master in self.masters[:-1]:
             self.kill_master(master)
         for master in self.masters:
-            master.fuse = -1
+            master.fuse, master.trap = -1, None
             self.wake_master(master)
         if self.master is None:
             self.start_master()
