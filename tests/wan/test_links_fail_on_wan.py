@@ -279,7 +279,7 @@ def test_status_names_a_stopped_daemon(net: Net) -> None:
             assert outcome.receipt.attempts == 1
 
 
-@pytest.mark.parametrize("count", [1000, MIB])
+@pytest.mark.parametrize("count", [1000, pytest.param(MIB, marks=pytest.mark.chaos)])
 def test_status_names_the_direction_of_a_cut(net: Net, count: int) -> None:
     """And one that heals before lane_timeout costs nothing but the time."""
     with running(net, count) as run:
@@ -292,7 +292,8 @@ def test_status_names_the_direction_of_a_cut(net: Net, count: int) -> None:
         run.end(1.0)
 
 
-def test_status_names_both_directions_of_a_cut(net: Net) -> None:
+@pytest.mark.chaos
+def test_status_names_a_cut_in_both_directions(net: Net) -> None:
     with running(net, MIB) as run:
         one, other = run.order[0], run.order[1]
         net.cut_both(one, other)
