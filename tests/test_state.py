@@ -199,7 +199,7 @@ def test_who_differs_in_one_tensor_sends_the_others() -> None:
 
 def test_those_with_a_choice_make_up_for_those_without() -> None:
     """Only a has the second half, so all of the first half comes from b."""
-    found = a_goal([STRIPE] * 40, {"a": set(), "b": set(range(20, 40)), "j": set(range(40))})
+    found = a_goal([STRIPE] * 40, {"j": set(range(40)), "a": set(), "b": set(range(20, 40))})
     transfers = next_round(found, reports_of(found))
     assert load(transfers, ["a", "b"]) == [40 * STRIPE, 20 * STRIPE]
 
@@ -217,9 +217,11 @@ def test_what_nobody_holds_any_more() -> None:
         next_round(found, left)
 
 
-def test_a_pair_that_cannot_meet_goes_through_a_third() -> None:
+@pytest.mark.parametrize("who_says_so", ["a", "c"])
+def test_a_pair_that_cannot_meet_goes_through_a_third(who_says_so: str) -> None:
     found = a_goal([5], {"a": set(), "b": {0}, "c": {0}})
-    reports = {**reports_of(found), "c": Report(frozenset({0}), frozenset({"a"}))}
+    reports = reports_of(found)
+    reports[who_says_so] = Report(found.missing[who_says_so], frozenset({"a", "c"} - {who_says_so}))
     assert next_round(found, reports) == [Transfer("a", "b", (0,), 5)]
     reports["b"] = Report(frozenset())
     assert next_round(found, reports) == [Transfer("b", "c", (0,), 5)]
