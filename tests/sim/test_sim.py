@@ -15,7 +15,7 @@ from tests.sim.__main__ import attempt
 from tests.sim.world import World
 
 ROOT = Path(__file__).parents[2]
-QUICK = 1200  # worlds
+QUICK = 1800  # worlds
 HELD = 'import sys; from tests.sim.test_sim import trace; print(*map(trace, map(int, sys.argv[1:])), sep="\\n")'
 
 
