@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +17,7 @@ from tests.faults.support import (
     contribution,
     new_group,
     reduce_all,
+    states,
     wait_until,
 )
 from wancoll.chaos import Cluster, in_threads
@@ -64,7 +64,8 @@ def test_lanes_that_nobody_reads_are_made_anew(lanes: int, count: int) -> None:
         group = new_group()
 
         def connect(i: int):
-            time.sleep(0.3 * i)  # peer 0 is the oldest: the others dial it
+            if i:  # peer 0 is the oldest: the others dial it
+                wait_until(lambda: f"m{i - 1}" in states(cluster, group), 20, f"m{i - 1} is before m{i}")
             return cluster.connect(i, group=group, name=f"m{i}", start_world=PEERS, min_world=1)
 
         comms = in_threads(connect, PEERS, timeout=30)
