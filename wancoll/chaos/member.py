@@ -23,6 +23,7 @@ _POLL = 0.01  # seconds between looks at the phase while held
 _ENDS = frozenset(  # the membership is over
     {"Evicted", "MasterUnreachable", "OutcomeUnknown", "PeerDaemonLost", "TimeoutError", "ConfigError", "ProtocolError"}
 )
+_ENDED = (wancoll.Evicted, wancoll.MasterUnreachable, wancoll.PeerDaemonLost)
 _SAME = ("all_reduce", "all_gather", "broadcast")  # kinds whose result is the same bytes on all members
 _KEPT_TEXT = 600
 
@@ -131,7 +132,15 @@ class _Client:
                 yield from self._meet()
                 continue
             step = workload.step(self._settings.seed, self._step, self._settings.largest, self._settings.slots)
-            yield from self._run(step, self._calls(step))
+            try:
+                calls = self._calls(step)
+            except _ENDED as bad:  # before all of them were under way
+                now, error = time.monotonic(), type(bad).__name__
+                yield Called(
+                    step.number, 0, str(step), step.kind, 0, now, now, self._comm.epoch, error=error, text=str(bad)
+                )
+                raise _Over from bad
+            yield from self._run(step, calls)
             self._step += 1
             if self._step % _UPDATE_EVERY == 0:
                 update = _Call("update_membership()", "update_membership", 0, self._comm.update_membership)
