@@ -241,6 +241,8 @@ class SmallWorld:
                 self._run(peer, member.abort(message))
             case m.Resumed() if mine:
                 self._run(peer, member.resumed(message))
+            case m.Probe():
+                peer.up.append(m.ProbeResult("g", message.joiner, message.prober, message.target, True, ""))
             case m.Evicted() if message.mid == member.mid:
                 self._run(peer, member.evicted(message.reason, message.committed_upto, self.now, message.unknown))
 
@@ -262,7 +264,7 @@ class SmallWorld:
                         self._run(peer, member.op_cancelled(engine_id))
                 case ops.EnterEpoch(epoch, _):
                     self._run(peer, member.links_ready(epoch.epoch, [one.mid for one in epoch.members]))
-        if member.epoch is not None and not peer.posted:
+        if member.epoch is not None and not peer.posted and member.called == 0:  # a newcomer comes to see only
             peer.posted = True
             for number, kind in enumerate(self.calls, 1):
                 what = Descriptor(kind, DType.float32, ReduceOp.sum, 0 if kind is Kind.update_membership else 4)
@@ -302,7 +304,9 @@ class SmallWorld:
                 if action in self.actions():
                     self.do(action)
             if not pending:
-                if self.state.rejoin_until <= self.now and not any(g.rebuild for g in self.state.groups.values()):
+                if self.state.rejoin_until <= self.now and not any(
+                    g.rebuild or g.hold_until < 1e9 for g in self.state.groups.values()
+                ):
                     break
                 self._pass_time()
         for peer in self.peers:
