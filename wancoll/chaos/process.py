@@ -190,8 +190,11 @@ def wait_stopped(pid: int, label: str, timeout: float) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether any thread of *pid* stands still."""
-    return "T" in _thread_states(pid)
+    """Whether any thread of *pid* stands still; not so where there is no such process any more."""
+    try:
+        return "T" in _thread_states(pid)
+    except FileNotFoundError:
+        return False
 
 
 def _thread_states(pid: int) -> list[str]:
