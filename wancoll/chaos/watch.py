@@ -52,6 +52,11 @@ class StatusWatch:
         other = int(members[(members.index(name) + 1) % len(members)][1:])
         return other if other < self._daemons else -1
 
+    @property
+    def alive(self) -> bool:
+        """Whether it still looks."""
+        return self._thread.is_alive()
+
     def _run(self) -> None:
         told: dict[int, int] = {}
         while not self._stop.wait(_STATUS_EVERY):
@@ -92,6 +97,11 @@ class StallWatch:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still looks."""
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         before: dict[int, float] = {}
