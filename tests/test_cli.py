@@ -157,7 +157,7 @@ def test_help_shows_variable_default_and_unit_of_every_option(command):
 def test_the_readme_names_only_options_and_variables_that_exist():
     arguments = [
         argument
-        for command in ("master", "peer", "status", "model", "perf")
+        for command in ("master", "peer", "status", "model", "perf", "chaos")
         for argument in app[command].assemble_argument_collection(parse_docstring=False)
     ]
     options = {name for argument in arguments for name in argument.names}

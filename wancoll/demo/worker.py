@@ -19,26 +19,19 @@ if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
 
 
-def hand_over(comm: Communicator, replica: Replica) -> None:
-    """Give every member the state of those that have come furthest; all members call this together.
-
-    Members with the newest step hold the same bytes and the others contribute zeros, so that the largest byte is the
-    state. No member is special: any of them may die in the middle of it.
-    """
-    step = np.array([replica.step], np.int64)
-    comm.all_reduce(step, op="max")
-    if replica.step != step[0]:
-        replica.state[:] = 0
-    comm.all_reduce(replica.state.view(np.uint8), op="max")
-    replica.step = int(step[0])
-
-
 def admit(comm: Communicator, replica: Replica) -> None:
-    """Let in who waits, and hand them the state."""
-    before = set(comm.members)
+    """Let in who waits, and hand over the state; all members call this together.
+
+    It is asked for also where nobody seems to have come, which is cheap: members may have learnt of the same change in
+    one piece or in two, and must not call different things for it.
+    """
     comm.update_membership()
-    if set(comm.members) - before:
-        hand_over(comm, replica)
+    hand_over(comm, replica)
+
+
+def hand_over(comm: Communicator, replica: Replica) -> None:
+    """Give every member the state of those that have come furthest; all members call this together."""
+    replica.step = comm.sync_state({"state": replica.state}, revision=replica.step).revision
 
 
 def take_step(comm: Communicator, replica: Replica, digits: data.Digits, buffer: Array, seed: int) -> reports.Stepped:
