@@ -427,3 +427,18 @@ def test_the_journal_says_whom_else_to_wait_for() -> None:
     tell(room, report(3, 2, base=1, committed_upto=1))
     epoch = room.new_epoch()
     assert (epoch.epoch, epoch.committed_upto, len(epoch.members)) == (3, 1, 3)
+
+
+def test_a_member_that_was_put_out_may_report_before_it_hears_so() -> None:
+    """It was the only one; taken back it would be a member of a group for ever, which its daemon does not have."""
+    room = restarted(1, (1,))
+    tell(room, report(1, of=(1,)))
+    assert room.one("d1", m.Resumed).epoch == 1
+    room.drop("d1")
+    assert GROUP not in room.state.groups
+    room.hello("d1")
+    assert room.one("d1", m.Evicted).mid == 1
+    tell(room, report(1, of=(1,)))
+    assert room.one("d1", m.Evicted).mid == 1
+    assert GROUP not in room.state.groups
+    assert not room.state.members

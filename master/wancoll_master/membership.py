@@ -182,7 +182,9 @@ def _hello(state: State, conn: int, hello: m.Hello) -> None:
     state.out.append(Send(conn, welcome))
     gone = state.gone.pop(daemon.name, None)
     if gone is not None and gone.incarnation == hello.incarnation:
-        state.out += [Send(conn, evicted) for evicted in gone.evicted]
+        for evicted in gone.evicted:
+            state.out.append(Send(conn, evicted))
+            rebuilding.remember(state, evicted)  # it may report before it hears this
     where = ", ".join(daemon.addresses)
     state.record(None, "daemon", clip(f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}"))
 

@@ -238,7 +238,7 @@ def _decide(state: State, group: Group, rebuild: Rebuild, newest: m.Report) -> N
     for mid, name, _ in newest.members:
         if mid not in present:
             why = f"{name} did not report within {state.limits.rejoin_grace:g} s after the master's restart"
-            _remember(state, m.Evicted(group.name, mid, clip(why), group.committed))
+            remember(state, m.Evicted(group.name, mid, clip(why), group.committed))
     for ends in newest.plan.avoid:
         group.bad_pairs[pair(*ends)] = state.now + BAD_PAIR_SECONDS
     missing = f"; {', '.join(gone[:16])} did not report" if gone else "; not all knew the same epoch"
@@ -283,7 +283,8 @@ def _put_out(state: State, daemon: Daemon, report: m.Report, why: str, upto: int
     state.record(None, "lost", clip(f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}"))
 
 
-def _remember(state: State, fate: m.Evicted) -> None:
+def remember(state: State, fate: m.Evicted) -> None:
+    """What the member is told should it report."""
     state.missing[fate.mid] = fate
     if len(state.missing) > MISSING_KEPT:
         del state.missing[next(iter(state.missing))]

@@ -49,12 +49,12 @@ class Faults:
     def kill_daemon(self) -> None:
         if daemon := self._daemon():
             self._world.kill_daemon(daemon, silent=False)
-            self._world.later(self._length(), lambda: self._world.start_daemon(daemon.name, daemon.host))
+            self._world.start_again(daemon, self._length())
 
     def lose_host(self) -> None:
         if daemon := self._daemon():
             self._world.kill_daemon(daemon, silent=True)
-            self._world.later(self._length(), lambda: self._world.start_daemon(daemon.name, daemon.host))
+            self._world.start_again(daemon, self._length())
 
     def restart_twice(self) -> None:
         if daemon := self._daemon():
@@ -90,10 +90,12 @@ class Faults:
             network.block(*ends)
 
         def turn() -> None:
+            if world.healed:
+                return
             for other in list(world.daemons):
                 if other is not daemon and other.alive:
                     world.kill_daemon(other, silent=False)
-                    world.later(self._length(), lambda other=other: world.start_daemon(other.name, other.host))
+                    world.start_again(other, self._length())
             if world.master is not None:
                 world.kill_master(world.master)
             for ends in cut:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from math import inf
 from random import Random
 from typing import Any
 
@@ -25,6 +26,7 @@ from wancoll.wire.framing import encode
 FOR_EVER = 1 << 40
 HEALED_FOR = 60.0  # seconds by which all must have ended after the last fault
 MOST_EVENTS = 400_000
+MOST_IN_A_SECOND = 40_000  # events
 
 
 class World:
@@ -63,6 +65,7 @@ class World:
         self.only_masters = self.odd.patient
         self.healed, self.healed_at = False, 0.0
         self.last_seq = FOR_EVER
+        self._counted = 0.0, 0  # time, and events until then
         self._talks = 0
         self._incarnations = 0
         self._programs: dict[int, Descriptor] = {}
@@ -176,9 +179,8 @@ class World:
             name = self.random.choice(told)
             daemon = next((one for one in self.daemons if one.name == name and one.alive), None)
             if daemon is not None:
-                host = daemon.host
-                self.later(0.1, partial(self.kill_daemon, daemon, silent=False))
-                self.later(self.limits.rejoin_grace + 1.0, lambda: self.start_daemon(name, host))
+                self.later(0.1, lambda: None if self.healed else self.kill_daemon(daemon, silent=False))
+                self.start_again(daemon, self.limits.rejoin_grace + 1.0)
 
     def wake_master(self, master: Master) -> None:
         """A stopped master goes on; where another one has taken over it soon finds out."""
@@ -204,6 +206,11 @@ class World:
         if twin and self.random.random() < 0.5:
             self.start_client(daemon)
         return daemon
+
+    def start_again(self, daemon: Daemon, delay: float) -> None:
+        """Later, as another process; not a twin, once all is healed."""
+        name, host = daemon.name, daemon.host
+        self.later(delay, lambda: self.start_daemon(name, host) if host in self.hosts or not self.healed else None)
 
     def kill_daemon(self, daemon: Daemon, *, silent: bool) -> None:
         if not daemon.alive:
@@ -335,10 +342,22 @@ class World:
         self._look_back()
 
     def _until(self, when: float) -> None:
-        while self.clock.step(when):
-            if self.clock.events > MOST_EVENTS:
-                raise Violation(f"{MOST_EVENTS} events, and no end")
-        self.clock.now = max(self.clock.now, when)
+        clock = self.clock
+        while clock.step(when):
+            if clock.events > MOST_EVENTS:
+                raise Violation(f"{MOST_EVENTS} events, and no end: {self._what_repeats()}")
+            if clock.events - self._counted[1] >= MOST_IN_A_SECOND:
+                if clock.now - self._counted[0] < 1.0:
+                    raise Violation(f"{MOST_IN_A_SECOND} events in a second: {self._what_repeats()}")
+                self._counted = clock.now, clock.events
+        clock.now = max(clock.now, when)
+
+    def _what_repeats(self) -> str:
+        lines: list[str] = []
+        self._trace = lambda line: lines.append(line[12:80])
+        for _ in range(1000):
+            self.clock.step(inf)
+        return "; ".join(f"{count} times {line}" for line, count in Counter(lines).most_common(5))
 
     def _heal(self) -> None:
         """All faults end."""
@@ -364,9 +383,9 @@ class World:
         self._fill_up()
 
     def _fill_up(self) -> None:
-        while len([client for client in self.clients if client.alive]) < max(
-            self.odd.start_world, self.odd.min_world, 2
-        ):
+        """Start clients until there are enough; where no daemon lives the next round does."""
+        alive = len([client for client in self.clients if client.alive])
+        for _ in range(alive, max(self.odd.start_world, self.odd.min_world, 2)):
             self.start_client()
 
     def _finish(self, by: float) -> None:
