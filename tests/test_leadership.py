@@ -477,11 +477,11 @@ async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
         store.persist(0, 1025)
         await done()
         client.lose = 2
-        store.persist(4, 7, "a b", Used(4, frozenset({1, 300})))
+        store.persist(4, 7, "a b", Used(4, frozenset({1, 300}), 40))
         await done()
         for i in range(200):  # more than one transaction takes
-            store.persist(5 + i, 7, f"g{i}", Used(5 + i, frozenset({i})))
-        store.persist(205, 7, "g0", Used(205, frozenset({1})))
+            store.persist(5 + i, 7, f"g{i}", Used(5 + i, frozenset({i}), 40))
+        store.persist(205, 7, "g0", Used(205, frozenset({1}), 40))
         assert store.written < store.asked
         await done()
         assert deposed == []
@@ -489,22 +489,22 @@ async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
         assert (facts.term, facts.highest_epoch, facts.next_mid) == (3, 205, 1025)
         assert list(facts.used)[:2] == ["a b", "g1"]
         assert list(facts.used)[-1] == "g0"
-        assert facts.used["a b"] == Used(4, frozenset({1, 300}))
+        assert facts.used["a b"] == Used(4, frozenset({1, 300}), 40)
         assert len(facts.used) == 201
 
 
 async def test_a_deposed_leader_writes_nothing(etcd: chaos.Etcd) -> None:
     keys = Keys(next(_prefixes))
     async with Etcd([etcd.url], 5.0) as client, writing(client, keys) as (store, done, deposed):
-        store.persist(1, 2, "g", Used(1, frozenset({1})))
+        store.persist(1, 2, "g", Used(1, frozenset({1}), 40))
         await done()
         await client.txn([], [delete(keys.leader)], [])
         await client.txn([created(keys.leader, 0)], [put(keys.leader, "another one")], [])
-        store.persist(2, 2, "g", Used(2, frozenset({1, 2})))
+        store.persist(2, 2, "g", Used(2, frozenset({1, 2}), 40))
         await done()
         assert "another master leads" in deposed[0]
         facts = await loaded(client, keys)
-        assert (facts.highest_epoch, facts.used) == (1, {"g": Used(1, frozenset({1}))})
+        assert (facts.highest_epoch, facts.used) == (1, {"g": Used(1, frozenset({1}), 40)})
 
 
 async def test_a_write_that_comes_late_changes_nothing(etcd: chaos.Etcd) -> None:
@@ -524,12 +524,12 @@ async def test_a_write_that_comes_late_changes_nothing(etcd: chaos.Etcd) -> None
         client.late.append(None)  # not the first transactions
         async with writing(client, keys) as (store, done, deposed):
             client.late.clear()
-            store.persist(1, 2, "g", Used(1, frozenset({1})))
+            store.persist(1, 2, "g", Used(1, frozenset({1}), 40))
             await done()
-            store.persist(2, 2, "g", Used(2, frozenset({1, 2})))
+            store.persist(2, 2, "g", Used(2, frozenset({1, 2}), 40))
             await done()
             assert not (await Etcd.txn(client, *client.late[0])).succeeded
-            assert (await loaded(client, keys)).used == {"g": Used(2, frozenset({1, 2}))}
+            assert (await loaded(client, keys)).used == {"g": Used(2, frozenset({1, 2}), 40)}
             assert deposed == []
 
 
@@ -538,7 +538,7 @@ async def test_groups_with_the_oldest_epochs_are_forgotten(etcd: chaos.Etcd, mon
     keys = Keys(next(_prefixes))
     async with Etcd([etcd.url], 5.0) as client, writing(client, keys) as (store, done, _):
         for i in range(100):
-            store.persist(i, 1, f"g{i}", Used(100 - i, frozenset({i})))
+            store.persist(i, 1, f"g{i}", Used(100 - i, frozenset({i}), 40))
         await done()
         await store.load()
         assert list(store.facts.used) == ["g4", "g3", "g2", "g1", "g0"]

@@ -205,13 +205,13 @@ def report(mid: int, epoch: int = 1, *, of: tuple[int, ...] = (1, 2, 3), **field
     return msgspec.structs.replace(basis, **fields)
 
 
-def restarted(epoch: int = 1, mids: tuple[int, ...] = (1, 2, 3)) -> Room:
-    """A master whose journal says that the group's newest epoch had these members."""
+def restarted(epoch: int = 1, mids: tuple[int, ...] = (1, 2, 3), base: int = 0) -> Room:
+    """A master whose journal says that the group's newest epoch had these members, and began with *base* committed."""
     room = Room(Limits(rejoin_grace=5.0))
     room.form(3)
     room.restart()
     room.persisted = (epoch, 1025)
-    used = type(room.journal[GROUP])(epoch, frozenset(mids))
+    used = type(room.journal[GROUP])(epoch, frozenset(mids), base)
     room.journal = {GROUP: used}
     room.restart()
     for mid in (1, 2, 3):
@@ -442,3 +442,13 @@ def test_a_member_that_was_put_out_may_report_before_it_hears_so() -> None:
     assert room.one("d1", m.Evicted).mid == 1
     assert GROUP not in room.state.groups
     assert not room.state.members
+
+
+@pytest.mark.parametrize(("base", "committed"), [(1, 1), (2, 2), (0, 2), (9, 2)])
+def test_an_epoch_that_nobody_here_has_heard_of_says_what_was_committed(base: int, committed: int) -> None:
+    """Member 3 was left out of epoch 2, and told so before the master died. A base of another history says nothing."""
+    room = restarted(2, (1, 2), base)
+    tell(room, *(report(mid, committed_upto=1, done=[(2, 7, 9)]) for mid in (1, 2)))
+    room.sleep(5.1)
+    epoch = room.new_epoch()
+    assert (epoch.epoch, epoch.committed_upto, len(epoch.members)) == (3, committed, 2)

@@ -83,7 +83,7 @@ def new_epoch(state: State, group: Group, reason: str, *, free: bool = False) ->
 def persist(state: State, group: Group) -> None:
     """Put the group's epoch into the journal."""
     state.highest_epoch = max(state.highest_epoch, group.epoch)
-    used = Used(group.epoch, frozenset(member.mid for member in group.members))
+    used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed)
     state.inherited.discard(group.name)
     state.used.pop(group.name, None)
     state.used[group.name] = used

@@ -1,9 +1,9 @@
 """The facts in etcd: a Store whose writes are done later, and which only the leader can write. A trio shell.
 
 Keys under the prefix: "leader" (with the leader's lease; its creation revision names one leadership), "facts" (term,
-highest epoch, next mid and the number of the write), "groups/NAME" (newest epoch, mids). Each write compares the
-leader key's creation with ours, and the facts' last change with what we know: a deposed leader writes nothing, and
-of a write that was tried again nothing comes to pass twice or late.
+highest epoch, next mid and the number of the write), "groups/NAME" (newest epoch, what was committed when it began,
+mids). Each write compares the leader key's creation with ours, and the facts' last change with what we know: a
+deposed leader writes nothing, and of a write that was tried again nothing comes to pass twice or late.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ class EtcdStore:
         known: dict[str, Used] = {}
         for entry in await self._etcd.under(self._keys.groups):
             try:
-                epoch, *mids = map(int, entry.value.split())
+                epoch, base, *mids = map(int, entry.value.split())
             except ValueError as bad:
                 raise EtcdError(f"the value of {entry.key} cannot be read: {entry.value[:100]!r}") from bad
-            known[entry.key.removeprefix(self._keys.groups)] = Used(epoch, frozenset(mids))
+            known[entry.key.removeprefix(self._keys.groups)] = Used(epoch, frozenset(mids), base)
         used = dict(sorted(known.items(), key=lambda item: item[1].epoch))
         old = list(used)[:-GROUPS_KEPT]
         for i in range(0, len(old), _GROUPS_PER_WRITE):
@@ -157,7 +157,7 @@ class EtcdStore:
         compare = [created(keys.leader, self._leading_since), modified(keys.facts, self._revision)]
         changes = [put(keys.facts, text)]
         for name, used in groups.items():
-            changes.append(put(keys.groups + name, " ".join(map(str, [used.epoch, *sorted(used.mids)]))))
+            changes.append(put(keys.groups + name, " ".join(map(str, [used.epoch, used.base, *sorted(used.mids)]))))
         reason = "nobody answered"
         with trio.move_on_after(self._write_timeout):
             while True:

@@ -9,7 +9,7 @@ from wancoll.wire.messages import EventRecord
 from wancoll_master.state import Used
 from wancoll_master.store import GROUPS_KEPT, Facts
 
-FORMAT = 1
+FORMAT = 2
 EVENTS_KEPT = 10_000
 _TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
 
@@ -19,7 +19,9 @@ create table if not exists events (
     id integer primary key, time real not null, grp text not null, epoch integer not null, kind text not null,
     text text not null
 );
-create table if not exists groups (name text primary key, epoch integer not null, mids text not null);
+create table if not exists groups (
+    name text primary key, epoch integer not null, mids text not null, base integer not null
+);
 """
 
 
@@ -70,8 +72,8 @@ class Journal:
             known: dict[str, int] = dict(self._db.execute("select name, value from facts"))
             if known.setdefault("format", FORMAT) != FORMAT:
                 raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
-            rows = self._db.execute("select name, epoch, mids from groups order by epoch").fetchall()
-            used = {name: Used(epoch, frozenset(map(int, mids.split()))) for name, epoch, mids in rows}
+            rows = self._db.execute("select name, epoch, mids, base from groups order by epoch").fetchall()
+            used = {name: Used(epoch, frozenset(map(int, mids.split())), base) for name, epoch, mids, base in rows}
             self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
             highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
             self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used)
@@ -94,7 +96,8 @@ class Journal:
         self._write({"highest_epoch": highest_epoch, "next_mid": next_mid})
         if used is not None:
             mids = " ".join(map(str, sorted(used.mids)))
-            self._db.execute("insert or replace into groups values (?, ?, ?)", (group, used.epoch, mids))
+            row = group, used.epoch, mids, used.base
+            self._db.execute("insert or replace into groups values (?, ?, ?, ?)", row)
 
     def add(self, event: EventRecord) -> None:
         """Append to the event log; the newest EVENTS_KEPT or somewhat more are kept.

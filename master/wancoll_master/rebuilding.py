@@ -4,7 +4,8 @@ R7 of the protocol. Reports of the highest epoch that anybody knows say what may
 was, each of its members had finished. Members that report an earlier epoch have finished nothing in it.
 
 What is remembered to keep two masters' decisions apart: the journal knows the newest epoch of each group with its
-members. Who reports an older one, and is none of them, was put out; nobody of those who report may decide then.
+members. Who reports an older one, and is none of them, was put out; nobody of those who report may decide then. If
+they are of its members, and the master died before any had heard of it, what it began with is what was committed.
 """
 
 from __future__ import annotations
@@ -231,7 +232,10 @@ def _decide(state: State, group: Group, rebuild: Rebuild, newest: m.Report) -> N
         _go_on(state, group, list(top.values()))
         return
     if len(top) == len(group.members):
-        group.committed = _finished_by_all(group, list(top.values()), updates_too=True)
+        reach = _finished_by_all(group, list(top.values()), updates_too=True)
+        if used is not None and used.epoch > newest.epoch and used.base >= group.committed:
+            reach = min(reach, used.base)  # those that the unheard epoch left out were told that no more was committed
+        group.committed = reach
         group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
     present = {member.mid for member in group.members}
     gone = [name for mid, name, _ in newest.members if mid not in present]

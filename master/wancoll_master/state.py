@@ -81,10 +81,11 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The newest epoch of a group, and the mids of its members."""
+    """The newest epoch of a group, the mids of its members, and up to where all was committed when it began."""
 
     epoch: int
     mids: frozenset[int]
+    base: int
 
 
 @dataclass(frozen=True, slots=True)

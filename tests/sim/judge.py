@@ -93,8 +93,10 @@ class Judge:
     def _committed(self, master: str, commit: m.Commit) -> None:
         """R1: all members of the epoch are done, with equal digests."""
         epoch = self._of_master.get((master, commit.epoch))
-        if epoch is None:  # an earlier one's, that goes on
-            epoch = [epoch for (number, _), epoch in self.epochs.items() if number == commit.epoch][-1]
+        if epoch is None:  # an earlier one's, that goes on; where a journal was lost numbers may be those of two
+            found = [epoch for (number, _), epoch in self.epochs.items() if number == commit.epoch]
+            present = self._world.members_at(master)
+            epoch = next((one for one in found if [member.name for member in one.members] == present), found[-1])
         names = [member.name for member in epoch.members]
         life = self.lives[_key(names[0], epoch.members[0].mid)]
         for seq in range(self.told_commit.get(life, 0) + 1, commit.upto + 1):

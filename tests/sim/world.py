@@ -153,6 +153,11 @@ class World:
         living = [master for master in self.masters if master.alive]
         return self.random.choice(living).address if living else f"{self.master_hosts[0]}:7400"
 
+    def members_at(self, name: str) -> list[str]:
+        """Who the members are by that master's word."""
+        group = next(master for master in self.masters if master.name == name).state.groups.get(self.group)
+        return [member.name for member in group.members] if group is not None else []
+
     def start_master(self) -> None:
         living = {master.host for master in self.masters if master.alive}
         free = [host for host in self.master_hosts if host not in living]
