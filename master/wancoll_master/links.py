@@ -78,6 +78,8 @@ def settle(state: State, group: Group) -> None:
         elif (until := told.at + state.limits.link_timeout / 2) > state.now:
             group.settle_at = until  # whose fault it is shows when others have complained, too
             state.alarm(until)
+            same = {pair(*mids) for mids, _ in unreachable}
+            lost = [(mids, told) for mids, told in lost if pair(*mids) not in same]  # the other end's word for it
         else:
             text = f"{text}; {reach.words(state, group, ends)}"
             _evict(state, group, [pair(*mids) for mids, _ in unreachable], ends, text)
