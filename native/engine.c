@@ -57,6 +57,7 @@ static void link_free(wc_link *link)
 {
     for (uint32_t i = 0; i < link->lanes_count; i++)
         wc_lane_destroy(&link->lanes[i]);
+    free(link->tracks);
     free(link);
 }
 
@@ -171,19 +172,24 @@ static void send_commands(wc_engine *engine, wc_command *list, uint64_t number, 
     }
 }
 
-int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint64_t epoch)
+int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch)
 {
-    if (lanes < 1 || lanes > WC_MAX_LANES)
+    if (lanes < 1 || lanes > WC_MAX_LANES || tracks < 1 || tracks > lanes)
         return fail(EINVAL);
     wc_link *link = calloc(1, sizeof *link + lanes * sizeof link->lanes[0]);
-    if (!link)
+    if (!link || !(link->tracks = calloc(tracks, sizeof *link->tracks))) {
+        free(link);
         return fail(ENOMEM);
+    }
     link->id = id;
     link->epoch = epoch;
     link->lanes_count = lanes;
+    link->tracks_count = tracks;
+    for (uint32_t i = 0; i < tracks; i++)
+        link->tracks[i] = (wc_track){.link = link, .index = i, .epoch = epoch};
     atomic_init(&link->refs, engine->config.workers);
     for (uint32_t i = 0; i < lanes; i++)
-        wc_lane_init(&link->lanes[i], link, &engine->workers[i % engine->config.workers], i, epoch);
+        wc_lane_init(&link->lanes[i], link, &engine->workers[i % tracks % engine->config.workers], i);
     pthread_mutex_lock(&engine->mutex);
     int error = wc_link_find(engine, id) ? EINVAL : 0;
     if (!error) {

@@ -26,7 +26,7 @@ typedef struct {
 typedef struct wc_engine wc_engine;
 
 typedef struct {
-    uint32_t workers; /* threads; lane i of every link belongs to worker i % workers */
+    uint32_t workers; /* threads; track t of every link belongs to worker t % workers */
     uint32_t segment; /* largest frame payload, bytes, a multiple of WC_DIGEST_BLOCK */
     uint32_t stripe; /* a transfer is not cut into parts smaller than this, bytes */
     uint32_t checksum; /* 0 or 1: checksum outgoing frames (incoming ones are verified where the flag is set) */
@@ -67,8 +67,9 @@ typedef struct {
     uint32_t stochastic; /* rounding of the codec; nearest otherwise */
     uint64_t noise[2]; /* keys of stochastic rounding: for measured encodes (results), and for all others */
     uint32_t divisor; /* for WC_FINAL of avg: the world size */
-    uint32_t lanes; /* of the epoch's links; part p goes to lane (seq + p) % lanes: small ops take turns on the lanes */
-    uint32_t no_turns; /* 1: part p goes to lane p % lanes, for all ops of the epoch: the first lane stays warm */
+    uint32_t lanes; /* of the epoch's links; part p is meant for lane (seq + p) % lanes: small ops take turns on the lanes */
+    uint32_t tracks; /* of the epoch's links */
+    uint32_t no_turns; /* 1: part p goes to lane p % lanes and no other, for all ops of the epoch: the first lane stays warm */
     uint32_t stripe; /* as in wc_config, for this op; 0: the engine's */
     uint32_t transfers_count;
     uint32_t digest; /* 0: no digest wanted (no data) */
@@ -109,20 +110,21 @@ int wc_engine_events(wc_engine *engine, wc_event *out, int cap);
 /* All calls below only queue a command for the workers: they return at once and take effect in the order of the calls.
    0, or -1 with errno (EINVAL: arguments; ENOMEM). */
 
-/* A link with `lanes` lanes, none attached yet, at `epoch`. */
-int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint64_t epoch);
+/* A link with `lanes` lanes, none attached yet, at `epoch`. Lane i is of track i % tracks. The lanes of a track share what is to be sent: any of them
+   carries what it has room for. Both ends must say the same numbers. */
+int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint32_t tracks, uint64_t epoch);
 /* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. A lane that was attached before is replaced.
    If bytes of the link's present epoch were on the former socket, some may be lost: the lane then moves nothing until the next epoch. */
 int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd);
-/* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and queued transfers of older epochs leave its FIFOs
+/* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and queued transfers of older epochs are dropped
    (a frame that is half sent is completed from a private copy). Call it for every link of the group before posting the first op of the epoch. */
 int wc_link_epoch(wc_engine *engine, uint64_t link, uint64_t epoch);
 /* From now on each lane of the link sends at most `rate` bytes per second; 0: no limit. */
 int wc_link_pace(wc_engine *engine, uint64_t link, uint64_t rate);
 /* Closes the link's lanes; no LANE_DOWN events follow for it. */
 int wc_link_close(wc_engine *engine, uint64_t link);
-/* Starts an op. Parts wait in their lanes' FIFOs in the order of the posts. EINVAL: the id is taken by a live op, a link is not open, is not at the
-   op's epoch or has another number of lanes, or a chunk does not lie within the tensor. Post in ascending seq within an epoch. The memory of an op
+/* Starts an op. EINVAL: the id is taken by a live op, a link is not open, is not at the op's epoch or has another number of lanes or tracks, two
+   transfers from one rank have the same number, or a chunk does not lie within the tensor. Post in ascending seq within an epoch. The memory of an op
    that was cancelled before may be used again at once: no worker starts before all have let go of that one. */
 int wc_post(wc_engine *engine, const wc_op *op);
 /* Takes an op out of everything; answered by one WC_EV_CANCELLED, or by WC_EV_DONE and then WC_EV_CANCELLED if it had just finished.

@@ -38,8 +38,8 @@ void wc_part_moved(wc_part *part)
         next = waiting->next_dependent[waiting->after[0] == part ? 0 : 1];
         if (waiting->direction == WC_LOCAL)
             wc_local_go(worker, waiting, UINT64_MAX);
-        else if (waiting->lane && waiting->lane->sends.head == waiting)
-            wc_lane_send(waiting->lane);
+        else
+            wc_track_ready(waiting);
     }
 }
 

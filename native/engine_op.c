@@ -5,11 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How many parts a transfer has: a pure function, the same on both ends. */
+/* How many parts a transfer has: a pure function, the same on both ends. One for each lane; more, so that lanes that are faster can take more, if
+   they are not shorter than a digest block, and than WC_COARSE_PART if there are many. */
 static uint32_t part_count(uint64_t length, uint32_t lanes, uint32_t stripe)
 {
-    uint64_t wanted = length / stripe;
-    return wanted < 1 ? 1 : wanted > lanes ? lanes : (uint32_t)wanted;
+    uint64_t wanted = length / stripe, blocks = length / WC_DIGEST_BLOCK, coarse = length / WC_COARSE_PART;
+    uint64_t most = blocks < (uint64_t)lanes * WC_FINE_PARTS ? blocks : (uint64_t)lanes * WC_FINE_PARTS;
+    if (most < coarse)
+        most = coarse;
+    if (most < lanes)
+        most = lanes;
+    if (wanted > most)
+        wanted = most;
+    return wanted < 1 ? 1 : wanted > WC_MAX_PARTS ? WC_MAX_PARTS : (uint32_t)wanted;
 }
 
 static uint32_t op_stripe(const wc_engine *engine, const wc_op *op)
@@ -18,11 +26,11 @@ static uint32_t op_stripe(const wc_engine *engine, const wc_op *op)
     return stripe < WC_MIN_STRIPE ? WC_MIN_STRIPE : stripe;
 }
 
-/* Cuts are at multiples of it: the digest's block, or less where parts may be shorter. Never more than the stripe: no part is empty. */
-static uint64_t cut_align(uint32_t stripe)
+/* Cuts are at multiples of it: the digest's block, or less where parts are shorter, so that none is empty. */
+static uint64_t cut_align(uint64_t length, uint32_t count)
 {
     uint64_t align = WC_DIGEST_BLOCK;
-    while (align > stripe)
+    while (align > length / count)
         align /= 2;
     return align;
 }
@@ -130,7 +138,7 @@ static bool op_valid(const wc_engine *engine, const wc_op *op)
             return false;
     if ((op->bytes[WC_FRONT] && !op->front) || (op->bytes[WC_BACK] && !op->back) || (op->transfers_count && !op->transfers))
         return false;
-    if (op->divisor < 1 || op->lanes < 1 || op->lanes > WC_MAX_LANES)
+    if (op->divisor < 1 || op->lanes < 1 || op->lanes > WC_MAX_LANES || op->tracks < 1 || op->tracks > op->lanes)
         return false;
     if (op->codec != WC_CODEC_NONE && !engine->kernels->encode[op->codec][op->dtype])
         return false;
@@ -141,17 +149,17 @@ static bool op_valid(const wc_engine *engine, const wc_op *op)
         if (op->transfers[i].direction == WC_LOCAL)
             continue;
         const wc_link *link = wc_link_find(engine, op->transfers[i].link);
-        if (!link || link->lanes_count != op->lanes || link->epoch != op->epoch)
+        if (!link || link->lanes_count != op->lanes || link->tracks_count != op->tracks || link->epoch != op->epoch)
             return false;
     }
     return true;
 }
 
-/* The sender's choice: long frames cost less, several per part let the next rank begin while the rest is on its way. */
-static uint32_t part_segment(const wc_engine *engine, const wc_part *part)
+/* The sender's choice: long frames cost less, several per part let the next rank begin while the rest is on its way; unless parts are many. */
+static uint32_t part_segment(const wc_engine *engine, const wc_part *part, bool many)
 {
     const wc_work *work = part->work;
-    uint64_t wanted = (part->end - part->begin) / WC_PART_FRAMES;
+    uint64_t wanted = (part->end - part->begin) / (many ? 1 : WC_PART_FRAMES);
     wanted += WC_DIGEST_BLOCK - 1 - (wanted + WC_DIGEST_BLOCK - 1) % WC_DIGEST_BLOCK;
     uint64_t most = engine->config.segment;
     if (part->encoded)
@@ -197,36 +205,116 @@ static void depend(wc_part *part, int slot, wc_part *after)
     after->dependents = part;
 }
 
-/* Fills in the parts of all transfers. `first` gets, per transfer, the index of its first part. */
-static void make_parts(wc_engine *engine, wc_work *work, size_t *first)
+/* Numbers the shares that an op needs: link->post_share, for each link that it uses. Returns how many; *numbers: how many numbers their transfers have. */
+static size_t count_shares(wc_engine *engine, const wc_op *op, size_t *numbers)
+{
+    size_t shares = 0;
+    *numbers = 0;
+    engine->posts++;
+    for (uint32_t i = 0; i < op->transfers_count; i++) {
+        const wc_transfer *t = &op->transfers[i];
+        if (t->direction == WC_LOCAL)
+            continue;
+        wc_link *link = wc_link_find(engine, t->link);
+        if (link->post != engine->posts) {
+            link->post = engine->posts;
+            link->post_share = shares;
+            link->post_numbers = 0;
+            shares += op->tracks;
+        }
+        if (t->direction == WC_RECV && t->number >= link->post_numbers) {
+            *numbers += t->number + 1u - link->post_numbers;
+            link->post_numbers = t->number + 1u;
+        }
+    }
+    return shares;
+}
+
+/* Fills in the shares. False: two transfers from one rank have the same number. */
+static bool make_shares(wc_engine *engine, wc_work *work)
+{
+    const wc_op *op = &work->op;
+    uint32_t *numbers = work->numbers;
+    for (uint32_t i = 0; i < op->transfers_count; i++) {
+        const wc_transfer *t = &op->transfers[i];
+        if (t->direction == WC_LOCAL)
+            continue;
+        wc_link *link = wc_link_find(engine, t->link);
+        wc_share *shares = &work->shares[link->post_share];
+        if (!shares->work) {
+            for (uint32_t k = 0; k < op->tracks; k++)
+                shares[k] = (wc_share){.work = work, .track = &link->tracks[k], .worker = k % engine->config.workers,
+                                       .numbers = numbers, .numbers_count = link->post_numbers};
+            numbers += link->post_numbers;
+        }
+        if (t->direction != WC_RECV)
+            continue;
+        uint32_t *slot = &work->numbers[shares->numbers - work->numbers] + t->number;
+        if (*slot)
+            return false;
+        *slot = i + 1;
+    }
+    return true;
+}
+
+static void join_share(wc_part *part, wc_share *share, uint32_t count)
+{
+    uint32_t lanes = part->work->op.lanes;
+    part->share = share;
+    if (part->direction != WC_SEND)
+        return;
+    share->unbegun++;
+    if (share->homes < count)
+        share->homes = count < lanes ? count : lanes;
+}
+
+/* Fills in the parts of all transfers. */
+static void make_parts(wc_engine *engine, wc_work *work)
 {
     const wc_op *op = &work->op;
     size_t next = 0;
     const uint32_t stripe = op_stripe(engine, op);
-    const uint64_t align = cut_align(stripe);
-    /* Part 0 of any call with this seq is on this lane: members whose calls differ in size meet there and find out. */
-    uint64_t turn = op->no_turns ? 0 : op->seq % op->lanes;
+    /* Part 0 of any call with this seq is of this lane's track: members whose calls differ in size meet there and find out. */
+    work->first_lane = op->no_turns ? 0 : (uint32_t)(op->seq % op->lanes);
     for (uint32_t i = 0; i < op->transfers_count; i++) {
         const wc_transfer *t = &op->transfers[i];
         wc_link *link = t->direction == WC_LOCAL ? NULL : wc_link_find(engine, t->link);
         uint32_t count = part_count(t->length, op->lanes, stripe);
-        first[i] = next;
+        const uint64_t align = cut_align(t->length, count);
+        work->steps[i] = (wc_step){.first = next, .count = count, .start = t->start, .length = t->length};
         for (uint32_t p = 0; p < count; p++) {
             wc_part *part = &work->parts[next++];
-            uint32_t lane = (uint32_t)((turn + p) % op->lanes);
             part->work = work;
-            part->lane = link ? &link->lanes[lane] : NULL;
-            part->worker = lane % engine->config.workers;
+            part->home = (work->first_lane + p) % op->lanes;
+            part->worker = part->home % op->tracks % engine->config.workers;
             part->begin = part->cursor = part_cut(t->start, t->length, count, p, align);
             part->end = part_cut(t->start, t->length, count, p + 1, align);
             describe_part(part, t);
-            part->segment = part_segment(engine, part);
+            part->segment = part_segment(engine, part, count > op->lanes);
             for (int a = 0; a < WC_AFTER; a++)
                 if (t->after[a] >= 0)
-                    depend(part, a, &work->parts[first[t->after[a]] + p]);
+                    depend(part, a, &work->parts[work->steps[t->after[a]].first + p]);
+            if (link)
+                join_share(part, &work->shares[link->post_share + part->home % op->tracks], count);
             work->remaining[part->worker]++;
         }
     }
+}
+
+wc_part *wc_share_part(wc_share *share, uint16_t number, uint64_t offset)
+{
+    const wc_work *work = share->work;
+    uint32_t index = number < share->numbers_count ? share->numbers[number] : 0;
+    if (!index)
+        return NULL;
+    const wc_step *step = &work->steps[index - 1];
+    if (offset < step->start || offset - step->start > step->length)
+        return NULL;
+    uint64_t guess = (offset - step->start) / (step->length / step->count + 1);
+    wc_part *part = &work->parts[step->first + guess], *last = &work->parts[step->first + step->count - 1];
+    while (part < last && offset >= part->end)
+        part++;
+    return part->share == share ? part : NULL;
 }
 
 void wc_work_free(wc_engine *engine, wc_work *work)
@@ -237,6 +325,9 @@ void wc_work_free(wc_engine *engine, wc_work *work)
     free(work->hashed);
     free(work->remaining);
     free(work->parts);
+    free(work->steps);
+    free(work->shares);
+    free(work->numbers);
     free(work);
 }
 
@@ -247,24 +338,26 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
         return NULL;
     }
     uint32_t workers = engine->config.workers;
-    size_t parts = 0;
+    size_t parts = 0, numbers;
     for (uint32_t i = 0; i < op->transfers_count; i++)
         parts += part_count(op->transfers[i].length, op->lanes, op_stripe(engine, op));
+    size_t shares = count_shares(engine, op, &numbers);
     uint64_t blocks = op->digest ? (op->bytes[WC_BACK] + WC_DIGEST_BLOCK - 1) / WC_DIGEST_BLOCK : 0;
 
     wc_work *work = calloc(1, sizeof *work);
-    size_t *first = calloc((size_t)op->transfers_count + 1, sizeof *first);
     if (work) {
         work->remaining = calloc(workers, sizeof *work->remaining);
         work->parts = calloc(parts + 1, sizeof *work->parts);
+        work->steps = calloc((size_t)op->transfers_count + 1, sizeof *work->steps);
+        work->shares = calloc(shares + 1, sizeof *work->shares);
+        work->numbers = calloc(numbers + 1, sizeof *work->numbers);
         work->hashes = calloc(blocks + 1, sizeof *work->hashes);
         work->hashed = calloc(blocks + 1, 1);
         work->squares = calloc(2 * workers, sizeof *work->squares);
         work->scratch = op->bytes[WC_SCRATCH] ? wc_scratch_take(engine, op->bytes[WC_SCRATCH]) : NULL;
     }
-    if (!work || !first || !work->remaining || !work->parts || !work->hashes || !work->hashed || !work->squares ||
-        (op->bytes[WC_SCRATCH] && !work->scratch)) {
-        free(first);
+    if (!work || !work->remaining || !work->parts || !work->steps || !work->shares || !work->numbers || !work->hashes || !work->hashed ||
+        !work->squares || (op->bytes[WC_SCRATCH] && !work->scratch)) {
         if (work)
             wc_work_free(engine, work);
         errno = ENOMEM;
@@ -279,8 +372,13 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
     work->average = op->op == WC_AVG ? engine->kernels->average[op->dtype] : NULL;
     work->blocks = blocks;
     work->parts_count = parts;
-    make_parts(engine, work, first);
-    free(first);
+    work->shares_count = shares;
+    if (!make_shares(engine, work)) {
+        wc_work_free(engine, work);
+        errno = EINVAL;
+        return NULL;
+    }
+    make_parts(engine, work);
     work->op.transfers = NULL;
     if (op->transfers_count == 0)
         work->remaining[0] = 1; /* a worker has to say that there is nothing to do */
@@ -381,7 +479,12 @@ void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted)
 
 void wc_part_finish(wc_engine *engine, wc_part *part)
 {
-    part->lane = NULL;
-    if (--part->work->remaining[part->worker] == 0)
-        wc_work_let_go(engine, part->work, false);
+    wc_work *work = part->work;
+    uint32_t worker = part->worker;
+    if (--work->remaining[worker])
+        return;
+    for (size_t i = 0; i < work->shares_count; i++)
+        if (work->shares[i].worker == worker)
+            wc_track_leave(&work->shares[i]);
+    wc_work_let_go(engine, work, false);
 }

@@ -1,4 +1,4 @@
-/* A lane: one socket, two FIFOs of parts, and what happens to them when sockets or epochs come and go. */
+/* A lane: one socket, the parts that it has begun, and what happens to them when sockets or epochs come and go. */
 #include "engine_internal.h"
 
 #include <errno.h>
@@ -12,30 +12,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-void wc_fifo_push(wc_fifo *fifo, wc_part *part)
-{
-    part->next = NULL;
-    part->prev = fifo->tail;
-    *(fifo->tail ? &fifo->tail->next : &fifo->head) = part;
-    fifo->tail = part;
-    part->queued = true;
-}
-
-void wc_fifo_remove(wc_fifo *fifo, wc_part *part)
-{
-    *(part->prev ? &part->prev->next : &fifo->head) = part->next;
-    *(part->next ? &part->next->prev : &fifo->tail) = part->prev;
-    part->prev = part->next = NULL;
-    part->queued = false;
-}
-
-void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index, uint64_t epoch)
+void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index)
 {
     lane->link = link;
+    lane->track = &link->tracks[index % link->tracks_count];
     lane->worker = worker;
     lane->index = index;
     lane->fd = -1;
-    lane->epoch = epoch;
     pthread_mutex_init(&lane->info_mutex, NULL);
 }
 
@@ -64,7 +47,7 @@ void wc_lane_interest(wc_lane *lane)
         lane->armed = wanted;
 }
 
-/* Drops the socket and all that depends on it. Parts in the FIFOs stay until their epoch or op ends. */
+/* Drops the socket and all that depends on it. Parts that it has begun stay with it until their epoch or op ends: no other lane may go on with them. */
 static void drop_socket(wc_lane *lane)
 {
     epoll_ctl(lane->worker->epoll, EPOLL_CTL_DEL, lane->fd, NULL); /* a forked child may hold a copy: close is not enough */
@@ -74,11 +57,6 @@ static void drop_socket(wc_lane *lane)
     lane->blocked = false;
     if (lane->touched || lane->tx_count)
         lane->barred = true;
-    for (uint32_t i = 0; i < lane->tx_count; i++) {
-        wc_part *part = lane->tx[lane->tx_first + i].part;
-        if (part && !part->queued)
-            part->lane = NULL;
-    }
     lane->tx_first = lane->tx_count = 0;
     lane->tx_sent = 0;
     lane->rx_have = lane->rx_left = lane->rx_tail_bytes = 0;
@@ -127,6 +105,9 @@ void wc_lane_set_fd(wc_lane *lane, int fd)
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
     lane->fd = fd;
+    socklen_t size = sizeof lane->unsent;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lane->unsent, &size) < 0 || lane->unsent > WC_MOST_UNSENT)
+        lane->unsent = 0; /* other kinds of sockets, or as the system has it */
     if (lane->pace)
         wc_lane_set_pace(lane, lane->pace);
     lane->attachments++;
@@ -137,49 +118,23 @@ void wc_lane_set_fd(wc_lane *lane, int fd)
         return;
     }
     atomic_store_explicit(&lane->counters.attached, true, memory_order_relaxed);
-    wc_lane_go(lane);
-}
-
-void wc_lane_queue(wc_lane *lane, wc_part *part)
-{
-    wc_fifo_push(part->direction == WC_SEND ? &lane->sends : &lane->recvs, part);
-    if (part->work->op.seq >= lane->next_seq)
-        lane->next_seq = part->work->op.seq + 1;
-}
-
-static void forget_fifo(wc_fifo *fifo, const wc_work *work)
-{
-    for (wc_part *part = fifo->head, *next; part; part = next) {
-        next = part->next;
-        if (work && part->work != work)
-            continue;
-        wc_fifo_remove(fifo, part);
-        part->lane = NULL;
-    }
+    wc_lane_interest(lane);
+    wc_track_send(lane->track, lane->index);
 }
 
 void wc_lane_forget(wc_lane *lane, const wc_work *work)
 {
     wc_lane_forget_tx(lane, work);
     wc_lane_forget_rx(lane, work);
-    forget_fifo(&lane->sends, work);
-    forget_fifo(&lane->recvs, work);
-}
-
-void wc_lane_set_epoch(wc_lane *lane, uint64_t epoch)
-{
-    if (epoch <= lane->epoch)
-        return;
-    wc_lane_forget(lane, NULL);
-    lane->epoch = epoch;
-    lane->next_seq = 0;
-    lane->touched = lane->barred = false;
-    wc_lane_go(lane);
+    for (wc_part *part = lane->begun.head, *next; part; part = next) {
+        next = part->next;
+        if (!work || part->work == work)
+            wc_fifo_remove(&lane->begun, part);
+    }
 }
 
 void wc_lane_close(wc_lane *lane)
 {
-    wc_lane_forget(lane, NULL);
     if (lane->fd >= 0) {
         drop_socket(lane);
         wc_events_release(&lane->worker->engine->events, 1);
@@ -188,9 +143,8 @@ void wc_lane_close(wc_lane *lane)
     lane->tx_private = NULL;
 }
 
-void wc_lane_go(wc_lane *lane)
+void wc_lane_resume(wc_lane *lane)
 {
-    wc_lane_send(lane);
     if (lane->rx_parked) {
         lane->rx_parked = false; /* receive looks at the waiting header again */
         wc_lane_receive(lane);
@@ -205,6 +159,8 @@ void wc_lane_ready(wc_lane *lane, uint32_t events)
     if (events & EPOLLOUT) {
         lane->blocked = false;
         wc_lane_send(lane);
+        if (lane->track->more)
+            wc_track_send(lane->track, lane->index);
     }
     if (lane->fd >= 0 && !lane->rx_parked && !lane->barred && (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
         wc_lane_receive(lane);

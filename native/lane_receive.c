@@ -1,4 +1,4 @@
-/* The receiving half of a lane: headers are matched with the head of the FIFO, payload is reduced as it arrives. */
+/* The receiving half of a lane: headers are matched with the parts that are awaited, payload is reduced as it arrives. */
 #include "engine_internal.h"
 
 #include <errno.h>
@@ -14,12 +14,18 @@ static size_t grain(const wc_part *part)
     return part->encoded ? (size_t)part->work->block_wire : part->work->itemsize;
 }
 
-/* The frame belongs to part's op; is it the next one of this part? */
-static verdict match_part(wc_lane *lane, wc_part *part, const wc_frame *frame)
+/* The frame belongs to the share's op; is it the next one of a part? */
+static verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *frame)
 {
-    if (frame->number != part->number) {
-        wc_lane_down(lane, EPROTO, "protocol: transfer %u of seq %llu, expected %u", frame->number,
-                     (unsigned long long)frame->seq, part->number);
+    wc_part *part = wc_share_part(share, frame->number, frame->offset);
+    if (!part || part->arrived) {
+        wc_lane_down(lane, EPROTO, "protocol: transfer %u of seq %llu at offset %llu, %s", frame->number,
+                     (unsigned long long)frame->seq, (unsigned long long)frame->offset, part ? "which is here" : "expected none");
+        return DOWN;
+    }
+    if (part->lane && part->lane != lane) {
+        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, which lane %u has begun", (unsigned long long)frame->offset,
+                     (unsigned long long)frame->seq, part->lane->index);
         return DOWN;
     }
     if (frame->offset != part->cursor) {
@@ -34,6 +40,7 @@ static verdict match_part(wc_lane *lane, wc_part *part, const wc_frame *frame)
         return DOWN;
     }
     lane->rx_part = part;
+    part->lane = lane;
     return ACCEPT;
 }
 
@@ -66,19 +73,19 @@ static verdict match(wc_lane *lane)
         wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes, expected at most %u", frame->length, limit);
         return DOWN;
     }
-    if (frame->epoch != lane->epoch)
-        return frame->epoch < lane->epoch ? DRAIN : PARK;
-    wc_part *head = lane->recvs.head;
-    if (!head)
-        return frame->seq < lane->next_seq ? DRAIN : PARK;
-    wc_work *work = head->work;
-    if (frame->seq != work->op.seq)
-        return frame->seq < work->op.seq ? DRAIN : PARK;
-    if (frame->fingerprint != work->op.fingerprint) {
-        report_mismatch(lane, work, frame);
+    const wc_track *track = lane->track;
+    if (frame->epoch != track->epoch)
+        return frame->epoch < track->epoch ? DRAIN : PARK;
+    wc_share *share = track->head;
+    while (share && share->work->op.seq != frame->seq)
+        share = share->next;
+    if (!share)
+        return frame->seq < track->next_seq ? DRAIN : PARK; /* done or cancelled, or not posted yet */
+    if (frame->fingerprint != share->work->op.fingerprint) {
+        report_mismatch(lane, share->work, frame);
         return PARK;
     }
-    return match_part(lane, head, frame);
+    return match_part(lane, share, frame);
 }
 
 /* n bytes of whole elements at src follow part's cursor: checksum, reduce, hash, slice by slice while they are hot. */
@@ -174,7 +181,7 @@ static void end_frame(wc_lane *lane)
     }
     if (!part || part->cursor != part->end)
         return;
-    wc_fifo_remove(&lane->recvs, part);
+    part->arrived = true;
     wc_part_finish(lane->worker->engine, part);
 }
 

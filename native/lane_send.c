@@ -1,4 +1,4 @@
-/* The sending half of a lane: frames from the head of the FIFO, as far as the bytes that bound them are there. */
+/* The sending half of a lane: frames of the parts that it has begun and of further ones, as far as the bytes that bound them are there. */
 #include "engine_internal.h"
 
 #include <errno.h>
@@ -17,6 +17,12 @@ static bool frame_end(const wc_part *part, uint64_t *end)
     uint64_t boundary = (part->cursor / part->segment + 1) * part->segment;
     *end = boundary < part->end ? boundary : part->end;
     return wc_part_bound(part) >= *end;
+}
+
+bool wc_frame_ready(const wc_part *part)
+{
+    uint64_t end;
+    return frame_end(part, &end);
 }
 
 static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
@@ -48,15 +54,30 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
     part->cursor = end;
     frame->last = end == part->end;
     if (frame->last)
-        wc_fifo_remove(&lane->sends, part);
+        wc_fifo_remove(&lane->begun, part);
 }
 
-static void fill(wc_lane *lane)
+/* A part whose next frame can leave: one that the lane has begun, or a further one. */
+static wc_part *next_part(wc_lane *lane, uint32_t *begun, uint32_t *quota)
 {
-    size_t bytes = 0;
+    for (wc_part *part = lane->begun.head; part; part = part->next)
+        if (wc_frame_ready(part))
+            return part;
+    if (*quota && *begun == *quota) {
+        lane->track->more = true;
+        return NULL;
+    }
+    wc_part *part = wc_track_take(lane, quota);
+    *begun += part != NULL;
+    return part;
+}
+
+static void fill(wc_lane *lane, uint32_t *begun, uint32_t *quota)
+{
+    size_t bytes = 0, batch = lane->unsent && lane->unsent < WC_TX_BATCH ? lane->unsent : WC_TX_BATCH;
     lane->tx_first = 0;
-    while (lane->tx_count < WC_TX_FRAMES && bytes < WC_TX_BATCH) {
-        wc_part *part = lane->sends.head;
+    while (lane->tx_count < WC_TX_FRAMES && bytes < batch) {
+        wc_part *part = next_part(lane, begun, quota);
         uint64_t end;
         if (!part || !frame_end(part, &end))
             return;
@@ -114,6 +135,16 @@ static int gather(const wc_lane *lane, struct iovec *iov, size_t *total)
     return count;
 }
 
+/* What a slow lane has taken, no other lane can take over: it takes no more than it can send soon. */
+static void limit_unsent(wc_lane *lane, const struct tcp_info *info)
+{
+    uint64_t wanted = (uint64_t)info->tcpi_snd_cwnd * info->tcpi_snd_mss / 2;
+    wanted = wanted < WC_LEAST_UNSENT ? WC_LEAST_UNSENT : wanted > WC_MOST_UNSENT ? WC_MOST_UNSENT : wanted;
+    uint32_t limit = (uint32_t)wanted;
+    if (setsockopt(lane->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &limit, sizeof limit) == 0)
+        lane->unsent = limit;
+}
+
 /* A look at the kernel's view of the connection, now and then. */
 static void take_info(wc_lane *lane)
 {
@@ -131,14 +162,29 @@ static void take_info(wc_lane *lane)
     memcpy(lane->info, info, size);
     lane->info_bytes = size;
     pthread_mutex_unlock(&lane->info_mutex);
+    struct tcp_info known;
+    memcpy(&known, info, sizeof known);
+    if (lane->unsent && size >= sizeof known)
+        limit_unsent(lane, &known);
+}
+
+/* What it may still send before others have their turn. */
+static size_t *budget_of(wc_lane *lane)
+{
+    if (lane->turn != lane->worker->turn) {
+        lane->turn = lane->worker->turn;
+        lane->turn_bytes = WC_WAKE_BYTES;
+    }
+    return &lane->turn_bytes;
 }
 
 void wc_lane_send(wc_lane *lane)
 {
-    size_t budget = WC_WAKE_BYTES;
+    uint32_t begun = 0, quota = 0;
+    size_t *budget = budget_of(lane);
     while (lane->fd >= 0 && !lane->blocked) {
         if (!lane->barred && lane->tx_count == 0)
-            fill(lane);
+            fill(lane, &begun, &quota);
         if (lane->tx_count == 0)
             break;
         struct iovec iov[2 * WC_TX_FRAMES];
@@ -156,10 +202,10 @@ void wc_lane_send(wc_lane *lane)
             advance(lane, (size_t)n);
             take_info(lane);
         }
-        if (n < (ssize_t)total || (size_t)n >= budget)
+        if (n < (ssize_t)total || (size_t)n >= *budget)
             lane->blocked = true; /* epoll says when there is room, or when it is this lane's turn again */
         else
-            budget -= (size_t)n;
+            *budget -= (size_t)n;
     }
     wc_lane_interest(lane);
 }
@@ -177,8 +223,6 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
     for (uint32_t i = 0; i < lane->tx_count; i++) {
         wc_tx_frame *frame = &frames[i];
         if (voided(frame, work)) {
-            if (!frame->part->queued)
-                frame->part->lane = NULL;
             if (i > 0 || lane->tx_sent == 0)
                 continue;
             uint32_t length = frame->header.length;

@@ -54,21 +54,23 @@ static void post(wc_worker *worker, wc_work *work)
         wc_work_let_go(worker->engine, work, false);
         return;
     }
+    for (size_t i = 0; i < work->shares_count; i++) {
+        wc_share *share = &work->shares[i];
+        if (share->worker == worker->index)
+            wc_track_post(share->track, share);
+    }
     for (size_t i = 0; i < work->parts_count; i++) {
         wc_part *part = &work->parts[i];
         if (part->worker != worker->index)
             continue;
-        if (part->direction != WC_LOCAL)
-            wc_lane_queue(part->lane, part);
-        else if (waits_for_nothing(part))
+        if (part->direction == WC_SEND && wc_frame_ready(part))
+            wc_share_ready(part);
+        else if (part->direction == WC_LOCAL && waits_for_nothing(part))
             wc_fifo_push(&worker->locals, part);
     }
-    for (size_t i = 0; i < work->parts_count; i++) {
-        wc_part *part = &work->parts[i];
-        wc_lane *lane = part->worker == worker->index ? part->lane : NULL;
-        if (lane && (lane->sends.head == part || (lane->recvs.head == part && lane->rx_parked)))
-            wc_lane_go(lane);
-    }
+    for (size_t i = 0; i < work->shares_count; i++)
+        if (work->shares[i].worker == worker->index && work->shares[i].track) /* else the op is done already */
+            wc_track_go(work->shares[i].track);
 }
 
 static void cancel(wc_worker *worker, wc_work *work)
@@ -82,11 +84,13 @@ static void cancel(wc_worker *worker, wc_work *work)
             continue;
         if (part->direction == WC_LOCAL && part->queued)
             wc_fifo_remove(&worker->locals, part);
-        wc_lane *lane = part->lane;
-        if (!lane)
+    }
+    for (size_t i = 0; i < work->shares_count; i++) {
+        wc_track *track = work->shares[i].worker == worker->index ? work->shares[i].track : NULL;
+        if (!track)
             continue;
-        wc_lane_forget(lane, work);
-        wc_lane_go(lane);
+        wc_track_forget(track, work);
+        wc_track_go(track);
     }
     *remaining = 0;
     wc_work_let_go(worker->engine, work, true);
@@ -94,20 +98,24 @@ static void cancel(wc_worker *worker, wc_work *work)
 
 static void set_epoch(wc_worker *worker, wc_link *link, uint64_t epoch)
 {
-    for (uint32_t i = worker->index; i < link->lanes_count; i += worker->engine->config.workers)
-        wc_lane_set_epoch(&link->lanes[i], epoch);
+    for (uint32_t i = worker->index; i < link->tracks_count; i += worker->engine->config.workers)
+        wc_track_set_epoch(&link->tracks[i], epoch);
 }
 
 static void set_pace(wc_worker *worker, wc_link *link, uint64_t rate)
 {
-    for (uint32_t i = worker->index; i < link->lanes_count; i += worker->engine->config.workers)
-        wc_lane_set_pace(&link->lanes[i], rate);
+    for (uint32_t i = 0; i < link->lanes_count; i++)
+        if (link->lanes[i].worker == worker)
+            wc_lane_set_pace(&link->lanes[i], rate);
 }
 
 static void close_link(wc_worker *worker, wc_link *link)
 {
-    for (uint32_t i = worker->index; i < link->lanes_count; i += worker->engine->config.workers)
-        wc_lane_close(&link->lanes[i]);
+    for (uint32_t i = worker->index; i < link->tracks_count; i += worker->engine->config.workers)
+        wc_track_forget(&link->tracks[i], NULL);
+    for (uint32_t i = 0; i < link->lanes_count; i++)
+        if (link->lanes[i].worker == worker)
+            wc_lane_close(&link->lanes[i]);
 }
 
 static void execute(wc_worker *worker, wc_command *command)
@@ -177,6 +185,7 @@ static void *run(void *argument)
     while (!atomic_load(&engine->stopping)) {
         struct epoll_event events[BATCH];
         int n = epoll_wait(worker->epoll, events, BATCH, worker->locals.head ? 0 : -1);
+        worker->turn++;
         bool woken = false;
         for (int i = 0; i < n; i++) {
             if (events[i].data.ptr)

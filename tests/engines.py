@@ -60,14 +60,15 @@ class Mesh:
 
     def __init__(self, world: int, lanes: int = 3, **config: Any) -> None:
         self.world, self.lanes, self.epoch, self.seq = world, lanes, 1, 0
+        self.tracks = min(lanes, config.get("workers", 2))
         self.kept: list[Any] = []  # the engines know addresses only
         self.engines = [
             Engine(**{"segment": 64 * KIB, "stripe": 64 * KIB, "workers": 2, **config}) for _ in range(world)
         ]
         for rank, engine in enumerate(self.engines):
             for other in range(rank):
-                engine.open_link(100 + other, lanes, 1)
-                self.engines[other].open_link(100 + rank, lanes, 1)
+                engine.open_link(100 + other, lanes, 1, self.tracks)
+                self.engines[other].open_link(100 + rank, lanes, 1, self.tracks)
                 for lane in range(lanes):
                     a, b = tcp_pair()
                     engine.attach_lane(100 + other, lane, hand_over(a))
@@ -121,6 +122,7 @@ class Mesh:
             back_bytes=back_bytes,
             world_size=n,
             lanes=self.lanes,
+            tracks=self.tracks,
             stripe=numbers.get("stripe", 0),
             turns=bool(numbers.get("turns", 1)),
             codec=call.codec,

@@ -105,6 +105,7 @@ def prepare(
     back_bytes: int,
     world_size: int,
     lanes: int,
+    tracks: int = 1,
     stripe: int = 0,
     turns: bool = True,
     digest: bool = True,
@@ -122,9 +123,11 @@ def prepare(
         back_bytes: size of the result.
         world_size: divisor of avg.
         lanes: of every link used.
+        tracks: of every link used.
         stripe: transfers are not cut into parts smaller than this, bytes; 0: as the engine was told. The same on all
             members.
-        turns: ops take turns on the lanes (part p of the op seq on lane (seq + p) % lanes); False: all start at lane 0.
+        turns: ops take turns on the lanes: part p of the op seq is meant for lane (seq + p) % lanes, and another lane
+            of that one's track takes it where that has no room. False: part p is on lane p % lanes and no other.
         digest: whether Done carries one.
         codec: of encoded places.
         stochastic: how it rounds.
@@ -139,7 +142,8 @@ def prepare(
     prepared = ffi.new("wc_op *")
     prepared.bytes = (front_bytes, back_bytes, schedule.scratch)
     prepared.dtype, prepared.op, prepared.codec, prepared.stochastic = int(dtype), int(op), int(codec), int(stochastic)
-    prepared.divisor, prepared.lanes, prepared.stripe, prepared.no_turns = world_size, lanes, stripe, int(not turns)
+    prepared.divisor, prepared.lanes, prepared.tracks = world_size, lanes, tracks
+    prepared.stripe, prepared.no_turns = stripe, int(not turns)
     prepared.transfers_count, prepared.digest = len(steps), int(digest)
     prepared.transfers = transfers
     return Prepared(prepared, transfers)
@@ -170,7 +174,7 @@ class Engine:
     post again: the same memory may be used at once.
 
     Args:
-        workers: threads; lane i of every link belongs to worker i modulo workers.
+        workers: threads; track t of every link belongs to worker t modulo workers.
         segment: largest frame payload, bytes, a multiple of 64 KiB; the same on all members.
         stripe: a transfer is not cut into parts smaller than this, bytes; the same on all members.
         checksum: whether outgoing frames carry a crc32c.
@@ -225,9 +229,13 @@ class Engine:
         """Readable while events wait. It belongs to the engine."""
         return int(lib.wc_engine_fd(self._live))
 
-    def open_link(self, link: int, lanes: int, epoch: int) -> None:
-        """A link with *lanes* lanes, none attached yet, at *epoch*."""
-        _check(lib.wc_link_open(self._live, link, lanes, epoch), f"link {link} cannot be opened with {lanes} lanes")
+    def open_link(self, link: int, lanes: int, epoch: int, tracks: int = 1) -> None:
+        """A link with *lanes* lanes, none attached yet, at *epoch*.
+
+        Lane i is of track i modulo *tracks*. The lanes of a track share what is to be sent: any of them carries what it
+        has room for. Both ends must say the same numbers.
+        """
+        _check(lib.wc_link_open(self._live, link, lanes, tracks, epoch), f"link {link} cannot be opened with {lanes} lanes")
 
     def attach_lane(self, link: int, lane: int, fd: int) -> None:
         """Hand over the connected socket *fd*; the engine owns it from here on, also when this raises."""

@@ -32,6 +32,10 @@ from wancoll_master.topology import (
 
 MAX_AVOID = 4096  # pairs that a Plan can carry
 FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
+THREADS = 4  # of a daemon that may serve one link; each has lanes of its own, which share what is to be sent
+FAR_SHARING = (
+    8  # lanes of each at least, over a long path: one thread is fast enough there, and lanes are slow at times
+)
 LANE_WINDOW = 2 << 20  # bytes under way on one lane: half of what Linux lets a send buffer grow to
 LANE_LOOKS = 3  # before other lanes are tried: first operations are slow for other reasons
 LANE_GAIN = 1.05  # times more that twice the lanes have to carry
@@ -109,8 +113,9 @@ def _candidate(state: State, group: Group, *, free: bool) -> _Candidate:
     cost = None if local else _cost(state.measures, daemons, members)
     wire = before if before is not None and not free else _wire(state.measures, members, before, local=local)
     far = cost is not None and cost.alpha > FAR / 2
+    lanes = max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons)))
     plan = m.Plan(
-        lanes=max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons))),
+        lanes=lanes,
         stripe=LOCAL_STRIPE if local else FAR_STRIPE if far else STRIPE,
         turns=not local,
         choices=LOCAL_CHOICES if local else _choices(state.measures, members, cost),
@@ -118,6 +123,7 @@ def _candidate(state: State, group: Group, *, free: bool) -> _Candidate:
         pacing=wire.plan.pacing,
         congestion=wire.plan.congestion,
         spares=far,
+        tracks=min(wire.plan.tracks, lanes),
     )
     if before is not None:
         changes += _differences(before.plan, plan, len(members), cost)
@@ -241,6 +247,7 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
     settled = before is not None and before.settled
     lanes = before.plan.lanes if before is not None else start
     pacing, congestion, raised = 0, "", 0.0
+    sharing = 1
     if not local:
         congestion = _congestion(measures, daemons)
         looks = before.looks if before is not None else 0
@@ -248,10 +255,11 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
         if congestion != "bbr":  # which fills a path with any number of them
             lanes, settled = _lanes(measures, daemons, lanes, tried, looks, settled=settled)
         if _far(measures, daemons):
+            sharing = FAR_SHARING
             carried = max(measures.uplink(daemon.name, lanes) for daemon in daemons)  # around a ring all carry the same
             pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, before)
             pacing = int(pace / lanes)
-    plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion)
+    plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion, tracks=max(1, min(THREADS, lanes // sharing)))
     looks = before.looks if before is not None and before.plan.lanes == lanes else 0
     return Planned(plan, None, tried, settled, looks, raised)
 

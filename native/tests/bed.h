@@ -98,7 +98,7 @@ static wc_event next_event(wc_engine *engine, int timeout_ms)
 
 typedef struct {
     int ranks;
-    uint32_t lanes;
+    uint32_t lanes, tracks;
     wc_engine *engines[MAX_RANKS];
     int fds[MAX_RANKS][MAX_RANKS][MAX_BED_LANES]; /* numbers only: the engines own them */
 } bed;
@@ -118,16 +118,21 @@ static void bed_attach(bed *b, int r, int s, uint32_t lane)
     must(wc_lane_attach(b->engines[s], link_to(r), lane, pair[1]) == 0, "attach");
 }
 
+static uint32_t bed_tracks(uint32_t lanes, uint32_t workers)
+{
+    return lanes < workers ? lanes : workers;
+}
+
 static void bed_start(bed *b, int ranks, uint32_t lanes, uint32_t workers, uint32_t segment, uint32_t stripe)
 {
     wc_config config = {.workers = workers, .segment = segment, .stripe = stripe, .checksum = 1};
-    *b = (bed){.ranks = ranks, .lanes = lanes};
+    *b = (bed){.ranks = ranks, .lanes = lanes, .tracks = bed_tracks(lanes, workers)};
     for (int r = 0; r < ranks; r++)
         must((b->engines[r] = wc_engine_new(&config)) != NULL, "wc_engine_new");
     for (int r = 0; r < ranks; r++) {
         for (int s = 0; s < r; s++) {
-            must(wc_link_open(b->engines[r], link_to(s), lanes, 1) == 0, "link");
-            must(wc_link_open(b->engines[s], link_to(r), lanes, 1) == 0, "link");
+            must(wc_link_open(b->engines[r], link_to(s), lanes, bed_tracks(lanes, workers), 1) == 0, "link");
+            must(wc_link_open(b->engines[s], link_to(r), lanes, bed_tracks(lanes, workers), 1) == 0, "link");
             for (uint32_t lane = 0; lane < lanes; lane++)
                 bed_attach(b, r, s, lane);
         }
@@ -200,7 +205,7 @@ static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer fron
     size_t itemsize = wc_dtype_size((int)c.dtype);
     wc_op op = {
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
-        .bytes = {c.count * itemsize, c.count * itemsize}, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes,
+        .bytes = {c.count * itemsize, c.count * itemsize}, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes, .tracks = b->tracks,
         .transfers_count = ring_schedule(lines, ring, n, me, c.count, itemsize), .digest = 1, .transfers = lines,
     };
     return wc_post(b->engines[ring[me]], &op);

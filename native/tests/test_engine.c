@@ -270,7 +270,7 @@ static int post_exchange(bed *b, int n, int me, call c, buffer front, buffer bac
     wc_op op = {
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
         .bytes = {c.count * 4, c.count * 4}, .dtype = WC_F32, .op = c.op, .codec = WC_CODEC_INT8, .divisor = (uint32_t)n,
-        .lanes = b->lanes, .digest = 1, .transfers = lines,
+        .lanes = b->lanes, .tracks = b->tracks, .digest = 1, .transfers = lines,
     };
     op.transfers_count = exchange_schedule(lines, &op.bytes[WC_SCRATCH], n, me, c.count);
     return wc_post(b->engines[me], &op);
@@ -370,9 +370,9 @@ static raw raw_start(void)
     int pair[2];
     tcp_pair(pair);
     r.fd = pair[0];
-    must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1]) == 0, "raw");
+    must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1]) == 0, "raw");
     wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data, .bytes = {0, RAW_BYTES},
-                .dtype = WC_I32, .divisor = 1, .lanes = 1, .transfers_count = 1, .transfers = &line};
+                .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .transfers_count = 1, .transfers = &line};
     CHECK(wc_post(r.engine, &op) == 0);
     return r;
 }
@@ -468,7 +468,7 @@ static void test_parked(void)
         } else {
             wc_transfer line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
             wc_op op = {.id = 2, .epoch = 6, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data,
-                        .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .transfers_count = 1, .transfers = &line};
+                        .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .transfers_count = 1, .transfers = &line};
             CHECK(wc_post(r.engine, &op) == -1 && errno == EINVAL); /* not the link's epoch */
             CHECK(wc_link_epoch(r.engine, RAW_LINK, 6) == 0 && wc_cancel(r.engine, 1) == 0 && wc_post(r.engine, &op) == 0);
             CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_CANCELLED);
@@ -511,10 +511,11 @@ static void test_arguments(void)
         CHECK(wc_engine_new(&bad[i]) == NULL && errno == EINVAL);
     wc_engine *engine = wc_engine_new(&config);
     uint8_t memory[64] = {0};
-    CHECK(wc_link_open(engine, 1, 0, 1) == -1 && wc_link_open(engine, 1, 2, 1) == 0 && wc_link_open(engine, 1, 2, 1) == -1);
+    CHECK(wc_link_open(engine, 1, 0, 1, 1) == -1 && wc_link_open(engine, 1, 2, 3, 1) == -1 && wc_link_open(engine, 1, 2, 0, 1) == -1);
+    CHECK(wc_link_open(engine, 1, 2, 1, 1) == 0 && wc_link_open(engine, 1, 2, 1, 1) == -1);
     CHECK(wc_lane_attach(engine, 1, 2, -1) == -1 && wc_lane_attach(engine, 2, 0, -1) == -1);
     wc_transfer good = {.link = 1, .length = 64, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};
-    wc_op op = {.id = 1, .epoch = 1, .front = memory, .back = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2,
+    wc_op op = {.id = 1, .epoch = 1, .front = memory, .back = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2, .tracks = 1,
                 .transfers_count = 1};
     enum { BAD = 14 };
     wc_transfer lines[BAD];

@@ -10,13 +10,15 @@ from typing import Any
 import trio
 
 from wancoll.errors import ConfigError, ProtocolError
-from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.limits import KIB, PROTOCOL_VERSION, Limits
 from wancoll.local import join_address, split_address
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
 _HELLO_BYTES = 4096  # handshake frames are small
 _TCP_NOTSENT_LOWAT = 25
+_NO_LIMIT = 0x7FFFFFFF
+_UNSENT = 64 * KIB  # to begin with; the engine keeps it at about half of the lane's window
 PREFERRED = ("bbr", "cubic")  # congestion controls that a plan may ask for
 
 
@@ -58,7 +60,6 @@ def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_
         planned_congestion_control: goes before that between machines, where this kernel offers it; "": none.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which starves a lane
     # No TCP_USER_TIMEOUT: it takes an end whose client calls late, and leaves bytes in the socket, for a broken one.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = max(1, int(limits.lane_timeout))
@@ -68,7 +69,10 @@ def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_
         (socket.TCP_KEEPCNT, 3),
     ):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    if sock.getsockname()[0] == sock.getpeername()[0]:
+    local = sock.getsockname()[0] == sock.getpeername()[0]
+    # What a slow lane has taken, no other lane can take over. Within one machine there are no slow ones.
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NO_LIMIT if local else _UNSENT)
+    if local:
         # Both ends on one machine: bbr's pacing timer costs a third of the speed there, and reno is always allowed.
         congestion_control = congestion_control or "reno"
     elif planned_congestion_control:

@@ -172,7 +172,7 @@ class LinkHub:
         link.mine = mine
         self._by_engine_id[link.engine_id] = link
         plan = link.owner.epoch.plan
-        self.engine.open_link(link.engine_id, plan.lanes, link.owner.epoch.epoch)
+        self.engine.open_link(link.engine_id, plan.lanes, link.owner.epoch.epoch, plan.tracks)
         if plan.pacing:
             self.engine.pace_link(link.engine_id, plan.pacing)
 

@@ -181,4 +181,4 @@ class MemberLinks:
 def wire_plan(epoch: m.Epoch) -> int:
     """Stands for what connections are made with; they are made anew where it changes."""
     plan = epoch.plan
-    return zlib.crc32(repr((plan.lanes, plan.congestion)).encode())
+    return zlib.crc32(repr((plan.lanes, plan.tracks, plan.congestion)).encode())

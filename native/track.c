@@ -1,0 +1,181 @@
+/* A track: lanes of one link that share what is to be sent. Whichever has room takes the next part, so a slow lane takes few.
+
+   Frames of an op that the other end has not posted yet wait in its socket, and so does all that follows them on that lane. Hence a lane carries
+   ops in ascending seq; and as long as parts of an op are not begun, the lanes that they are meant for do not go on to a later one. So there is
+   always a lane that can carry them, whatever the other end has posted. Among the parts of one op any order will do. */
+#include "engine_internal.h"
+
+void wc_fifo_push(wc_fifo *fifo, wc_part *part)
+{
+    part->next = NULL;
+    part->prev = fifo->tail;
+    *(fifo->tail ? &fifo->tail->next : &fifo->head) = part;
+    fifo->tail = part;
+    part->queued = true;
+}
+
+void wc_fifo_remove(wc_fifo *fifo, wc_part *part)
+{
+    *(part->prev ? &part->prev->next : &fifo->head) = part->next;
+    *(part->next ? &part->next->prev : &fifo->tail) = part->prev;
+    part->prev = part->next = NULL;
+    part->queued = false;
+}
+
+void wc_track_post(wc_track *track, wc_share *share)
+{
+    uint64_t seq = share->work->op.seq;
+    if (seq >= track->next_seq)
+        track->next_seq = seq + 1;
+    share->track = track;
+    share->next = NULL;
+    share->prev = track->tail;
+    *(track->tail ? &track->tail->next : &track->head) = share;
+    track->tail = share;
+}
+
+void wc_track_leave(wc_share *share)
+{
+    wc_track *track = share->track;
+    if (!track)
+        return;
+    while (share->ready.head)
+        wc_fifo_remove(&share->ready, share->ready.head);
+    *(share->prev ? &share->prev->next : &track->head) = share->next;
+    *(share->next ? &share->next->prev : &track->tail) = share->prev;
+    share->prev = share->next = NULL;
+    share->track = NULL;
+}
+
+static bool has_room(const wc_lane *lane)
+{
+    return lane->fd >= 0 && !lane->blocked && !lane->barred && lane->tx_count == 0;
+}
+
+void wc_share_ready(wc_part *part)
+{
+    wc_fifo_push(&part->share->ready, part);
+    part->share->ready_count++;
+}
+
+void wc_track_ready(wc_part *part)
+{
+    wc_track *track = part->share->track;
+    if (!track || part->cursor == part->end)
+        return;
+    if (part->lane) {
+        wc_lane_send(part->lane);
+        if (!track->more)
+            return;
+    } else if (part->queued || !wc_frame_ready(part)) {
+        return;
+    } else {
+        wc_share_ready(part);
+    }
+    wc_track_send(track, part->home);
+}
+
+/* The op's unbegun parts are meant for a range of lanes, this one among them. */
+static bool meant_for(const wc_share *share, const wc_lane *lane)
+{
+    uint32_t lanes = lane->link->lanes_count;
+    return (lane->index + lanes - share->work->first_lane) % lanes < share->homes;
+}
+
+static wc_part *ready_part(const wc_share *share, const wc_lane *lane)
+{
+    wc_part *part = share->ready.head;
+    while (part && share->work->op.no_turns && part->home != lane->index)
+        part = part->next;
+    return part;
+}
+
+/* How many parts of the share are the lane's, if all that have room take as many. */
+static uint32_t fair_quota(const wc_share *share, const wc_lane *lane)
+{
+    const wc_link *link = lane->link;
+    if (share->ready_count == 1 || share->work->op.no_turns)
+        return UINT32_MAX;
+    uint32_t open = 1;
+    for (uint32_t i = share->track->index; i < link->lanes_count; i += link->tracks_count)
+        open += i != lane->index && has_room(&link->lanes[i]);
+    return open == 1 ? UINT32_MAX : (share->ready_count + open - 1) / open;
+}
+
+wc_part *wc_track_take(wc_lane *lane, uint32_t *quota)
+{
+    wc_track *track = lane->track;
+    for (wc_share *share = track->head; share; share = share->next) {
+        uint64_t seq = share->work->op.seq;
+        if (share->unbegun == 0 || lane->last_seq > seq)
+            continue;
+        if (lane->begun.head && lane->begun.head->work->op.seq != seq)
+            return NULL;
+        wc_part *part = ready_part(share, lane);
+        if (!part && meant_for(share, lane))
+            return NULL;
+        if (!part)
+            continue;
+        if (*quota == 0)
+            *quota = fair_quota(share, lane);
+        wc_fifo_remove(&share->ready, part);
+        share->ready_count--;
+        if (--share->unbegun == 0)
+            track->more = true; /* lanes that it was meant for may go on to later ops */
+        lane->last_seq = seq;
+        part->lane = lane;
+        wc_fifo_push(&lane->begun, part);
+        return part;
+    }
+    return NULL;
+}
+
+void wc_track_send(wc_track *track, uint32_t first)
+{
+    wc_link *link = track->link;
+    uint32_t of_track = (link->lanes_count - track->index + link->tracks_count - 1) / link->tracks_count;
+    do {
+        track->more = false;
+        for (uint32_t i = 0, place = first / link->tracks_count; i < of_track; i++, place++) {
+            wc_lane *lane = &link->lanes[place % of_track * link->tracks_count + track->index];
+            if (has_room(lane))
+                wc_lane_send(lane);
+        }
+    } while (track->more);
+}
+
+void wc_track_go(wc_track *track)
+{
+    wc_link *link = track->link;
+    wc_track_send(track, track->tail ? track->tail->work->first_lane : 0);
+    for (uint32_t i = track->index; i < link->lanes_count; i += link->tracks_count)
+        wc_lane_resume(&link->lanes[i]);
+}
+
+void wc_track_forget(wc_track *track, wc_work *work)
+{
+    wc_link *link = track->link;
+    for (uint32_t i = track->index; i < link->lanes_count; i += link->tracks_count)
+        wc_lane_forget(&link->lanes[i], work);
+    for (wc_share *share = track->head, *next; share; share = next) {
+        next = share->next;
+        if (!work || share->work == work)
+            wc_track_leave(share);
+    }
+}
+
+void wc_track_set_epoch(wc_track *track, uint64_t epoch)
+{
+    wc_link *link = track->link;
+    if (epoch <= track->epoch)
+        return;
+    wc_track_forget(track, NULL);
+    track->epoch = epoch;
+    track->next_seq = 0;
+    for (uint32_t i = track->index; i < link->lanes_count; i += link->tracks_count) {
+        wc_lane *lane = &link->lanes[i];
+        lane->last_seq = 0;
+        lane->touched = lane->barred = false;
+    }
+    wc_track_go(track);
+}
