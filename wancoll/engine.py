@@ -235,7 +235,9 @@ class Engine:
         Lane i is of track i modulo *tracks*. The lanes of a track share what is to be sent: any of them carries what it
         has room for. Both ends must say the same numbers.
         """
-        _check(lib.wc_link_open(self._live, link, lanes, tracks, epoch), f"link {link} cannot be opened with {lanes} lanes")
+        _check(
+            lib.wc_link_open(self._live, link, lanes, tracks, epoch), f"link {link} cannot be opened with {lanes} lanes"
+        )
 
     def attach_lane(self, link: int, lane: int, fd: int) -> None:
         """Hand over the connected socket *fd*; the engine owns it from here on, also when this raises."""
