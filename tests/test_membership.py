@@ -813,7 +813,7 @@ def test_a_pair_that_cannot_be_routed_around_costs_the_newer(room):
 
 
 def test_both_ends_words_of_one_cut_begin_no_epochs_for_ever(room):
-    """What m1 dials, m0 takes for a link that came up and was lost: its word must not end the epoch before m1 counts."""
+    """What m1 dials m0 takes for a link that was lost: its word must not end the epoch before that of m1 counts."""
     room.form(3)
     room.link_down("m1", "m0", "unreachable")
     room.link_down("m0", "m1", "lost")
