@@ -289,7 +289,7 @@ def plan_lines(status: PlanStatus) -> list[str]:
     ring += [f"once around {milliseconds(status.round)}"] if status.round else []
     lines = [f"ring: {', '.join(ring)}"] if ring else []
     lines.append(
-        f"plan: lanes {plan.lanes}, parts from {size(plan.stripe)}, "
+        f"plan: lanes {plan.lanes}, tracks {plan.tracks}, parts from {size(plan.stripe)}, "
         f"pacing {rate(plan.pacing) + ' per lane' if plan.pacing else 'none'}, "
         f"congestion control {plan.congestion or 'as each daemon is set'}"
     )
