@@ -77,7 +77,9 @@ class Judge:
             self.lives.setdefault(key, life)
         known_epoch = self.epochs.setdefault((epoch.epoch, names), epoch)
         same = (known_epoch.committed_upto, known_epoch.key) == (epoch.committed_upto, epoch.key)
-        if not (same):
+        if not same and "lose_journal" in self._world.inflicted:  # nobody had heard of the first
+            self.epochs[epoch.epoch, names] = epoch
+        elif not same:
             raise Violation(f"epoch {epoch.epoch} was announced twice, differently")
         known_names = self._numbers.setdefault((life, epoch.epoch), names)
         if known_names != names and "lose_journal" not in self._world.inflicted:
