@@ -807,7 +807,7 @@ def test_the_daemon_says_why_before_it_goes(held: Communicator, manual: FakeDaem
         (b"\xff\xff\xff\xff", "sent an oversized frame; expected at most 1048576 bytes; got 4294967295"),
         (b"\x00\x00\x00\x02\xc1\xc1", "sent a message that cannot be read"),
         (b"\x00\x00\x00\x04\x93\xa1x\x01\x02", "sent a message that cannot be read"),
-        (b"\x00\x00\x00\x04\x91\xa2Ok", "sent a message out of place; expected Result, Failure, Slow or EpochInfo; got Ok"),
+        (b"\x00\x00\x00\x04\x91\xa2Ok", "out of place; expected Result, Failure, Slow or EpochInfo; got Ok"),
     ],
 )
 def test_nonsense_from_the_daemon(held: Communicator, manual: FakeDaemon, data: bytes, words: str) -> None:
