@@ -57,7 +57,7 @@ def settle(state: State, group: Group) -> None:
     present = {member.mid: member for member in group.members}
     lost = [(ends, told) for ends, told in group.complaints.items() if told.kind == "lost"]
     unreachable = [(ends, told) for ends, told in group.complaints.items() if told.kind == "unreachable"]
-    for (who, whom), complaint in lost:  # a new epoch follows in any case
+    for (who, whom), complaint in lost:
         reach.acted(group, {(present[who].name, present[whom].name)}, "dialled again")
         if (whom, who) not in group.complaints:
             _tell_other_end(state, group, present[whom], who, complaint)
