@@ -9,7 +9,7 @@ import pytest
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
 from wancoll.limits import Limits
-from wancoll.peer.calls import World, noise, posted, resolve
+from wancoll.peer.core.calls import World, noise, posted, resolve
 from wancoll.schedule.choose import make
 from wancoll.wire import messages as m
 

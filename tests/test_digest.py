@@ -10,7 +10,7 @@ import pytest
 from wancoll._native import ffi, lib
 from wancoll.client.state_tensors import digest_stripes
 from wancoll.schedule.numbers import digest
-from wancoll.state.manifest import STRIPE
+from wancoll.sync.manifest import STRIPE
 
 BLOCK = 1 << 16
 

@@ -23,20 +23,20 @@ from wancoll.cli import status
 from wancoll.errors import ConfigError, MasterUnreachable
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import join_address
-from wancoll.peer import masters
-from wancoll.peer.masters import Masters
+from wancoll.peer.core import masters
+from wancoll.peer.core.masters import Masters
 from wancoll.wire import messages as m
-from wancoll_master import etcd_store
 from wancoll_master.config import EtcdConfig, MasterConfig
+from wancoll_master.core.held import Held
+from wancoll_master.core.leadership import SAFETY, Leadership
+from wancoll_master.core.state import Used
 from wancoll_master.election import advertised
-from wancoll_master.etcd import Etcd, EtcdError, TxnAnswer, check_endpoints, created, delete, modified, put
-from wancoll_master.etcd_store import Deposed, EtcdStore, Keys, Numbers
-from wancoll_master.held import Held
-from wancoll_master.journal import Journal
-from wancoll_master.leadership import SAFETY, Leadership
 from wancoll_master.server import Server, serve
-from wancoll_master.state import Used
-from wancoll_master.store import Facts
+from wancoll_master.store import etcd_store
+from wancoll_master.store.etcd import Etcd, EtcdError, TxnAnswer, check_endpoints, created, delete, modified, put
+from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Numbers
+from wancoll_master.store.facts import Facts
+from wancoll_master.store.journal import Journal
 
 # ---- until when -----------------------------------------------------------------------------------------
 

@@ -23,10 +23,10 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
-from wancoll_master import journal as journal_module
-from wancoll_master.journal import Journal
+from wancoll_master.core.state import Used
 from wancoll_master.server import FIRST_MESSAGE_BYTES, MasterConfig, encode_epochs, serve
-from wancoll_master.state import Used
+from wancoll_master.store import journal as journal_module
+from wancoll_master.store.journal import Journal
 
 QUICK = Limits(heartbeat_interval=0.05, heartbeat_timeout=1.5, handshake_timeout=0.4, rejoin_grace=0.1)
 

@@ -13,10 +13,7 @@ import trio
 
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
-from wancoll.peer import measure
-from wancoll.peer.lanes import read_frame
-from wancoll.peer.measure import Measurer, answer_probe
-from wancoll.peer.tcpinfo import (
+from wancoll.peer.core.tcpinfo import (
     BACKLOG,
     BUSY,
     TCP_INFO_BYTES,
@@ -27,9 +24,12 @@ from wancoll.peer.tcpinfo import (
     saturated,
     window,
 )
+from wancoll.peer.links.lanes import read_frame
+from wancoll.peer.watch import measure
+from wancoll.peer.watch.measure import Measurer, answer_probe
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
-from wancoll_master.measures import DOWN, MAX_LANE_COUNTS, RTT_WINDOW, Measures
+from wancoll_master.plan.measures import DOWN, MAX_LANE_COUNTS, RTT_WINDOW, Measures
 
 MB = 1e6
 

@@ -8,8 +8,8 @@ import pytest
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
-from wancoll.peer import member as core
-from wancoll.peer import ops
+from wancoll.peer.core import member as core
+from wancoll.peer.core import ops
 from wancoll.wire import messages as m
 
 KEY = b"k" * 16

@@ -9,9 +9,9 @@ from transcript import GROUP, Room
 
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
-from wancoll_master import membership, report
-from wancoll_master.state import Broadcast, Received, SendStatus, Tick
-from wancoll_master.topology import pair, ring_order
+from wancoll_master.core import membership, report
+from wancoll_master.core.state import Broadcast, Received, SendStatus, Tick
+from wancoll_master.plan.topology import pair, ring_order
 
 
 @pytest.fixture

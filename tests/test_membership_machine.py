@@ -18,10 +18,10 @@ from transcript import GROUP, Room
 
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import Limits
-from wancoll.peer import member as core
-from wancoll.peer import ops
+from wancoll.peer.core import member as core
+from wancoll.peer.core import ops
 from wancoll.wire import messages as m
-from wancoll_master.state import Announce, Broadcast, Disconnected, Received, Send
+from wancoll_master.core.state import Announce, Broadcast, Disconnected, Received, Send
 
 START, LEAST, DAEMONS = 3, 2, 5
 EXCHANGE_IDS = 1_000_000  # the client's numbers of sends and recvs are above

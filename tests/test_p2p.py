@@ -10,7 +10,7 @@ from transcript import GROUP, Room
 
 from wancoll.collective import DType, Kind
 from wancoll.errors import ProtocolError
-from wancoll.peer import ops
+from wancoll.peer.core import ops
 from wancoll.wire import messages as m
 
 # ---- the master ---------------------------------------------------------------------------------------

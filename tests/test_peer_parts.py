@@ -14,9 +14,17 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
+from wancoll.net.stream import NowaitStream
 from wancoll.peer.arena import Arena
-from wancoll.peer.lanes import LaneFailed, advertised, check_congestion_control, dial, open_listener, probe, read_frame
-from wancoll.peer.stream import NowaitStream
+from wancoll.peer.links.lanes import (
+    LaneFailed,
+    advertised,
+    check_congestion_control,
+    dial,
+    open_listener,
+    probe,
+    read_frame,
+)
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from test_member import Driver
 
 from wancoll.collective import Kind
-from wancoll.peer import waits
-from wancoll.peer.ops import OpState
-from wancoll.peer.stalls import LinkView
+from wancoll.peer.core import waits
+from wancoll.peer.core.ops import OpState
+from wancoll.peer.core.stalls import LinkView
 from wancoll.wire import messages as m
 
 SLOW = 1.0

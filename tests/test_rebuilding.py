@@ -10,7 +10,7 @@ from test_membership_machine import EXCHANGE_IDS, Client, Cluster, Daemon, progr
 from transcript import GROUP, Room
 
 from wancoll.limits import Limits
-from wancoll.peer import member as core
+from wancoll.peer.core import member as core
 from wancoll.wire import messages as m
 
 OPS = 7

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wancoll.peer.stalls import STILL, LaneLook, Stalls
-from wancoll.peer.tcpinfo import TcpInfo
+from wancoll.peer.core.stalls import STILL, LaneLook, Stalls
+from wancoll.peer.core.tcpinfo import TcpInfo
 
 LINK = 7
 TIMEOUT, SETTLED = 2.0, 1.0

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wancoll.errors import ConfigError, OperationAborted, ProtocolError
-from wancoll.state.election import Goal, elect, goal
-from wancoll.state.manifest import (
+from wancoll.sync.election import Goal, elect, goal
+from wancoll.sync.manifest import (
     HEADER_BYTES,
     STRIPE,
     Content,
@@ -25,8 +25,8 @@ from wancoll.state.manifest import (
     stripes,
     unpack_header,
 )
-from wancoll.state.plan import PACK, Report, Transfer, decode_report, encode_report, next_round, report_bytes
-from wancoll.state.strategy import MAJORITY, RECEIVE_ONLY, SEND_ONLY, STRATEGIES
+from wancoll.sync.plan import PACK, Report, Transfer, decode_report, encode_report, next_round, report_bytes
+from wancoll.sync.strategy import MAJORITY, RECEIVE_ONLY, SEND_ONLY, STRATEGIES
 
 GIB = 1 << 30
 

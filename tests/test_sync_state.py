@@ -17,7 +17,7 @@ from wancoll.chaos import Cluster, in_threads
 from wancoll.client.communicator import Communicator
 from wancoll.client.memory import EXCHANGE_BYTES
 from wancoll.errors import ConfigError, OperationAborted
-from wancoll.state.manifest import STRIPE
+from wancoll.sync.manifest import STRIPE
 
 NAMES = itertools.count(1)
 PEERS = 4

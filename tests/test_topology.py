@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wancoll_master.ring_search import search
-from wancoll_master.topology import EXACT_BEST, best_ring, better_ring, pair, rate
+from wancoll_master.plan.ring_search import search
+from wancoll_master.plan.topology import EXACT_BEST, best_ring, better_ring, pair, rate
 
 Matrix = list[list[float]]
 

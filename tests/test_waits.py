@@ -9,10 +9,10 @@ from transcript import GROUP, Room
 
 from wancoll.cli import status as cli
 from wancoll.limits import Limits
-from wancoll.peer.waits import SAID_AGAIN, WaitLog
+from wancoll.peer.core.waits import SAID_AGAIN, WaitLog
 from wancoll.wire import messages as m
-from wancoll_master import report, waits
-from wancoll_master.state import Note
+from wancoll_master.core import report, waits
+from wancoll_master.core.state import Note
 
 WHAT = "all_reduce(10 x float32, op=sum)"
 LIMITS = Limits(slow_after=1.0, stall_timeout=8.0)

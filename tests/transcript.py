@@ -11,8 +11,8 @@ import msgspec
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
-from wancoll_master import membership
-from wancoll_master.state import (
+from wancoll_master.core import membership
+from wancoll_master.core.state import (
     Announce,
     Broadcast,
     Close,

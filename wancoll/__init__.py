@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wancoll.client.many import ManyReceipt, ManyWork
     from wancoll.client.work import Work
     from wancoll.collective import Receipt
-    from wancoll.state.receipt import SyncReceipt
+    from wancoll.sync.receipt import SyncReceipt
 
 __all__ = [
     "CollectiveMismatch",
@@ -54,7 +54,7 @@ _LAZY = {
     "ManyReceipt": "wancoll.client.many",
     "ManyWork": "wancoll.client.many",
     "Receipt": "wancoll.collective",
-    "SyncReceipt": "wancoll.state.receipt",
+    "SyncReceipt": "wancoll.sync.receipt",
     "Work": "wancoll.client.work",
     "connect": "wancoll.client.connect",
 }

@@ -21,10 +21,10 @@ import trio
 
 from wancoll.local import join_address, split_address
 from wancoll_master.config import EtcdConfig
-from wancoll_master.etcd import Entry, Etcd, EtcdError, Lease, check_endpoints, created, modified, put
-from wancoll_master.etcd_store import Deposed, EtcdStore, Keys, Numbers
-from wancoll_master.leadership import RENEWALS_PER_TTL, Leadership
-from wancoll_master.store import Store
+from wancoll_master.core.leadership import RENEWALS_PER_TTL, Leadership
+from wancoll_master.store.etcd import Entry, Etcd, EtcdError, Lease, check_endpoints, created, modified, put
+from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Numbers
+from wancoll_master.store.facts import Store
 
 log = structlog.get_logger("wancoll.master")
 

@@ -23,17 +23,16 @@ from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import MASTER, Failpoints
 from wancoll.local import join_address
+from wancoll.net.connection import Connection
+from wancoll.net.listeners import open_listeners
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
-from wancoll_master import membership, report
 from wancoll_master.config import EtcdConfig, MasterConfig
-from wancoll_master.connection import Connection
-from wancoll_master.frames import encode_epochs
-from wancoll_master.held import Held
-from wancoll_master.journal import Journal
-from wancoll_master.listeners import open_listeners
-from wancoll_master.lobby import Lobby
-from wancoll_master.state import (
+from wancoll_master.core import membership, report
+from wancoll_master.core.frames import encode_epochs
+from wancoll_master.core.held import Held
+from wancoll_master.core.lobby import Lobby
+from wancoll_master.core.state import (
     Announce,
     Broadcast,
     Close,
@@ -50,7 +49,8 @@ from wancoll_master.state import (
     StepDown,
     Tick,
 )
-from wancoll_master.store import Store
+from wancoll_master.store.facts import Store
+from wancoll_master.store.journal import Journal
 
 __all__ = ["MasterConfig", "serve"]
 

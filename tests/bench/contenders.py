@@ -165,7 +165,7 @@ def _connect_all(rank: int, world_size: int, folder: str) -> dict[int, list[sock
             lanes[other].append(sock)
             assert lane == len(lanes[other]) - 1
     from wancoll.limits import DEFAULT
-    from wancoll.peer.lanes import tune
+    from wancoll.peer.links.lanes import tune
 
     for sockets in lanes.values():
         for sock in sockets:

@@ -12,7 +12,7 @@ from support import Background, close_all, join, reduce_all, wait_until
 
 from wancoll.chaos import Cluster
 from wancoll.errors import OperationAborted, WancollError
-from wancoll.state.manifest import STRIPE
+from wancoll.sync.manifest import STRIPE
 
 pytestmark = pytest.mark.timeout(180)  # a test may need several attempts
 

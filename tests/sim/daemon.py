@@ -16,8 +16,8 @@ from tests.sim.links import COLLECTIVES, EXCHANGES, LinkHub
 from tests.sim.network import End
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import PROTOCOL_VERSION
-from wancoll.peer import member as core
-from wancoll.peer import ops
+from wancoll.peer.core import member as core
+from wancoll.peer.core import ops
 from wancoll.wire import messages as m
 
 if TYPE_CHECKING:

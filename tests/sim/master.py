@@ -14,8 +14,8 @@ import msgspec
 from tests.sim.clock import Process, Timer
 from tests.sim.network import End
 from wancoll.wire import messages as m
-from wancoll_master import membership
-from wancoll_master.state import (
+from wancoll_master.core import membership
+from wancoll_master.core.state import (
     Announce,
     Broadcast,
     Close,

@@ -18,11 +18,11 @@ import msgspec
 from tests.sim.judge import Violation
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits
-from wancoll.peer import member as core
-from wancoll.peer import ops
+from wancoll.peer.core import member as core
+from wancoll.peer.core import ops
 from wancoll.wire import messages as m
-from wancoll_master import membership
-from wancoll_master.state import Announce, Broadcast, Close, Disconnected, Persist, Received, Send, Tick, Used
+from wancoll_master.core import membership
+from wancoll_master.core.state import Announce, Broadcast, Close, Disconnected, Persist, Received, Send, Tick, Used
 
 Action = tuple[Any, ...]
 LIMITS = Limits(ops_in_flight=2, rejoin_grace=1.0, link_settle=0.0)

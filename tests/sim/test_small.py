@@ -10,7 +10,7 @@ import pytest
 from tests.sim.judge import Violation
 from tests.sim.small import SmallWorld, explore
 from wancoll.collective import Kind
-from wancoll.peer import member as core
+from wancoll.peer.core import member as core
 
 pytestmark = pytest.mark.timeout(300)  # of busy machines: what counts is processor time
 

@@ -22,8 +22,8 @@ from wancoll.client.tensors import numpy_dtype
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, Kind, Receipt
 from wancoll.errors import ConfigError
-from wancoll.state.receipt import SyncReceipt
-from wancoll.state.strategy import MAJORITY, SEND_ONLY, STRATEGIES
+from wancoll.sync.receipt import SyncReceipt
+from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
 
 
 class Communicator(Reductions, Rooted, Exchanges):

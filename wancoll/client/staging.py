@@ -10,7 +10,7 @@ from wancoll._native import lib
 from wancoll.client.memory import EXCHANGE_BYTES, Arena, Block, Lease
 from wancoll.client.state_tensors import Tensor
 from wancoll.limits import MIB
-from wancoll.state.election import Goal
+from wancoll.sync.election import Goal
 
 _SLAB = 64 * MIB  # stripes that will be copied lie in blocks of this size
 _ALIGN = 64

@@ -23,7 +23,7 @@ from wancoll.client.tensors import (
 )
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
-from wancoll.state.manifest import STRIPE, Content, Entry, lengths
+from wancoll.sync.manifest import STRIPE, Content, Entry, lengths
 
 _CALL = "sync_state"
 

@@ -6,7 +6,7 @@
     reports     all_gather of what each member lacks                        nothing -> put in place, end; else round
     round       sends and recvs of stripes, in the order of the plan        reports
 
-What is decided is decided in wancoll.state, from what was gathered, by all members alike.
+What is decided is decided in wancoll.sync, from what was gathered, by all members alike.
 
 Nothing of the caller's is touched before the gather that says that nobody lacks anything: it commits on all or none.
 """
@@ -32,8 +32,8 @@ from wancoll.client.tensors import Region
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, DType, Kind, Receipt
 from wancoll.errors import ConfigError, OperationAborted, WancollError
-from wancoll.state.election import Goal, Winner, elect, goal
-from wancoll.state.manifest import (
+from wancoll.sync.election import Goal, Winner, elect, goal
+from wancoll.sync.manifest import (
     Header,
     decode,
     encode,
@@ -41,9 +41,9 @@ from wancoll.state.manifest import (
     pack_header,
     unpack_header,
 )
-from wancoll.state.plan import Report, Transfer, decode_report, encode_report, next_round
-from wancoll.state.receipt import SyncReceipt
-from wancoll.state.strategy import SEND_ONLY
+from wancoll.sync.plan import Report, Transfer, decode_report, encode_report, next_round
+from wancoll.sync.receipt import SyncReceipt
+from wancoll.sync.strategy import SEND_ONLY
 
 _AHEAD = 3  # transfers under way for each partner
 _MOST = 32  # transfers under way

@@ -13,10 +13,10 @@ import trio
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_addresses
+from wancoll.net.stream import NowaitStream
 from wancoll.peer.config import PeerConfig
-from wancoll.peer.lanes import LaneFailed, advertised, dial, offered_congestion_controls
-from wancoll.peer.masters import Masters
-from wancoll.peer.stream import NowaitStream
+from wancoll.peer.core.masters import Masters
+from wancoll.peer.links.lanes import LaneFailed, advertised, dial, offered_congestion_controls
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 

@@ -16,16 +16,16 @@ from wancoll import resources
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.failpoints import Failpoints
 from wancoll.local import default_socket, join_address
-from wancoll.peer import ops
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
+from wancoll.peer.core import ops
 from wancoll.peer.door import FrontDoor, claim_socket
-from wancoll.peer.lanes import check_congestion_control, open_listener, probe
-from wancoll.peer.links import LinkHub
-from wancoll.peer.measure import Measurer
+from wancoll.peer.links.hub import LinkHub
+from wancoll.peer.links.lanes import check_congestion_control, open_listener, probe
 from wancoll.peer.session import Session
-from wancoll.peer.watch import Watcher
+from wancoll.peer.watch.measure import Measurer
+from wancoll.peer.watch.watcher import Watcher
 from wancoll.wire import messages as m
 
 log = structlog.get_logger("wancoll.peer")

@@ -15,9 +15,9 @@ import trio
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import PEER
 from wancoll.limits import PROTOCOL_VERSION
-from wancoll.peer import ops
+from wancoll.net.stream import NowaitStream
+from wancoll.peer.core import ops
 from wancoll.peer.session import Host, Session
-from wancoll.peer.stream import NowaitStream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 

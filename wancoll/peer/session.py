@@ -13,15 +13,15 @@ from wancoll.collective import DATALESS, DType, Kind, ReduceOp
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ProtocolError
 from wancoll.failpoints import Failpoints
-from wancoll.peer import member as core
-from wancoll.peer import ops
+from wancoll.net.stream import NowaitStream
 from wancoll.peer.arena import Arena
-from wancoll.peer.calls import Meaning, noise
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
-from wancoll.peer.links import LinkHub
-from wancoll.peer.member_links import COLLECTIVES, EXCHANGES
-from wancoll.peer.stream import NowaitStream
+from wancoll.peer.core import member as core
+from wancoll.peer.core import ops
+from wancoll.peer.core.calls import Meaning, noise
+from wancoll.peer.links.hub import LinkHub
+from wancoll.peer.links.member_links import COLLECTIVES, EXCHANGES
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 

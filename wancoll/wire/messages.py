@@ -1,149 +1,804 @@
-"""All typed messages, under one name: `from wancoll.wire import messages as m`. Ill-typed fields are refused."""
+"""All typed messages: `from wancoll.wire import messages as m`. Ill-typed fields are refused, by name."""
 
 from __future__ import annotations
 
-from wancoll.wire.epoch import Epoch, MemberInfo, Plan, Void
-from wancoll.wire.lane import LaneAnswer, LaneFirst, LaneHello, LaneRefused, LaneWelcome, ProbeHello
-from wancoll.wire.local import (
-    Arm,
-    Attach,
-    Attached,
-    Detach,
-    EpochInfo,
-    Failure,
-    FromClient,
-    FromDaemon,
-    LocalStatus,
-    LocalStatusRequest,
-    Ok,
-    Post,
-    Result,
-    Slow,
-)
-from wancoll.wire.status import (
-    EventRecord,
-    GroupStatus,
-    LinkStatus,
-    MemberStatus,
-    PairStatus,
-    PlanStatus,
-    Status,
-    StatusRequest,
-    WaitCause,
-    WaitStatus,
-)
-from wancoll.wire.to_master import (
-    Done,
-    Exchange,
-    ExchangeDone,
-    FromPeer,
-    GiveUp,
-    Heartbeat,
-    Hello,
-    Join,
-    Leave,
-    LinkDown,
-    LinkMeasure,
-    LinkReport,
-    LinkWait,
-    Mismatch,
-    OpenExchange,
-    OpWait,
-    ProbeResult,
-    Report,
-    UpdateMembership,
-    Waits,
-)
-from wancoll.wire.to_peer import (
-    Abort,
-    Bye,
-    Commit,
-    Evicted,
-    FromMaster,
-    Joined,
-    Matched,
-    MeasureLink,
-    Pong,
-    Probe,
-    Redial,
-    Refused,
-    Resumed,
-    Settled,
-    StandsBy,
-    Waited,
-    Welcome,
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+# ---- fields ------------------------------------------------------------------------------------------
+
+U64 = Annotated[int, Meta(ge=0)]  # msgpack carries no more than 64 bits; msgspec takes no bound above 2^63 - 1
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Text = Annotated[str, Meta(max_length=4096)]
+Address = Annotated[str, Meta(min_length=3, max_length=300)]  # "host:port", IPv6 in brackets
+Addresses = Annotated[list[Address], Meta(min_length=1, max_length=8)]
+World = Annotated[int, Meta(ge=1, le=1024)]
+Site = Annotated[str, Meta(max_length=128)]  # a label that members close to each other share; "" is nobody's
+Rank = Annotated[int, Meta(ge=-1, le=1023)]  # -1: none
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Base: a positional msgpack array whose first item is the type's name."""
+
+
+# ---- an epoch, as the master announces it ------------------------------------------------------------
+
+
+class MemberInfo(Message, frozen=True):
+    """One member of an epoch."""
+
+    mid: U64
+    name: Name
+    daemon: Name
+    addresses: Addresses
+    site: Site
+
+
+class Plan(Message, frozen=True):
+    """What the master decided for an epoch, so that the same call gives the same schedule everywhere."""
+
+    lanes: Annotated[int, Meta(ge=1, le=256)]
+    stripe: Annotated[int, Meta(ge=1, le=1 << 31)]  # bytes; transfers are not cut into smaller parts
+    turns: bool  # whether ops take turns on the lanes, or all start at lane 0
+    # By kind (its name): (up to this many bytes of the larger tensor, algorithm), ascending; the last bound is 0, no
+    # limit. A kind that is missing takes its default.
+    choices: dict[str, list[tuple[Count, Name]]]
+    avoid: Annotated[list[tuple[U64, U64]], Meta(max_length=4096)]  # pairs of mids that cannot reach each other
+    pacing: Count  # bytes per second of one lane; 0: no limit
+    congestion: Annotated[str, Meta(max_length=32)]  # congestion control of the lanes; "": each daemon's setting
+    spares: bool = False  # whether links to the members two places away are kept up, who are next to us after a loss
+    tracks: Annotated[int, Meta(ge=1, le=256)] = 1  # lanes with the same number modulo this share what is to be sent
+
+
+class Void(Message, frozen=True):
+    """Op *seq* was given up for every member. *error* names a class of wancoll.errors; *calls*: who called what."""
+
+    seq: U64
+    error: Name
+    text: Text
+    calls: dict[str, str]
+
+
+class Epoch(Message, frozen=True):
+    """A new epoch for member *to*. What lies above *committed_upto* is void and runs again, but for *voids*."""
+
+    group: Name
+    to: U64
+    term: U64
+    epoch: U64
+    members: list[MemberInfo]  # in rank order
+    plan: Plan
+    key: Annotated[bytes, Meta(min_length=16, max_length=16)]  # proves that a lane's dialler is of this group
+    min_world: World
+    committed_upto: U64
+    voids: list[Void]
+    reason: Text
+
+
+# ---- client and daemon, over the unix socket ---------------------------------------------------------
+
+
+class Attach(Message, frozen=True):
+    """First message of a client. Empty *member*: the daemon makes a name."""
+
+    protocol: int
+    group: Name
+    member: Annotated[str, Meta(max_length=128)]
+    start_world: World
+    min_world: World
+    pid: Count
+
+
+class Post(Message, frozen=True):
+    """One call. *front* and *back* are byte offsets into the arena; enums and counts as in wancoll.collective.
+
+    root, counts and peer are by the ranks of *epoch*, the one that the client knew when it called. Blocks for or from
+    other ranks lie in front in the order of that epoch's ranks; in back, in the order of the contributors.
+    """
+
+    id: U64  # counts the client's calls from 1
+    kind: Annotated[int, Meta(ge=0, le=11)]
+    dtype: Annotated[int, Meta(ge=0, le=8)]
+    op: Annotated[int, Meta(ge=0, le=4)]
+    count: Count
+    front: Count
+    back: Count
+    epoch: U64
+    codec: Annotated[int, Meta(ge=0, le=4)] = 0
+    algorithm: Name = "auto"
+    on_failure: Name = "retry"
+    root: Rank = -1
+    counts: Annotated[list[Count], Meta(max_length=1024)] = []
+    stochastic: bool = False
+    seed: U64 = 0
+    peer: Rank = -1  # of send and recv
+    tag: U64 = 0
+
+
+class Detach(Message, frozen=True):
+    """The client leaves; the connection closes after this."""
+
+
+class Arm(Message, frozen=True):
+    """Fault injection, only where the daemon or master was started with the same *token* in WANCOLL_FAILPOINTS.
+
+    The first and only message of a connection. action: "kill" or "pause" (at failpoint *name*), "clear"; of a daemon
+    also "cut" or "heal" (*name* is the other member's daemon).
+    """
+
+    token: Name
+    name: Name
+    action: Name
+
+
+class LocalStatusRequest(Message, frozen=True):
+    """May be the first message: ask the daemon about itself."""
+
+
+FromClient = Attach | Post | Detach | Arm | LocalStatusRequest
+
+
+class Attached(Message, frozen=True):
+    """Answer to Attach; the arena's descriptor travels with it (SCM_RIGHTS)."""
+
+    daemon: Name
+    arena_bytes: Count
+
+
+class EpochInfo(Message, frozen=True):
+    """The member's place, sent whenever it changes; the first one ends connect()."""
+
+    epoch: int
+    rank: int
+    member: str
+    members: list[str]
+
+
+class Result(Message, frozen=True):
+    """Op *id* is committed."""
+
+    id: int
+    seq: int
+    epoch: int
+    contributors: list[str]
+    digest: int
+    attempts: int
+    algorithm: str
+    bytes_sent: int
+    seconds: float
+    bytes_saved: int
+    codec_error: float
+
+
+class Failure(Message, frozen=True):
+    """Op *id* failed (0: the connection as a whole). *error* is a class name of wancoll.errors."""
+
+    id: int
+    error: str
+    what: str
+    who: str
+    expected: str
+    got: str
+    hint: str
+    calls: dict[str, str]
+
+
+class Slow(Message, frozen=True):
+    """Op *id* has not ended for a while; *text* says what it, or one before it, waits for."""
+
+    id: int
+    text: str
+
+
+class Ok(Message, frozen=True):
+    """Answer to Arm. A master that refuses says Bye."""
+
+
+class LocalStatus(Message, frozen=True):
+    """Answer to LocalStatusRequest: *text* is a JSON object."""
+
+    text: str
+
+
+FromDaemon = Attached | EpochInfo | Result | Failure | Slow | Ok | LocalStatus
+
+
+# ---- the handshake on a data connection: daemon to daemon --------------------------------------------
+
+
+class LaneHello(Message, frozen=True):
+    """First frame on a data connection. After LaneWelcome only engine frames follow."""
+
+    protocol: int
+    group: Name
+    key: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    sender: U64  # mid of the dialler
+    receiver: U64
+    channel: Annotated[int, Meta(ge=0, le=1)]  # 0: collectives, 1: send and recv
+    plan: U64  # stands for what the epoch's plan says of lanes; an end that knows another plan waits for the epoch
+    lane: Annotated[int, Meta(ge=0, le=255)]
+    generation: U64  # grows with every dial of the link; the highest wins
+
+
+class ProbeHello(Message, frozen=True):
+    """First frame of a connection that only asks who listens here, and how far away.
+
+    After it come *nbytes* of anything; LaneWelcome answers when they have arrived. More ProbeHello may follow.
+    """
+
+    protocol: int
+    daemon: Name
+    nbytes: Annotated[int, Meta(ge=0, le=1 << 26)] = 0
+
+
+class LaneWelcome(Message, frozen=True):
+    """The lane is open."""
+
+    daemon: Name
+
+
+class LaneRefused(Message, frozen=True):
+    """The lane is not opened; the dialler may try again."""
+
+    reason: Text
+
+
+LaneFirst = LaneHello | ProbeHello
+
+
+LaneAnswer = LaneWelcome | LaneRefused
+
+
+# ---- what `wancoll status` asks a master, and the answer ---------------------------------------------
+
+
+class StatusRequest(Message, frozen=True):
+    """From `wancoll status`: may be the first and only message of a connection."""
+
+    protocol: int
+
+
+class MemberStatus(Message, frozen=True):
+    """A member as `wancoll status` shows it. state: "joining" or "member"."""
+
+    name: str
+    mid: int
+    daemon: str
+    state: str
+    rank: int
+    addresses: list[str]
+    done_upto: int
+    silent_for: float
+
+
+class PlanStatus(Message, frozen=True):
+    """What the master decided for a group's epoch, and from what; 0: not known."""
+
+    plan: Plan
+    bottleneck: float  # bytes per second of the ring's slowest edge
+    round: float  # seconds once around the ring
+    alpha: float  # seconds of a message, that the choices were made with
+    beta: float  # seconds of a byte
+
+
+class WaitCause(Message, frozen=True):
+    """Whom an operation waits for. With *other* it is the link from *member* to there, in that direction."""
+
+    member: str
+    rank: int
+    other: str
+    other_rank: int  # -1: it is the member, not a link
+    why: str
+    seconds: float  # that it has been so
+
+
+class WaitStatus(Message, frozen=True):
+    """An operation that has been waiting for longer than Limits.slow_after."""
+
+    op: str  # "group/seq", or what was called of a send or recv
+    seq: int  # 0: a send or recv
+    epoch: int
+    what: str  # "": no member has told yet
+    nbytes: int
+    seconds: float  # since the first member called it, as far as is known
+    done: int  # members that are done with it
+    causes: list[WaitCause]  # the first of many; empty: bytes move, or nobody stands out
+
+
+class PairStatus(Message, frozen=True):
+    """One member could not reach another, or lost the link to it. Kept for a while after it is over."""
+
+    source: str
+    target: str
+    kind: str  # "lost" or "unreachable"
+    why: str
+    seconds: float  # since it began
+    last: float  # seconds since it was last told of
+    times: int
+    done: str  # what the master did about it, last
+
+
+class GroupStatus(Message, frozen=True):
+    """A group as `wancoll status` shows it."""
+
+    name: str
+    phase: str
+    epoch: int
+    start_world: int
+    min_world: int
+    lanes: int
+    committed_upto: int
+    members: list[MemberStatus]
+    waiting_for: str
+    plan: PlanStatus | None = None  # None: forming
+    waits: list[WaitStatus] = []  # oldest first
+    pairs: list[PairStatus] = []  # newest first
+
+
+class LinkStatus(Message, frozen=True):
+    """What is known of the path from one daemon to another: LinkMeasure's fields."""
+
+    source: str
+    target: str
+    rtt: float
+    bandwidth: float
+    lanes: int
+    loss: float
+
+
+class EventRecord(Message, frozen=True):
+    """One line of the event log. time is seconds since 1970."""
+
+    time: float
+    group: str
+    epoch: int
+    kind: str
+    text: str
+
+
+class Status(Message, frozen=True):
+    """Answer to StatusRequest."""
+
+    term: int
+    uptime: float
+    version: str
+    daemons: list[str]
+    groups: list[GroupStatus]
+    events: list[EventRecord]  # newest last
+    links: list[LinkStatus] = []  # that were measured, by source and target; the first of many
+    resources: dict[str, int] = {}  # what the master holds: fds, threads, tasks, connections, memory, ...
+
+
+# ---- what a peer says to the master ------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message on a control connection. incarnation is fresh at each daemon start."""
+
+    protocol: int
+    daemon: Name
+    incarnation: U64
+    addresses: Addresses  # where this daemon's lanes can be dialled
+    lanes: Annotated[int, Meta(ge=1, le=256)]
+    site: Site
+    version: Name
+    max_lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # up to which the master may raise lanes; 0: not at all
+    congestion_controls: Annotated[list[Name], Meta(max_length=64)] = []  # that its lanes may be told to use
+    measures: bool = False  # whether it answers MeasureLink
+    term: U64 = 0  # highest that this daemon has seen
+    master: U64 = 0  # identity of the master that welcomed it last
+
+
+class Join(Message, frozen=True):
+    """A client of this daemon asks to become *member* of *group*."""
+
+    group: Name
+    member: Name
+    start_world: World
+    min_world: World
+    was: U64 = 0  # the mid that an earlier master gave it; it has not entered an epoch
+
+
+class Leave(Message, frozen=True):
+    """The member leaves (its client detached or died)."""
+
+    group: Name
+    member: Name
+
+
+class Heartbeat(Message, frozen=True):
+    """I am alive; *number* counts up and comes back in the Pong."""
+
+    number: U64
+    # Of each member in an epoch: mid, epoch, and the highest seq that its client has called.
+    called: Annotated[list[tuple[U64, U64, U64]], Meta(max_length=1024)] = []
+
+
+class Done(Message, frozen=True):
+    """Op *seq* is finished on this member, with this result; members may finish ops out of order."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    seq: U64
+    digest: U64
+    fingerprint: U64
+
+
+class LinkDown(Message, frozen=True):
+    """The link to member *other* broke ("lost") or could not be dialled within its deadline ("unreachable")."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    other: U64
+    kind: Name
+    reason: Text
+
+
+class OpWait(Message, frozen=True):
+    """An operation that has not ended at a member for longer than Limits.slow_after.
+
+    stage: "links": it waits for links; "moving": the engine has it; "done": it is finished here; of a send or recv
+    also "alone": the other half has not been called.
+    """
+
+    seq: U64  # 0: a send or recv
+    what: Text
+    nbytes: Count
+    stage: Name
+    age: float  # seconds since it was called
+    still: float  # seconds since the last byte moved on a link that it needs
+    other: U64 = 0  # mid, of a send or recv
+
+
+class LinkWait(Message, frozen=True):
+    """What a member sees of a link that its operations need, or that holds bytes for it. Times are seconds.
+
+    state: "down"; "dead": what was sent is not acknowledged; "blocked": the other end takes no more; "busy": bytes wait
+    here and move; "parked": bytes of an operation came that does not run here yet; "idle".
+    """
+
+    other: U64  # mid
+    exchanges: bool  # the link for sends and recvs
+    state: Name
+    since: float  # in that state
+    heard: float  # since a packet came
+    backlog: Count  # bytes in the sockets that are not acknowledged, about
+    reason: Annotated[str, Meta(max_length=256)] = ""
+
+
+class Waits(Message, frozen=True):
+    """What the member's slow operations wait for, as seen here. Said with each heartbeat while there is something."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    ops: Annotated[list[OpWait], Meta(max_length=16)]  # oldest first
+    links: Annotated[list[LinkWait], Meta(max_length=128)]
+
+
+class Mismatch(Message, frozen=True):
+    """A neighbour called something else at *seq*, or the answer to an Abort that asks; *call* is my descriptor."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    seq: U64
+    call: Text
+
+
+class GiveUp(Message, frozen=True):
+    """*seqs* cannot or shall not run in this epoch; the master voids them for all.
+
+    reason "": the caller asked for it (on_failure="raise" after an abort); else why, for example a lost root.
+    """
+
+    group: Name
+    mid: U64
+    epoch: U64
+    seqs: Annotated[list[U64], Meta(max_length=1024)]
+    reason: Text
+
+
+class UpdateMembership(Message, frozen=True):
+    """The member has reached update_membership at *seq*."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    seq: U64
+
+
+class Exchange(Message, frozen=True):
+    """The member called send or recv, its *number*-th such call. Said again in each epoch until it is settled."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    number: U64
+    other: U64  # mid of the receiver, or of the sender
+    tag: U64
+    sends: bool
+    dtype: Annotated[int, Meta(ge=0, le=8)]
+    count: Count
+
+
+class ExchangeDone(Message, frozen=True):
+    """The bytes of the exchange *order* have left, or are here with this *digest* (0 at the sender)."""
+
+    group: Name
+    mid: U64
+    epoch: U64
+    order: U64
+    digest: U64
+
+
+class OpenExchange(Message, frozen=True):
+    """A send or recv that is not settled, in a Report."""
+
+    number: U64
+    other: U64  # mid
+    sends: bool
+    order: U64  # that a master gave it last; 0: none yet
+    moving: bool  # matched in the reported epoch
+    done: bool  # the engine has moved its bytes there
+    digest: U64
+
+
+class Report(Message, frozen=True):
+    """What member *mid* knows of its epoch: to a master that was started after the one that it knows.
+
+    Between this and Resumed or the next Epoch the member says nothing else of the epoch.
+    """
+
+    group: Name
+    mid: U64
+    epoch: U64
+    members: Annotated[list[tuple[U64, Name, Name]], Meta(min_length=1, max_length=1024)]  # mid, name, daemon, by rank
+    plan: Plan
+    key: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    start_world: World
+    min_world: World
+    reason: Text  # why the epoch began
+    base: U64  # committed when the epoch began
+    committed_upto: U64
+    voids: list[Void]  # above committed_upto
+    aborted: bool  # the epoch's ops were stopped
+    done: Annotated[list[tuple[U64, U64, U64]], Meta(max_length=8192)]  # seq, digest, fingerprint, as in Done
+    updates: Annotated[list[U64], Meta(max_length=8192)]  # seqs of update_memberships it stands at
+    exchanges: Annotated[list[OpenExchange], Meta(max_length=8192)]
+    heard: U64  # highest order of a send or recv that a master told it
+    settled: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # order, digest of the newest that committed
+    failed: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # other's mid and number, of those that did not fit
+
+
+class ProbeResult(Message, frozen=True):
+    """Whether *target*'s addresses answered (see Probe)."""
+
+    group: Name
+    joiner: U64
+    prober: U64
+    target: U64
+    ok: bool
+    reason: Text
+
+
+class LinkMeasure(Message, frozen=True):
+    """What this daemon knows of its path to *daemon*. Seconds, bytes per second; 0: not known."""
+
+    daemon: Name
+    rtt: float  # smallest round trip
+    bandwidth: float  # from here to there, of all lanes together
+    lanes: Annotated[int, Meta(ge=0, le=256)]  # that were busy when bandwidth was seen; 0: an active probe
+    loss: float  # share of segments sent again
+
+
+class LinkReport(Message, frozen=True):
+    """New measurements: from operations, and answers to MeasureLink."""
+
+    links: Annotated[list[LinkMeasure], Meta(max_length=1024)]
+    uplink: float = 0.0  # bytes per second that left this daemon for all others together; 0: not known
+    lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # busy ones per link when uplink was seen
+
+
+FromPeer = (
+    Hello
+    | Join
+    | Leave
+    | Heartbeat
+    | Done
+    | LinkDown
+    | Waits
+    | Mismatch
+    | GiveUp
+    | UpdateMembership
+    | Exchange
+    | ExchangeDone
+    | Report
+    | ProbeResult
+    | LinkReport
+    | StatusRequest
+    | Arm
 )
 
-__all__ = [
-    "Abort",
-    "Arm",
-    "Attach",
-    "Attached",
-    "Bye",
-    "Commit",
-    "Detach",
-    "Done",
-    "Epoch",
-    "EpochInfo",
-    "EventRecord",
-    "Evicted",
-    "Exchange",
-    "ExchangeDone",
-    "Failure",
-    "FromClient",
-    "FromDaemon",
-    "FromMaster",
-    "FromPeer",
-    "GiveUp",
-    "GroupStatus",
-    "Heartbeat",
-    "Hello",
-    "Join",
-    "Joined",
-    "LaneAnswer",
-    "LaneFirst",
-    "LaneHello",
-    "LaneRefused",
-    "LaneWelcome",
-    "Leave",
-    "LinkDown",
-    "LinkMeasure",
-    "LinkReport",
-    "LinkStatus",
-    "LinkWait",
-    "LocalStatus",
-    "LocalStatusRequest",
-    "Matched",
-    "MeasureLink",
-    "MemberInfo",
-    "MemberStatus",
-    "Mismatch",
-    "Ok",
-    "OpWait",
-    "OpenExchange",
-    "PairStatus",
-    "Plan",
-    "PlanStatus",
-    "Pong",
-    "Post",
-    "Probe",
-    "ProbeHello",
-    "ProbeResult",
-    "Redial",
-    "Refused",
-    "Report",
-    "Result",
-    "Resumed",
-    "Settled",
-    "Slow",
-    "StandsBy",
-    "Status",
-    "StatusRequest",
-    "UpdateMembership",
-    "Void",
-    "WaitCause",
-    "WaitStatus",
-    "Waited",
-    "Waits",
-    "Welcome",
-]
+
+# ---- what the master says to a peer ------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """Answer to Hello. *term* grows with each master; times are seconds."""
+
+    protocol: int
+    term: U64
+    heartbeat_interval: float
+    heartbeat_timeout: float
+    master: U64 = 0  # random, fresh at each start of a master
+
+
+class Pong(Message, frozen=True):
+    """Answer to Heartbeat."""
+
+    number: U64
+    term: U64
+
+
+class Joined(Message, frozen=True):
+    """The Join is noted; *mid* names the member from now on. *reason* says what it waits for."""
+
+    group: Name
+    member: Name
+    mid: U64
+    reason: Text
+
+
+class Refused(Message, frozen=True):
+    """The Join is refused, for good."""
+
+    group: Name
+    member: Name
+    reason: Text
+
+
+class Commit(Message, frozen=True):
+    """All ops of *epoch* up to *upto* are committed."""
+
+    group: Name
+    epoch: U64
+    upto: U64
+    term: U64
+
+
+class Resumed(Message, frozen=True):
+    """Answer to Report: all have reported, *epoch* goes on. Whatever of it is not settled is said (again) now."""
+
+    group: Name
+    to: U64
+    epoch: U64
+    term: U64
+
+
+class Abort(Message, frozen=True):
+    """Stop the ops of *epoch*; the next Epoch follows. With *ask* > 0: answer with Mismatch for seq *ask*."""
+
+    group: Name
+    epoch: U64
+    ask: U64
+    reason: Text
+
+
+class Matched(Message, frozen=True):
+    """The exchange *number* of member *to* has found its other half. Exchanges of a pair run in their *order*."""
+
+    group: Name
+    to: U64
+    epoch: U64
+    number: U64
+    order: U64  # counts the group's exchanges
+
+
+class Settled(Message, frozen=True):
+    """The exchange *number* of member *to* is committed, or failed with *error*, a class of wancoll.errors."""
+
+    group: Name
+    to: U64
+    epoch: U64
+    number: U64
+    digest: U64  # of the bytes, as the receiver has them
+    error: Annotated[str, Meta(max_length=128)]
+    text: Text
+    calls: dict[str, str]
+    other: U64 = 0  # number of the other half
+
+
+class Evicted(Message, frozen=True):
+    """Member *mid* is out. Ops up to *committed_upto* had committed."""
+
+    group: Name
+    mid: U64
+    reason: Text
+    committed_upto: U64
+    unknown: bool = False  # nobody knows whether others had
+
+
+class Waited(Message, frozen=True):
+    """Answer to Waits: what the group's oldest slow operation waits for, in words; "": not known."""
+
+    group: Name
+    to: U64
+    epoch: U64
+    seq: U64  # of that operation; 0: none
+    text: Text
+    parked: Annotated[list[U64], Meta(max_length=1024)]  # mids that hold the member's bytes back for good reason
+
+
+class Redial(Message, frozen=True):
+    """Member *to* shall make its links to *others* (empty: all) anew that are up for longer than *older* seconds.
+
+    What is on them is lost: the other end has let go of them, or nothing moves and nobody knows why.
+    """
+
+    group: Name
+    to: U64
+    epoch: U64
+    others: Annotated[list[U64], Meta(max_length=1024)]
+    older: float
+    reason: Text
+
+
+class Probe(Message, frozen=True):
+    """Member *prober* of your daemon: say whether a data port answers at *addresses* (those of *target*)."""
+
+    group: Name
+    joiner: U64
+    prober: U64
+    target: U64
+    daemon: Name  # who should answer there
+    addresses: Addresses
+
+
+class MeasureLink(Message, frozen=True):
+    """Measure the path to *daemon* at *addresses* with about *nbytes* of data, when nothing else is under way."""
+
+    daemon: Name
+    addresses: Addresses
+    nbytes: Count
+
+
+class StandsBy(Message, frozen=True):
+    """Instead of Welcome or Status: this master does not lead, *leader* does ("host:port"; "": nobody is known to)."""
+
+    leader: Annotated[str, Meta(max_length=300)]
+    term: U64  # of the leader; 0: not known
+
+
+class Bye(Message, frozen=True):
+    """The master closes this connection, and why."""
+
+    reason: Text
+
+
+FromMaster = (
+    Welcome
+    | Pong
+    | Joined
+    | Refused
+    | Epoch
+    | Commit
+    | Resumed
+    | Abort
+    | Matched
+    | Settled
+    | Evicted
+    | Waited
+    | Redial
+    | Probe
+    | MeasureLink
+    | Status
+    | StandsBy
+    | Bye
+    | Ok
+)

@@ -1,0 +1,454 @@
+"""The life of a group: epochs, commits, admissions and voids (protocol.md, R1 to R5). Pure.
+
+An epoch ends by new_epoch() alone. Whatever was collected in it (Done, calls, complaints) is dropped with it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from wancoll.errors import ProtocolError
+from wancoll.wire import messages as m
+from wancoll_master.core import probing
+from wancoll_master.core.state import (
+    Announce,
+    Asking,
+    Broadcast,
+    Close,
+    Daemon,
+    Exchanges,
+    Gone,
+    Group,
+    Member,
+    Note,
+    Pending,
+    Persist,
+    Send,
+    Slow,
+    State,
+    Used,
+    clip,
+    names,
+)
+from wancoll_master.plan import measuring, planning
+
+WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
+GROUPS_KNOWN = 4096  # whose newest epochs are remembered
+GONE_DAEMONS = 1024  # lost daemons whose members' fate is kept for when they come back
+_CALL_CHARS = 200
+
+# ---- epochs -----------------------------------------------------------------------------------------
+
+
+def new_epoch(state: State, group: Group, reason: str, *, free: bool = False) -> None:
+    """Begin the group's next epoch with the members it has; what is not committed is void and runs again (R2).
+
+    Args:
+        state: the master's.
+        group: whose.
+        reason: for members and the event log.
+        free: nothing is void and nobody is in a hurry, so the plan may change what links are made with.
+    """
+    group.epoch = max(group.epoch, group.used) + 1
+    persist(state, group)
+    group.reason = clip(reason)
+    group.pending.clear()
+    group.exchanges = Exchanges()
+    group.complaints.clear()
+    group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False
+    _forget_bad_pairs(state, group)
+    plan = planning.decide(state, group, free=free)
+    members = group.members
+    group.conns = tuple(dict.fromkeys(member.daemon.conn for member in members))
+    epoch = m.Epoch(
+        group=group.name,
+        to=0,
+        term=state.term,
+        epoch=group.epoch,
+        members=[
+            m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses, one.daemon.site) for one in members
+        ],
+        plan=plan,
+        key=group.key,
+        min_world=group.min_world,
+        committed_upto=group.committed,
+        voids=list(group.voids.values()),
+        reason=group.reason,
+    )
+    state.out.append(Announce(tuple((member.daemon.conn, member.mid) for member in members), epoch))
+    state.record(group, "epoch", clip(f"{group.reason}; {len(members)} members: {names(members)}"))
+    probing.ensure_probes(state, group)
+    measuring.ask_bandwidths(state, group)
+
+
+def persist(state: State, group: Group) -> None:
+    """Put the group's epoch into the journal."""
+    state.highest_epoch = max(state.highest_epoch, group.epoch)
+    used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed)
+    state.inherited.discard(group.name)
+    state.used.pop(group.name, None)
+    state.used[group.name] = used
+    if len(state.used) > GROUPS_KNOWN:
+        del state.used[next(iter(state.used))]
+    state.out.append(Persist(state.highest_epoch, state.next_mid, group.name, used))
+
+
+def form_if_complete(state: State, group: Group) -> None:
+    """The group's first epoch, once start_world members have joined."""
+    if group.rebuild is not None or held(state, group):
+        return
+    if group.members or len(group.joining) < group.start_world or measuring.waits_until(state, group) > state.now:
+        return
+    if measuring.ask_uplinks(state, group):
+        return
+    group.members, group.joining = group.joining, []
+    for member in group.members:
+        member.in_epoch = True
+    new_epoch(state, group, f"the group has formed: {names(group.members)}", free=True)
+
+
+def held(state: State, group: Group) -> bool:
+    """Whether the group may exist already: this master has started lately, and members may be about to report."""
+    known = state.lost_journal or group.name in state.inherited
+    return known and not group.members and state.now < state.rejoin_until
+
+
+def _forget_bad_pairs(state: State, group: Group) -> None:
+    present = {member.mid: member for member in group.members}
+    group.bad_pairs = {
+        ends: until
+        for ends, until in group.bad_pairs.items()
+        if until > state.now and ends[0] in present and ends[1] in present
+    }
+
+
+# ---- losses -----------------------------------------------------------------------------------------
+
+
+def lose(state: State, gone: list[Member], why: str, kind: str, *, tell: bool) -> None:
+    """Members and joiners are out: a new epoch of the survivors, at once, in each group concerned.
+
+    Args:
+        state: the master's.
+        gone: who; all of them leave before any epoch begins.
+        why: for reasons and the event log.
+        kind: of event.
+        tell: send Evicted, since the daemon may still be listening.
+    """
+    groups: dict[str, list[Member]] = {}
+    for member in gone:
+        groups.setdefault(member.group.name, []).append(member)
+        del state.members[member.mid], member.daemon.members[member.mid]
+        (member.group.members if member.in_epoch else member.group.joining).remove(member)
+        if tell and member.in_epoch:
+            state.out.append(Send(member.daemon.conn, _evicted(member, why)))
+    for name, lost in groups.items():
+        group = state.groups[name]
+        text = clip(f"lost {names(lost)}: {why}" if kind != "left" else f"{names(lost)} {why}")
+        state.record(group, kind, text)
+        _after_loss(state, group, text, any(member.in_epoch for member in lost))
+
+
+def end_daemon(state: State, daemon: Daemon, why: str, kind: str, *, close: bool) -> None:
+    """The daemon's connection is over; so are its memberships. With *close* the master ends it and says why."""
+    _remember_gone(state, daemon, why)
+    measuring.forget(state, daemon)
+    del state.connections[daemon.conn], state.daemons[daemon.name]
+    lose(state, list(daemon.members.values()), why, kind, tell=close)
+    if close:
+        state.out.append(Close(daemon.conn, why))
+
+
+def _remember_gone(state: State, daemon: Daemon, why: str) -> None:
+    """Keep what the daemon's members have to be told, for when it comes back (R8)."""
+    evicted = [_evicted(member, why) for member in daemon.members.values() if member.in_epoch]
+    if evicted:
+        state.gone.pop(daemon.name, None)
+        state.gone[daemon.name] = Gone(daemon.incarnation, evicted)
+        if len(state.gone) > GONE_DAEMONS:
+            del state.gone[next(iter(state.gone))]
+
+
+def _evicted(member: Member, why: str) -> m.Evicted:
+    return m.Evicted(member.group.name, member.mid, clip(why), member.group.committed)
+
+
+def _after_loss(state: State, group: Group, text: str, was_member: bool) -> None:
+    if was_member and group.members:
+        new_epoch(state, group, text)
+    elif was_member:  # nobody is left who knows what was done: who is there starts afresh
+        group.committed, group.conns, group.exchanges = 0, (), Exchanges()
+        for each in (group.pending, group.voids, group.digest_failures, group.bad_pairs, group.complaints):
+            each.clear()
+        group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False
+        for joiner in group.joining:
+            joiner.probes.clear()
+        form_if_complete(state, group)
+    elif group.members:
+        consider_update(state, group)
+    forget_if_empty(state, group)
+
+
+def forget_if_empty(state: State, group: Group) -> None:
+    """A group of nobody is dropped; later groups' epochs go on above its own."""
+    if not group.members and not group.joining and group.rebuild is None:
+        state.floor = max(state.floor, group.epoch)
+        del state.groups[group.name]
+
+
+# ---- done and commit --------------------------------------------------------------------------------
+
+
+def done(state: State, member: Member, message: m.Done) -> None:
+    """A member is done with an op; the last one to be so commits it (R1). The hot path.
+
+    Raises:
+        ProtocolError: the message contradicts the state.
+    """
+    group, seq = member.group, message.seq
+    if group.asking is not None or seq <= group.committed or seq in group.voids or group.small:
+        return
+    entry = group.pending.get(seq)
+    if entry is None:
+        check_window(state, group, seq)
+        entry = Pending(state.now, False, message.digest, message.fingerprint)
+        group.pending[seq] = entry
+    elif entry.update or entry.fingerprint != message.fingerprint:
+        ask_calls(state, group, seq)
+        return
+    elif member.mid in entry.done:
+        if entry.done[member.mid] == message.digest:
+            return
+        raise ProtocolError("is done twice with one operation, differently", got=f"operation {seq}")
+    entry.done[member.mid] = message.digest
+    if seq > member.done_upto:
+        member.done_upto = seq
+    if message.digest != entry.digest:
+        entry.differs = True
+    if len(entry.done) == len(group.members):
+        if entry.differs:
+            _digests_differ(state, group, seq, entry)
+        else:
+            advance(state, group)
+
+
+def update(state: State, member: Member, message: m.UpdateMembership) -> None:
+    """A member has reached update_membership (R5).
+
+    Raises:
+        ProtocolError: the message contradicts the state.
+    """
+    group, seq = member.group, message.seq
+    if group.asking is not None or seq <= group.committed or seq in group.voids:
+        return
+    entry = group.pending.get(seq)
+    if entry is None:
+        check_window(state, group, seq)
+        entry = group.pending[seq] = Pending(state.now, True, 0, 0)
+    elif not entry.update:
+        ask_calls(state, group, seq)
+        return
+    entry.done[member.mid] = 0
+    member.done_upto = max(member.done_upto, seq)
+    if len(entry.done) == len(group.members):
+        advance(state, group)
+    elif group.small:
+        _void_strayed_updates(state, group)
+
+
+def advance(state: State, group: Group) -> None:
+    """Commit whatever all members are done with, in seq order, and look at an update_membership that comes next."""
+    held = bool(group.joining) or planning.due(state, group)
+    if not group.small:
+        world, reach, seq = len(group.members), group.committed, group.committed
+        while True:
+            seq += 1
+            if seq in group.voids:
+                continue
+            entry = group.pending.get(seq)
+            if entry is None or len(entry.done) < world or entry.differs or (entry.update and held):
+                break
+            reach = seq
+            del group.pending[seq]
+        if reach > group.committed:
+            _commit(state, group, reach)
+    if held or group.small:
+        consider_update(state, group)
+
+
+def _commit(state: State, group: Group, upto: int) -> None:
+    _set_committed(state, group, upto)
+    state.out.append(Broadcast(group.conns, m.Commit(group.name, group.epoch, upto, state.term)))
+
+
+def _set_committed(state: State, group: Group, upto: int) -> None:
+    group.committed = upto
+    group.hold_until, group.waited = inf, False
+    if group.slow is not None and group.slow.seq <= upto:
+        _wait_ended(state, group, group.slow)
+    for known in (group.voids, group.digest_failures, group.stalls):
+        for seq in [seq for seq in known if seq <= upto] if known else ():
+            del known[seq]
+
+
+def _wait_ended(state: State, group: Group, slow: Slow) -> None:
+    """The log said that an operation waits, and it is over."""
+    text = f"operation {slow.seq} ended {state.now - slow.since:.1f} s after it was called"
+    state.out.append(Note(group.name, group.epoch, "waits no more", text))
+    group.slow = None
+
+
+def check_window(state: State, group: Group, seq: int) -> None:
+    """Refuse a seq that no member can have reached, so that nobody fills the master's memory.
+
+    Raises:
+        ProtocolError: too far above the last commit.
+    """
+    window = WINDOW_FACTOR * state.limits.ops_in_flight
+    bound = group.committed + window
+    if seq == 0 or (seq > bound and not group.small) or len(group.pending) >= window:
+        raise ProtocolError("names an impossible operation", expected=f"1 to {bound}", got=str(seq))
+
+
+def _digests_differ(state: State, group: Group, seq: int, entry: Pending) -> None:
+    by_digest: dict[int, list[Member]] = {}
+    for member in group.members:
+        by_digest.setdefault(entry.done[member.mid], []).append(member)
+    told = "; ".join(f"{digest:016x} on {names(members)}" for digest, members in by_digest.items())
+    text = clip(f"results of operation {seq} differ: {told}")
+    failures = group.digest_failures[seq] = group.digest_failures.get(seq, 0) + 1
+    state.record(group, "digest", text)
+    if failures > state.limits.digest_retries:
+        group.voids[seq] = m.Void(seq, "ProtocolError", clip(f"{text}; it was tried {failures} times"), {})
+        new_epoch(state, group, f"{text}; given up")
+    else:
+        new_epoch(state, group, f"{text}; it runs again")
+
+
+# ---- update_membership ------------------------------------------------------------------------------
+
+
+def consider_update(state: State, group: Group) -> None:
+    """If all members stand at an update_membership: admit joiners, change the plan, let the members pass, or wait."""
+    seq = _ready_update(group)
+    if seq is None or group.asking is not None:
+        return
+    ready = [joiner for joiner in group.joining if joiner.reachable]
+    if len(ready) < len(group.joining) and not group.waited:
+        if group.hold_until == inf:
+            group.hold_until = state.now + state.limits.probe_timeout + state.limits.heartbeat_interval
+            state.alarm(group.hold_until)
+    elif len(group.members) + len(ready) < group.min_world:
+        pass  # held until enough joiners are there
+    elif ready and measuring.waits_until(state, group) > state.now:
+        pass  # a tick follows
+    elif ready:
+        _admit(state, group, ready, seq)
+    elif better := planning.improvement(state, group):
+        _set_committed(state, group, seq)
+        new_epoch(state, group, f"plan: {better}", free=True)
+    else:
+        del group.pending[seq]
+        _commit(state, group, seq)
+        advance(state, group)
+
+
+def _ready_update(group: Group) -> int | None:
+    """The update_membership that all members have posted, with nothing open below it."""
+    world = len(group.members)
+    if group.small:  # members have failed everything below by themselves
+        return min((s for s, e in group.pending.items() if e.update and len(e.done) == world), default=None)
+    seq = group.committed + 1
+    while seq in group.voids:
+        seq += 1
+    entry = group.pending.get(seq)
+    return seq if entry is not None and entry.update and len(entry.done) == world else None
+
+
+def _admit(state: State, group: Group, joiners: list[Member], seq: int) -> None:
+    group.joining = [joiner for joiner in group.joining if joiner not in joiners]
+    for joiner in joiners:
+        joiner.in_epoch = True
+        joiner.done_upto = seq
+        joiner.probes.clear()
+    group.members = group.members + joiners
+    _set_committed(state, group, seq)
+    new_epoch(state, group, f"admitted {names(joiners)}", free=True)
+
+
+def _void_strayed_updates(state: State, group: Group) -> None:
+    """In a small world members fail ops by themselves; if that led them to different seqs, the one behind is told."""
+    posted = {mid for entry in group.pending.values() for mid in entry.done}
+    if len(posted) < len(group.members):
+        return
+    seq = min(group.pending)
+    calls = {
+        member.name: "update_membership()" if member.mid in group.pending[seq].done else "an earlier operation"
+        for member in group.members
+    }
+    _set_committed(state, group, seq - 1)
+    _void_mismatch(state, group, seq, calls)
+
+
+# ---- voids ------------------------------------------------------------------------------------------
+
+
+def mismatch(state: State, member: Member, message: m.Mismatch) -> None:
+    """A member found that a neighbour calls something else, or answers what it calls itself.
+
+    Raises:
+        ProtocolError: the message contradicts the state.
+    """
+    group, seq = member.group, message.seq
+    if group.asking is None:
+        if seq <= group.committed or seq in group.voids:
+            return
+        check_window(state, group, seq)
+        ask_calls(state, group, seq)
+    asking = group.asking
+    if asking is not None and asking.seq == seq:
+        asking.calls[member.mid] = clip(message.call, _CALL_CHARS)
+        if len(asking.calls) == len(group.members):
+            conclude_asking(state, group)
+
+
+def ask_calls(state: State, group: Group, seq: int) -> None:
+    """Abort the epoch: no commit follows in it. Every member tells what it calls at *seq*."""
+    group.asking = Asking(seq, state.now + state.limits.mismatch_wait)
+    state.alarm(group.asking.deadline)
+    reason = f"members call different collectives at operation {seq}"
+    state.out.append(Broadcast(group.conns, m.Abort(group.name, group.epoch, seq, reason)))
+
+
+def conclude_asking(state: State, group: Group) -> None:
+    """All have answered, or had the time to: the op fails on every member, with all calls named."""
+    asking = group.asking
+    if asking is not None:
+        calls = {member.name: asking.calls.get(member.mid, "not called yet") for member in group.members}
+        _void_mismatch(state, group, asking.seq, calls)
+
+
+def _void_mismatch(state: State, group: Group, seq: int, calls: dict[str, str]) -> None:
+    text = f"members called different collectives at operation {seq}"
+    group.voids[seq] = m.Void(seq, "CollectiveMismatch", text, calls)
+    state.record(group, "mismatch", clip(f"{text}: " + "; ".join(f"{who}: {call}" for who, call in calls.items())))
+    new_epoch(state, group, text)
+
+
+def give_up(state: State, member: Member, message: m.GiveUp) -> None:
+    """A member's ops cannot run, or its caller wants them to end: void for all, unless committed.
+
+    Raises:
+        ProtocolError: the message contradicts the state.
+    """
+    group = member.group
+    seqs = sorted({seq for seq in message.seqs if seq > group.committed and seq not in group.voids})
+    if not seqs:
+        return
+    check_window(state, group, seqs[-1])
+    text = clip(message.reason or f"the membership changed: {group.reason}", 300)
+    for seq in seqs:
+        group.voids[seq] = m.Void(seq, "OperationAborted", text, {})
+    several = f"operations {seqs[0]} to {seqs[-1]}" if len(seqs) > 1 else f"operation {seqs[0]}"
+    because = f": {clip(message.reason, 300)}" if message.reason else ""
+    new_epoch(state, group, f"{member.name} gave up {several}{because}")

@@ -1,0 +1,113 @@
+"""What the master does about links that are down while both ends live: dial again, route around, evict last. Pure."""
+
+from __future__ import annotations
+
+from math import inf
+
+from wancoll.errors import ProtocolError
+from wancoll.wire import messages as m
+from wancoll_master.core import reach
+from wancoll_master.core.epochs import lose, new_epoch
+from wancoll_master.core.state import Complaint, Group, Member, Send, State, clip, names
+from wancoll_master.plan.topology import pair, ring_order
+
+BAD_PAIR_SECONDS = 60.0  # how long a pair that cannot reach each other is kept apart
+_OLDER = 0.5  # seconds that a link must have been up before the other end lost it, to be taken for the same one
+
+
+def link_down(state: State, member: Member, message: m.LinkDown) -> None:
+    """Note the complaint; settle() acts once the other end had time to turn out dead.
+
+    Raises:
+        ProtocolError: an unknown kind, or a complaint about itself.
+    """
+    group = member.group
+    if message.kind not in ("lost", "unreachable"):
+        raise ProtocolError("complains of an unknown kind", expected="lost or unreachable", got=message.kind[:32])
+    if message.other == member.mid:
+        raise ProtocolError("complains about a link to itself")
+    other = state.members.get(message.other)
+    if other is None or other.group is not group or not other.in_epoch:
+        return
+    known = group.complaints.get((member.mid, other.mid))
+    if known is None or known.kind == "lost":
+        group.complaints[member.mid, other.mid] = Complaint(
+            message.kind, clip(message.reason, 300), state.now, group.committed
+        )
+    reach.note(state, group, member, other, message.kind, message.reason)
+    if message.kind == "unreachable":
+        group.bad_pairs[pair(member.mid, other.mid)] = state.now + BAD_PAIR_SECONDS
+    group.settle_at = min(group.settle_at, state.now + state.limits.link_settle)
+    state.alarm(group.settle_at)
+
+
+def told_late(state: State, member: Member, message: m.LinkDown) -> None:
+    """The complaint is of an earlier epoch, which has ended, perhaps for the other end's: people want to know."""
+    other = state.members.get(message.other)
+    if other is not None and other.group is member.group and other is not member:
+        reach.note(state, member.group, member, other, message.kind[:32], message.reason)
+        reach.same_as_other_end(member.group, member, other)
+
+
+def settle(state: State, group: Group) -> None:
+    """Both ends of the links complained of are alive: end the epoch, at most once per link_settle."""
+    group.settle_at = inf
+    if group.asking is not None:
+        return  # a new epoch follows anyway
+    present = {member.mid: member for member in group.members}
+    lost = [(ends, told) for ends, told in group.complaints.items() if told.kind == "lost"]
+    unreachable = [(ends, told) for ends, told in group.complaints.items() if told.kind == "unreachable"]
+    for (who, whom), complaint in lost:
+        reach.acted(group, {(present[who].name, present[whom].name)}, "dialled again")
+        if (whom, who) not in group.complaints:
+            _tell_other_end(state, group, present[whom], who, complaint)
+    if unreachable:
+        (one, other), told = unreachable[0]
+        ends = {(present[who].name, present[whom].name) for who, whom in dict(unreachable)}
+        text = f"{present[one].name} and {present[other].name} cannot reach each other ({told.reason})"
+        if ring_order(list(present), group.bad_pairs) is not None:
+            state.record(group, "link", clip(f"{text}: {reach.words(state, group, ends)}"))
+            reach.acted(group, ends, "routed around")
+            new_epoch(state, group, f"{text}: other ways around")
+            return
+        if all(told.committed < group.committed for _, told in unreachable):
+            for mids, _ in unreachable:  # operations went through since: the links came up after all
+                del group.complaints[mids]
+                group.bad_pairs.pop(pair(*mids), None)
+            reach.acted(group, ends, "nothing: it came up")
+        elif (until := told.at + state.limits.link_timeout / 2) > state.now:
+            group.settle_at = until  # whose fault it is shows when others have complained, too
+            state.alarm(until)
+            same = {pair(*mids) for mids, _ in unreachable}
+            lost = [(mids, told) for mids, told in lost if pair(*mids) not in same]  # the other end's word for it
+        else:
+            text = f"{text}; {reach.words(state, group, ends)}"
+            _evict(state, group, [pair(*mids) for mids, _ in unreachable], ends, text)
+            return
+    if lost:
+        (one, other), told = lost[0]
+        new_epoch(state, group, f"the link of {present[one].name} to {present[other].name} broke: {told.reason}")
+
+
+def _tell_other_end(state: State, group: Group, other: Member, who: int, complaint: Complaint) -> None:
+    """The other end may not notice for long, and would refuse new connections, or not make any."""
+    age = state.now - complaint.at + _OLDER
+    redial = m.Redial(group.name, other.mid, group.epoch, [who], age, complaint.reason)
+    state.out.append(Send(other.daemon.conn, redial))
+
+
+def _evict(
+    state: State, group: Group, complained: list[tuple[int, int]], ends: set[tuple[str, str]], text: str
+) -> None:
+    """Take out whoever cannot reach the most others, the newer of two equals, until a ring is possible."""
+    left = [member.mid for member in group.members]
+    victims: list[int] = []
+    while ring_order(left, group.bad_pairs) is None:
+        bad = [ends for ends in group.bad_pairs if ends[0] in left and ends[1] in left]
+        blamed = [mid for ends in complained for mid in ends if ends[0] in left and ends[1] in left]
+        worst = max(blamed or [mid for ends in bad for mid in ends], key=lambda mid: (sum(mid in e for e in bad), mid))
+        left.remove(worst)
+        victims.append(worst)
+    members = [member for member in group.members if member.mid in victims]
+    reach.acted(group, ends, f"evicted {names(members)}")
+    lose(state, members, f"{text}, and no ring order avoids that", "evicted", tell=True)

@@ -1,0 +1,95 @@
+"""Point to point: the k-th send from one member to another with a tag meets the k-th recv; both commit or none. Pure.
+
+What is here belongs to one epoch. When the next one begins members say again what is not settled, in the order of their
+calls, so nothing is carried over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from wancoll.collective import DType
+from wancoll.errors import ProtocolError
+from wancoll.wire import messages as m
+from wancoll_master.core.state import Group, Half, Match, Member, Send, State
+
+MISFIT = "send and recv do not fit together"
+CALLS_PER_MEMBER = 4096  # that wait for their other half or run
+
+
+def call(state: State, member: Member, message: m.Exchange) -> None:
+    """A member called send or recv.
+
+    Raises:
+        ProtocolError: the message contradicts the state.
+    """
+    group, book = member.group, member.group.exchanges
+    other = state.members.get(message.other)
+    if other is None or other.group is not group or not other.in_epoch or other is member:
+        raise ProtocolError("exchanges with a stranger", expected="another member of its epoch", got=str(message.other))
+    if message.number <= book.newest.get(member.mid, 0):
+        raise ProtocolError("tells its exchanges out of order", got=f"number {message.number}")
+    if book.open.get(member.mid, 0) >= CALLS_PER_MEMBER:
+        raise ProtocolError("has too many exchanges at once", expected=f"at most {CALLS_PER_MEMBER}")
+    book.newest[member.mid] = message.number
+    book.open[member.mid] = book.open.get(member.mid, 0) + 1
+    mine = Half(member, message)
+    sender, receiver = (member, other) if message.sends else (other, member)
+    key = (sender.mid, receiver.mid, message.tag)
+    queue = book.waiting.setdefault(key, deque())
+    if not queue or queue[0].call.sends == message.sends:
+        queue.append(mine)
+        return
+    theirs = queue.popleft()
+    if not queue:
+        del book.waiting[key]
+    send, recv = (mine, theirs) if message.sends else (theirs, mine)
+    _meet(state, group, Match(send, recv))
+
+
+def _meet(state: State, group: Group, match: Match) -> None:
+    send, recv = match.send.call, match.recv.call
+    if (send.dtype, send.count) != (recv.dtype, recv.count):
+        calls = {half.member.name: _described(half) for half in (match.send, match.recv)}
+        _settle(state, group, match, "CollectiveMismatch", MISFIT, calls)
+        return
+    group.exchange_count += 1
+    group.exchanges.running[group.exchange_count] = match
+    for half in (match.send, match.recv):
+        told = m.Matched(group.name, half.member.mid, group.epoch, half.call.number, group.exchange_count)
+        state.out.append(Send(half.member.daemon.conn, told))
+
+
+def done(state: State, member: Member, message: m.ExchangeDone) -> None:
+    """A member's end of an exchange is done; the second one commits it.
+
+    Raises:
+        ProtocolError: the exchange is not the member's.
+    """
+    group = member.group
+    match = group.exchanges.running.get(message.order)
+    if match is None:
+        return
+    if member is match.send.member:
+        match.sent = True
+    elif member is match.recv.member:
+        match.received, match.digest = True, message.digest
+    else:
+        raise ProtocolError("is done with an exchange of others", got=f"exchange {message.order}")
+    if match.sent and match.received:
+        del group.exchanges.running[message.order]
+        _settle(state, group, match, "", "", {})
+
+
+def _settle(state: State, group: Group, match: Match, error: str, text: str, calls: dict[str, str]) -> None:
+    for half, other in ((match.send, match.recv), (match.recv, match.send)):
+        member, number = half.member, half.call.number
+        group.exchanges.open[member.mid] -= 1
+        head = (group.name, member.mid, group.epoch, number)
+        told = m.Settled(*head, match.digest, error, text, calls, other.call.number)
+        state.out.append(Send(member.daemon.conn, told))
+
+
+def _described(half: Half) -> str:
+    how = "send" if half.call.sends else "recv"
+    return f"{how}({half.call.count} x {DType(half.call.dtype).name}, tag={half.call.tag})"

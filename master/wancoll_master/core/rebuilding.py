@@ -1,0 +1,370 @@
+"""After a restart of the master: members report, then their epoch goes on, or a new one begins without some. Pure.
+
+R7 of the protocol. Reports of the highest epoch that anybody knows say what may have been committed in it: whatever
+was, each of its members had finished. Members that report an earlier epoch have finished nothing in it.
+
+What is remembered to keep two masters' decisions apart: the journal knows the newest epoch of each group with its
+members. Who reports an older one, and is none of them, was put out; nobody of those who report may decide then. If
+they are of its members, and the master died before any had heard of it, what it began with is what was committed.
+"""
+
+from __future__ import annotations
+
+from wancoll.errors import ProtocolError
+from wancoll.wire import messages as m
+from wancoll_master.core import epochs, p2p, probing
+from wancoll_master.core.links import BAD_PAIR_SECONDS
+from wancoll_master.core.state import (
+    Broadcast,
+    Daemon,
+    Group,
+    Member,
+    Persist,
+    Planned,
+    Rebuild,
+    Send,
+    State,
+    clip,
+    names,
+)
+from wancoll_master.plan.topology import pair
+
+MISSING_KEPT = 4096  # members that did not report, whose fate is kept for when they do
+_TEXTS = {
+    "": "",
+    "CollectiveMismatch": p2p.MISFIT,
+    "OutcomeUnknown": "it was finished here, and nobody can say whether it was on the other side",
+}
+_MID_BLOCK = 1024  # mids are reserved in the journal in blocks
+
+# ---- ids --------------------------------------------------------------------------------------------
+
+
+def take_mid(state: State) -> int:
+    """A mid that was never given out."""
+    mid = state.next_mid
+    state.next_mid += 1
+    if mid % _MID_BLOCK == 1:
+        state.out.append(Persist(state.highest_epoch, mid + _MID_BLOCK))
+    return mid
+
+
+def raise_mids(state: State, known: int) -> None:
+    """An earlier master, whose journal may be lost, gave out mids up to *known*."""
+    if known >= state.next_mid:
+        state.next_mid = known + 1
+        state.out.append(Persist(state.highest_epoch, (known // _MID_BLOCK + 1) * _MID_BLOCK + 1))
+
+
+# ---- what members say -------------------------------------------------------------------------------
+
+
+def take(state: State, daemon: Daemon, report: m.Report) -> None:
+    """A member of an earlier master reports.
+
+    Raises:
+        ProtocolError: the report contradicts itself or the others.
+    """
+    _check(state, daemon, report)
+    raise_mids(state, max(mid for mid, _, _ in report.members))
+    fate = state.missing.get(report.mid)
+    if fate is not None and fate.group == report.group:
+        state.out.append(Send(daemon.conn, fate))
+        return
+    _give_way(state, report)
+    group = state.groups.get(report.group)
+    if report.mid in state.members or (group is not None and group.members):
+        why = "this member came back after the group had gone on without it"
+        _put_out(state, daemon, report, why, report.committed_upto, unknown=True)
+        return
+    if group is None:
+        group = Group(report.group, report.start_world, report.min_world, report.key, state.floor)
+        state.groups[group.name] = group
+    if group.rebuild is None:
+        group.rebuild = Rebuild(state.now + state.limits.rejoin_grace)
+        state.alarm(group.rebuild.deadline)
+    for _, other in group.rebuild.reports.values():
+        if other.epoch == report.epoch and _terms(other) != _terms(report):
+            raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
+    group.rebuild.reports[report.mid] = daemon, report
+    consider(state, group)
+
+
+def _terms(report: m.Report) -> tuple[object, ...]:
+    """What all members of an epoch report alike."""
+    return report.members, report.key, report.start_world, report.min_world, report.base, report.plan
+
+
+def _check(state: State, daemon: Daemon, report: m.Report) -> None:
+    mids = [mid for mid, _, _ in report.members]
+    mine = [name for mid, _, name in report.members if mid == report.mid]
+    if mine != [daemon.name] or len(set(mids)) < len(mids):
+        raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
+    window = epochs.WINDOW_FACTOR * state.limits.ops_in_flight
+    seqs = [seq for seq, _, _ in report.done] + report.updates
+    low, high = min(seqs, default=report.committed_upto + 1), max(seqs, default=0)
+    bound = report.committed_upto + window
+    small = len(mids) < report.min_world
+    if report.committed_upto < report.base or low <= report.committed_upto or len(set(seqs)) < len(seqs):
+        raise ProtocolError("reports impossible operations", got=f"operations from {low}, done twice or committed")
+    if high > bound and not small:
+        raise ProtocolError("reports impossible operations", expected=f"up to {bound}", got=str(high))
+
+
+def _give_way(state: State, report: m.Report) -> None:
+    """Joiners that were given mids of members that come back, since the journal was lost, get others."""
+    for mid, _, _ in report.members:
+        joiner = state.members.get(mid)
+        if joiner is not None and not joiner.in_epoch:
+            _rename(state, joiner, take_mid(state))
+
+
+def _rename(state: State, joiner: Member, mid: int) -> None:
+    del state.members[joiner.mid], joiner.daemon.members[joiner.mid]
+    joiner.mid = mid
+    state.members[mid] = joiner.daemon.members[mid] = joiner
+    reason = "another id than before, since members of an earlier master came back"
+    state.out.append(Send(joiner.daemon.conn, m.Joined(joiner.group.name, joiner.name, mid, reason)))
+
+
+def synced(state: State, daemon: Daemon) -> None:
+    """The daemon has named all the members that it has: those that it has not are gone."""
+    daemon.synced = True
+    for group in list(state.groups.values()):
+        if group.rebuild is not None:
+            consider(state, group)
+
+
+def left(state: State, daemon: Daemon, name: str, member: str) -> None:
+    """A member that has reported leaves."""
+    group = state.groups.get(name)
+    if group is None or group.rebuild is None:
+        return
+    for mid, (of, report) in list(group.rebuild.reports.items()):
+        if of is daemon and (mid, member, daemon.name) in report.members:
+            del group.rebuild.reports[mid]
+    consider(state, group)
+
+
+def drop(state: State, daemon: Daemon) -> None:
+    """The daemon's connection is over: what it reported does not count any more."""
+    for group in list(state.groups.values()):
+        if group.rebuild is not None:
+            reports = group.rebuild.reports
+            for mid in [mid for mid, (of, _) in reports.items() if of is daemon]:
+                del reports[mid]
+
+
+# ---- who is there -----------------------------------------------------------------------------------
+
+
+def absent(group: Group) -> list[str]:
+    """Names of members whose reports are waited for."""
+    newest = _newest(group)
+    here = {*(group.rebuild.reports if group.rebuild is not None else ()), *(joiner.was for joiner in group.joining)}
+    return [name for mid, name, _ in newest.members if mid not in here] if newest is not None else ["members"]
+
+
+def _newest(group: Group) -> m.Report | None:
+    reports = group.rebuild.reports.values() if group.rebuild is not None else ()
+    return max((report for _, report in reports), key=lambda report: report.epoch, default=None)
+
+
+def _awaited(state: State, group: Group, newest: m.Report) -> bool:
+    """Whether somebody may still report who knows more, or is a member of the newest epoch."""
+    assert group.rebuild is not None
+    here = {*group.rebuild.reports, *(joiner.was for joiner in group.joining)}
+    known = {joiner.was for joiner in group.joining}
+    for _, report in group.rebuild.reports.values():
+        for mid, _, name in report.members:
+            known.add(mid)
+            of = state.daemons.get(name)
+            if report.epoch == newest.epoch and mid not in here and (of is None or not of.synced):
+                return True
+    used = state.used.get(group.name)
+    return used is not None and used.epoch > newest.epoch and not used.mids <= known
+
+
+def consider(state: State, group: Group) -> None:
+    """Decide, once all have reported or had the time to."""
+    assert group.rebuild is not None
+    newest = _newest(group)
+    if group.rebuild.deadline > state.now and (newest is None or _awaited(state, group, newest)):
+        return
+    rebuild, group.rebuild = group.rebuild, None
+    used = state.used.get(group.name)
+    if newest is not None and used is not None and used.epoch > newest.epoch and not used.mids & rebuild.reports.keys():
+        newest = None  # all who report were put out, and others may have gone on
+    if newest is not None:
+        _decide(state, group, rebuild, newest)
+        return
+    for daemon, report in rebuild.reports.values():
+        _put_out(state, daemon, report, "the group went on without it", report.committed_upto, unknown=True)
+    epochs.form_if_complete(state, group)
+    epochs.forget_if_empty(state, group)
+
+
+# ---- the decision -----------------------------------------------------------------------------------
+
+
+def _decide(state: State, group: Group, rebuild: Rebuild, newest: m.Report) -> None:
+    reports = rebuild.reports
+    top = {mid: report for mid, (_, report) in reports.items() if report.epoch == newest.epoch}
+    if (group.start_world, group.min_world) != (newest.start_world, newest.min_world):
+        for joiner in list(group.joining):
+            numbers = f"start_world={newest.start_world}, min_world={newest.min_world}"
+            probing.refuse(state, joiner, f"the group that came back has {numbers}")
+    group.start_world, group.min_world, group.key = newest.start_world, newest.min_world, newest.key
+    group.epoch, group.reason = newest.epoch, newest.reason
+    used = state.used.get(group.name)
+    group.used = max(state.floor, used.epoch if used is not None else 0)
+    group.committed = max(report.committed_upto for report in top.values())
+    group.voids = {void.seq: void for report in top.values() for void in report.voids if void.seq > group.committed}
+    group.exchange_count = max(report.heard for _, report in reports.values())
+    group.planned = Planned(newest.plan)
+    _tell_outsiders(state, rebuild, newest)
+    group.members = _members(state, group, rebuild, newest)
+    for joiner in list(group.joining):
+        if joiner.name in {member.name for member in group.members}:
+            probing.refuse(state, joiner, "that name is taken by a member that came back; choose another name")
+    moving = _settle_exchanges(state, group, rebuild)
+    if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
+        _go_on(state, group, list(top.values()))
+        return
+    if len(top) == len(group.members):
+        reach = _finished_by_all(group, list(top.values()), updates_too=True)
+        if used is not None and used.epoch > newest.epoch and used.base >= group.committed:
+            reach = min(reach, used.base)  # those that the unheard epoch left out were told that no more was committed
+        group.committed = reach
+        group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
+    present = {member.mid for member in group.members}
+    gone = [name for mid, name, _ in newest.members if mid not in present]
+    for mid, name, _ in newest.members:
+        if mid not in present:
+            why = f"{name} did not report within {state.limits.rejoin_grace:g} s after the master's restart"
+            remember(state, m.Evicted(group.name, mid, clip(why), group.committed))
+    for ends in newest.plan.avoid:
+        group.bad_pairs[pair(*ends)] = state.now + BAD_PAIR_SECONDS
+    missing = f"; {', '.join(gone[:16])} did not report" if gone else "; not all knew the same epoch"
+    epochs.new_epoch(state, group, f"the master was restarted{missing if gone or len(top) < len(present) else ''}")
+
+
+def _members(state: State, group: Group, rebuild: Rebuild, newest: m.Report) -> list[Member]:
+    """Members of the newest epoch that are here, in its order; joiners too, that have not heard of it yet."""
+    members = []
+    waiting = {joiner.was: joiner for joiner in group.joining if joiner.was}
+    taken = state.members.keys()
+    for mid, name, daemon_name in newest.members:
+        joiner = waiting.get(mid)
+        if mid in rebuild.reports:
+            member = Member(mid, name, rebuild.reports[mid][0], group, done_upto=group.committed)
+            state.members[mid] = member.daemon.members[mid] = member
+        elif joiner is not None and (joiner.name, joiner.daemon.name) == (name, daemon_name) and mid not in taken:
+            group.joining.remove(joiner)
+            _rename(state, joiner, mid)
+            member = joiner
+            member.probes.clear()
+        else:
+            continue
+        member.in_epoch = True
+        members.append(member)
+    return members
+
+
+def _tell_outsiders(state: State, rebuild: Rebuild, newest: m.Report) -> None:
+    """Members of earlier epochs that the newest one left out."""
+    inside = {mid for mid, _, _ in newest.members}
+    for mid, (daemon, report) in list(rebuild.reports.items()):
+        if mid not in inside:
+            follows = report.epoch + 1 == newest.epoch  # so what was committed when it began decides
+            upto = newest.base if follows else report.committed_upto
+            _put_out(state, daemon, report, f"put out before epoch {newest.epoch}", upto, unknown=not follows)
+            del rebuild.reports[mid]
+
+
+def _put_out(state: State, daemon: Daemon, report: m.Report, why: str, upto: int, *, unknown: bool) -> None:
+    state.out.append(Send(daemon.conn, m.Evicted(report.group, report.mid, why, upto, unknown)))
+    state.record(None, "lost", clip(f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}"))
+
+
+def remember(state: State, fate: m.Evicted) -> None:
+    """What the member is told should it report."""
+    state.missing[fate.mid] = fate
+    if len(state.missing) > MISSING_KEPT:
+        del state.missing[next(iter(state.missing))]
+
+
+def _finished_by_all(group: Group, reports: list[m.Report], *, updates_too: bool) -> int:
+    """Up to where all who report are done, equally: it may have been committed, so it is."""
+    done = [{seq: (digest, fingerprint) for seq, digest, fingerprint in report.done} for report in reports]
+    updates = [set(report.updates) for report in reports]
+    reach, seq = group.committed, group.committed
+    while True:
+        seq += 1
+        if seq in group.voids:
+            continue
+        results = {mine.get(seq) for mine in done}
+        equal = len(results) == 1 and None not in results
+        if not equal and not (updates_too and all(seq in mine for mine in updates)):
+            return reach
+        reach = seq
+
+
+def _go_on(state: State, group: Group, reports: list[m.Report]) -> None:
+    """Everyone is here and knows the same: the epoch was never interrupted."""
+    group.conns = tuple(dict.fromkeys(member.daemon.conn for member in group.members))
+    for ends in reports[0].plan.avoid:
+        group.bad_pairs[pair(*ends)] = state.now + BAD_PAIR_SECONDS
+    group.seen_version, group.seen_at = state.measures.version, state.now  # daemons tell again what they measured
+    epochs.persist(state, group)
+    for member in group.members:
+        told = m.Resumed(group.name, member.mid, group.epoch, state.term)
+        state.out.append(Send(member.daemon.conn, told))
+    group.committed = _finished_by_all(group, reports, updates_too=False)  # those may admit joiners
+    group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
+    if any(report.committed_upto < group.committed for report in reports):
+        state.out.append(Broadcast(group.conns, m.Commit(group.name, group.epoch, group.committed, state.term)))
+    text = f"the master was restarted; epoch {group.epoch} goes on with {names(group.members)}"
+    state.record(group, "resumed", clip(text))
+    probing.ensure_probes(state, group)
+    for report in reports:
+        head = (group.name, report.mid, report.epoch)
+        member = state.members[report.mid]
+        said = [m.Done(*head, *one) for one in report.done] + [m.UpdateMembership(*head, seq) for seq in report.updates]
+        for message in sorted(said, key=lambda one: one.seq):
+            if group.epoch == report.epoch:
+                tell = epochs.done if isinstance(message, m.Done) else epochs.update
+                tell(state, member, message)  # type: ignore[arg-type]
+    epochs.consider_update(state, group)
+
+
+# ---- sends and recvs --------------------------------------------------------------------------------
+
+
+def _settle_exchanges(state: State, group: Group, rebuild: Rebuild) -> bool:
+    """Tell what had come of exchanges where only one half has heard. Returns whether others are under way."""
+    reports, moving = rebuild.reports, False
+    for mid, (daemon, report) in reports.items():
+        for half in report.exchanges:
+            other = reports.get(half.other)
+            error, digest = _outcome(mid, half, other[1] if other is not None else None)
+            if error is None:
+                moving = moving or half.moving
+                continue
+            told = m.Settled(group.name, mid, report.epoch, half.number, digest, error, _TEXTS[error], {})
+            state.out.append(Send(daemon.conn, told))
+    return moving
+
+
+def _outcome(mid: int, half: m.OpenExchange, other: m.Report | None) -> tuple[str | None, int]:
+    """An error or "" with a digest where the exchange has ended for the *other* half; (None, 0) if it has not."""
+    if other is not None and (mid, half.number) in other.failed:
+        return "CollectiveMismatch", 0
+    if not half.done:
+        return None, 0
+    if other is None:
+        return "OutcomeUnknown", 0
+    if any(theirs.order == half.order for theirs in other.exchanges) or other.heard < half.order:
+        return None, 0
+    digest = dict(other.settled).get(half.order)
+    return ("OutcomeUnknown", 0) if digest is None else ("", digest)

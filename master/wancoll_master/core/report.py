@@ -1,0 +1,120 @@
+"""Groups and links as `wancoll status` shows them, and in words what each group waits for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+from math import inf
+
+from wancoll.wire import messages as m
+from wancoll_master.core import reach, rebuilding, waits
+from wancoll_master.core.state import Group, Member, State, clip, names
+from wancoll_master.plan.measures import Measures
+from wancoll_master.plan.planning import ring_of
+
+MOST_LINKS = 1024  # in one status, which has to fit into a message
+
+
+def groups(state: State, now: float) -> list[m.GroupStatus]:
+    """All groups, by name."""
+    return [_group(state, state.groups[name], now) for name in sorted(state.groups)]
+
+
+def links(state: State) -> list[m.LinkStatus]:
+    """The measured paths, by source and target; the first of many."""
+    return [
+        m.LinkStatus(source, target, path.rtt, path.bandwidth, path.lanes, path.loss)
+        for (source, target), path in sorted(state.measures.paths.items(), key=lambda item: item[0])[:MOST_LINKS]
+    ]
+
+
+def _group(state: State, group: Group, now: float) -> m.GroupStatus:
+    slow = waits.statuses(state, group, now)
+    members = [_member(member, rank, now) for rank, member in enumerate(group.members)]
+    return m.GroupStatus(
+        name=group.name,
+        phase="running" if group.members else "rejoining" if group.rebuild is not None else "forming",
+        epoch=group.epoch if group.members else 0,
+        start_world=group.start_world,
+        min_world=group.min_world,
+        lanes=_lanes(group),
+        committed_upto=group.committed,
+        members=members + [_member(joiner, -1, now) for joiner in group.joining],
+        waiting_for=clip(waiting_for(group, now, slow)),
+        plan=_plan(state.measures, group),
+        waits=slow,
+        pairs=reach.statuses(group, now),
+    )
+
+
+def _lanes(group: Group) -> int:
+    if group.members and group.planned is not None:
+        return group.planned.plan.lanes
+    return min((joiner.daemon.lanes for joiner in group.joining), default=0)
+
+
+def _plan(measures: Measures, group: Group) -> m.PlanStatus | None:
+    if not group.members or group.planned is None:
+        return None
+    ring, cost = ring_of(measures, group.members), group.planned.cost
+    bottleneck = ring.bottleneck if ring.bottleneck < inf else 0.0
+    alpha, beta = (cost.alpha, cost.beta) if cost is not None else (0.0, 0.0)
+    return m.PlanStatus(group.planned.plan, bottleneck, ring.latency, alpha, beta)
+
+
+def _member(member: Member, rank: int, now: float) -> m.MemberStatus:
+    return m.MemberStatus(
+        name=member.name,
+        mid=member.mid,
+        daemon=member.daemon.name,
+        state="member" if member.in_epoch else "joining",
+        rank=rank,
+        addresses=member.daemon.addresses,
+        done_upto=member.done_upto,
+        silent_for=max(0.0, now - member.daemon.heard_at),
+    )
+
+
+def waiting_for(group: Group, now: float, slow: Sequence[m.WaitStatus] = ()) -> str:
+    """Who or what keeps the group from going on; "" if nothing is known to."""
+    if group.rebuild is not None:
+        awaited = rebuilding.absent(group)
+        return f"{', '.join(awaited)} to report after the master's restart"
+    if not group.members:
+        here = len(group.joining)
+        return f"{group.start_world - here} more members to start: {here} of {group.start_world} are here"
+    if group.asking is not None:
+        silent = [member for member in group.members if member.mid not in group.asking.calls]
+        return f"what {names(silent)} called at operation {group.asking.seq}: the members' calls differ"
+    if group.settle_at < inf:
+        ends = next(iter(group.complaints))
+        who = {member.mid: member.name for member in group.members}
+        return f"the link between {who[ends[0]]} and {who[ends[1]]}"
+    world = len(group.members)
+    if slow and slow[0].causes:
+        return f"{waits.words(slow[0])}, for {slow[0].seconds:.1f} s"
+    small = f"joiners: {world} of min_world={group.min_world} members" if group.small else ""
+    seq = min(group.pending, default=0)
+    if not seq:
+        return small
+    entry = group.pending[seq]
+    age = f"for {now - entry.since:.1f} s"
+    if entry.update and len(entry.done) == world:
+        if group.small:
+            return f"{small}, {age}"
+        probed = [joiner for joiner in group.joining if not joiner.reachable]
+        if probed:
+            return f"the probes of {names(probed)} before update_membership at operation {seq} ends, {age}"
+    absent = [member for member in group.members if member.mid not in entry.done]
+    if not absent:
+        return f"operations below {seq}, {age}"
+    what = f"update_membership at operation {seq}" if entry.update else f"operation {seq}"
+    return f"{names(absent)} to be done with {what}, {age}"
+
+
+def version() -> str:
+    """This program's."""
+    try:
+        return metadata.version("wancoll")
+    except metadata.PackageNotFoundError:
+        return "unknown"  # runs from a source tree that is not installed

@@ -1,0 +1,243 @@
+"""Whom slow operations wait for: from what members say of them, of their links, and from who says nothing. Pure.
+
+In a chain of waiters the fault is with whoever waits for nobody: a silent daemon, a member that has not called the
+operation, a link that is down, on which nothing is acknowledged, or from which the other end takes nothing without
+holding it back for an operation of its own (it is parked). If all members run an operation, nobody of these is there
+and nothing moves, links are made anew, and at last the operation is given up: nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from wancoll.wire import messages as m
+from wancoll_master.core.epochs import new_epoch
+from wancoll_master.core.state import Daemon, Group, Member, Note, Pending, Send, Slow, State, Told, clip, names
+
+FRESH = 3.5  # heartbeat intervals during which what a member said counts
+SILENT = 2.5  # heartbeat intervals without a word after which a daemon is suspected
+HEARD = 0.3  # seconds after the last progress from which packets that still come show which direction is dead
+MOST = 8  # operations, and causes of each, that are told
+_STALE = 1.0  # seconds that links must have been up to be made anew
+STALLS = 2  # times that links are made anew for one operation before it is given up
+SAID_AGAIN = 30.0  # seconds between two waits of a group that are logged
+
+
+def take(state: State, member: Member, message: m.Waits) -> None:
+    """A member says what its slow operations wait for: tell it whose fault that is, and act if nothing moves."""
+    group = member.group
+    member.told = Told(message, state.now)
+    waits = _current(state, group)
+    oldest = waits[0] if waits else None
+    text = words(oldest) if oldest is not None and oldest.causes else ""
+    parked = [other.mid for other, told in _fresh(state, group) if _parks(told, member.mid)]
+    head = group.name, member.mid, group.epoch
+    state.out.append(Send(member.daemon.conn, m.Waited(*head, oldest.seq if oldest else 0, text, parked)))
+    if oldest is not None:
+        _note(state, group, oldest)
+        _stalled(state, group, oldest)
+
+
+def heard(daemon: Daemon, called: list[tuple[int, int, int]], now: float) -> None:
+    """How far the daemon's members are in their programs, as of *now*."""
+    for mid, epoch, seq in called:
+        member = daemon.members.get(mid)
+        if member is not None:
+            member.called = epoch, seq, now
+
+
+# ---- what waits, and for whom ------------------------------------------------------------------------
+
+
+def statuses(state: State, group: Group, now: float) -> list[m.WaitStatus]:
+    """The group's slow operations, oldest first, each with whom it waits for."""
+    if not group.members or group.asking is not None:
+        return []
+    found = []
+    for seq in sorted(_slow(state, group, now))[:MOST]:
+        entry = group.pending.get(seq)
+        told = [op for _, told in _fresh(state, group, now) for op in told.message.ops if op.seq == seq]
+        age = max([op.age for op in told] + ([now - entry.since] if entry is not None else []))
+        what = next((op.what for op in told if op.what), "update_membership()" if entry and entry.update else "")
+        nbytes = max((op.nbytes for op in told), default=0)
+        done = len(entry.done) if entry is not None else 0
+        causes = _causes(state, group, seq, entry, age, now)[:MOST]
+        found.append(m.WaitStatus(f"{group.name}/{seq}", seq, group.epoch, what, nbytes, age, done, causes))
+    return (found + list(_exchanges(state, group, now)))[: 2 * MOST]
+
+
+def words(wait: m.WaitStatus) -> str:
+    """The wait in a sentence, without what changes all the time."""
+    what = f"operation {wait.seq}" + (f", {wait.what}" if wait.what else "") if wait.seq else wait.op
+    if not wait.causes:
+        return f"{what}, of epoch {wait.epoch}: no member or link stands out"
+    return clip(f"{what}, of epoch {wait.epoch}, waits for " + "; ".join(cause_words(cause) for cause in wait.causes))
+
+
+def cause_words(cause: m.WaitCause) -> str:
+    """One member or link that is waited for."""
+    if cause.other_rank < 0:
+        return f"{cause.member} (rank {cause.rank}): {cause.why}"
+    ends = f"{cause.member} (rank {cause.rank}) to {cause.other} (rank {cause.other_rank})"
+    return f"the link from {ends}: {cause.why}"
+
+
+def _current(state: State, group: Group) -> list[m.WaitStatus]:
+    """statuses(), found at most twice in a heartbeat's time: large groups have many reporters."""
+    grain = state.limits.heartbeat_interval / 2
+    known = group.waits
+    if known is None or known[0] != group.epoch or state.now - known[1] >= grain:
+        known = group.waits = group.epoch, state.now, statuses(state, group, state.now)
+    return known[2]
+
+
+def _fresh(state: State, group: Group, now: float | None = None) -> Iterator[tuple[Member, Told]]:
+    now = state.now if now is None else now
+    for member in group.members:
+        told = member.told
+        if told is None or told.message.epoch != group.epoch:
+            continue
+        if now - told.at <= FRESH * state.limits.heartbeat_interval:
+            yield member, told
+
+
+def _parks(told: Told, mid: int) -> bool:
+    return any(link.other == mid and link.state == "parked" for link in told.message.links)
+
+
+def _slow(state: State, group: Group, now: float) -> set[int]:
+    after = state.limits.slow_after
+    slow = {seq for seq, entry in group.pending.items() if now - entry.since >= after}
+    for _, told in _fresh(state, group, now):
+        slow |= {op.seq for op in told.message.ops if op.seq > group.committed and op.seq not in group.voids}
+    return slow
+
+
+def _causes(state: State, group: Group, seq: int, entry: Pending | None, age: float, now: float) -> list[m.WaitCause]:
+    ranks = {member.mid: rank for rank, member in enumerate(group.members)}
+    done = entry.done if entry is not None else {}
+    absent = [member for member in group.members if member.mid not in done]
+    silent = _silent(state, group, now)
+    found = []
+    for member in absent:
+        rank = ranks[member.mid]
+        if member in silent:
+            quiet = now - member.daemon.heard_at
+            why = f"its daemon {member.daemon.name} has said nothing"
+            found.append(m.WaitCause(member.name, rank, "", -1, why, quiet))
+        elif member.called[0] == group.epoch and member.called[1] < seq and now - member.called[2] < age:
+            found.append(m.WaitCause(member.name, rank, "", -1, "it has not called the operation", age))
+    found += _bad_links(state, group, {member.mid for member in silent}, ranks, now)
+    found.sort(key=lambda cause: -cause.seconds)
+    return found
+
+
+def _silent(state: State, group: Group, now: float) -> list[Member]:
+    bound = SILENT * state.limits.heartbeat_interval
+    return [member for member in group.members if now - member.daemon.heard_at > bound]
+
+
+def _bad_links(state: State, group: Group, silent: set[int], ranks: dict[int, int], now: float) -> list[m.WaitCause]:
+    """Links that are down or do not move, in the direction that is to blame; not those of silent members."""
+    told = {member.mid: each for member, each in _fresh(state, group, now)}
+    found: dict[tuple[int, int], m.WaitCause] = {}
+    for mid, each in told.items():
+        for link in each.message.links:
+            other = link.other
+            if other not in ranks or mid in silent or other in silent:
+                continue
+            since = link.since + now - each.at
+            if since < min(state.limits.slow_after, 1.0):
+                continue
+            theirs = told.get(other)
+            if link.state == "blocked" and (theirs is None or not theirs.message.ops or _parks(theirs, mid)):
+                continue  # it runs nothing that would take these bytes, or not yet
+            source, target, why = mid, other, _WHY.get(link.state, "")
+            if link.state == "dead" and theirs is not None and _still_hears(theirs, mid, since, now):
+                source, target = other, mid  # what was sent arrives: it is the answers that are lost
+            if link.state == "down":
+                if (other, mid) in found:
+                    continue
+                why = f"{why}: {link.reason}" if link.reason else why
+            if why and ((source, target) not in found or found[source, target].seconds < since):
+                ends = group.members[ranks[source]], group.members[ranks[target]]
+                cause = m.WaitCause(ends[0].name, ranks[source], ends[1].name, ranks[target], clip(why, 300), since)
+                found[source, target] = cause
+    return list(found.values())
+
+
+_WHY = {
+    "down": "it is down",
+    "dead": "its packets do not arrive",
+    "blocked": "its other end takes nothing",
+}
+
+
+def _still_hears(told: Told, mid: int, since: float, now: float) -> bool:
+    """Whether packets of member *mid* came well after its link made its last progress, *since* seconds ago."""
+    ages = [link.heard + now - told.at for link in told.message.links if link.other == mid and link.state != "down"]
+    return bool(ages) and min(ages) < since - HEARD
+
+
+def _exchanges(state: State, group: Group, now: float) -> Iterator[m.WaitStatus]:
+    """Sends and recvs that are slow."""
+    ranks = {member.mid: rank for rank, member in enumerate(group.members)}
+    silent = _silent(state, group, now)
+    links = _bad_links(state, group, {member.mid for member in silent}, ranks, now)
+    for member, told in _fresh(state, group, now):
+        for op in told.message.ops:
+            if op.seq or op.other not in ranks:
+                continue
+            other = group.members[ranks[op.other]]
+            age = op.age + now - told.at
+            ends = {member.name, other.name}
+            causes = [cause for cause in links if {cause.member, cause.other} == ends]
+            if other in silent:
+                why = f"its daemon {other.daemon.name} has said nothing"
+                causes = [m.WaitCause(other.name, ranks[other.mid], "", -1, why, now - other.daemon.heard_at)]
+            elif op.stage == "alone":
+                causes = [m.WaitCause(other.name, ranks[other.mid], "", -1, "it has not called its half", age)]
+            done = int(op.stage == "done")
+            yield m.WaitStatus(f"{member.name}: {op.what}", 0, group.epoch, op.what, op.nbytes, age, done, causes)
+
+
+# ---- what follows ------------------------------------------------------------------------------------
+
+
+def _note(state: State, group: Group, wait: m.WaitStatus) -> None:
+    """One line in the log when a wait begins, not too often: training may be slow by nature."""
+    known_after = state.limits.slow_after + SILENT * state.limits.heartbeat_interval  # then silence shows, too
+    if group.slow is not None or wait.seconds < known_after or state.now - group.slow_at < SAID_AGAIN:
+        return
+    group.slow, group.slow_at = Slow(wait.seq, state.now - wait.seconds), state.now
+    since = f"{max((cause.seconds for cause in wait.causes), default=wait.seconds):.1f} s"
+    state.out.append(Note(group.name, group.epoch, "waits", f"{words(wait)} (for {since})"))
+
+
+def _stalled(state: State, group: Group, wait: m.WaitStatus) -> None:
+    """Nothing moves and nothing is to blame: make links anew; after some times give the operation up for all."""
+    if wait.causes or not wait.seq or group.small or group.settle_at < inf:
+        return
+    entry = group.pending.get(wait.seq)
+    absent = [member for member in group.members if entry is None or member.mid not in entry.done]
+    fresh = {member.mid: told for member, told in _fresh(state, group)}
+    for member in absent:
+        told = fresh.get(member.mid)
+        ops = [op for op in told.message.ops if op.seq == wait.seq] if told is not None else []
+        if not ops or ops[0].stage != "moving" or min(ops[0].still, ops[0].age) < state.limits.stall_timeout:
+            return
+    if not absent:
+        return
+    times = group.stalls[wait.seq] = group.stalls.get(wait.seq, 0) + 1
+    text = f"operation {wait.seq} moved nothing for {state.limits.stall_timeout:g} s on {names(absent)}"
+    state.record(group, "stall", clip(text))
+    if times > STALLS:
+        group.voids[wait.seq] = m.Void(wait.seq, "OperationAborted", clip(f"{text}, {times} times", 300), {})
+        new_epoch(state, group, f"{text}; given up")
+        return
+    for member in group.members:
+        state.out.append(
+            Send(member.daemon.conn, m.Redial(group.name, member.mid, group.epoch, [], _STALE, clip(text)))
+        )
+    new_epoch(state, group, f"{text}; links are made anew")

@@ -1,0 +1,415 @@
+"""What the master decides for an epoch beside who is in it: order, lanes, pace, algorithms. Pure.
+
+What connections are made with (lanes, pacing, congestion control) changes only where a new epoch costs nothing: when
+the group forms, when a joiner is admitted, and at an update_membership. After a loss the survivors keep it, and their
+order, unless another one is much better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import floor, inf, log, log10
+
+from wancoll.limits import KIB
+from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted
+from wancoll.wire import messages as m
+from wancoll_master.core.state import Daemon, Group, Member, Planned, State
+from wancoll_master.plan.measures import Measures
+from wancoll_master.plan.measuring import FAR
+from wancoll_master.plan.topology import (
+    EXACT_BEST,
+    LOCAL_STRIPE,
+    MATERIAL,
+    STRIPE,
+    Ring,
+    better_ring,
+    one_machine,
+    pair,
+)
+
+MAX_AVOID = 4096  # pairs that a Plan can carry
+FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
+THREADS = 4  # of a daemon that may serve one link; each has lanes of its own, which share what is to be sent
+FAR_SHARING = (
+    8  # lanes of each at least, over a long path: one thread is fast enough there, and lanes are slow at times
+)
+LANE_WINDOW = 2 << 20  # bytes under way on one lane: half of what Linux lets a send buffer grow to
+LANE_LOOKS = 3  # before other lanes are tried: first operations are slow for other reasons
+LANE_GAIN = 1.05  # times more that twice the lanes have to carry
+LOOK_SECONDS = 5.0  # before the first look for a better plan; twice as long after each that was found
+LOOK_DOUBLINGS = 7
+REPLAN = 1.6  # times better another order has to be once operations run: links made anew are cold
+AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
+FILLED = 0.7  # share of what a probe found that lanes have to carry, for more of them to be needless
+PACE = 1.1  # times the slowest uplink; a lane that falls behind can catch up
+PACE_LIMITS = 0.95  # share of the pace from which what is carried may be limited by it
+PACE_RAISE = 1.25  # times, to see whether it was
+PACING_STAYS = 1.1  # times off, in both directions, before a pace is changed
+
+OVERHEAD = 50e-6  # seconds of a message beside the path's latency
+HANDLING = 15e-6  # seconds of a daemon's work for each message
+UPLINK = 125e6  # bytes per second, where nothing was measured: 1 Gbit/s
+NEAR = LinkCost(100e-6 + OVERHEAD, 1 / 1.25e9, HANDLING)  # within a site, where nothing was measured: 10 Gbit/s
+LOCAL_LATENCY, LOCAL_BANDWIDTH = 20e-6, 4e9  # within a machine
+LATENCY_GRAIN = 0.5e-3  # seconds: finer differences do not make an order better
+BANDWIDTH_GRAIN = 1.5  # times: probes of several daemons at a time are no more exact
+
+# Within one machine messages cost processor time, whoever sends them. The ring is as good as any there, from 1 KiB to
+# 64 MiB, but for a tree at 8 ranks up to 128 KiB, which gains a tenth or two: not enough to open more links for.
+LOCAL_CHOICES: dict[str, list[tuple[int, str]]] = {}
+_JUDGED = [1 << i for i in range(10, 29, 2)]  # bytes of all-reduces by which two lists of choices are compared
+
+
+# ---- decisions --------------------------------------------------------------------------------------
+
+
+def decide(state: State, group: Group, *, free: bool) -> m.Plan:
+    """Put the members into order and return the epoch's plan. *free*: new connections and links cost nothing now."""
+    found = _candidate(state, group, free=free)
+    for line in found.changes:
+        state.record(group, "plan", line)
+    group.members = found.members
+    group.planned = found.planned
+    group.seen_version, group.seen_at = state.measures.version, state.now
+    return found.planned.plan
+
+
+def due(state: State, group: Group) -> bool:
+    """Whether improvement() may find something: more is known, and it is not long ago that it looked."""
+    new = group.planned is not None and group.seen_version != state.measures.version
+    pause = LOOK_SECONDS * 2 ** min(group.replans, LOOK_DOUBLINGS)
+    return new and state.now - group.seen_at >= pause
+
+
+def improvement(state: State, group: Group) -> str:
+    """What a new epoch of the same members would make better; "" if nothing much."""
+    if not due(state, group) or _local(group.members):
+        return ""
+    group.seen_version, group.seen_at = state.measures.version, state.now
+    if group.planned is not None:
+        group.planned = replace(group.planned, looks=group.planned.looks + 1)
+    changes = _candidate(state, group, free=True).changes
+    group.replans += bool(changes)
+    return "; ".join(changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    members: list[Member]
+    planned: Planned
+    changes: list[str]  # material ones, in words
+
+
+def _candidate(state: State, group: Group, *, free: bool) -> _Candidate:
+    bad = sorted(ends for ends, until in group.bad_pairs.items() if until > state.now)
+    before = group.planned
+    material = AFTER_LOSS if not free else REPLAN if before is not None else MATERIAL
+    members, changes = _order(state.measures, group.members, bad, material, free=free)
+    local = _local(members)
+    daemons = list(dict.fromkeys(member.daemon for member in members))
+    cost = None if local else _cost(state.measures, daemons, members)
+    wire = before if before is not None and not free else _wire(state.measures, members, before, local=local)
+    far = cost is not None and cost.alpha > FAR / 2
+    lanes = max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons)))
+    plan = m.Plan(
+        lanes=lanes,
+        stripe=LOCAL_STRIPE if local else FAR_STRIPE if far else STRIPE,
+        turns=not local,
+        choices=LOCAL_CHOICES if local else _choices(state.measures, members, cost),
+        avoid=_avoid(members, bad),
+        pacing=wire.plan.pacing,
+        congestion=wire.plan.congestion,
+        spares=far,
+        tracks=min(wire.plan.tracks, lanes),
+    )
+    if before is not None:
+        changes += _differences(before.plan, plan, len(members), cost)
+    return _Candidate(members, replace(wire, plan=plan, cost=cost), changes)
+
+
+def _avoid(members: Sequence[Member], bad: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Pairs that cannot reach each other; not ring neighbours, which must try, since no order keeps them apart."""
+    neighbours = {pair(one.mid, other.mid) for one, other in [*pairwise(members), (members[-1], members[0])]}
+    return [ends for ends in bad if ends not in neighbours][:MAX_AVOID]
+
+
+def _differences(old: m.Plan, new: m.Plan, world: int, cost: LinkCost | None) -> list[str]:
+    found = []
+    if old.lanes != new.lanes:
+        found.append(f"lanes {old.lanes} -> {new.lanes}")
+    if old.congestion != new.congestion:
+        found.append(f"congestion control {old.congestion or 'as set'} -> {new.congestion or 'as set'}")
+    if old.pacing != new.pacing:
+        found.append(f"pacing of a lane {_speed(old.pacing)} -> {_speed(new.pacing)}")
+    if old.choices != new.choices and cost is not None:
+        gain, nbytes = _gain(old, new, world, cost)
+        if gain >= MATERIAL:
+            names = (chosen(plan.choices.get("all_reduce", [(0, "ring")]), nbytes) for plan in (old, new))
+            found.append(f"all_reduce of {nbytes} bytes {' -> '.join(names)}")
+    return found
+
+
+def _gain(old: m.Plan, new: m.Plan, world: int, cost: LinkCost) -> tuple[float, int]:
+    """How many times faster the new choices make all-reduces at most, and of how many bytes."""
+
+    def seconds(plan: m.Plan, nbytes: int) -> float:
+        name = chosen(plan.choices.get("all_reduce", [(0, "ring")]), nbytes)
+        return inf if name == "hierarchical" else predicted(name, "all_reduce", nbytes, world, cost)
+
+    if world < 2 or any(
+        name == "hierarchical" for plan in (old, new) for _, name in plan.choices.get("all_reduce", [])
+    ):
+        return 1.0, 0
+    return max((seconds(old, nbytes) / max(seconds(new, nbytes), 1e-9), nbytes) for nbytes in _JUDGED)
+
+
+# ---- the ring ---------------------------------------------------------------------------------------
+
+
+def _order(
+    measures: Measures, members: list[Member], bad: Sequence[tuple[int, int]], material: float, *, free: bool
+) -> tuple[list[Member], list[str]]:
+    present = {member.mid: member for member in members}
+    bandwidth, latency = _matrices(measures, members)
+    if not free and len(members) > EXACT_BEST:  # survivors wait for it
+        bandwidth = latency = [[1.0] * len(members)] * len(members)
+    found = better_ring(list(present), bandwidth, latency, bad, material=material)
+    if found is None:
+        return members, []
+    ordered = [present[mid] for mid in found.order]
+    old, new = ring_of(measures, members), ring_of(measures, ordered)
+    if not free or ordered == members:
+        return ordered, []
+    gains = []
+    if new.bottleneck > old.bottleneck > 0:
+        gains.append(f"bottleneck {_speed(old.bottleneck)} -> {_speed(new.bottleneck)}")
+    if old.latency != new.latency:
+        gains.append(f"once around {1e3 * old.latency:.3g} -> {1e3 * new.latency:.3g} ms")
+    return ordered, [f"ring order {', '.join(gains)}"] if gains else ["ring order"]
+
+
+def ring_of(measures: Measures, members: Sequence[Member]) -> Ring:
+    """The members' ring as it was measured, edges within a machine left out.
+
+    The bottleneck is 0 where an edge is not known, inf where all are within a machine. Unknown latencies are left out.
+    """
+    daemons = [member.daemon for member in members]
+    edges = [ends for ends in [*pairwise(daemons), (daemons[-1], daemons[0])] if not near(*ends)]
+    return Ring(
+        tuple(member.mid for member in members),
+        min((measures.bandwidth(one.name, other.name) for one, other in edges), default=inf),
+        sum(measures.rtt(one.name, other.name) / 2 for one, other in edges),
+    )
+
+
+def _matrices(measures: Measures, members: Sequence[Member]) -> tuple[list[list[float]], list[list[float]]]:
+    """Bandwidth and latency between members, coarsely; what is not known is as the median of what is."""
+    speeds, delays = [], []
+    for one in members:
+        for other in members:
+            near_by = near(one.daemon, other.daemon)
+            speeds.append(LOCAL_BANDWIDTH if near_by else measures.bandwidth(one.daemon.name, other.daemon.name))
+            delays.append(LOCAL_LATENCY if near_by else measures.rtt(one.daemon.name, other.daemon.name) / 2)
+    apart = [not near(one.daemon, other.daemon) for one in members for other in members]
+    usual_speed = _median([speed for speed, far in zip(speeds, apart, strict=True) if far and speed], 1.0)
+    usual_delay = _median([delay for delay, far in zip(delays, apart, strict=True) if far and delay], 0.0)
+    speeds = [BANDWIDTH_GRAIN ** round(log(speed or usual_speed, BANDWIDTH_GRAIN)) for speed in speeds]
+    delays = [LATENCY_GRAIN * round((delay or usual_delay) / LATENCY_GRAIN) for delay in delays]
+    count = len(members)
+    rows = range(0, count * count, count)
+    return [speeds[at : at + count] for at in rows], [delays[at : at + count] for at in rows]
+
+
+def _median(values: list[float], nothing: float) -> float:
+    return sorted(values)[len(values) // 2] if values else nothing
+
+
+def near(one: Daemon, other: Daemon) -> bool:
+    """Whether the daemons are on one machine: no path between them is measured."""
+    return one is other or one_machine([*one.addresses, *other.addresses])
+
+
+def _local(members: Sequence[Member]) -> bool:
+    return one_machine(address for member in members for address in member.daemon.addresses)
+
+
+# ---- connections ------------------------------------------------------------------------------------
+
+
+def _wire(measures: Measures, members: Sequence[Member], before: Planned | None, *, local: bool) -> Planned:
+    """Lanes, pacing and congestion control, in a plan that says nothing else yet; and what was tried for them."""
+    daemons = list(dict.fromkeys(member.daemon for member in members))
+    start = min(daemon.lanes for daemon in daemons)
+    tried: dict[int, float] = dict(before.tried) if before is not None else {}
+    settled = before is not None and before.settled
+    lanes = before.plan.lanes if before is not None else start
+    pacing, congestion, raised = 0, "", 0.0
+    sharing = 1
+    if not local:
+        congestion = _congestion(measures, daemons)
+        looks = before.looks if before is not None else 0
+        lanes = max(lanes, _windows(measures, daemons))
+        if congestion != "bbr":  # which fills a path with any number of them
+            lanes, settled = _lanes(measures, daemons, lanes, tried, looks, settled=settled)
+        if _far(measures, daemons):
+            sharing = FAR_SHARING
+            carried = max(measures.uplink(daemon.name, lanes) for daemon in daemons)  # around a ring all carry the same
+            pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, before)
+            pacing = int(pace / lanes)
+    plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion, tracks=max(1, min(THREADS, lanes // sharing)))
+    looks = before.looks if before is not None and before.plan.lanes == lanes else 0
+    return Planned(plan, None, tried, settled, looks, raised)
+
+
+def _lanes(
+    measures: Measures, daemons: Sequence[Daemon], lanes: int, tried: dict[int, float], looks: int, *, settled: bool
+) -> tuple[int, bool]:
+    """Twice as many as long as that carries more. *tried* is added to."""
+    most = min(_most_lanes(daemon) for daemon in daemons)
+    carried = _slowest_uplink(measures, daemons, lanes)
+    if settled or not carried:
+        return lanes, settled
+    if looks < LANE_LOOKS:
+        return lanes, False
+    tried[lanes] = carried
+    if carried >= FILLED * _capacity(measures, daemons):
+        return lanes, True
+    fewer = tried.get(lanes // 2, 0.0)
+    if fewer and carried < LANE_GAIN * fewer:
+        return lanes // 2, True
+    if 2 * lanes > most:
+        return lanes, True
+    return 2 * lanes, False
+
+
+def _windows(measures: Measures, daemons: Sequence[Daemon]) -> int:
+    """Lanes (a power of two) whose send buffers hold what is under way on the longest path at full speed."""
+    under_way = max(
+        (measures.rtt(a.name, b.name) * measures.bandwidth(a.name, b.name) for a in daemons for b in daemons),
+        default=0.0,
+    )
+    lanes = 1
+    while lanes * LANE_WINDOW < under_way and lanes < min(_most_lanes(daemon) for daemon in daemons):
+        lanes *= 2
+    return lanes
+
+
+def _most_lanes(daemon: Daemon) -> int:
+    return max(daemon.max_lanes, daemon.lanes)
+
+
+def _slowest_uplink(measures: Measures, daemons: Sequence[Daemon], lanes: int) -> float:
+    """Bytes per second of the daemon that sends least with *lanes*; 0 while one of them is not known."""
+    return min((measures.uplink(daemon.name, lanes) for daemon in daemons), default=0.0)
+
+
+def _capacity(measures: Measures, daemons: Sequence[Daemon]) -> float:
+    """Bytes per second of the slowest uplink, as probes of paths found it; inf while one of them is not known."""
+    found = (measures.probed(daemon.name) for daemon in daemons)
+    return min((speed or inf for speed in found), default=inf)
+
+
+def _uplink(measures: Measures, members: Sequence[Member], lanes: int) -> float:
+    """Bytes per second of the slowest edge of the ring that is known, else of the slowest uplink; 0: nothing is.
+
+    Of each, the larger of what operations and probes found.
+    """
+    daemons = [member.daemon for member in members]
+    edges = [ends for ends in [*pairwise(daemons), (daemons[-1], daemons[0])] if not near(*ends)]
+    known = [max(measures.uplink(one.name, lanes), measures.bandwidth(one.name, other.name)) for one, other in edges]
+    if not any(known):
+        known = [max(measures.uplink(one.name), measures.probed(one.name)) for one in daemons]
+    return min(filter(None, known), default=0.0)
+
+
+def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float, float]:
+    """Bytes per second of all lanes of a link: the slowest *uplink*, since what is sent faster is lost in one queue.
+
+    The uplink may be known too low: a pace that operations reach is raised, but only once from the same uplink on.
+
+    Returns:
+        The pace, 0 for no limit, and the uplink from which it was last raised.
+    """
+    if before is None:  # all that is known is what probes of several members at a time found
+        return PACE_RAISE * uplink, 0.0
+    old, raised = before.plan.pacing * before.plan.lanes, before.raised
+    if not uplink:
+        return old, raised
+    if old and carried >= PACE_LIMITS * old and uplink > LANE_GAIN * raised:
+        return PACE_RAISE * uplink, uplink
+    pace = PACE * uplink
+    known = pace > old or carried >= FILLED * uplink  # operations that sent little say nothing of what is too fast
+    return (pace if known and not old / PACING_STAYS < pace < old * PACING_STAYS else old), raised
+
+
+def _congestion(measures: Measures, daemons: Sequence[Daemon]) -> str:
+    """What fits the paths: bbr over long ones, cubic over short ones; "" where a daemon lacks it or was told another.
+
+    Over a long path loss and full queues stop cubic. On a short narrow one many bbr lanes leave a quarter unused.
+    """
+    best = "bbr" if _far(measures, daemons) else "cubic"
+    return best if all(best in daemon.congestion_controls for daemon in daemons) else ""
+
+
+def _far(measures: Measures, daemons: Sequence[Daemon]) -> bool:
+    return any(measures.rtt(one.name, other.name) > FAR for one in daemons for other in daemons)
+
+
+# ---- algorithms -------------------------------------------------------------------------------------
+
+
+def _cost(measures: Measures, daemons: Sequence[Daemon], members: Sequence[Member]) -> LinkCost | None:
+    """Of the slowest links and uplinks, to two digits; None if no round trip is known."""
+    delay = max((measures.rtt(one.name, other.name) for one in daemons for other in daemons), default=0.0) / 2
+    if not delay:
+        return None
+    beta = max(_seconds_per_byte(measures, daemon, daemons, members) for daemon in daemons)
+    return LinkCost(_two_digits(delay + OVERHEAD), _two_digits(beta), HANDLING)
+
+
+def _seconds_per_byte(
+    measures: Measures, daemon: Daemon, daemons: Sequence[Daemon], members: Sequence[Member]
+) -> float:
+    """Of one member's share of the daemon's uplink."""
+    paths = [measures.bandwidth(daemon.name, other.name) for other in daemons if not near(daemon, other)]
+    uplink = max(measures.uplink(daemon.name), *paths, 0.0) or UPLINK
+    return sum(member.daemon is daemon for member in members) / uplink
+
+
+def _choices(measures: Measures, members: Sequence[Member], cost: LinkCost | None) -> dict[str, list[tuple[int, str]]]:
+    if cost is None or len(members) < 2:
+        return {}
+    return {kind: list(entries) for kind, entries in _chosen(len(members), cost, _sites(measures, members)).items()}
+
+
+@lru_cache(maxsize=64)
+def _chosen(world: int, cost: LinkCost, sites: Sites | None) -> dict[str, list[tuple[int, str]]]:
+    return choices(world, cost, sites=sites)
+
+
+def _sites(measures: Measures, members: Sequence[Member]) -> Sites | None:
+    """Where the members are, if at least two sites are named, or a site of its own, and one has two members."""
+    groups: dict[str, list[Daemon]] = {}
+    for member in members:
+        groups.setdefault(member.daemon.site or f" {member.mid}", []).append(member.daemon)
+    if not 1 < len(groups) < len(members):
+        return None
+    inside = [(a, b) for group in groups.values() for a in group for b in group if not near(a, b)]
+    delay = max((measures.rtt(a.name, b.name) for a, b in inside), default=0.0) / 2
+    speed = min(filter(None, (measures.bandwidth(a.name, b.name) for a, b in inside)), default=0.0)
+    cost = LinkCost(
+        _two_digits(delay + OVERHEAD) if delay else NEAR.alpha, _two_digits(1 / speed) if speed else NEAR.beta, HANDLING
+    )
+    return Sites(tuple(len(group) for group in groups.values()), cost)
+
+
+def _two_digits(value: float) -> float:
+    """So that small changes of what was measured change no plan."""
+    return round(value, 1 - floor(log10(value)))
+
+
+def _speed(value: float) -> str:
+    return f"{value / 1e6:.3g} MB/s" if value else "unlimited"

@@ -1,0 +1,1 @@
+"""Where what fences one master from the next is kept: a journal, or etcd."""

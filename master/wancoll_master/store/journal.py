@@ -1,0 +1,126 @@
+"""What outlives a master: its term, each group's newest epoch, the next mid and the newest events, in sqlite."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from wancoll.errors import ConfigError
+from wancoll.wire.messages import EventRecord
+from wancoll_master.core.state import Used
+from wancoll_master.store.facts import GROUPS_KEPT, Facts
+
+FORMAT = 2
+EVENTS_KEPT = 10_000
+_TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
+
+_SCHEMA = """
+create table if not exists facts (name text primary key, value integer not null);
+create table if not exists events (
+    id integer primary key, time real not null, grp text not null, epoch integer not null, kind text not null,
+    text text not null
+);
+create table if not exists groups (
+    name text primary key, epoch integer not null, mids text not null, base integer not null
+);
+"""
+
+
+class Journal:
+    """One sqlite file, or memory: a Store whose writes are done at once. Calls are short and not from several threads.
+
+    A killed process loses nothing; a machine that loses power may lose the last events, and the numbers are
+    then still above what peers have seen of earlier terms, for the term itself is synced to disk.
+
+    Args:
+        path: of the file; "" or ":memory:" keeps all in memory.
+
+    Raises:
+        ConfigError: the file cannot be opened, or is no journal of this format.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path or ":memory:"
+        self.asked = self.written = 0
+        try:
+            self._db = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
+            try:
+                self._db.execute("pragma journal_mode = wal")
+                self.begin_term()
+            except BaseException:
+                self._db.close()
+                raise
+        except sqlite3.Error as bad:
+            raise ConfigError(
+                "the journal cannot be used",
+                who=self._path,
+                expected="a writable path, or a file that an earlier master wrote",
+                got=str(bad),
+                hint="choose another path with --journal",
+            ) from bad
+
+    def begin_term(self) -> None:
+        """Take the next term, and read the facts that its master starts from.
+
+        Raises:
+            sqlite3.Error: it could not be written.
+        """
+        self._db.execute("pragma synchronous = full")
+        with self._db:
+            self._db.execute("begin immediate")
+            for statement in _SCHEMA.split(";"):
+                self._db.execute(statement)
+            known: dict[str, int] = dict(self._db.execute("select name, value from facts"))
+            if known.setdefault("format", FORMAT) != FORMAT:
+                raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
+            rows = self._db.execute("select name, epoch, mids, base from groups order by epoch").fetchall()
+            used = {name: Used(epoch, frozenset(map(int, mids.split())), base) for name, epoch, mids, base in rows}
+            self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
+            highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
+            self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used)
+            self._write({"format": FORMAT, "term": self.facts.term})
+        self._db.execute("pragma synchronous = normal")
+        (self._events,) = self._db.execute("select count(*) from events").fetchone()
+
+    def _write(self, facts: dict[str, int]) -> None:
+        self._db.executemany(
+            "insert into facts values (?, ?) on conflict (name) do update set value = max(value, excluded.value)",
+            list(facts.items()),
+        )
+
+    def persist(self, highest_epoch: int, next_mid: int, group: str = "", used: Used | None = None) -> None:
+        """Raise both numbers, which never fall, and note the newest epoch of *group*.
+
+        Raises:
+            sqlite3.Error: it could not be written.
+        """
+        self._write({"highest_epoch": highest_epoch, "next_mid": next_mid})
+        if used is not None:
+            mids = " ".join(map(str, sorted(used.mids)))
+            row = group, used.epoch, mids, used.base
+            self._db.execute("insert or replace into groups values (?, ?, ?, ?)", row)
+
+    def add(self, event: EventRecord) -> None:
+        """Append to the event log; the newest EVENTS_KEPT or somewhat more are kept.
+
+        Raises:
+            sqlite3.Error: it could not be written.
+        """
+        self._db.execute(
+            "insert into events (time, grp, epoch, kind, text) values (?, ?, ?, ?, ?)",
+            (event.time, event.group, event.epoch, event.kind, event.text),
+        )
+        self._events += 1
+        if self._events >= EVENTS_KEPT + _TRIM_EVERY:
+            self._db.execute("delete from events where id <= (select max(id) from events) - ?", (EVENTS_KEPT,))
+            self._events = EVENTS_KEPT
+
+    def events(self, count: int) -> list[EventRecord]:
+        """The newest *count* events, newest last."""
+        found = self._db.execute(
+            "select time, grp, epoch, kind, text from events order by id desc limit ?", (count,)
+        ).fetchall()
+        return [EventRecord(*row) for row in reversed(found)]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()

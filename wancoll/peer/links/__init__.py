@@ -1,0 +1,1 @@
+"""Links between members: lanes dialled, accepted and handed to the engine."""

@@ -1,0 +1,166 @@
+"""Watches links and operations: makes stuck links anew, tells the master and the log what waits. A trio shell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+
+from wancoll.limits import Limits
+from wancoll.peer.core import waits
+from wancoll.peer.core.stalls import LinkView, Stalls
+from wancoll.peer.core.waits import WaitLog
+from wancoll.peer.links.hub import LinkHub
+from wancoll.peer.links.member_links import EXCHANGES, MemberLinks
+from wancoll.peer.session import Session
+from wancoll.wire import messages as m
+
+log = structlog.get_logger("wancoll.wait")
+
+_LOOK = 0.25  # seconds between looks at the lanes
+_SHARE = 0.05  # of a processor that looks may take, where there are very many lanes
+_SETTLED = 3  # heartbeats until the other end's word has come here by way of the master
+_CLIENT_TOLD = 32  # times that a client is told of one call
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is known of a session's slow operations."""
+
+    waits: m.Waits | None = None
+    verdict: m.Waited | None = None
+    log: WaitLog = field(default_factory=WaitLog)
+    told: tuple[int, str] = (0, "")  # the client: which call, what
+    times: int = 0
+
+
+class Watcher:
+    """See the module.
+
+    Args:
+        limits: timeouts.
+        hub: the daemon's links.
+        sessions: gives those that are attached.
+        send: to the master.
+        interval: gives the seconds between reports to the master.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        hub: LinkHub,
+        sessions: Callable[[], list[Session]],
+        send: Callable[[m.FromPeer], None],
+        interval: Callable[[], float],
+    ) -> None:
+        self._limits, self._hub, self._sessions, self._send, self._interval = limits, hub, sessions, send, interval
+        self._stalls = Stalls()
+        self._known_at: dict[int, float] = {}  # by engine id of a link: when the master last said who holds bytes back
+        self._watched: dict[Session, _Watched] = {}
+
+    async def run(self) -> None:
+        """Task: look at the lanes, and report with every heartbeat."""
+        report_at, pause = trio.current_time(), _LOOK
+        while True:
+            await trio.sleep(pause)
+            now = trio.current_time()
+            self._look(now)
+            pause = max(_LOOK, (trio.current_time() - now) / _SHARE)
+            if now >= report_at:
+                report_at = now + self._interval()
+                self._report(now)
+
+    def _look(self, now: float) -> None:
+        self._stalls.look(now, self._hub.looks())
+        settled = self._limits.slow_after + _SETTLED * self._interval()
+        for stuck in self._stalls.stuck(now, self._limits.lane_timeout, settled, self._known_at):
+            self._hub.lose(stuck.link, stuck.reason)
+
+    def _report(self, now: float) -> None:
+        sessions = self._sessions()
+        self._watched = {session: self._watched.get(session) or _Watched() for session in sessions}
+        live = {number for session in sessions for number, _ in _numbers(session.links)}
+        self._known_at = {number: at for number, at in self._known_at.items() if number in live}
+        for session, watched in self._watched.items():
+            member = session.member
+            watched.waits = None
+            if not member.over:
+                watched.waits = waits.report(member, self._seen(session.links, now), now, self._limits.slow_after)
+            if watched.waits is not None and not member.reporting:
+                self._send(watched.waits)
+            self._note(session, watched, now)
+
+    def _seen(self, links: MemberLinks, now: float) -> list[waits.Seen]:
+        found = []
+        for link in list(links.links.values()):
+            if link.up:
+                view, reason = self._stalls.view(link.engine_id, now), ""
+            else:
+                down = now - link.changed_at
+                view, reason = LinkView("down", down, down, 0, down), link.reason
+            found.append(waits.Seen(link.other.mid, link.channel == EXCHANGES, view, reason))
+        return found
+
+    def _note(self, session: Session, watched: _Watched, now: float) -> None:
+        """Log that a wait has begun, once the master had time to say whose fault it is, or that it has ended."""
+        oldest = watched.waits.ops[0] if watched.waits is not None and watched.waits.ops else None
+        key = (oldest.seq, oldest.what) if oldest is not None else None
+        if took := watched.log.ended(key, now):
+            log.info("operation waits no more", member=session.member.name, seconds=round(took, 1))
+        if oldest is None or watched.waits is None:
+            watched.verdict = None
+        elif oldest.age >= self._limits.slow_after + 2 * self._interval() and watched.log.begins(
+            key, now - oldest.age, now
+        ):
+            local = waits.local_words(watched.waits, self._namer(session))
+            text = watched.verdict.text if watched.verdict is not None else ""
+            log.info("operation waits", member=session.member.name, here=local, text=text)
+
+    # ---- what the master says ------------------------------------------------------------------------
+
+    def waited(self, session: Session, message: m.Waited) -> None:
+        """The master's answer to a report: whose fault it is, and who holds bytes back for good reason."""
+        watched = self._watched.get(session)
+        if watched is None or message.epoch != session.member.epoch_number:
+            return
+        now = trio.current_time()
+        watched.verdict = message
+        for number, other in _numbers(session.links):
+            self._known_at[number] = now
+            if other in message.parked:
+                self._stalls.excuse(number, now)
+        self._tell_client(session, watched)
+
+    def _tell_client(self, session: Session, watched: _Watched) -> None:
+        """Once for each change, and not too often, since it may not read."""
+        if watched.verdict is None or not watched.verdict.text:
+            return
+        call = session.member.oldest_call
+        if call != watched.told[0]:
+            watched.times = 0
+        if call and (call, watched.verdict.text) != watched.told and watched.times < _CLIENT_TOLD:
+            watched.told = call, watched.verdict.text
+            watched.times += 1
+            session.tell(m.Slow(call, watched.verdict.text))
+
+    # ---- status --------------------------------------------------------------------------------------
+
+    def status(self, session: Session) -> dict[str, object]:
+        """Of the session's member, for the daemon's status."""
+        watched, now = self._watched.get(session) or _Watched(), trio.current_time()
+        text = watched.verdict.text if watched.verdict is not None else ""
+        member = session.member
+        found = waits.report(member, self._seen(session.links, now), now, self._limits.slow_after)
+        return {**waits.plain(found, self._namer(session)), "master_says": text}
+
+    def _namer(self, session: Session) -> Callable[[int], str]:
+        epoch = session.member.epoch
+        names = {one.mid: one.name for one in epoch.members} if epoch is not None else {}
+        return lambda mid: names.get(mid, f"member {mid}")
+
+
+def _numbers(links: MemberLinks) -> list[tuple[int, int]]:
+    """Engine id and the other's mid, of the links that are up."""
+    return [(link.engine_id, link.other.mid) for link in links.links.values() if link.up]

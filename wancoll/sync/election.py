@@ -1,0 +1,165 @@
+"""Which state wins, and whether the others can be brought to it. Pure: all members come to the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from wancoll.errors import ConfigError, OperationAborted, WancollError
+from wancoll.sync.manifest import Content, Entry, Header, Stripe, stripes
+from wancoll.sync.strategy import RECEIVE_ONLY, SEND_ONLY
+
+_CALL = "sync_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The state that wins.
+
+    Attributes:
+        member: the first in rank order that has it and votes.
+        revision: of it.
+        holders: names of all that have it and vote, in rank order.
+        differing: names of the members that have another content, in rank order.
+    """
+
+    member: str
+    revision: int
+    holders: tuple[str, ...]
+    differing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What there is to move.
+
+    Attributes:
+        entries: the tensors, which all members have alike.
+        stripes: their stripes.
+        digests: of the winning state's stripes, 8 bytes each.
+        missing: per member, the numbers of its stripes that differ.
+        silent: members that send nothing.
+    """
+
+    entries: tuple[Entry, ...]
+    stripes: tuple[Stripe, ...]
+    digests: bytes
+    missing: Mapping[str, frozenset[int]]
+    silent: frozenset[str]
+
+    def digest(self, stripe: int) -> int:
+        """The right one of a stripe."""
+        return int.from_bytes(self.digests[8 * stripe : 8 * stripe + 8], "little")
+
+    def tensors(self, missing: frozenset[int]) -> list[int]:
+        """Which tensors these stripes are parts of, also those that share the memory."""
+        changed = {self.stripes[number].entry for number in missing}
+        return [i for i, entry in enumerate(self.entries) if (entry.shares if entry.shares >= 0 else i) in changed]
+
+    def nbytes(self, numbers: frozenset[int] | Sequence[int]) -> int:
+        """Size of these stripes."""
+        return sum(self.stripes[number].nbytes for number in numbers)
+
+
+def elect(headers: Mapping[str, Header]) -> Winner:
+    """The highest revision wins, among those the state of most members, among those that of the lowest rank.
+
+    Args:
+        headers: of all members, in rank order.
+
+    Raises:
+        ConfigError: nobody votes, or a member that may not be changed has another state.
+    """
+    voters = {name: header for name, header in headers.items() if header.strategy != RECEIVE_ONLY}
+    if not voters:
+        raise ConfigError(
+            "no member's state can win", who=_CALL, expected="a member with another strategy",
+            got=f"{RECEIVE_ONLY!r} by all of {', '.join(headers)}",
+        )  # fmt: skip
+    revision = max(header.revision for header in voters.values())
+    parties: dict[bytes, list[str]] = {}
+    for name, header in voters.items():
+        if header.revision == revision:
+            parties.setdefault(header.fingerprint, []).append(name)
+    won, party = max(parties.items(), key=lambda each: len(each[1]))  # of equals the first, so that of the lowest rank
+    differing = tuple(name for name, header in headers.items() if header.fingerprint != won)
+    for name in differing:
+        if headers[name].strategy == SEND_ONLY:
+            raise ConfigError(
+                "the state of a member that may not be changed does not win", who=f"{name}, {_CALL}",
+                expected=f"the state of {', '.join(party)}, revision {revision}",
+                got=f"another one, revision {headers[name].revision}",
+                hint=f"drop strategy={SEND_ONLY!r} there, or give its state the highest revision",
+            )  # fmt: skip
+    holders = tuple(name for name, header in voters.items() if header.fingerprint == won)
+    return Winner(party[0], revision, holders, differing)
+
+
+def goal(winner: Winner, headers: Mapping[str, Header], contents: Mapping[str, Content]) -> Goal:
+    """What every member lacks.
+
+    Args:
+        winner: from elect().
+        headers: of all members, in rank order.
+        contents: of the same members.
+
+    Raises:
+        ConfigError: a member has other keys, shapes or dtypes than the winner.
+    """
+    won = contents[winner.member]
+    for name, content in contents.items():
+        if content.entries != won.entries:
+            raise _misfit(winner.member, won.entries, name, content.entries)
+    count = len(won.digests) // 8
+    missing = {name: _differing(content.digests, won.digests, count) for name, content in contents.items()}
+    silent = frozenset(name for name, header in headers.items() if header.strategy == RECEIVE_ONLY)
+    return Goal(won.entries, tuple(stripes(won.entries)), won.digests, missing, silent)
+
+
+def lost_holders(goal: Goal, stripe: int, who: str) -> OperationAborted:
+    """The error where nobody is left that can send a stripe to *who*."""
+    return OperationAborted(
+        "nobody is left who could send a part of the state that won",
+        who=f"{_CALL}, {who}",
+        expected=f"a holder of {goal.entries[goal.stripes[stripe].entry].key!r}",
+        got="none that can be reached",
+        hint="all tensors are as they were; call sync_state again: the members that are left elect anew",
+    )
+
+
+def _differing(mine: bytes, right: bytes, count: int) -> frozenset[int]:
+    if mine == right:
+        return frozenset()
+    return frozenset(i for i in range(count) if mine[8 * i : 8 * i + 8] != right[8 * i : 8 * i + 8])
+
+
+def _misfit(winner: str, expected: tuple[Entry, ...], name: str, got: tuple[Entry, ...]) -> WancollError:
+    """The first key that is not alike, by name."""
+    wanted, found = {entry.key: entry for entry in expected}, {entry.key: entry for entry in got}
+    for key in sorted({*wanted, *found}):
+        one, other = wanted.get(key), found.get(key)
+        if one is not None and other is not None:
+            if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
+                return _differs("a tensor has another shape or dtype", name, key, winner, str(one), str(other))
+        elif one is None:
+            return _differs("has a tensor too many", name, key, winner, "no such key", str(other))
+        else:
+            return _differs("lacks a tensor", name, key, winner, str(one), "no such key")
+    for one, other in zip(expected, got, strict=True):
+        if one.shares != other.shares:
+            return _differs(
+                "a tensor shares its memory with another one, and not on all members", name, one.key, winner,
+                _shared(expected, one), _shared(got, other),
+            )  # fmt: skip
+    raise AssertionError("the entries are equal")
+
+
+def _differs(what: str, name: str, key: str, winner: str, expected: str, got: str) -> ConfigError:
+    return ConfigError(
+        what, who=f"{name}, {_CALL}(state[{key!r}])", expected=f"{expected}, as on {winner}", got=got,
+        hint="pass the same keys, shapes and dtypes on all members",
+    )  # fmt: skip
+
+
+def _shared(entries: tuple[Entry, ...], entry: Entry) -> str:
+    return f"the memory of {entries[entry.shares].key!r}" if entry.shares >= 0 else "memory of its own"
