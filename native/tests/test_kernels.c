@@ -1,5 +1,5 @@
 /* Compares every table that this CPU can run with the generic one, bit for bit, and crc32c with published values. Exit code 0 if all is equal.
-   The generic table itself is checked against numpy in tests/test_kernels.py and tests/test_codec.py. */
+   The generic table itself is checked against numpy in tests/engine/test_kernels.py and test_codec.py. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from support import PEERS, repair
 
+from tests.faults.support import PEERS, repair
 from wancoll.chaos import Cluster
 from wancoll.errors import WancollError
 

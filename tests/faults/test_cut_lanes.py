@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from support import (
+
+from tests.faults.support import (
     MIB,
     PEERS,
     Background,
@@ -19,7 +20,6 @@ from support import (
     join,
     reduce_all,
 )
-
 from wancoll.chaos import Cluster
 
 

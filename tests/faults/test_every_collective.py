@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import (
+
+from tests.faults.support import (
     PEERS,
     Background,
     Outcome,
@@ -26,7 +27,6 @@ from support import (
     total,
     wait_until,
 )
-
 from wancoll.chaos import Cluster
 from wancoll.collective import Kind
 from wancoll.errors import OperationAborted, PeerDaemonLost

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from support import PEERS, close_all, contribution, join, new_group, reduce_all, wait_until
 
+from tests.faults.support import PEERS, close_all, contribution, join, new_group, reduce_all, wait_until
 from wancoll.chaos import Cluster, in_threads
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.wire import messages as m

@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from support import (
+
+from tests.faults.support import (
     MIB,
     PEERS,
     Background,
@@ -24,7 +25,6 @@ from support import (
     untouched,
     wait_until,
 )
-
 from wancoll.chaos import Cluster
 from wancoll.errors import Evicted, PeerDaemonLost
 

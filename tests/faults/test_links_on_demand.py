@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import (
+
+from tests.faults.support import (
     PEERS,
     Background,
     WancollError,
@@ -20,7 +21,6 @@ from support import (
     join,
     reduce_all,
 )
-
 from wancoll.chaos import Cluster
 from wancoll.errors import CollectiveMismatch
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import (
+
+import wancoll
+from tests.faults.support import (
     MIB,
     PEERS,
     Background,
@@ -27,8 +29,6 @@ from support import (
     wait_joining,
     wait_until,
 )
-
-import wancoll
 from wancoll.chaos import Cluster
 from wancoll.errors import ConfigError, Evicted, OperationAborted, PeerDaemonLost, WorldTooSmall
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support import Background, attempt, check_agreed, close_all, contribution, join, reduce_all, wait_until
 
+from tests.faults.support import (
+    Background,
+    attempt,
+    check_agreed,
+    close_all,
+    contribution,
+    join,
+    reduce_all,
+    wait_until,
+)
 from wancoll.chaos import Cluster
 from wancoll.errors import ConfigError
 from wancoll.failpoints import MASTER

@@ -6,8 +6,18 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support import MIB, Background, attempt, close_all, contribution, in_threads, join, reduce_all, untouched
 
+from tests.faults.support import (
+    MIB,
+    Background,
+    attempt,
+    close_all,
+    contribution,
+    in_threads,
+    join,
+    reduce_all,
+    untouched,
+)
 from wancoll.chaos import Cluster
 from wancoll.errors import MasterUnreachable, OutcomeUnknown
 

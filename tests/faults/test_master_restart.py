@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import (
+
+from tests.faults.support import (
     FAILPOINTS,
     MIB,
     Background,
@@ -23,7 +24,6 @@ from support import (
     wait_joining,
     wait_until,
 )
-
 from wancoll.chaos import Cluster
 from wancoll.errors import OutcomeUnknown
 

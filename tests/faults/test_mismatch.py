@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import PEERS, WancollError, close_all, contribution, in_threads, join, reduce_all, untouched
 
+from tests.faults.support import PEERS, WancollError, close_all, contribution, in_threads, join, reduce_all, untouched
 from wancoll.chaos import Cluster
 from wancoll.errors import CollectiveMismatch
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Background, attempt, check_agreed, close_all, contribution, join, new_group, reduce_all
 
+from tests.faults.support import Background, attempt, check_agreed, close_all, contribution, join, new_group, reduce_all
 from wancoll.chaos import Cluster
 from wancoll.chaos.middle import Middle
 

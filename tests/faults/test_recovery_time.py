@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import MIB, PEERS, Background, Outcome, attempt, check_agreed, close_all, join
 
+from tests.faults.support import MIB, PEERS, Background, Outcome, attempt, check_agreed, close_all, join
 from wancoll.chaos import Cluster
 from wancoll.errors import PeerDaemonLost
 

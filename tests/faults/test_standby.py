@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import (
+
+import wancoll
+from tests.faults.support import (
     FAILPOINTS,
     MIB,
     Background,
@@ -24,8 +26,6 @@ from support import (
     wait_joining,
     wait_until,
 )
-
-import wancoll
 from wancoll.chaos import Cluster, Etcd
 from wancoll.errors import ConfigError, Evicted, OutcomeUnknown
 from wancoll.wire import messages as m

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Background, close_all, join, reduce_all, wait_until
 
+from tests.faults.support import Background, close_all, join, reduce_all, wait_until
 from wancoll.chaos import Cluster
 from wancoll.errors import OperationAborted, WancollError
 from wancoll.sync.manifest import STRIPE

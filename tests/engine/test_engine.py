@@ -14,7 +14,10 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import xxhash
-from engines import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.engines import (
     DEADLINE,
     FINGERPRINT,
     KIB,
@@ -28,9 +31,6 @@ from engines import (
     wait_for,
     wait_until,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, crc32c, hash64, kernel_name
 from wancoll.errors import ConfigError

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import Mesh, mesh_of, same, wait_for
 
+from tests.engine.engines import Mesh, mesh_of, same, wait_for
 from wancoll.collective import REDUCING, ROOTED, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.engine import Done
 from wancoll.schedule import numbers, reference

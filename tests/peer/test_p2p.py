@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_member import Driver, epoch, kinds, told
-from transcript import GROUP, Room
 
+from tests.master.transcript import GROUP, Room
+from tests.peer.test_member import Driver, epoch, kinds, told
 from wancoll.collective import DType, Kind
 from wancoll.errors import ProtocolError
 from wancoll.peer.core import ops

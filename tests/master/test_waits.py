@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transcript import GROUP, Room
 
+from tests.master.transcript import GROUP, Room
 from wancoll.cli import status as cli
 from wancoll.limits import Limits
 from wancoll.peer.core.waits import SAID_AGAIN, WaitLog

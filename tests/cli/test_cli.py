@@ -26,7 +26,7 @@ from wancoll.wire.framing import encode
 from wancoll.wire.messages import Bye, EventRecord, GroupStatus, MemberStatus, Status
 
 WANCOLL = [sys.executable, "-m", "wancoll"]
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 DEADLINE = 20.0  # seconds for anything that a test waits for
 
 # A service that has started and never stops by itself: what a user meets who signals twice.

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import xxhash
-from schedules import call, everyone
 
+from tests.schedule.schedules import call, everyone
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import numbers, reference
 from wancoll.schedule.build import Builder, Coding, back

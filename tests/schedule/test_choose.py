@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from schedules import PAIRS, call, everyone, sites_of
 
+from tests.schedule.schedules import PAIRS, call, everyone, sites_of
 from wancoll.collective import DATALESS, Codec, Descriptor, DType, Kind
 from wancoll.errors import ConfigError
 from wancoll.schedule import cost

@@ -16,8 +16,8 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from test_master import Connect, Peer, hello
 
+from tests.master.test_master import Connect, Peer, hello
 from wancoll import chaos
 from wancoll.cli import status
 from wancoll.errors import ConfigError, MasterUnreachable

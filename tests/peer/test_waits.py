@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from test_member import Driver
-
+from tests.peer.test_member import Driver
 from wancoll.collective import Kind
 from wancoll.peer.core import waits
 from wancoll.peer.core.ops import OpState

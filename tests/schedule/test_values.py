@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of, run, sites_of
 
+from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of, run, sites_of
 from wancoll.collective import DATALESS, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import codec as codecs
 from wancoll.schedule import numbers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from transcript import GROUP, Room
 
+from tests.master.transcript import GROUP, Room
 from wancoll.limits import KIB, PROTOCOL_VERSION
 from wancoll.schedule.cost import AVAILABLE, chosen
 from wancoll.wire import messages as m

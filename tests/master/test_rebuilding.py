@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_membership_machine import EXCHANGE_IDS, Client, Cluster, Daemon, program
-from transcript import GROUP, Room
 
+from tests.master.test_membership_machine import EXCHANGE_IDS, Client, Cluster, Daemon, program
+from tests.master.transcript import GROUP, Room
 from wancoll.limits import Limits
 from wancoll.peer.core import member as core
 from wancoll.wire import messages as m

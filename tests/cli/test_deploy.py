@@ -12,7 +12,7 @@ import pytest
 
 from wancoll.cli.main import app
 
-DEPLOY = Path(__file__).parent.parent / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = ("wancoll-master.service", "wancoll-peer@.service")
 COMMAND = "/opt/wancoll/bin/wancoll"
 ENVIRONMENTS = {"wancoll.env": "WANCOLL_MASTER", "master-etcd.env": "WANCOLL_ETCD"}  # and what they set

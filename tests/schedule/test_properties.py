@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedules import ALL_REDUCES, CODECS, PAIRS, call, coded, everyone, sends, sites_of, wire_bytes
 
+from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, coded, everyone, sends, sites_of, wire_bytes
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
 from wancoll.schedule import codec as codecs
 from wancoll.schedule.build import BLOCKS, Coding

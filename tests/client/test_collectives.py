@@ -12,9 +12,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_daemon import FakeDaemon, made, shifted
 
 import wancoll
+from tests.client.fake_daemon import FakeDaemon, made, shifted
 from wancoll.client.communicator import Communicator
 from wancoll.client.memory import EXCHANGE_BYTES
 from wancoll.client.tensors import region

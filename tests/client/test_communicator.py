@@ -21,9 +21,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_daemon import ARENA, FakeDaemon, reduced
 
 import wancoll
+from tests.client.fake_daemon import ARENA, FakeDaemon, reduced
 from wancoll.client import connection as connection_module
 from wancoll.client.communicator import Communicator
 from wancoll.client.memory import EXCHANGE_BYTES
@@ -951,7 +951,7 @@ open({notes!r}, "w").write(repr((arguments, os.getpid())))
 {body}
 """
 _SERVES = """
-from fake_daemon import FakeDaemon
+from tests.client.fake_daemon import FakeDaemon
 daemon = FakeDaemon(path)
 print("wancoll peer ready socket=" + path, flush=True)
 sys.stdin.read()
@@ -966,7 +966,7 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     def prepare(body: str) -> Path:
         script, notes = tmp_path / "python", tmp_path / "notes"
         peer = tmp_path / "peer.py"
-        peer.write_text(_PEER.format(tests=str(Path(__file__).parent), notes=str(notes), body=body))
+        peer.write_text(_PEER.format(tests=str(Path(__file__).parents[2]), notes=str(notes), body=body))
         script.write_text(
             f'#!/bin/sh\n[ "$1 $2" = "-m wancoll" ] || exit 9\nshift 2\nexec {sys.executable} {peer} "$@"\n'
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import combinations, permutations
 
 import pytest
-from transcript import GROUP, Room
 
+from tests.master.transcript import GROUP, Room
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll_master.core import membership, report

@@ -14,8 +14,8 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from transcript import GROUP, Room
 
+from tests.master.transcript import GROUP, Room
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import Limits
 from wancoll.peer.core import member as core

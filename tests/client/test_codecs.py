@@ -12,9 +12,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_daemon import ARENA, FakeDaemon
 
 import wancoll
+from tests.client.fake_daemon import ARENA, FakeDaemon
 from wancoll.client.codecs import FLOATS, NOMINAL_ERROR, cheapest, lossy
 from wancoll.client.communicator import Communicator
 from wancoll.client.feedback import exact_part
