@@ -23,8 +23,8 @@ from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import MASTER, Failpoints
 from wancoll.local import join_address
-from wancoll.net.connection import Connection
-from wancoll.net.listeners import open_listeners
+from wancoll.net.listen import Handshakes, open_listeners, trio_listeners
+from wancoll.net.stream import Stream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll_master.config import EtcdConfig, MasterConfig
@@ -82,8 +82,7 @@ async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]]
                 else:
                     nursery.start_soon(_elect(config, config.etcd, server, bound[0]))
                 task_status.started(bound)
-                sockets = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in listeners]
-                await trio.serve_listeners(server.accept, sockets)
+                await trio.serve_listeners(server.accept, trio_listeners(listeners))
         finally:
             for one in listeners:
                 one.close()
@@ -127,10 +126,10 @@ class Server:
         self._may_lead: Callable[[], bool] = lambda: True
         self._on_end: Callable[[str, int], None] = lambda reason, term: None
         self._held = Held(_HELD_FRAMES, _HELD_BYTES)
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
-        self._greeting: dict[int, trio.CancelScope] = {}  # connections without a first message, oldest first
-        self._dirty: dict[int, Connection] = {}  # with an unsent batch
+        self._greeting = Handshakes(config.limits.pending_connections, config.limits.handshake_timeout)
+        self._dirty: dict[int, Stream] = {}  # with an unsent batch
         self._alarm = trio.CancelScope()
         self._awake_at = trio.current_time()
         self._started_at = trio.current_time()
@@ -306,8 +305,7 @@ class Server:
         connection = self._connections.pop(conn, None)
         if connection is not None:
             self._dirty.pop(conn, None)
-            connection.add(last)
-            connection.flush_batch()
+            connection.send(last)
             connection.end()
 
     def release(self) -> None:
@@ -380,73 +378,58 @@ class Server:
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the listeners: whatever arrives, the master stays up."""
-        if len(self._greeting) >= self._limits.pending_connections:
-            oldest = next(iter(self._greeting))  # gives way, so that idle connections block nobody
-            self._greeting.pop(oldest).cancel()
         limits = self._limits
         number = next(self._numbers)
         try:
-            connection = Connection(
-                number,
-                socket.socket(fileno=stream.socket.detach()),
-                limits.send_queue_messages,
-                16 * limits.message_bytes,
-            )
+            sock = socket.socket(fileno=stream.socket.detach())
+            connection = Stream(sock, "this connection", 16 * limits.message_bytes, limits.send_queue_messages)
         except OSError:
             return  # gone already
         self._connections[number] = connection
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(connection.write_queue)
-                reason = await self._read(connection)
+                reason = await self._read(number, connection)
                 nursery.cancel_scope.cancel()
             if self._connections.pop(number, None) is not None:
                 self.apply(Disconnected(number, reason))
                 self.flush()
         finally:
             if self._connections.pop(number, None) is not None:  # serve() was cancelled
-                connection.add(encode(m.Bye("the master is stopping")))
-                connection.flush_batch()
+                connection.send(encode(m.Bye("the master is stopping")))
                 connection.end()
-            await connection.close(deliver=connection.ending and not connection.overflow)
+            if connection.ending and not connection.overflow:
+                await connection.close_delivered()
+            else:
+                connection.close()
 
     def _introduced(self, conn: int) -> bool:
         """Whether a daemon of this leader is at the other end."""
         return self.state is not None and conn in self.state.connections
 
-    async def _read(self, connection: Connection) -> str:
+    async def _read(self, number: int, connection: Stream) -> str:
         """Feed the state machine until the connection ends; returns why it did."""
-        number = connection.number
         try:
-            with trio.move_on_after(self._limits.handshake_timeout) as greeting:
-                self._greeting[number] = greeting
-                await self._feed(connection, greeting)
-                return "it does not read what it is sent" if connection.overflow else "the master ended it"
+            with self._greeting.one() as greeting:
+                await self._feed(number, connection, greeting)
+                return connection.ended or "the master ended it"
             raise ProtocolError("did not introduce itself in time", expected="Hello first")
-        except OSError as bad:
-            return str(bad)
         except ProtocolError as nonsense:
-            if not self._introduced(connection.number):
+            if not self._introduced(number):
                 log.info("connection ended", reason=str(nonsense))
-            connection.add(encode(m.Bye(f"this connection {nonsense}"[:1000])))
-            connection.flush_batch()
+            connection.send(encode(m.Bye(f"this connection {nonsense}"[:1000])))
             connection.end()
             return str(nonsense)
-        finally:
-            self._greeting.pop(number, None)
 
-    async def _feed(self, connection: Connection, greeting: trio.CancelScope) -> None:
+    async def _feed(self, number: int, connection: Stream, greeting: trio.CancelScope) -> None:
         size = min(self._limits.message_bytes, FIRST_MESSAGE_BYTES)
         decoder: Decoder[m.FromPeer] = Decoder(m.FromPeer, size)
-        number = connection.number
         while data := await connection.receive():
             for message in decoder.feed(data):
-                if self._greeting.pop(number, None) is not None:
-                    greeting.deadline = float("inf")
+                if self._greeting.over(greeting):
                     decoder.allow(self._limits.message_bytes)  # a Report may be as large as an Epoch
                 if isinstance(message, m.Arm) and not self._introduced(number):
-                    connection.add(encode(self._arm(message)))
-                    connection.flush_batch()
+                    connection.send(encode(self._arm(message)))
                     connection.end()
                 else:
                     self.apply(Received(number, message))

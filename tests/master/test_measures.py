@@ -13,6 +13,7 @@ import trio
 
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.net.dial import read_frame
 from wancoll.peer.core.tcpinfo import (
     BACKLOG,
     BUSY,
@@ -24,7 +25,6 @@ from wancoll.peer.core.tcpinfo import (
     saturated,
     window,
 )
-from wancoll.peer.links.lanes import read_frame
 from wancoll.peer.watch import measure
 from wancoll.peer.watch.measure import Measurer, answer_probe
 from wancoll.wire import messages as m

@@ -1,52 +1,72 @@
-"""A non-blocking socket on trio whose sends never wait: what the kernel does not take now goes into a bounded queue.
+"""A connection on trio whose sends never wait: what the kernel does not take now goes into a bounded queue.
 
-The daemon's state machines run without an await between reading state and applying commands; so their
-sends must not wait either.
+State machines run without an await between reading state and applying commands; so their sends must not wait either.
+A connection that breaks, or whose other end does not read, is no error for who sends: its reader finds out, once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import trio
 
-from wancoll.errors import ProtocolError
+_READ_BYTES = 64 * 1024
+_LINGER = 1.0  # seconds for the other end to take what was sent before the connection closes
 
-_READ_BYTES = 16 * 1024
 
-
-class NowaitStream:
+class Stream:
     """One connected stream socket, owned from here on.
 
     Args:
         sock: connected; made non-blocking.
-        max_queued: bytes that may wait for the other end; more raises ProtocolError.
-        who: names the other end in errors.
+        who: names the other end.
+        max_bytes: that may wait for the other end; with more the connection is given up.
+        max_messages: the same in messages; 0: not bounded.
     """
 
-    def __init__(self, sock: socket.socket, max_queued: int, who: str) -> None:
+    def __init__(self, sock: socket.socket, who: str, max_bytes: int, max_messages: int = 0) -> None:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.who = sock, who
-        self._max_queued = max_queued
-        self._queue = bytearray()
+        self._max_bytes, self._max_messages = max_bytes, max_messages
+        self._batch: list[bytes] = []
+        self._queue = bytearray()  # what the kernel did not take
+        self._queued_messages = 0
         self._wake = trio.Event()
+        self._reading = trio.CancelScope()
         self._closed = False
+        self.ending = False  # nothing is read any more
+        self.overflow = False  # the other end did not read
+        self.ended = ""  # why nothing is read any more, "" if it was ended here
 
     @property
     def queued(self) -> int:
         """Bytes that the kernel has not taken yet."""
         return len(self._queue)
 
-    def send_nowait(self, data: bytes) -> None:
-        """Send now what fits, queue the rest. A broken connection is not an error here: the reader finds out.
+    # ---- sending -------------------------------------------------------------------------------------
 
-        Raises:
-            ProtocolError: the other end does not read and the queue is full.
-        """
-        if self._closed:
+    def send(self, frame: bytes) -> None:
+        """Send now what fits, queue the rest."""
+        self.add(frame)
+        self.flush_batch()
+
+    def add(self, frame: bytes) -> None:
+        """Put a frame into the batch that flush_batch() sends."""
+        self._batch.append(frame)
+
+    def drop_batch(self) -> None:
+        """Forget what add() was given since the last flush_batch()."""
+        self._batch.clear()
+
+    def flush_batch(self) -> None:
+        """Send the batch: now what fits, the rest from write_queue()."""
+        frames, self._batch = self._batch, []
+        if not frames or self._closed or self.overflow:
             return
+        data = frames[0] if len(frames) == 1 else b"".join(frames)
         if not self._queue:
             try:
                 sent = self.socket.send(data)
@@ -57,21 +77,22 @@ class NowaitStream:
             if sent == len(data):
                 return
             data = data[sent:]
-        if len(self._queue) + len(data) > self._max_queued:
-            raise ProtocolError(
-                "does not read what it is sent", who=self.who, expected=f"at most {self._max_queued} bytes waiting"
-            )
         self._queue += data
+        self._queued_messages += len(frames)
+        if len(self._queue) > self._max_bytes or 0 < self._max_messages < self._queued_messages:
+            self.overflow, self.ended = True, "it does not read what it is sent"
+            self._queue.clear()
+            self.end()
         self._wake.set()
 
-    async def flush_forever(self) -> None:
-        """Task: push out the queue whenever there is one. Ends with the connection."""
+    async def write_queue(self) -> None:
+        """Task: send what is queued, whenever something is. Ends with close()."""
         while not self._closed:
             await self._wake.wait()
             self._wake = trio.Event()
-            await self.flush()
+            await self.drain()
 
-    async def flush(self) -> None:
+    async def drain(self) -> None:
         """Return once the queue is empty or the connection is gone."""
         while self._queue and not self._closed:
             try:
@@ -80,19 +101,36 @@ class NowaitStream:
             except BlockingIOError:
                 continue
             except (OSError, trio.ClosedResourceError):
+                self._queue.clear()
                 return
             del self._queue[:sent]
+        self._queued_messages = 0
+
+    # ---- receiving -----------------------------------------------------------------------------------
 
     async def receive(self) -> bytes:
-        """Some bytes; b"" at the end of the stream, however it ended."""
-        while True:
-            try:
-                await trio.lowlevel.wait_readable(self.socket)
-                return self.socket.recv(_READ_BYTES)
-            except BlockingIOError:
-                continue
-            except (OSError, trio.ClosedResourceError):
-                return b""
+        """Some bytes; b"" at the end of the stream, however it came, and after end(): then *ended* says why."""
+        with trio.CancelScope() as self._reading:
+            while not self.ending and not self._closed:
+                try:
+                    await trio.lowlevel.wait_readable(self.socket)
+                    data = self.socket.recv(_READ_BYTES)
+                except BlockingIOError:
+                    continue
+                except (OSError, trio.ClosedResourceError) as bad:
+                    self.ended = self.ended or str(bad)
+                    return b""
+                if not data:
+                    self.ended = self.ended or "the connection was closed by the other end"
+                return data
+        return b""
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Read no more; what was sent may still be delivered by close_delivered()."""
+        self.ending = True
+        self._reading.cancel()
 
     def close(self) -> None:
         """Close now; waiting receives return b"". Idempotent."""
@@ -101,3 +139,16 @@ class NowaitStream:
             self._wake.set()
             trio.lowlevel.notify_closing(self.socket)
             self.socket.close()
+
+    async def close_delivered(self) -> None:
+        """Close when the other end has read what was sent, which a reset would destroy, or after a second."""
+        try:
+            with trio.move_on_after(_LINGER, shield=True), contextlib.suppress(OSError, trio.ClosedResourceError):
+                await self.drain()
+                self.socket.shutdown(socket.SHUT_WR)
+                while True:
+                    await trio.lowlevel.wait_readable(self.socket)
+                    if not self.socket.recv(_READ_BYTES):
+                        break
+        finally:
+            self.close()

@@ -13,10 +13,11 @@ import trio
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_addresses
-from wancoll.net.stream import NowaitStream
+from wancoll.net.dial import DialFailed, dial
+from wancoll.net.stream import Stream
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.masters import Masters
-from wancoll.peer.links.lanes import LaneFailed, advertised, dial, offered_congestion_controls
+from wancoll.peer.links.lanes import advertised, offered_congestion_controls
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -63,7 +64,7 @@ class Control:
         self._data_socket = data_socket
         self._on_message, self._on_connected = on_message, on_connected
         self._on_lost, self._on_synced, self._called = on_lost, on_synced, called
-        self._stream: NowaitStream | None = None
+        self._stream: Stream | None = None
         self.connected = False
         self.number = 0  # of the connection, counted from 1
         self.term = 0  # highest seen
@@ -89,16 +90,12 @@ class Control:
     def send(self, message: m.FromPeer) -> None:
         """Send if there is a master; without one it is dropped, since a reconnect starts from scratch."""
         if self.connected and self._stream is not None:
-            try:
-                self._stream.send_nowait(encode(message))
-            except ProtocolError as bad:
-                log.warning("master does not read", reason=str(bad))
-                self._stream.close()
+            self._stream.send(encode(message))
 
     async def flush(self) -> None:
         """Return once what was sent has left, or the connection is gone."""
         if self._stream is not None:
-            await self._stream.flush()
+            await self._stream.drain()
 
     async def run(self) -> None:
         """Task: connect, serve, reconnect, until cancelled."""
@@ -120,9 +117,9 @@ class Control:
             with trio.fail_after(patience):
                 raw = (await dial([address], patience)).socket
             local_host = raw.getsockname()[0]
-            stream = NowaitStream(socket.socket(fileno=raw.detach()), limits.message_bytes * 16, f"master at {address}")
+            stream = Stream(socket.socket(fileno=raw.detach()), f"master at {address}", limits.message_bytes * 16)
             self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
-            stream.send_nowait(
+            stream.send(
                 encode(
                     m.Hello(
                         PROTOCOL_VERSION,
@@ -142,12 +139,12 @@ class Control:
             )
             self._stream = stream
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(stream.flush_forever)
+                nursery.start_soon(stream.write_queue)
                 nursery.start_soon(self._heartbeat, stream)
                 reason = await self._read(stream)
                 nursery.cancel_scope.cancel()
             return reason
-        except LaneFailed as bad:
+        except DialFailed as bad:
             return str(bad)
         except trio.TooSlowError:
             return f"{address}: no answer within {patience:.1f} s"
@@ -156,7 +153,7 @@ class Control:
             if stream is not None:
                 stream.close()
 
-    async def _read(self, stream: NowaitStream) -> str:
+    async def _read(self, stream: Stream) -> str:
         decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster, self._config.limits.message_bytes, stream.who)
         patience = self._masters.patience(self._config.limits.handshake_timeout)
         try:
@@ -164,7 +161,7 @@ class Control:
                 while True:
                     data = await stream.receive()
                     if not data:
-                        return "the master closed the connection"
+                        return f"the master: {stream.ended}" if stream.overflow else "the master closed the connection"
                     for message in decoder.feed(data):
                         if isinstance(message, m.Bye):
                             return f"the master said: {message.reason}"
@@ -194,7 +191,7 @@ class Control:
             self._nonsense = True  # it would do so again: reconnecting must not start the grace time anew
             return str(bad)
 
-    async def _heartbeat(self, stream: NowaitStream) -> None:
+    async def _heartbeat(self, stream: Stream) -> None:
         number = 0
         self._heard_at = trio.current_time()
         while True:

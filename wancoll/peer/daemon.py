@@ -16,13 +16,14 @@ from wancoll import resources
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.failpoints import Failpoints
 from wancoll.local import default_socket, join_address
+from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
 from wancoll.peer.core import ops
-from wancoll.peer.door import FrontDoor, claim_socket
+from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.hub import LinkHub
-from wancoll.peer.links.lanes import check_congestion_control, open_listener, probe
+from wancoll.peer.links.lanes import check_congestion_control, probe
 from wancoll.peer.session import Session
 from wancoll.peer.watch.measure import Measurer
 from wancoll.peer.watch.watcher import Watcher
@@ -50,7 +51,7 @@ class Daemon:
         config: settings.
         name: this daemon's id.
         engine: moves the bytes.
-        data_socket: listener for lanes.
+        data_socket: first listener for lanes.
         nursery: owns every task of the daemon.
     """
 
@@ -324,14 +325,12 @@ async def serve(
     name = config.name or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
     path = config.socket or default_socket()
     workers = config.workers or max(1, min(4, (os.cpu_count() or 1) // 2))
-    data_socket = open_listener(config.listen)
+    data_sockets = open_listeners(config.listen)
     local_socket = claim_socket(path)
     try:
         with Engine(workers=workers, checksum=config.checksum) as engine:
             async with trio.open_nursery() as nursery:
-                daemon = Daemon(config, name, engine, data_socket, nursery)
-                data_listener = trio.SocketListener(trio.socket.from_stdlib_socket(data_socket))
-                local_listener = trio.SocketListener(trio.socket.from_stdlib_socket(local_socket))
+                daemon = Daemon(config, name, engine, data_sockets[0], nursery)
                 nursery.start_soon(daemon.watch_engine)
                 nursery.start_soon(daemon.control.run)
                 nursery.start_soon(daemon.watch_master)
@@ -339,16 +338,18 @@ async def serve(
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)
                     nursery.start_soon(daemon.measurer.probe)
-                nursery.start_soon(trio.serve_listeners, daemon.links.accept, [data_listener])
-                nursery.start_soon(trio.serve_listeners, FrontDoor(daemon, daemon.status).accept, [local_listener])
+                nursery.start_soon(trio.serve_listeners, daemon.links.accept, trio_listeners(data_sockets))
+                door = FrontDoor(daemon, daemon.status)
+                nursery.start_soon(trio.serve_listeners, door.accept, trio_listeners([local_socket]))
                 if config.watch_stdin:
                     nursery.start_soon(_watch_stdin, stop)
-                task_status.started(Ready(name, path, [join_address(*data_socket.getsockname()[:2])]))
+                task_status.started(Ready(name, path, [join_address(*one.getsockname()[:2]) for one in data_sockets]))
                 await stop.wait()
                 await daemon.drain()
                 nursery.cancel_scope.cancel()
     finally:
-        data_socket.close()
+        for one in data_sockets:
+            one.close()
         local_socket.close()
         with contextlib.suppress(OSError):
             os.unlink(path)

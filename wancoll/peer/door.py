@@ -2,55 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import socket
-import stat
 from collections.abc import Callable
 
 import structlog
 import trio
 
-from wancoll.errors import ConfigError, ProtocolError
+from wancoll.errors import ProtocolError
 from wancoll.failpoints import PEER
 from wancoll.limits import PROTOCOL_VERSION
-from wancoll.net.stream import NowaitStream
+from wancoll.net.listen import Handshakes
+from wancoll.net.stream import Stream
 from wancoll.peer.core import ops
 from wancoll.peer.session import Host, Session
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
 log = structlog.get_logger("wancoll.door")
-
-
-def claim_socket(path: str) -> socket.socket:
-    """A listening unix socket at *path*; a leftover of a dead daemon is replaced.
-
-    Raises:
-        ConfigError: a daemon is alive there, or the path cannot be used.
-    """
-    hint = "choose another with --socket or WANCOLL_SOCKET"
-    try:
-        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
-        if os.path.exists(path):
-            if not stat.S_ISSOCK(os.stat(path).st_mode):
-                raise ConfigError("is not a socket", who=path, hint=hint)
-            with socket.socket(socket.AF_UNIX) as other:
-                other.settimeout(1)
-                try:
-                    other.connect(path)
-                except ConnectionRefusedError:
-                    os.unlink(path)
-                else:
-                    raise ConfigError("another daemon serves this socket", who=path, hint=hint)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(128)
-        return listener
-    except OSError as bad:
-        raise ConfigError("cannot be used as client socket", who=path, got=str(bad), hint=hint) from bad
 
 
 class FrontDoor:
@@ -63,44 +32,38 @@ class FrontDoor:
 
     def __init__(self, daemon: Host, status: Callable[[], dict[str, object]]) -> None:
         self._daemon, self._status = daemon, status
-        self._greeting: dict[trio.CancelScope, None] = {}  # clients that have not said yet what they want, oldest first
+        limits = daemon.config.limits
+        self._greeting = Handshakes(limits.pending_connections, limits.local_handshake_timeout)
         self._next_range = 1  # of engine op ids; one for each client that ever attached
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the unix socket: one client, or one question."""
         limits = self._daemon.config.limits
-        client = NowaitStream(socket.socket(fileno=stream.socket.detach()), limits.message_bytes * 4, "client")
+        client = Stream(socket.socket(fileno=stream.socket.detach()), "client", limits.message_bytes * 4)
         decoder: Decoder[m.FromClient] = Decoder(m.FromClient, limits.message_bytes, "client")
         try:
             messages: list[m.FromClient] = []
-            if len(self._greeting) >= limits.pending_connections:
-                next(iter(self._greeting)).cancel()  # the oldest gives way, so that idle connections block nobody
-            with trio.move_on_after(limits.local_handshake_timeout) as scope:
-                self._greeting[scope] = None
-                try:
-                    while not messages and (data := await client.receive()):
-                        messages = decoder.feed(data)
-                finally:
-                    del self._greeting[scope]
+            with self._greeting.one():
+                while not messages and (data := await client.receive()):
+                    messages = decoder.feed(data)
             if messages:
                 await self._first_message(client, decoder, messages)
         except ProtocolError as bad:
             log.warning("client sent nonsense", reason=str(bad))
-            with contextlib.suppress(ProtocolError):
-                client.send_nowait(
-                    encode(ops.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
-                )
+            client.send(
+                encode(ops.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+            )
         finally:
             client.close()
 
     async def _first_message(
-        self, client: NowaitStream, decoder: Decoder[m.FromClient], messages: list[m.FromClient]
+        self, client: Stream, decoder: Decoder[m.FromClient], messages: list[m.FromClient]
     ) -> None:
         first = messages[0]
         if isinstance(first, m.LocalStatusRequest):
-            client.send_nowait(encode(m.LocalStatus(json.dumps(self._status()))))
+            client.send(encode(m.LocalStatus(json.dumps(self._status()))))
         elif isinstance(first, m.Arm):
-            client.send_nowait(encode(self._arm(first)))
+            client.send(encode(self._arm(first)))
         elif isinstance(first, m.Attach):
             if first.protocol != PROTOCOL_VERSION:
                 raise ProtocolError(
@@ -121,7 +84,7 @@ class FrontDoor:
             session = Session(self._daemon, client, first, self._next_range << 40)
             self._next_range += 1
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.flush_forever)
+                nursery.start_soon(client.write_queue)
                 await session.serve(decoder, messages[1:])
                 nursery.cancel_scope.cancel()
         else:
@@ -129,7 +92,7 @@ class FrontDoor:
                 "sent a message out of place", who="client", expected="Attach first", got=str(first)[:100]
             )
         with trio.move_on_after(1):
-            await client.flush()
+            await client.drain()
 
     def _arm(self, arm: m.Arm) -> m.Ok | m.Failure:
         if not self._daemon.failpoints.allows(arm.token):

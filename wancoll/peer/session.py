@@ -13,7 +13,7 @@ from wancoll.collective import DATALESS, DType, Kind, ReduceOp
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ProtocolError
 from wancoll.failpoints import Failpoints
-from wancoll.net.stream import NowaitStream
+from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
@@ -65,7 +65,7 @@ class Session:
         first_engine_id: start of this member's range of engine op ids.
     """
 
-    def __init__(self, daemon: Host, stream: NowaitStream, attach: m.Attach, first_engine_id: int) -> None:
+    def __init__(self, daemon: Host, stream: Stream, attach: m.Attach, first_engine_id: int) -> None:
         self._daemon, self._stream = daemon, stream
         self.attached_at = trio.current_time()
         self.pid = attach.pid
@@ -102,6 +102,9 @@ class Session:
                 while data := await self._stream.receive():
                     if not await self._take(decoder.feed(data)):
                         break
+            if self._stream.overflow:
+                reason = f"the client: {self._stream.ended}"
+                log.warning("client does not read", member=self.member.name)
         except ProtocolError as bad:
             reason = str(bad)
             log.warning("client sent nonsense", member=self.member.name, reason=reason)
@@ -111,7 +114,7 @@ class Session:
             self.links.close()
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
                 await self._engine_idle()
-                await self._stream.flush()
+                await self._stream.drain()
             self._daemon.remove(self)
             self._stream.close()
             if not self._in_engine:
@@ -164,11 +167,7 @@ class Session:
 
     def tell(self, message: m.FromDaemon) -> None:
         """Send to the client; one that does not read is cut off."""
-        try:
-            self._stream.send_nowait(encode(message))
-        except ProtocolError as bad:
-            log.warning("client does not read", member=self.member.name, reason=str(bad))
-            self._stream.close()
+        self._stream.send(encode(message))
 
     # ---- commands ------------------------------------------------------------------------------------
 

@@ -20,9 +20,11 @@ import trio
 from wancoll.engine import Engine
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
+from wancoll.net.dial import DialFailed, dial, read_frame
+from wancoll.net.listen import Handshakes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.stalls import LaneLook
-from wancoll.peer.links.lanes import LaneFailed, dial, greet, read_frame, tune
+from wancoll.peer.links.lanes import greet, tune
 from wancoll.peer.links.member_links import COLLECTIVES, Link, MemberLinks, wire_plan
 from wancoll.peer.watch.measure import OpenLink, answer_probe, kernel_view
 from wancoll.wire import messages as m
@@ -47,7 +49,7 @@ class LinkHub:
         self._members: list[MemberLinks] = []
         self._by_engine_id: dict[int, Link] = {}
         self._next_engine_id = 1
-        self._handshakes: dict[trio.CancelScope, None] = {}  # oldest first
+        self._handshakes = Handshakes(config.limits.pending_connections, config.limits.handshake_timeout)
         self._cut: set[str] = set()  # daemons cut off by fault injection
         self._change = trio.Event()
 
@@ -252,7 +254,7 @@ class LinkHub:
             with trio.fail_after(self._limits.connect_timeout):
                 stream = await dial(link.other.addresses, self._limits.connect_timeout)
                 found = await self._greet_or_close(stream, hello, f"{link.other.name} at {link.other.addresses[0]}")
-        except LaneFailed as bad:
+        except DialFailed as bad:
             reasons.append(str(bad))
         except trio.TooSlowError:
             reasons.append(f"{link.other.addresses[0]}: no answer within {self._limits.connect_timeout:.1f} s")
@@ -280,19 +282,14 @@ class LinkHub:
             who = str(stream.socket.getpeername()[0])
         except OSError:
             who = "somebody"
-        if len(self._handshakes) >= self._limits.pending_connections:
-            next(iter(self._handshakes)).cancel()  # the oldest gives way, so that idle connections block nobody
-        scope = trio.move_on_after(self._limits.handshake_timeout)
-        self._handshakes[scope] = None
         try:
-            with scope:
+            with self._handshakes.one() as scope:
                 await self._handshake(stream, who)
             if scope.cancelled_caught:
                 log.info("lane handshake timed out", who=who)
-        except (ProtocolError, LaneFailed, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as bad:
+        except (ProtocolError, DialFailed, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as bad:
             log.info("lane handshake failed", who=who, reason=str(bad))
         finally:
-            del self._handshakes[scope]
             stream.socket.close()  # a no-op where the engine took it
 
     async def _handshake(self, stream: trio.SocketStream, who: str) -> None:

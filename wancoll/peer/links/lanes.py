@@ -1,4 +1,4 @@
-"""Single lanes: listening, dialling, socket options and the handshake that precedes the engine's frames."""
+"""Single lanes: socket options and the handshake that precedes the engine's frames."""
 
 from __future__ import annotations
 
@@ -12,42 +12,14 @@ import trio
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import KIB, PROTOCOL_VERSION, Limits
 from wancoll.local import join_address, split_address
+from wancoll.net.dial import DialFailed, dial, read_frame
 from wancoll.wire import messages as m
-from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
+from wancoll.wire.framing import encode
 
-_HELLO_BYTES = 4096  # handshake frames are small
 _TCP_NOTSENT_LOWAT = 25
 _NO_LIMIT = 0x7FFFFFFF
 _UNSENT = 64 * KIB  # to begin with; the engine keeps it at about half of the lane's window
 PREFERRED = ("bbr", "cubic")  # congestion controls that a plan may ask for
-
-
-class LaneFailed(Exception):
-    """A dial or handshake that did not come through, with the reason. An event, told to the link."""
-
-
-def open_listener(listen: str, backlog: int = 512) -> socket.socket:
-    """A listening TCP socket; host "" or "*" takes IPv6 and IPv4 on one port.
-
-    Raises:
-        ConfigError: the address cannot be read or bound.
-    """
-    host, port = split_address(listen, what="listen address")
-    try:
-        if host in ("", "*"):
-            if socket.has_dualstack_ipv6():
-                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
-            return socket.create_server(("", port), backlog=backlog)
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=backlog)
-    except OSError as bad:
-        raise ConfigError(
-            "cannot listen there",
-            who=listen,
-            expected="an address of this machine and a free port",
-            got=str(bad),
-            hint="port 0 picks a free one; '*' takes all interfaces",
-        ) from bad
 
 
 def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_control: str = "") -> None:
@@ -111,65 +83,19 @@ def _offers(name: str) -> bool:
     return True
 
 
-async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
-    """Connect to the first address that answers; DNS names are tried with all their addresses.
-
-    Raises:
-        LaneFailed: none answered within *within* seconds.
-    """
-    reasons = []
-    with trio.move_on_after(within):
-        for address in addresses:
-            host, port = split_address(address)
-            try:
-                return await trio.open_tcp_stream(host, port)
-            except OSError as bad:
-                cause = bad.__cause__
-                inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause or bad
-                reasons.append(f"{address}: {inner}")
-    if not reasons:
-        reasons.append(f"{', '.join(addresses)}: no answer within {within:.1f} s")
-    raise LaneFailed("; ".join(reasons))
-
-
-async def read_frame(sock: Any, kind: Any, *, who: str) -> Any:
-    """One handshake frame, and not a byte more: what follows belongs to the engine.
-
-    Raises:
-        ProtocolError: malformed or oversized.
-        LaneFailed: the connection ended.
-    """
-    header = await _exactly(sock, HEADER_BYTES, who)
-    body = await _exactly(sock, body_length(header, _HELLO_BYTES, who=who), who)
-    return decode_body(body, kind, who=who)
-
-
-async def _exactly(sock: Any, count: int, who: str) -> bytes:
-    data = b""
-    while len(data) < count:
-        try:
-            more = await sock.recv(count - len(data))
-        except OSError as bad:
-            raise LaneFailed(f"{who}: {bad}") from bad
-        if not more:
-            raise LaneFailed(f"{who} closed the connection during the handshake")
-        data += more
-    return data
-
-
 async def greet(stream: trio.SocketStream, hello: m.LaneHello | m.ProbeHello, who: str) -> str:
     """Dialler's half of the handshake; returns the id of the daemon that answered.
 
     Raises:
-        LaneFailed: refused, closed or not understood.
+        DialFailed: refused, closed or not understood.
     """
     try:
         await stream.send_all(encode(hello))
         answer = await read_frame(stream.socket, m.LaneAnswer, who=who)
     except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
-        raise LaneFailed(f"{who}: {bad}") from bad
+        raise DialFailed(f"{who}: {bad}") from bad
     if isinstance(answer, m.LaneRefused):
-        raise LaneFailed(f"{who} refused: {answer.reason}")
+        raise DialFailed(f"{who} refused: {answer.reason}")
     return str(answer.daemon)
 
 
@@ -180,7 +106,7 @@ async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> tuple[
             stream = await dial(addresses, limits.probe_timeout)
             async with stream:
                 found = await greet(stream, m.ProbeHello(PROTOCOL_VERSION, daemon), ", ".join(addresses))
-    except LaneFailed as bad:
+    except DialFailed as bad:
         return False, str(bad)
     except trio.TooSlowError:
         return False, f"{', '.join(addresses)}: no answer within {limits.probe_timeout:.1f} s"

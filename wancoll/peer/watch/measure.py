@@ -14,8 +14,9 @@ import trio
 from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, MIB, PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
+from wancoll.net.dial import DialFailed, dial, read_frame
 from wancoll.peer.core.tcpinfo import TCP_INFO_BYTES, Observer, TcpInfo, burst_rate, parse_tcp_info, saturated
-from wancoll.peer.links.lanes import LaneFailed, dial, greet, read_frame
+from wancoll.peer.links.lanes import greet
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -134,7 +135,7 @@ class Measurer:
         try:
             with trio.fail_after(self._limits.probe_timeout):
                 rtt = await round_trip(ask, self._limits.probe_timeout)
-        except (LaneFailed, trio.TooSlowError) as bad:
+        except (DialFailed, trio.TooSlowError) as bad:
             log.info("round trip not measured", daemon=ask.daemon, reason=str(bad))
         self._send(m.LinkReport([m.LinkMeasure(ask.daemon, rtt, 0.0, 0, 0.0)]))
         if rtt and ask.nbytes:
@@ -153,7 +154,7 @@ class Measurer:
                 try:
                     with self._burst:
                         rate = await burst(ask, self._limits.probe_timeout)
-                except LaneFailed as bad:
+                except DialFailed as bad:
                     log.info("bandwidth not measured", daemon=ask.daemon, reason=str(bad))
                     break
                 if rate:
@@ -177,7 +178,7 @@ async def round_trip(ask: m.MeasureLink, within: float) -> float:
     """Seconds there and back, as the kernel saw them: the least of TCP's handshake and some small exchanges.
 
     Raises:
-        LaneFailed: *ask.daemon* does not answer there.
+        DialFailed: *ask.daemon* does not answer there.
     """
     stream = await dial(ask.addresses, within)
     async with stream:
@@ -194,7 +195,7 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
     yet is taken back.
 
     Raises:
-        LaneFailed: *ask.daemon* does not answer there, or no longer.
+        DialFailed: *ask.daemon* does not answer there, or no longer.
     """
     streams: list[trio.SocketStream] = []
     samples: list[tuple[float, int]] = []
@@ -212,13 +213,13 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
                         samples.append((trio.current_time(), sum(info.bytes_acked for info in infos)))
                         stretch = max(_STRETCH, *(info.min_rtt for info in infos))
                 nursery.cancel_scope.cancel()
-    except* LaneFailed as several:
+    except* DialFailed as several:
         failed += map(str, several.exceptions)  # what is raised in here would be wrapped into a group
     finally:
         for stream in streams:
             stream.socket.close()
     if failed:
-        raise LaneFailed(failed[0])
+        raise DialFailed(failed[0])
     return burst_rate(samples, stretch)
 
 
@@ -243,15 +244,15 @@ async def _send_burst(
         for _ in range(0, nbytes, _PART):
             answer = await read_frame(stream.socket, m.LaneAnswer, who=ask.daemon)
             if isinstance(answer, m.LaneRefused):
-                raise LaneFailed(f"{ask.daemon} refused: {answer.reason}")
+                raise DialFailed(f"{ask.daemon} refused: {answer.reason}")
     except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
-        raise LaneFailed(f"{ask.daemon}: {bad}") from bad
+        raise DialFailed(f"{ask.daemon}: {bad}") from bad
 
 
 async def _expect(stream: trio.SocketStream, hello: m.ProbeHello, ask: m.MeasureLink) -> None:
     found = await greet(stream, hello, ", ".join(ask.addresses))
     if found != ask.daemon:
-        raise LaneFailed(f"{', '.join(ask.addresses)}: expected daemon {ask.daemon}, got {found}")
+        raise DialFailed(f"{', '.join(ask.addresses)}: expected daemon {ask.daemon}, got {found}")
 
 
 def kernel_view(sock: Any) -> TcpInfo | None:
@@ -286,5 +287,5 @@ async def answer_probe(stream: trio.SocketStream, hello: m.ProbeHello, daemon: s
                 left -= len(data)
             await stream.send_all(encode(m.LaneWelcome(daemon)))
             hello = await read_frame(stream.socket, m.ProbeHello, who=who)
-    except (LaneFailed, trio.BrokenResourceError, trio.ClosedResourceError):
+    except (DialFailed, trio.BrokenResourceError, trio.ClosedResourceError):
         return  # the dialler has seen enough

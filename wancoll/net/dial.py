@@ -1,0 +1,63 @@
+"""Connecting to others, and the single frames that a handshake is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from wancoll.local import split_address
+from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
+
+_HELLO_BYTES = 4096  # handshake frames are small
+
+
+class DialFailed(Exception):
+    """A dial or handshake that did not come through, with the reason. An event, told to whoever wanted it."""
+
+
+async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
+    """Connect to the first address that answers; DNS names are tried with all their addresses.
+
+    Raises:
+        DialFailed: none answered within *within* seconds.
+    """
+    reasons = []
+    with trio.move_on_after(within):
+        for address in addresses:
+            host, port = split_address(address)
+            try:
+                return await trio.open_tcp_stream(host, port)
+            except OSError as bad:
+                cause = bad.__cause__
+                inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause or bad
+                reasons.append(f"{address}: {inner}")
+    if not reasons:
+        reasons.append(f"{', '.join(addresses)}: no answer within {within:.1f} s")
+    raise DialFailed("; ".join(reasons))
+
+
+async def read_frame(sock: Any, kind: Any, *, who: str) -> Any:
+    """One handshake frame, and not a byte more: what follows may belong to somebody else.
+
+    Raises:
+        ProtocolError: malformed or oversized.
+        DialFailed: the connection ended.
+    """
+    header = await _exactly(sock, HEADER_BYTES, who)
+    body = await _exactly(sock, body_length(header, _HELLO_BYTES, who=who), who)
+    return decode_body(body, kind, who=who)
+
+
+async def _exactly(sock: Any, count: int, who: str) -> bytes:
+    data = b""
+    while len(data) < count:
+        try:
+            more = await sock.recv(count - len(data))
+        except OSError as bad:
+            raise DialFailed(f"{who}: {bad}") from bad
+        if not more:
+            raise DialFailed(f"{who} closed the connection during the handshake")
+        data += more
+    return data
