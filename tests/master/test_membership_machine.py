@@ -24,7 +24,7 @@ from wancoll.wire import messages as m
 from wancoll_master.core.state import Announce, Broadcast, Disconnected, Received, Send
 
 START, LEAST, DAEMONS = 3, 2, 5
-EXCHANGE_IDS = 1_000_000  # the client's numbers of sends and recvs are above
+P2P_IDS = 1_000_000  # the client's numbers of sends and recvs are above
 INDEX = st.integers(0, 1000)
 
 
@@ -60,8 +60,8 @@ class Client:
     knows: tuple[int, tuple[int, ...]] = (0, ())  # epoch and mids, as its client read them last
     roots: dict[int, int] = field(default_factory=dict)  # seq -> mid
     moving: dict[int, ops.Exchange] = field(default_factory=dict)  # sends and recvs in the engine, by engine id
-    exchange_up: set[int] = field(default_factory=set)  # mids
-    exchange_needs: set[int] = field(default_factory=set)  # mids
+    p2p_up: set[int] = field(default_factory=set)  # mids
+    p2p_needs: set[int] = field(default_factory=set)  # mids
     exchanges: int = 0  # called so far
     gone: bool = False
     failures: int = 0
@@ -259,9 +259,9 @@ class Cluster(RuleBasedStateMachine):
                     assert mids.isdisjoint(client.up)
                     client.needs |= mids
                 case ops.NeedLinks(mids, True):
-                    client.exchange_needs |= mids
+                    client.p2p_needs |= mids
                 case ops.StartExchange(exchange):
-                    assert exchange.other in client.exchange_up, "started without its link"
+                    assert exchange.other in client.p2p_up, "started without its link"
                     same = [other.order for other in client.moving.values() if other.other == exchange.other]
                     assert exchange.order > max(same, default=0), "out of order"
                     client.moving[exchange.engine_id] = exchange
@@ -275,8 +275,8 @@ class Cluster(RuleBasedStateMachine):
                 case ops.EnterEpoch(epoch, _):
                     client.dialling = epoch.epoch
                     client.needs.clear()
-                    client.exchange_needs.clear()
-                    client.exchange_up &= {member.mid for member in epoch.members}
+                    client.p2p_needs.clear()
+                    client.p2p_up &= {member.mid for member in epoch.members}
                     client.up &= {member.mid for member in epoch.members}
                     if not client.next_seq:
                         client.next_seq = epoch.committed_upto + 1
@@ -288,7 +288,7 @@ class Cluster(RuleBasedStateMachine):
     def tell(self, client: Client, message: Any) -> None:
         if isinstance(message, m.Failure):
             client.failures += 1
-        elif isinstance(message, m.Result) and message.id > EXCHANGE_IDS:
+        elif isinstance(message, m.Result) and message.id > P2P_IDS:
             told = self.exchanged.setdefault(message.seq, set())
             told.add((message.epoch, message.digest))
             assert told == {(message.epoch, self.payloads[message.epoch, message.seq])}, "other bytes than were sent"
@@ -440,7 +440,7 @@ class Cluster(RuleBasedStateMachine):
         assert epoch is not None
         mids = [member.mid for member in epoch.members]
         client.exchanges += 1
-        number = EXCHANGE_IDS + client.exchanges
+        number = P2P_IDS + client.exchanges
         kind = Kind.send if sends else Kind.recv
         call = m.Post(number, kind, 0, 0, 4, 0, 0, epoch.epoch, peer=mids.index(other), tag=tag)
         self.run(daemon, client, client.core.exchange(call, self.room.now))
@@ -456,9 +456,9 @@ class Cluster(RuleBasedStateMachine):
                 return
 
     def ready(self, daemon: Daemon, client: Client) -> None:
-        if client.exchange_needs:
-            client.exchange_up.add(client.exchange_needs.pop())
-            self.run(daemon, client, client.core.exchange_links(set(client.exchange_up)))
+        if client.p2p_needs:
+            client.p2p_up.add(client.p2p_needs.pop())
+            self.run(daemon, client, client.core.p2p_links(set(client.p2p_up)))
         if client.dialling:
             epoch, client.dialling = client.dialling, 0
             client.up |= client.core._neighbours
@@ -533,13 +533,13 @@ class Cluster(RuleBasedStateMachine):
                     self.exchange(*two, mids[0], not sends, tag)
 
     @rule(index=INDEX, other=INDEX)
-    def exchange_link_breaks(self, index: int, other: int) -> None:
+    def p2p_link_breaks(self, index: int, other: int) -> None:
         picked = self.pick(index)
-        if picked and picked[1].exchange_up:
+        if picked and picked[1].p2p_up:
             client = picked[1]
-            whom = sorted(client.exchange_up)[other % len(client.exchange_up)]
-            client.exchange_up.discard(whom)
-            self.run(*picked, client.core.exchange_link_lost(whom, "timed out"))
+            whom = sorted(client.p2p_up)[other % len(client.p2p_up)]
+            client.p2p_up.discard(whom)
+            self.run(*picked, client.core.p2p_link_lost(whom, "timed out"))
 
     @rule(index=INDEX)
     def bytes_move(self, index: int) -> None:
@@ -675,7 +675,7 @@ class Cluster(RuleBasedStateMachine):
         """Whoever is waited for in a send or recv calls it."""
         by_mid = {client.core.mid: (daemon, client) for daemon, client in self.live() if client.core.epoch is not None}
         group = self.room.state.groups.get(GROUP)
-        for (sender, receiver, tag), queue in list(group.exchanges.waiting.items()) if group else ():
+        for (sender, receiver, tag), queue in list(group.p2p.waiting.items()) if group else ():
             sends = queue[0].call.sends
             one, two = (receiver, sender) if sends else (sender, receiver)
             if one in by_mid and two in by_mid and by_mid[one][1].core.epoch_number == group.epoch:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.master.test_membership_machine import EXCHANGE_IDS, Client, Cluster, Daemon, program
+from tests.master.test_membership_machine import P2P_IDS, Client, Cluster, Daemon, program
 from tests.master.transcript import GROUP, Room
 from wancoll.limits import Limits
 from wancoll.peer.core import member as core
@@ -121,7 +121,7 @@ def test_nothing_is_lost_wherever_the_master_dies(lost: bool, exchanges: bool) -
             aborted = [one.id for one in ends if isinstance(one, m.Failure)]
             assert all(program(seq).on_failure == "raise" for seq in aborted), at
             if exchanges and name != "m3":
-                assert any(one.id > EXCHANGE_IDS for one in cluster.results_of(name)), at
+                assert any(one.id > P2P_IDS for one in cluster.results_of(name)), at
         assert len({core.epoch_number for core in live.values()}) == 1
 
 
@@ -171,7 +171,7 @@ def test_a_member_dies_with_the_master(dead: int) -> None:
         assert names == {"m1", "m2", "m3"} - {f"m{dead + 1}"}, at
         assert set(cluster.failures()) <= {"OperationAborted", "OutcomeUnknown"}, at
         for name in names:
-            told = {one.seq: one for one in cluster.results_of(name) if one.id < EXCHANGE_IDS}
+            told = {one.seq: one for one in cluster.results_of(name) if one.id < P2P_IDS}
             assert all(told[seq].epoch == epoch for seq, epoch in before[name].items() if seq in told)
             assert not cluster.live()[0][1].core.in_flight, at
 
@@ -197,7 +197,7 @@ def report(mid: int, epoch: int = 1, *, of: tuple[int, ...] = (1, 2, 3), **field
         aborted=False,
         done=[],
         updates=[],
-        exchanges=[],
+        p2p=[],
         heard=0,
         settled=[],
         failed=[],
@@ -344,24 +344,24 @@ def test_a_lost_journal_gives_no_number_again() -> None:
 
 def test_a_send_that_the_receiver_knows_to_be_settled() -> None:
     room = restarted()
-    half = m.OpenExchange(1, 2, True, 5, True, True, 0)
-    tell(room, report(1, exchanges=[half], heard=5), report(2, heard=5, settled=[(5, 77)]), report(3))
+    half = m.OpenP2P(1, 2, True, 5, True, True, 0)
+    tell(room, report(1, p2p=[half], heard=5), report(2, heard=5, settled=[(5, 77)]), report(3))
     told = room.one("d1", m.Settled)
     assert (told.number, told.digest, told.error, told.epoch) == (1, 77, "", 1)
     assert room.one("d1", m.Resumed).epoch == 1
 
 
-def test_an_exchange_under_way_takes_a_new_epoch() -> None:
+def test_a_send_under_way_takes_a_new_epoch() -> None:
     room = restarted()
-    halves = m.OpenExchange(1, 2, True, 5, True, True, 0), m.OpenExchange(1, 1, False, 5, True, False, 0)
-    tell(room, report(1, exchanges=[halves[0]], heard=5), report(2, exchanges=[halves[1]], heard=5), report(3))
+    halves = m.OpenP2P(1, 2, True, 5, True, True, 0), m.OpenP2P(1, 1, False, 5, True, False, 0)
+    tell(room, report(1, p2p=[halves[0]], heard=5), report(2, p2p=[halves[1]], heard=5), report(3))
     assert room.new_epoch().epoch == 2
     assert room.take("d1", m.Settled) == []
 
 
 def test_a_send_whose_receiver_is_lost_is_unknown() -> None:
     room = restarted()
-    tell(room, report(1, exchanges=[m.OpenExchange(1, 2, True, 5, True, True, 0)], heard=5), report(3))
+    tell(room, report(1, p2p=[m.OpenP2P(1, 2, True, 5, True, True, 0)], heard=5), report(3))
     room.sleep(5.1)
     assert room.one("d1", m.Settled).error == "OutcomeUnknown"
 

@@ -29,7 +29,7 @@ class Book(Room):
     ) -> int:
         number = self.numbers[who] = self.numbers.get(who, 0) + 1
         ends = self.mid(who), self.epoch, number, self.mid(other)
-        self.say(self._daemon(who), m.Exchange(GROUP, *ends, tag, sends, dtype, count))
+        self.say(self._daemon(who), m.P2PCall(GROUP, *ends, tag, sends, dtype, count))
         return number
 
     def send(self, who: str, other: str, **call: Any) -> int:
@@ -39,7 +39,7 @@ class Book(Room):
         return self.say_exchange(who, other, False, **call)
 
     def exchange_done(self, who: str, order: int, digest: int = 0) -> None:
-        self.say(self._daemon(who), m.ExchangeDone(GROUP, self.mid(who), self.epoch, order, digest))
+        self.say(self._daemon(who), m.P2PDone(GROUP, self.mid(who), self.epoch, order, digest))
 
     def matched(self, who: str) -> list[tuple[int, int]]:
         return [(told.number, told.order) for told in self.take(self._daemon(who), m.Matched)]
@@ -67,7 +67,7 @@ def test_a_send_and_a_recv_meet_and_commit_when_both_are_done(book: Book, first:
     book.exchange_done("m1", 1, 77)
     assert book.settled("m0") == book.settled("m1") == [(1, 77, "")]
     assert book.take("d2") == []
-    assert book.group.exchanges.running == book.group.exchanges.waiting == {}
+    assert book.group.p2p.running == book.group.p2p.waiting == {}
 
 
 def test_the_kth_send_meets_the_kth_recv_of_the_same_tag_and_direction(book: Book) -> None:
@@ -99,7 +99,7 @@ def test_an_epoch_forgets_what_is_not_settled_and_orders_are_never_used_again(bo
     book.exchange_done("m0", 1)
     old = book.epoch
     book.drop("d2")
-    book.say("d1", m.ExchangeDone(GROUP, book.mid("m1"), old, 1, 7))  # crosses the epoch
+    book.say("d1", m.P2PDone(GROUP, book.mid("m1"), old, 1, 7))  # crosses the epoch
     assert book.settled("m0") == []
     book.clear()
     book.numbers.clear()
@@ -113,9 +113,9 @@ def test_an_epoch_forgets_what_is_not_settled_and_orders_are_never_used_again(bo
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (m.Exchange(GROUP, 2, 1, 1, 99, 0, True, 0, 4), "stranger"),
-        (m.Exchange(GROUP, 2, 1, 1, 2, 0, True, 0, 4), "stranger"),
-        (m.ExchangeDone(GROUP, 2, 1, 1, 0), "exchange of others"),
+        (m.P2PCall(GROUP, 2, 1, 1, 99, 0, True, 0, 4), "stranger"),
+        (m.P2PCall(GROUP, 2, 1, 1, 2, 0, True, 0, 4), "stranger"),
+        (m.P2PDone(GROUP, 2, 1, 1, 0), "send or recv of others"),
     ],
 )
 def test_nonsense_costs_who_talks_it(book: Book, message: Any, says: str) -> None:
@@ -168,19 +168,19 @@ class Partner(Driver):
 
 def test_a_send_is_told_matched_started_done_and_committed() -> None:
     d = Partner()
-    assert d.call(Kind.send, 1, tag=3) == [ops.ToMaster(m.Exchange("g", 1, 1, 1, 2, 3, True, 0, 4))]
-    assert d.match(1, 5) == [ops.NeedLinks(frozenset({2}), exchange=True)]
-    [start] = d.member.exchange_links({2})
+    assert d.call(Kind.send, 1, tag=3) == [ops.ToMaster(m.P2PCall("g", 1, 1, 1, 2, 3, True, 0, 4))]
+    assert d.match(1, 5) == [ops.NeedLinks(frozenset({2}), p2p=True)]
+    [start] = d.member.p2p_links({2})
     assert (start.op.order, start.op.sends, start.op.nbytes) == (5, True, 16)
     done = d.member.op_finished(start.op.engine_id, 99, 64)
-    assert done == [ops.ToMaster(m.ExchangeDone("g", 1, 1, 5, 0))]
+    assert done == [ops.ToMaster(m.P2PDone("g", 1, 1, 5, 0))]
     [result] = told(d.settle(1), m.Result)
     assert (result.seq, result.digest, result.contributors, result.bytes_sent) == (5, 7, ["m1", "m2"], 64)
     assert (result.attempts, result.epoch, result.seconds) == (1, 1, 2.0)
     assert d.member.in_flight == 0
-    assert kinds(d.call(Kind.recv, 1)) == ["ToMaster:Exchange"]
+    assert kinds(d.call(Kind.recv, 1)) == ["ToMaster:P2PCall"]
     assert kinds(d.match(2, 6)) == ["StartExchange"]  # the link is up now
-    assert d.member.op_finished(d.engine_id, 99, 0) == [ops.ToMaster(m.ExchangeDone("g", 1, 1, 6, 99))]
+    assert d.member.op_finished(d.engine_id, 99, 0) == [ops.ToMaster(m.P2PDone("g", 1, 1, 6, 99))]
     assert told(d.settle(2), m.Result)[0].contributors == ["m2", "m1"]
 
 
@@ -191,7 +191,7 @@ def test_exchanges_with_one_member_start_in_the_masters_order() -> None:
     assert kinds(d.match(3, 4)) == ["NeedLinks"]
     assert d.match(1, 5) == []
     assert d.match(2, 6) == []
-    assert [start.op.number for start in d.member.exchange_links({2})] == [3, 1, 2]
+    assert [start.op.number for start in d.member.p2p_links({2})] == [3, 1, 2]
 
 
 def test_they_take_no_seq_and_wait_for_no_collective() -> None:
@@ -211,7 +211,7 @@ def test_a_lost_partner_ends_it_on_the_other_side(point: str) -> None:
     if point != "told":
         d.match(1, 1)
     if point in ("running", "done"):
-        d.member.exchange_links({2})
+        d.member.p2p_links({2})
     if point == "done":
         d.member.op_finished(d.engine_id, 7, 0)
     entered = d.member.enter_epoch(epoch(2, 1, 3), 2.0)
@@ -234,7 +234,7 @@ def test_a_loss_elsewhere_makes_it_run_again(finished: bool) -> None:
     d.call(Kind.recv, 2)
     d.call(Kind.send, 1, tag=8)
     d.match(1, 1)
-    d.member.exchange_links({2})
+    d.member.p2p_links({2})
     first = d.engine_id
     if finished:
         d.member.op_finished(first, 0, 0)
@@ -243,7 +243,7 @@ def test_a_loss_elsewhere_makes_it_run_again(finished: bool) -> None:
     assert [(one.epoch, one.number, one.tag) for one in again] == [(2, 1, 0), (2, 3, 8)]  # not the one with 3
     assert d.member.settled(m.Settled("g", 1, 1, 1, 7, "", "", {}), 2.0) == []  # of the old epoch
     assert kinds(d.match(1, 9)) == ["NeedLinks"]
-    [start] = d.member.exchange_links({2})
+    [start] = d.member.p2p_links({2})
     assert d.member.op_finished(start.op.engine_id, 0, 0) == ([] if not finished else [_done(2, 9)])
     if not finished:
         assert d.member.op_cancelled(first) == [_done(2, 9)]  # only now is the old attempt out of the memory
@@ -252,7 +252,7 @@ def test_a_loss_elsewhere_makes_it_run_again(finished: bool) -> None:
 
 
 def _done(epoch: int, order: int) -> ops.Command:
-    return ops.ToMaster(m.ExchangeDone("g", 1, epoch, order, 0))
+    return ops.ToMaster(m.P2PDone("g", 1, epoch, order, 0))
 
 
 def test_halves_that_do_not_fit_are_named() -> None:
@@ -283,11 +283,11 @@ def test_a_broken_link_costs_an_epoch_only_where_bytes_may_be_lost(used: bool) -
     d = Partner()
     d.call(Kind.send, 1)
     d.match(1, 1)
-    d.member.exchange_links({2})
+    d.member.p2p_links({2})
     d.member.op_finished(d.engine_id, 0, 0)
     if not used:
         d.settle(1)
-    assert kinds(d.member.exchange_link_lost(2, "reset")) == (["ToMaster:LinkDown"] if used else [])
+    assert kinds(d.member.p2p_link_lost(2, "reset")) == (["ToMaster:LinkDown"] if used else [])
     d.call(Kind.send, 1)
     assert kinds(d.match(2, 2)) == ["NeedLinks"]
 
@@ -297,7 +297,7 @@ def test_an_evicted_member_cannot_know_what_it_had_finished() -> None:
     d.call(Kind.send, 1)
     d.call(Kind.send, 1)
     d.match(1, 1)
-    d.member.exchange_links({2})
+    d.member.p2p_links({2})
     d.member.op_finished(d.engine_id, 0, 0)
     failures = told(d.member.evicted("silent", 0, 2.0), m.Failure)
     assert [(one.id, one.error) for one in failures] == [(1, "OutcomeUnknown"), (2, "Evicted"), (0, "Evicted")]

@@ -12,8 +12,8 @@ from wancoll.wire import messages as m
 SLOW = 1.0
 
 
-def seen(other: int, state: str = "idle", since: float = 3.0, *, exchanges: bool = False, still: float = 3.0):
-    return waits.Seen(other, exchanges, LinkView(state, since, 0.5, 100, still), "no answer" if state == "down" else "")
+def seen(other: int, state: str = "idle", since: float = 3.0, *, p2p: bool = False, still: float = 3.0):
+    return waits.Seen(other, p2p, LinkView(state, since, 0.5, 100, still), "no answer" if state == "down" else "")
 
 
 def names(mid: int) -> str:
@@ -32,7 +32,7 @@ def test_nothing_is_said_while_nothing_is_slow() -> None:
 def test_an_operation_that_moves_names_its_links_the_bad_ones_first() -> None:
     d = Driver(1, 2, 3, 4)
     d.post()
-    links = [seen(2, "idle"), seen(4, "dead"), seen(3, "down"), seen(2, "parked", 0.5, exchanges=True)]
+    links = [seen(2, "idle"), seen(4, "dead"), seen(3, "down"), seen(2, "parked", 0.5, p2p=True)]
     told = waits.report(d.member, links, 4.5, SLOW)
     assert told is not None
     assert (told.group, told.mid, told.epoch) == ("g", 1, 1)
@@ -74,7 +74,7 @@ def test_a_send_that_is_alone() -> None:
     d = Driver(1, 2, 3)
     call = m.Post(1, Kind.send, 0, 0, 4, 0, 4096, 1, peer=2, tag=5)
     d.member.exchange(call, 1.0)
-    told = waits.report(d.member, [seen(3, exchanges=True)], 4.0, SLOW)
+    told = waits.report(d.member, [seen(3, p2p=True)], 4.0, SLOW)
     assert told is not None
     [op] = told.ops
     assert (op.seq, op.stage, op.other, op.age) == (0, "alone", 3, 3.0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.clock import Process, Timer
 from tests.sim.engine import ITEM, Engine
-from tests.sim.links import COLLECTIVES, EXCHANGES, LinkHub
+from tests.sim.links import COLLECTIVES, P2P, LinkHub
 from tests.sim.network import End
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import PROTOCOL_VERSION
@@ -307,7 +307,7 @@ class Session:
         self.member = core.Member(self.world.group, client.name, start_world, min_world, first, daemon.limits)
         self.links = daemon.links.member(
             self._links_ready,
-            lambda up: self.run(self.member.exchange_links(up)),
+            lambda up: self.run(self.member.p2p_links(up)),
             self._link_lost,
             lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
         )
@@ -372,8 +372,8 @@ class Session:
                     self.links.enter(epoch, neighbours, spares)
                 case ops.StartExchange(exchange):
                     self._start_exchange(exchange)
-                case ops.NeedLinks(mids, exchange_links):
-                    self.links.need(mids, EXCHANGES if exchange_links else COLLECTIVES)
+                case ops.NeedLinks(mids, p2p_links):
+                    self.links.need(mids, P2P if p2p_links else COLLECTIVES)
                 case ops.Over():
                     self.links.close()
 
@@ -381,7 +381,7 @@ class Session:
         self.run(self.member.links_ready(epoch, up))
 
     def _link_lost(self, mid: int, channel: int, reason: str) -> None:
-        lost = self.member.link_lost if channel == COLLECTIVES else self.member.exchange_link_lost
+        lost = self.member.link_lost if channel == COLLECTIVES else self.member.p2p_link_lost
         self.run(lost(mid, reason))
 
     def _enter_engine(self, engine_id: int) -> None:
@@ -399,7 +399,7 @@ class Session:
     def _start_exchange(self, op: ops.Exchange) -> None:
         self._enter_engine(op.engine_id)
         front, back = self.arena[op.post.id]
-        link = self.links.link(op.other, EXCHANGES).engine_id
+        link = self.links.link(op.other, P2P).engine_id
         head = (op.engine_id, self.member.epoch_number, op.order, op.fingerprint, op.schedule)
         if not op.sends:
             back[:] = [-1] * op.post.count

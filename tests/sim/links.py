@@ -1,7 +1,7 @@
 """A daemon's links as a model: who dials whom, when links count as lost or unreachable, with one lane to a link.
 
 Mirrors wancoll/peer/links.py (LinkHub: _raise, _await_dial, _dial, accept, _handshake, _owner, _admit, _lose, _open,
-_attach) and member_links.py (MemberLinks: enter, need, check_ready, check_exchanges) as timers and calls.
+_attach) and member_links.py (MemberLinks: enter, need, check_ready, check_p2p) as timers and calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.sim.network import End, Network
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
 
-COLLECTIVES, EXCHANGES = 0, 1
+COLLECTIVES, P2P = 0, 1
 
 
 def wire_plan(epoch: m.Epoch) -> int:
@@ -74,7 +74,7 @@ class Link:
 
     @property
     def agreed(self) -> bool:
-        return self.neighbour or self.spare or self.channel == EXCHANGES
+        return self.neighbour or self.spare or self.channel == P2P
 
 
 class MemberLinks:
@@ -84,12 +84,12 @@ class MemberLinks:
         self,
         hub: LinkHub,
         on_ready: Callable[[int, set[int]], None],
-        on_exchange: Callable[[set[int]], None],
+        on_p2p: Callable[[set[int]], None],
         on_lost: Callable[[int, int, str], None],
         on_unreachable: Callable[[int, str], None],
     ) -> None:
         self._hub = hub
-        self.on_ready, self.on_exchange = on_ready, on_exchange
+        self.on_ready, self.on_p2p = on_ready, on_p2p
         self.on_lost, self.on_unreachable = on_lost, on_unreachable
         self.mid = 0
         self.epoch: m.Epoch | None = None
@@ -118,8 +118,8 @@ class MemberLinks:
         for mid in sorted(mids):
             self.needed.add((mid, channel))
             self._hub.raise_link(self.link(mid, channel))
-        if channel == EXCHANGES:
-            self.check_exchanges()
+        if channel == P2P:
+            self.check_p2p()
 
     def link(self, mid: int, channel: int) -> Link:
         key = mid, channel
@@ -134,9 +134,9 @@ class MemberLinks:
         if self.epoch is not None and self.neighbours <= (up := self._up(COLLECTIVES)):
             self.on_ready(self.epoch.epoch, up)
 
-    def check_exchanges(self) -> None:
-        if self.epoch is not None and (up := self._up(EXCHANGES)):
-            self.on_exchange(up)
+    def check_p2p(self) -> None:
+        if self.epoch is not None and (up := self._up(P2P)):
+            self.on_p2p(up)
 
     def engine_ids(self) -> dict[int, int]:
         """By rank."""
@@ -166,11 +166,11 @@ class LinkHub:
     def member(
         self,
         on_ready: Callable[[int, set[int]], None],
-        on_exchange: Callable[[set[int]], None],
+        on_p2p: Callable[[set[int]], None],
         on_lost: Callable[[int, int, str], None],
         on_unreachable: Callable[[int, str], None],
     ) -> MemberLinks:
-        links = MemberLinks(self, on_ready, on_exchange, on_lost, on_unreachable)
+        links = MemberLinks(self, on_ready, on_p2p, on_lost, on_unreachable)
         self._members.append(links)
         return links
 
@@ -247,7 +247,7 @@ class LinkHub:
         if link.channel == COLLECTIVES:
             link.owner.check_ready()
         else:
-            link.owner.check_exchanges()
+            link.owner.check_p2p()
 
     # ---- dialling ------------------------------------------------------------------------------------
 

@@ -233,7 +233,7 @@ class Master(Process):
             "pending": sum(len(group.pending) for group in groups),
             "voids": sum(len(group.voids) for group in groups),
             "digest_failures": sum(len(group.digest_failures) for group in groups),
-            "exchanges": sum(len(group.exchanges.waiting) + len(group.exchanges.running) for group in groups),
+            "p2p": sum(len(group.p2p.waiting) + len(group.p2p.running) for group in groups),
             "joining": sum(len(group.joining) for group in groups),
             "rebuild": sum(group.rebuild is not None for group in groups),
         }

@@ -21,7 +21,7 @@ from wancoll.peer.core import member as core
 from wancoll.peer.core import ops
 from wancoll.peer.core.calls import Meaning, noise
 from wancoll.peer.links.hub import LinkHub
-from wancoll.peer.links.member_links import COLLECTIVES, EXCHANGES
+from wancoll.peer.links.member_links import COLLECTIVES, P2P
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -75,7 +75,7 @@ class Session:
         )
         self.links = daemon.links.member(
             self._links_ready,
-            lambda up: self.run(self.member.exchange_links(up)),
+            lambda up: self.run(self.member.p2p_links(up)),
             self._link_lost,
             lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
         )
@@ -188,8 +188,8 @@ class Session:
                     self.links.enter(epoch, neighbours, spares)
                 case ops.StartExchange(exchange):
                     self._start_exchange(exchange)
-                case ops.NeedLinks(mids, exchange_links):
-                    self.links.need(mids, EXCHANGES if exchange_links else COLLECTIVES)
+                case ops.NeedLinks(mids, p2p_links):
+                    self.links.need(mids, P2P if p2p_links else COLLECTIVES)
                 case ops.Over():
                     self.links.close()
 
@@ -198,13 +198,13 @@ class Session:
         self.run(self.member.links_ready(epoch, up))
 
     def _link_lost(self, mid: int, channel: int, reason: str) -> None:
-        lost = self.member.link_lost if channel == COLLECTIVES else self.member.exchange_link_lost
+        lost = self.member.link_lost if channel == COLLECTIVES else self.member.p2p_link_lost
         self.run(lost(mid, reason))
 
     def _to_master(self, message: m.FromPeer) -> None:
         if self.member.reporting and not isinstance(message, m.Report | m.Leave):
             return  # said when the master knows the member
-        if isinstance(message, m.Done | m.ExchangeDone):
+        if isinstance(message, m.Done | m.P2PDone):
             self._hit("before_done")
             self._daemon.control.send(message)
             self._hit("after_done")
@@ -241,7 +241,7 @@ class Session:
         self._in_engine.add(op.engine_id)
         self._daemon.started(op.engine_id, self)
         assert self.member.epoch is not None
-        link, plan = self.links.link(op.other, EXCHANGES).engine_id, self.member.epoch.plan
+        link, plan = self.links.link(op.other, P2P).engine_id, self.member.epoch.plan
         prepared = self._daemon.engine.prepare(
             op.schedule,
             {0: link},

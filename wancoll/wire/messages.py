@@ -463,7 +463,7 @@ class LinkWait(Message, frozen=True):
     """
 
     other: U64  # mid
-    exchanges: bool  # the link for sends and recvs
+    p2p: bool  # the link for sends and recvs
     state: Name
     since: float  # in that state
     heard: float  # since a packet came
@@ -513,7 +513,7 @@ class UpdateMembership(Message, frozen=True):
     seq: U64
 
 
-class Exchange(Message, frozen=True):
+class P2PCall(Message, frozen=True):
     """The member called send or recv, its *number*-th such call. Said again in each epoch until it is settled."""
 
     group: Name
@@ -527,8 +527,8 @@ class Exchange(Message, frozen=True):
     count: Count
 
 
-class ExchangeDone(Message, frozen=True):
-    """The bytes of the exchange *order* have left, or are here with this *digest* (0 at the sender)."""
+class P2PDone(Message, frozen=True):
+    """The bytes of the pair *order* have left, or are here with this *digest* (0 at the sender)."""
 
     group: Name
     mid: U64
@@ -537,7 +537,7 @@ class ExchangeDone(Message, frozen=True):
     digest: U64
 
 
-class OpenExchange(Message, frozen=True):
+class OpenP2P(Message, frozen=True):
     """A send or recv that is not settled, in a Report."""
 
     number: U64
@@ -570,7 +570,7 @@ class Report(Message, frozen=True):
     aborted: bool  # the epoch's ops were stopped
     done: Annotated[list[tuple[U64, U64, U64]], Meta(max_length=8192)]  # seq, digest, fingerprint, as in Done
     updates: Annotated[list[U64], Meta(max_length=8192)]  # seqs of update_memberships it stands at
-    exchanges: Annotated[list[OpenExchange], Meta(max_length=8192)]
+    p2p: Annotated[list[OpenP2P], Meta(max_length=8192)]
     heard: U64  # highest order of a send or recv that a master told it
     settled: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # order, digest of the newest that committed
     failed: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # other's mid and number, of those that did not fit
@@ -616,8 +616,8 @@ FromPeer = (
     | Mismatch
     | GiveUp
     | UpdateMembership
-    | Exchange
-    | ExchangeDone
+    | P2PCall
+    | P2PDone
     | Report
     | ProbeResult
     | LinkReport
@@ -691,17 +691,17 @@ class Abort(Message, frozen=True):
 
 
 class Matched(Message, frozen=True):
-    """The exchange *number* of member *to* has found its other half. Exchanges of a pair run in their *order*."""
+    """The send or recv *number* of member *to* has found its other half. Pairs of two members run in their *order*."""
 
     group: Name
     to: U64
     epoch: U64
     number: U64
-    order: U64  # counts the group's exchanges
+    order: U64  # counts the group's pairs of a send and a recv
 
 
 class Settled(Message, frozen=True):
-    """The exchange *number* of member *to* is committed, or failed with *error*, a class of wancoll.errors."""
+    """The send or recv *number* of member *to* is committed, or failed with *error*, a class of wancoll.errors."""
 
     group: Name
     to: U64

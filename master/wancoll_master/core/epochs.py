@@ -16,11 +16,11 @@ from wancoll_master.core.state import (
     Broadcast,
     Close,
     Daemon,
-    Exchanges,
     Gone,
     Group,
     Member,
     Note,
+    P2PBook,
     Pending,
     Persist,
     Send,
@@ -53,7 +53,7 @@ def new_epoch(state: State, group: Group, reason: str, *, free: bool = False) ->
     persist(state, group)
     group.reason = clip(reason)
     group.pending.clear()
-    group.exchanges = Exchanges()
+    group.p2p = P2PBook()
     group.complaints.clear()
     group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False
     _forget_bad_pairs(state, group)
@@ -177,7 +177,7 @@ def _after_loss(state: State, group: Group, text: str, was_member: bool) -> None
     if was_member and group.members:
         new_epoch(state, group, text)
     elif was_member:  # nobody is left who knows what was done: who is there starts afresh
-        group.committed, group.conns, group.exchanges = 0, (), Exchanges()
+        group.committed, group.conns, group.p2p = 0, (), P2PBook()
         for each in (group.pending, group.voids, group.digest_failures, group.bad_pairs, group.complaints):
             each.clear()
         group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False

@@ -271,8 +271,8 @@ _OF_MEMBER: dict[type, Callable[[State, Member, Any], None]] = {
     m.GiveUp: epochs.give_up,
     m.LinkDown: links.link_down,
     m.Waits: waits.take,
-    m.Exchange: p2p.call,
-    m.ExchangeDone: p2p.done,
+    m.P2PCall: p2p.call,
+    m.P2PDone: p2p.done,
 }
 
 

@@ -17,20 +17,20 @@ MISFIT = "send and recv do not fit together"
 CALLS_PER_MEMBER = 4096  # that wait for their other half or run
 
 
-def call(state: State, member: Member, message: m.Exchange) -> None:
+def call(state: State, member: Member, message: m.P2PCall) -> None:
     """A member called send or recv.
 
     Raises:
         ProtocolError: the message contradicts the state.
     """
-    group, book = member.group, member.group.exchanges
+    group, book = member.group, member.group.p2p
     other = state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch or other is member:
-        raise ProtocolError("exchanges with a stranger", expected="another member of its epoch", got=str(message.other))
+        raise ProtocolError("calls a stranger", expected="another member of its epoch", got=str(message.other))
     if message.number <= book.newest.get(member.mid, 0):
-        raise ProtocolError("tells its exchanges out of order", got=f"number {message.number}")
+        raise ProtocolError("tells its sends and recvs out of order", got=f"number {message.number}")
     if book.open.get(member.mid, 0) >= CALLS_PER_MEMBER:
-        raise ProtocolError("has too many exchanges at once", expected=f"at most {CALLS_PER_MEMBER}")
+        raise ProtocolError("has too many sends and recvs at once", expected=f"at most {CALLS_PER_MEMBER}")
     book.newest[member.mid] = message.number
     book.open[member.mid] = book.open.get(member.mid, 0) + 1
     mine = Half(member, message)
@@ -53,21 +53,21 @@ def _meet(state: State, group: Group, match: Match) -> None:
         calls = {half.member.name: _described(half) for half in (match.send, match.recv)}
         _settle(state, group, match, "CollectiveMismatch", MISFIT, calls)
         return
-    group.exchange_count += 1
-    group.exchanges.running[group.exchange_count] = match
+    group.p2p_count += 1
+    group.p2p.running[group.p2p_count] = match
     for half in (match.send, match.recv):
-        told = m.Matched(group.name, half.member.mid, group.epoch, half.call.number, group.exchange_count)
+        told = m.Matched(group.name, half.member.mid, group.epoch, half.call.number, group.p2p_count)
         state.out.append(Send(half.member.daemon.conn, told))
 
 
-def done(state: State, member: Member, message: m.ExchangeDone) -> None:
-    """A member's end of an exchange is done; the second one commits it.
+def done(state: State, member: Member, message: m.P2PDone) -> None:
+    """A member's half of a pair is done; the second one commits it.
 
     Raises:
-        ProtocolError: the exchange is not the member's.
+        ProtocolError: the pair is not the member's.
     """
     group = member.group
-    match = group.exchanges.running.get(message.order)
+    match = group.p2p.running.get(message.order)
     if match is None:
         return
     if member is match.send.member:
@@ -75,16 +75,16 @@ def done(state: State, member: Member, message: m.ExchangeDone) -> None:
     elif member is match.recv.member:
         match.received, match.digest = True, message.digest
     else:
-        raise ProtocolError("is done with an exchange of others", got=f"exchange {message.order}")
+        raise ProtocolError("is done with a send or recv of others", got=f"pair {message.order}")
     if match.sent and match.received:
-        del group.exchanges.running[message.order]
+        del group.p2p.running[message.order]
         _settle(state, group, match, "", "", {})
 
 
 def _settle(state: State, group: Group, match: Match, error: str, text: str, calls: dict[str, str]) -> None:
     for half, other in ((match.send, match.recv), (match.recv, match.send)):
         member, number = half.member, half.call.number
-        group.exchanges.open[member.mid] -= 1
+        group.p2p.open[member.mid] -= 1
         head = (group.name, member.mid, group.epoch, number)
         told = m.Settled(*head, match.digest, error, text, calls, other.call.number)
         state.out.append(Send(member.daemon.conn, told))

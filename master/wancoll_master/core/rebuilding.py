@@ -220,14 +220,14 @@ def _decide(state: State, group: Group, rebuild: Rebuild, newest: m.Report) -> N
     group.used = max(state.floor, used.epoch if used is not None else 0)
     group.committed = max(report.committed_upto for report in top.values())
     group.voids = {void.seq: void for report in top.values() for void in report.voids if void.seq > group.committed}
-    group.exchange_count = max(report.heard for _, report in reports.values())
+    group.p2p_count = max(report.heard for _, report in reports.values())
     group.planned = Planned(newest.plan)
     _tell_outsiders(state, rebuild, newest)
     group.members = _members(state, group, rebuild, newest)
     for joiner in list(group.joining):
         if joiner.name in {member.name for member in group.members}:
             probing.refuse(state, joiner, "that name is taken by a member that came back; choose another name")
-    moving = _settle_exchanges(state, group, rebuild)
+    moving = _settle_p2p(state, group, rebuild)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
         _go_on(state, group, list(top.values()))
         return
@@ -341,11 +341,11 @@ def _go_on(state: State, group: Group, reports: list[m.Report]) -> None:
 # ---- sends and recvs --------------------------------------------------------------------------------
 
 
-def _settle_exchanges(state: State, group: Group, rebuild: Rebuild) -> bool:
-    """Tell what had come of exchanges where only one half has heard. Returns whether others are under way."""
+def _settle_p2p(state: State, group: Group, rebuild: Rebuild) -> bool:
+    """Tell what had come of sends and recvs where only one half has heard. Returns whether others are under way."""
     reports, moving = rebuild.reports, False
     for mid, (daemon, report) in reports.items():
-        for half in report.exchanges:
+        for half in report.p2p:
             other = reports.get(half.other)
             error, digest = _outcome(mid, half, other[1] if other is not None else None)
             if error is None:
@@ -356,15 +356,15 @@ def _settle_exchanges(state: State, group: Group, rebuild: Rebuild) -> bool:
     return moving
 
 
-def _outcome(mid: int, half: m.OpenExchange, other: m.Report | None) -> tuple[str | None, int]:
-    """An error or "" with a digest where the exchange has ended for the *other* half; (None, 0) if it has not."""
+def _outcome(mid: int, half: m.OpenP2P, other: m.Report | None) -> tuple[str | None, int]:
+    """An error or "" with a digest where the pair has ended for the *other* half; (None, 0) if it has not."""
     if other is not None and (mid, half.number) in other.failed:
         return "CollectiveMismatch", 0
     if not half.done:
         return None, 0
     if other is None:
         return "OutcomeUnknown", 0
-    if any(theirs.order == half.order for theirs in other.exchanges) or other.heard < half.order:
+    if any(theirs.order == half.order for theirs in other.p2p) or other.heard < half.order:
         return None, 0
     digest = dict(other.settled).get(half.order)
     return ("OutcomeUnknown", 0) if digest is None else ("", digest)

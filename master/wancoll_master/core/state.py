@@ -243,7 +243,7 @@ class Half:
     """A send or a recv."""
 
     member: Member
-    call: m.Exchange
+    call: m.P2PCall
 
 
 @dataclass(slots=True)
@@ -258,7 +258,7 @@ class Match:
 
 
 @dataclass(slots=True)
-class Exchanges:
+class P2PBook:
     """Sends and recvs of the current epoch."""
 
     # (sender, receiver, tag) -> calls in order, all of them sends or all recvs
@@ -328,8 +328,8 @@ class Group:
     pending: dict[int, Pending] = field(default_factory=dict)  # by seq
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq, all above committed
     digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which digests differed
-    exchanges: Exchanges = field(default_factory=Exchanges)
-    exchange_count: int = 0
+    p2p: P2PBook = field(default_factory=P2PBook)
+    p2p_count: int = 0
     asking: Asking | None = None
     complaints: dict[tuple[int, int], Complaint] = field(default_factory=dict)  # (who, about whom), this epoch
     settle_at: float = inf  # when complaints are acted upon

@@ -64,7 +64,7 @@ def statuses(state: State, group: Group, now: float) -> list[m.WaitStatus]:
         done = len(entry.done) if entry is not None else 0
         causes = _causes(state, group, seq, entry, age, now)[:MOST]
         found.append(m.WaitStatus(f"{group.name}/{seq}", seq, group.epoch, what, nbytes, age, done, causes))
-    return (found + list(_exchanges(state, group, now)))[: 2 * MOST]
+    return (found + list(_p2p(state, group, now)))[: 2 * MOST]
 
 
 def words(wait: m.WaitStatus) -> str:
@@ -180,7 +180,7 @@ def _still_hears(told: Told, mid: int, since: float, now: float) -> bool:
     return bool(ages) and min(ages) < since - HEARD
 
 
-def _exchanges(state: State, group: Group, now: float) -> Iterator[m.WaitStatus]:
+def _p2p(state: State, group: Group, now: float) -> Iterator[m.WaitStatus]:
     """Sends and recvs that are slow."""
     ranks = {member.mid: rank for rank, member in enumerate(group.members)}
     silent = _silent(state, group, now)

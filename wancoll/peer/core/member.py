@@ -62,7 +62,7 @@ class Member(Operations):
         """
         if self.over:
             return [ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))]
-        return self.exchanges.post(post, self._book.world(post.epoch), now)
+        return self.p2p.post(post, self._book.world(post.epoch), now)
 
     def leave(self, reason: str) -> list[Command]:
         """The client detached or died, or the daemon stops. Ends everything."""
@@ -95,7 +95,7 @@ class Member(Operations):
             return []
         self._known()
         messages: list[m.FromPeer] = [rejoin.done(self, op) for op in rejoin.finished(self)]
-        return [ToMaster(message) for message in messages + self._said] + self.exchanges.tell_again()
+        return [ToMaster(message) for message in messages + self._said] + self.p2p.tell_again()
 
     def _known(self) -> None:
         """The master that this member has reported to knows it now."""
@@ -142,9 +142,9 @@ class Member(Operations):
                 op.state = OpState.waiting
         self._voids.update({seq: void for seq, void in voids.items() if seq >= self._next_seq})
         self._give_up(commands, self._refused())
-        commands += self.exchanges.cancel()
+        commands += self.p2p.cancel()
         commands.append(EnterEpoch(epoch, self._neighbours, self._spares))
-        return commands + self.exchanges.enter(epoch, self.mid)
+        return commands + self.p2p.enter(epoch, self.mid)
 
     def _enter_world(self, epoch: m.Epoch) -> None:
         self._world = World.of(epoch)
@@ -173,11 +173,11 @@ class Member(Operations):
 
     def matched(self, matched: m.Matched) -> list[Command]:
         """A send or recv has found its other half."""
-        return [] if self.over else self.exchanges.matched(matched)
+        return [] if self.over else self.p2p.matched(matched)
 
     def settled(self, settled: m.Settled, now: float) -> list[Command]:
         """A send or recv has ended on both sides."""
-        return [] if self.over else self.exchanges.settled(settled, now)
+        return [] if self.over else self.p2p.settled(settled, now)
 
     def abort(self, abort: m.Abort) -> list[Command]:
         """Stop the epoch's ops; the master is about to send the next epoch."""
@@ -207,7 +207,7 @@ class Member(Operations):
         for op in list(self.ops.values()):
             if op.state is OpState.done and op.seq <= committed_upto:
                 commands += self._end(op, self._result(op, now))
-        exchanges = {op.post.id for op in self.exchanges.open.values()}
+        exchanges = {op.post.id for op in self.p2p.open.values()}
         return commands + self._finish_all(endings.evicted(self.name, reason, unknown, exchanges))
 
     def forgotten(self, cause: str) -> list[Command]:
@@ -243,16 +243,16 @@ class Member(Operations):
         self._ready = False
         return [self._complain(other, "lost", reason)]
 
-    def exchange_links(self, up: Collection[int]) -> list[Command]:
+    def p2p_links(self, up: Collection[int]) -> list[Command]:
         """The links for sends and recvs that are up are those to *up* (mids)."""
-        return [] if self.over else self.exchanges.links_up(up)
+        return [] if self.over else self.p2p.links_up(up)
 
-    def exchange_link_lost(self, other: int, reason: str) -> list[Command]:
+    def p2p_link_lost(self, other: int, reason: str) -> list[Command]:
         """The link for sends and recvs to member *other* broke."""
         if self.over or self.epoch is None:
             return []
-        if not self.exchanges.link_lost(other):
-            return self.exchanges.wanted(other)
+        if not self.p2p.link_lost(other):
+            return self.p2p.wanted(other)
         return [self._complain(other, "lost", reason)]
 
     def link_unreachable(self, other: int, reason: str) -> list[Command]:

@@ -56,7 +56,7 @@ class Operations:
         self._by_engine_id: dict[int, Op] = {}
         self._orphans: set[int] = set()  # tokens of committed update_memberships that are still under way
         self._next_engine_id = first_engine_id
-        self.exchanges = Exchanges(group, name, self._take_engine_id)
+        self.p2p = Exchanges(group, name, self._take_engine_id)
         self._next_seq = 1
         self._voids: dict[int, m.Void] = {}
         self._world = World((), (), ())
@@ -95,7 +95,7 @@ class Operations:
     @property
     def in_flight(self) -> int:
         """Calls that have not ended."""
-        return len(self.ops) + len(self.exchanges.open)
+        return len(self.ops) + len(self.p2p.open)
 
     @property
     def called(self) -> int:
@@ -106,7 +106,7 @@ class Operations:
     def oldest_call(self) -> int:
         """The client's number of its oldest call that has not ended; 0: none."""
         collectives = (op.client_id for op in self.ops.values())
-        exchanges = (op.post.id for op in self.exchanges.open.values())
+        exchanges = (op.post.id for op in self.p2p.open.values())
         return min((*collectives, *exchanges), default=0)
 
     def waiting_for(self) -> str:
@@ -119,7 +119,7 @@ class Operations:
             if op.state is OpState.done:
                 return f"op {op.seq} is finished here and waits for the others' commit"
             return f"op {op.seq} is being given up"
-        return self.exchanges.waiting_for()
+        return self.p2p.waiting_for()
 
     def meaning(self, call: Call) -> Meaning:
         """What *call* means in the current epoch."""
@@ -218,7 +218,7 @@ class Operations:
         self._orphans.discard(engine_id)
         op = self._by_engine_id.pop(engine_id, None)
         if op is None:
-            return self.exchanges.finished(engine_id, digest, bytes_sent)
+            return self.p2p.finished(engine_id, digest, bytes_sent)
         op.live.discard(engine_id)
         if engine_id == op.engine_id and op.state is OpState.running:
             op.finished, op.digest, op.bytes_sent = True, digest, bytes_sent
@@ -230,7 +230,7 @@ class Operations:
         self._orphans.discard(engine_id)
         op = self._by_engine_id.pop(engine_id, None)
         if op is None:
-            return self.exchanges.cancelled(engine_id)
+            return self.p2p.cancelled(engine_id)
         op.live.discard(engine_id)
         return self._settle(op)
 
@@ -271,7 +271,7 @@ class Operations:
             if op.state is not OpState.ended:
                 done = op.state is OpState.done and op.kind is not Kind.update_membership
                 commands += self._end(op, ending.call(op.client_id, done))
-        commands += self.exchanges.end_all(ending.call)
+        commands += self.p2p.end_all(ending.call)
         if ending.last is not None:
             commands.append(ToClient(ending.last))
         commands.append(Over())

@@ -160,11 +160,11 @@ class EnterEpoch:
 class NeedLinks:
     """See that the links to these members (mids) come up in this epoch, too, then say links_ready.
 
-    With *exchange* those for sends and recvs are meant, and exchange_links is what to say then.
+    With *p2p* those for sends and recvs are meant, and p2p_links is what to say then.
     """
 
     mids: frozenset[int]
-    exchange: bool = False
+    p2p: bool = False
 
 
 @dataclass(frozen=True, slots=True)

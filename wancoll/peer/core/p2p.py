@@ -176,11 +176,11 @@ class Exchanges:
 
     # ---- a new master --------------------------------------------------------------------------------
 
-    def reported(self) -> list[m.OpenExchange]:
+    def reported(self) -> list[m.OpenP2P]:
         """What is not settled, in the order of the calls."""
         moving = (ExchangeState.matched, ExchangeState.running, ExchangeState.done)
         return [
-            m.OpenExchange(
+            m.OpenP2P(
                 op.number,
                 op.other,
                 op.sends,
@@ -234,7 +234,7 @@ class Exchanges:
                 op, failure(op.post.id, "OperationAborted", what, who=str(op), got=got, hint="the tensor is untouched")
             )
         call = (self.group, self._mid, epoch.epoch, op.number, op.other, post.tag, op.sends, post.dtype, post.count)
-        return [ToMaster(m.Exchange(*call))]
+        return [ToMaster(m.P2PCall(*call))]
 
     def _start_with(self, other: int) -> list[Command]:
         """Start what is matched with member *other*, if the link is up; ask for it, if not."""
@@ -245,7 +245,7 @@ class Exchanges:
             if other in self._asked:
                 return []
             self._asked.add(other)
-            return [NeedLinks(frozenset({other}), exchange=True)]
+            return [NeedLinks(frozenset({other}), p2p=True)]
         return [self._start(op) for op in sorted(waiting, key=lambda op: op.order)]
 
     def _start(self, op: Exchange) -> Command:
@@ -265,7 +265,7 @@ class Exchanges:
         if op.state is ExchangeState.running and op.finished:
             assert self._epoch is not None
             op.state = ExchangeState.done
-            return [ToMaster(m.ExchangeDone(self.group, self._mid, self._epoch.epoch, op.order, op.digest))]
+            return [ToMaster(m.P2PDone(self.group, self._mid, self._epoch.epoch, op.order, op.digest))]
         return []
 
     def _end(self, op: Exchange, outcome: m.Result | m.Failure) -> list[Command]:

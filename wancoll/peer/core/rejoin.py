@@ -19,7 +19,7 @@ class Member(Protocol):
     committed: int
     aborted: bool
     ops: dict[int, Op]
-    exchanges: Exchanges
+    p2p: Exchanges
 
     @property
     def epoch_number(self) -> int:
@@ -59,8 +59,8 @@ def report(member: Member, epoch: m.Epoch) -> m.Report:
         aborted=member.aborted,
         done=[(one.seq, one.digest, one.fingerprint) for one in told if isinstance(one, m.Done)],
         updates=[one.seq for one in told if isinstance(one, m.UpdateMembership)],
-        exchanges=member.exchanges.reported(),
-        heard=member.exchanges.heard,
-        settled=list(member.exchanges.settlements.items()),
-        failed=list(member.exchanges.misfits),
+        p2p=member.p2p.reported(),
+        heard=member.p2p.heard,
+        settled=list(member.p2p.settlements.items()),
+        failed=list(member.p2p.misfits),
     )

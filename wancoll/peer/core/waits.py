@@ -31,7 +31,7 @@ class Member(Protocol):
     mid: int
     epoch: m.Epoch | None
     ops: dict[int, Op]
-    exchanges: Exchanges
+    p2p: Exchanges
 
     def meaning(self, call: Call) -> Meaning:
         """What a call means in the current epoch."""
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
     """A link of the member: to whom, for what, how it is. *reason*: why it is down."""
 
     other: int
-    exchanges: bool
+    p2p: bool
     view: LinkView
     reason: str = ""
 
@@ -62,10 +62,10 @@ def report(member: Member, links: list[Seen], now: float, slow_after: float) -> 
     told = []
     for seen in links:
         state = seen.view.state
-        if (seen.other, seen.exchanges) in needed or (state == "parked" and seen.view.since >= slow_after):
+        if (seen.other, seen.p2p) in needed or (state == "parked" and seen.view.since >= slow_after):
             view = seen.view
             told.append(
-                m.LinkWait(seen.other, seen.exchanges, state, view.since, view.heard, view.backlog, seen.reason[:256])
+                m.LinkWait(seen.other, seen.p2p, state, view.since, view.heard, view.backlog, seen.reason[:256])
             )
     if not ops and not told:
         return None
@@ -79,7 +79,7 @@ _ORDER = ("down", "dead", "blocked", "parked", "busy", "idle")  # what matters c
 def _slow(member: Member, now: float, slow_after: float) -> Iterator[Op | Exchange]:
     """The oldest that are slow, at most MOST_OPS of them."""
     count = 0
-    for calls in (member.ops, member.exchanges.open):
+    for calls in (member.ops, member.p2p.open):
         for op in calls.values():
             if now - op.posted_at < slow_after or count >= MOST_OPS:
                 break  # in the order of the calls
@@ -102,7 +102,7 @@ def _needs(member: Member, op: Op | Exchange) -> set[tuple[int, bool]]:
 
 def _op(member: Member, op: Op | Exchange, links: list[Seen], now: float) -> m.OpWait:
     needs = _needs(member, op)
-    still = min((seen.view.still for seen in links if (seen.other, seen.exchanges) in needs), default=0.0)
+    still = min((seen.view.still for seen in links if (seen.other, seen.p2p) in needs), default=0.0)
     age = now - op.posted_at
     if isinstance(op, Exchange):
         return m.OpWait(0, str(op), op.nbytes, _EXCHANGE_STAGES[op.state], age, still, op.other)
@@ -129,7 +129,7 @@ def plain(waits: m.Waits | None, names: Callable[[int], str]) -> dict[str, objec
         "links": [
             {
                 "member": names(link.other),
-                "exchanges": link.exchanges,
+                "p2p": link.p2p,
                 "state": link.state,
                 "seconds": round(link.since, 3),
                 "heard": round(link.heard, 3),

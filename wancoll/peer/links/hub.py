@@ -56,12 +56,12 @@ class LinkHub:
     def member(
         self,
         on_ready: Callable[[int, set[int]], None],
-        on_exchange: Callable[[set[int]], None],
+        on_p2p: Callable[[set[int]], None],
         on_lost: Callable[[int, int, str], None],
         on_unreachable: Callable[[int, str], None],
     ) -> MemberLinks:
         """Links for a new member."""
-        links = MemberLinks(self, on_ready, on_exchange, on_lost, on_unreachable)
+        links = MemberLinks(self, on_ready, on_p2p, on_lost, on_unreachable)
         self._members.append(links)
         return links
 
@@ -194,7 +194,7 @@ class LinkHub:
             if link.channel == COLLECTIVES:
                 link.owner.check_ready()
             else:
-                link.owner.check_exchanges()
+                link.owner.check_p2p()
 
     # ---- dialling ------------------------------------------------------------------------------------
 

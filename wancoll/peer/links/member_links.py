@@ -15,7 +15,7 @@ from wancoll.wire import messages as m
 if TYPE_CHECKING:
     from wancoll.peer.links.hub import LinkHub
 
-COLLECTIVES, EXCHANGES = 0, 1  # channels
+COLLECTIVES, P2P = 0, 1  # channels
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +82,7 @@ class Link:
     @property
     def agreed(self) -> bool:
         """Whether both ends learn at the same time that they want it: then the younger dials and the other waits."""
-        return self.neighbour or self.spare or self.channel == EXCHANGES
+        return self.neighbour or self.spare or self.channel == P2P
 
 
 class MemberLinks:
@@ -92,7 +92,7 @@ class MemberLinks:
         hub: the daemon's links.
         on_ready: called with the epoch and the mids whose links are up, once all neighbours' are, and again when
             another one comes up.
-        on_exchange: called with the mids whose links for sends and recvs are up when one has come up.
+        on_p2p: called with the mids whose links for sends and recvs are up when one has come up.
         on_lost: called with (mid, channel, reason) when a link broke.
         on_unreachable: called with (mid, reason) when one could not be raised within link_timeout.
     """
@@ -101,12 +101,12 @@ class MemberLinks:
         self,
         hub: LinkHub,
         on_ready: Callable[[int, set[int]], None],
-        on_exchange: Callable[[set[int]], None],
+        on_p2p: Callable[[set[int]], None],
         on_lost: Callable[[int, int, str], None],
         on_unreachable: Callable[[int, str], None],
     ) -> None:
         self._hub = hub
-        self.on_ready, self.on_exchange = on_ready, on_exchange
+        self.on_ready, self.on_p2p = on_ready, on_p2p
         self.on_lost, self.on_unreachable = on_lost, on_unreachable
         self.mid = 0
         self.epoch: m.Epoch | None = None
@@ -140,8 +140,8 @@ class MemberLinks:
         for mid in sorted(mids):
             self.needed.add((mid, channel))
             self._hub.raise_link(self.link(mid, channel))
-        if channel == EXCHANGES:  # some may be up already: by the other end, or since an older epoch
-            self.check_exchanges()
+        if channel == P2P:  # some may be up already: by the other end, or since an older epoch
+            self.check_p2p()
 
     def link(self, mid: int, channel: int) -> Link:
         """The link to *mid*, made now if there was none."""
@@ -156,11 +156,11 @@ class MemberLinks:
         if self.epoch is not None and self.neighbours <= up:
             self.on_ready(self.epoch.epoch, up)
 
-    def check_exchanges(self) -> None:
+    def check_p2p(self) -> None:
         """Tell the member which links for sends and recvs are up."""
-        up = {mid for (mid, channel), link in self.links.items() if link.up and channel == EXCHANGES}
+        up = {mid for (mid, channel), link in self.links.items() if link.up and channel == P2P}
         if self.epoch is not None and up:
-            self.on_exchange(up)
+            self.on_p2p(up)
 
     def engine_ids(self) -> dict[int, int]:
         """Map rank to engine link id, for the collectives' links that are up."""

@@ -13,7 +13,7 @@ from wancoll.peer.core import waits
 from wancoll.peer.core.stalls import LinkView, Stalls
 from wancoll.peer.core.waits import WaitLog
 from wancoll.peer.links.hub import LinkHub
-from wancoll.peer.links.member_links import EXCHANGES, MemberLinks
+from wancoll.peer.links.member_links import P2P, MemberLinks
 from wancoll.peer.session import Session
 from wancoll.wire import messages as m
 
@@ -100,7 +100,7 @@ class Watcher:
             else:
                 down = now - link.changed_at
                 view, reason = LinkView("down", down, down, 0, down), link.reason
-            found.append(waits.Seen(link.other.mid, link.channel == EXCHANGES, view, reason))
+            found.append(waits.Seen(link.other.mid, link.channel == P2P, view, reason))
         return found
 
     def _note(self, session: Session, watched: _Watched, now: float) -> None:
