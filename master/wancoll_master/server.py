@@ -29,26 +29,10 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.core import membership, report
-from wancoll_master.core.frames import encode_epochs
-from wancoll_master.core.held import Held
 from wancoll_master.core.lobby import Lobby
-from wancoll_master.core.state import (
-    Announce,
-    Broadcast,
-    Close,
-    Command,
-    Disconnected,
-    Event,
-    Note,
-    Persist,
-    Received,
-    Record,
-    Send,
-    SendStatus,
-    State,
-    StepDown,
-    Tick,
-)
+from wancoll_master.core.ready import Announce, Disconnected, Event, Held, Message, Ready, Received, Send, Tick, frames
+from wancoll_master.core.state import State
+from wancoll_master.plan.planning import propose
 from wancoll_master.store.facts import Store
 from wancoll_master.store.journal import Journal
 
@@ -59,7 +43,6 @@ log = structlog.get_logger("wancoll.master")
 FIRST_MESSAGE_BYTES = 64 * 1024  # far above the largest Hello
 STATUS_EVENTS = 50
 _HELD_FRAMES = 65536  # that may wait for the store
-_HELD_BYTES = 64 << 20
 
 
 async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
@@ -125,7 +108,8 @@ class Server:
         self._lobby = Lobby(config.limits.pending_connections)
         self._may_lead: Callable[[], bool] = lambda: True
         self._on_end: Callable[[str, int], None] = lambda reason, term: None
-        self._held = Held(_HELD_FRAMES, _HELD_BYTES)
+        self._held = Held(_HELD_FRAMES)
+        self._closing: set[int] = set()  # connections that end once what is held for them has left
         self._connections: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
         self._greeting = Handshakes(config.limits.pending_connections, config.limits.handshake_timeout)
@@ -180,6 +164,7 @@ class Server:
             return
         self.state = None
         self._held.clear()
+        self._closing.clear()
         self._dirty.clear()
         self.stand_by("", 0, wait=False)
         goodbye = encode(m.Bye(f"this master leads no more: {reason}"[:1000]))
@@ -224,7 +209,7 @@ class Server:
     # ---- stepping ------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
-        """Step, and carry out the commands but for flush()."""
+        """Step, and do what has to be done but for flush()."""
         if self._overslept():
             self._start_over()
             return  # what came is of a connection that is no more
@@ -232,10 +217,10 @@ class Server:
         if state is None:
             self._decline(event)
             return
-        for command in membership.step(state, trio.current_time(), event):
-            self._carry_out(state, command)
-            if self.state is None:
-                return
+        if isinstance(event, Received) and event.conn in self._closing:
+            return
+        ready = membership.step(state, trio.current_time(), event, propose)
+        self._carry_out(state, ready)
         if state.deadline < self._alarm.deadline:
             self._alarm.deadline = state.deadline
 
@@ -247,49 +232,46 @@ class Server:
         elif isinstance(event, Disconnected):
             self._lobby.gone(event.conn)
 
-    def _carry_out(self, state: State, command: Command) -> None:
-        match command:
-            case Broadcast(conns, message):
-                if self._failpoints.armed and isinstance(message, m.Commit):
-                    self._before_telling("commit")
-                frame = encode(message)
-                for conn in conns:
-                    self._add(conn, frame)
-            case Send(conn, m.Pong(number) as pong) if number:  # decides nothing: the master is not to seem silent
-                self._put(conn, encode(pong))
-            case Send(conn, message):
-                self._add(conn, encode(message))
-            case Announce(to, epoch):
-                if self._failpoints.armed:
-                    self._before_telling("epoch")
-                for (conn, _), frame in zip(to, encode_epochs(epoch, [mid for _, mid in to]), strict=True):
-                    self._add(conn, frame)
-            case SendStatus(conn):
-                self._put(conn, encode(self._status(state)))
-            case Close(conn, reason):
-                if reason:
-                    log.info("connection ended", reason=reason)
-                self._close(conn, encode(m.Bye(reason)) if reason else b"")
-            case Persist(highest_epoch, next_mid, group, used):
-                self._failpoints.hit("before_persist")
-                self._write(partial(self._store.persist, highest_epoch, next_mid, group, used))
-            case Note(group, epoch, kind, text):
-                log.info(kind, group=group, epoch=epoch, text=text)
-            case Record(group, epoch, kind, text):
-                log.info(kind, group=group, epoch=epoch, text=text)
-                event = m.EventRecord(time.time(), group, epoch, kind, text)
-                self._write(partial(self._journal.add, event))
-            case StepDown(reason, term):
-                self.step_down(reason, term)
-
-    def _add(self, conn: int, frame: bytes) -> None:
-        """Send after all that came before, and after what the store was told to write."""
-        if self._store.written == self._store.asked:
-            self._put(conn, frame)
+    def _carry_out(self, state: State, ready: Ready) -> None:
+        """In the order that Ready says. What a slow store has to write first is held."""
+        if ready.step_down is not None:
+            self.step_down(ready.step_down.reason, ready.step_down.term)
             return
-        self._held.add(self._store.asked, conn, frame)
+        for answer in ready.answers:
+            self._put(answer.conn, encode(answer.message if isinstance(answer, Send) else self._status(state)))
+        for one in ready.log:
+            log.info(one.kind, group=one.group, epoch=one.epoch, text=one.text)
+            if one.kept:
+                event = m.EventRecord(time.time(), one.group, one.epoch, one.kind, one.text)
+                self._write(partial(self._journal.add, event))
+        if ready.persist is not None:
+            self._failpoints.hit("before_persist")
+            self._write(partial(self._store.persist, ready.persist))
+        self._closing.update(close.conn for close in ready.closes)
+        if self._store.written == self._store.asked:
+            self._tell(ready)
+            return
+        self._held.add(ready, self._store.asked)
         if self._held.too_many:
             self.step_down("the store does not write, and too much waits for it")
+
+    def _tell(self, ready: Ready) -> None:
+        """All that it rests on is written."""
+        for message in ready.messages:
+            if self._failpoints.armed:
+                self._before_telling(message)
+            for conn, frame in frames(message):
+                self._put(conn, frame)
+        for close in ready.closes:
+            if close.reason:
+                log.info("connection ended", reason=close.reason)
+            self._close(close.conn, encode(m.Bye(close.reason)) if close.reason else b"")
+
+    def release(self) -> None:
+        """The store has written more: send what was held for it."""
+        for ready in self._held.release(self._store.written):
+            self._tell(ready)
+        self.flush()
 
     def _put(self, conn: int, frame: bytes) -> None:
         connection = self._connections.get(conn)
@@ -298,21 +280,13 @@ class Server:
             self._dirty[conn] = connection
 
     def _close(self, conn: int, last: bytes) -> None:
-        """Send what may be sent, and *last*.
-
-        What is held for the connection is lost, as if it had broken: a daemon that connects again is told what counts.
-        """
+        """Send what may be sent, and *last*."""
         connection = self._connections.pop(conn, None)
+        self._closing.discard(conn)
         if connection is not None:
             self._dirty.pop(conn, None)
             connection.send(last)
             connection.end()
-
-    def release(self) -> None:
-        """The store has written more: send what was held for it."""
-        for conn, frame in self._held.release(self._store.written):
-            self._put(conn, frame)
-        self.flush()
 
     def flush(self) -> None:
         """Send what the steps since the last flush had to say, one send for each connection."""
@@ -328,9 +302,12 @@ class Server:
                 self._failpoints.hit(f"after_{what}")
             self._telling.clear()
 
-    def _before_telling(self, what: str) -> None:
-        self._failpoints.hit(f"before_{what}")
-        self._telling.add(what)
+    def _before_telling(self, message: Message) -> None:
+        """Fault injection."""
+        what = "epoch" if isinstance(message, Announce) else "commit" if isinstance(message.message, m.Commit) else ""
+        if what:
+            self._failpoints.hit(f"before_{what}")
+            self._telling.add(what)
 
     def _arm(self, arm: m.Arm) -> m.Ok | m.Bye:
         """Fault injection, for whoever shows the token."""
@@ -392,6 +369,7 @@ class Server:
                 reason = await self._read(number, connection)
                 nursery.cancel_scope.cancel()
             if self._connections.pop(number, None) is not None:
+                self._closing.discard(number)
                 self.apply(Disconnected(number, reason))
                 self.flush()
         finally:

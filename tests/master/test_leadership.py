@@ -27,9 +27,8 @@ from wancoll.peer.core import masters
 from wancoll.peer.core.masters import Masters
 from wancoll.wire import messages as m
 from wancoll_master.config import EtcdConfig, MasterConfig
-from wancoll_master.core.held import Held
 from wancoll_master.core.leadership import SAFETY, Leadership
-from wancoll_master.core.state import Used
+from wancoll_master.core.ready import Announce, Broadcast, Close, Held, Persist, Ready, Record, Send, Used
 from wancoll_master.election import advertised
 from wancoll_master.server import Server, serve
 from wancoll_master.store import etcd_store
@@ -151,21 +150,30 @@ def test_masters_that_name_each_other_are_followed_a_few_times() -> None:
 
 # ---- what is held ---------------------------------------------------------------------------------------
 
+NONSENSE = "names an epoch that has not begun; expected 1 or earlier; got 9"
 
-def test_held_frames_come_out_in_order_when_their_write_is_done() -> None:
-    held = Held(3, 100)
-    for write, conn, frame in [(1, 7, b"a"), (1, 8, b"b"), (3, 7, b"c")]:
-        held.add(write, conn, frame)
+
+def test_held_steps_come_out_in_order_when_their_write_is_done() -> None:
+    first, second = Ready(messages=[Send(7, m.Ok()), Broadcast((7, 8), m.Ok())]), Ready(closes=[Close(8, "bye")])
+    held = Held(4)
+    held.add(first, 1)
+    held.add(Ready(log=[Record("g", 1, "epoch", "text")]), 1)  # nothing of this waits
+    held.add(second, 3)
     assert list(held.release(0)) == []
-    assert list(held.release(2)) == [(7, b"a"), (8, b"b")]
-    assert not held.too_many
+    assert list(held.release(2)) == [first]
     for _ in range(3):
-        held.add(3, 1, b"")
+        held.add(second, 3)
+    assert not held.too_many
+    held.add(second, 3)
+    assert held.too_many
+    assert list(held.release(3)) == [second] * 5
+    assert not held.too_many
+    epoch = m.Epoch("g", 0, 1, 1, [], m.Plan(1, 1, True, {}, [], 0, ""), b"", 1, 0, [], "")
+    held.add(Ready(messages=[Announce(((1, 1),) * 5, epoch)]), 4)
     assert held.too_many
     held.clear()
     assert not held.too_many
-    held.add(4, 1, b"x" * 101)
-    assert held.too_many
+    assert list(held.release(9)) == []
 
 
 class Later:
@@ -175,7 +183,7 @@ class Later:
         self.facts = Facts(term, 0, 1, {})
         self.asked = self.written = 0
 
-    def persist(self, highest_epoch: int, next_mid: int, group: str = "", used: Used | None = None) -> None:
+    def persist(self, what: Persist) -> None:
         self.asked += 1
 
 
@@ -212,10 +220,13 @@ async def test_nothing_is_sent_before_it_is_written() -> None:
         store = Later()
         found.lead(store)
         peer = await connect()
-        await peer.say(hello("d"), m.Join("g", "me", 1, 1))
+        await peer.say(hello("d"), m.Join("g", "me", 2, 1))
         assert (await peer.hear()).term == 5
         await hears_nothing(peer)
-        assert store.asked == 2  # mids, and the group's first epoch
+        assert store.asked == 1  # mids
+        await peer.say(m.Join("g", "you", 2, 1))
+        await hears_nothing(peer)
+        assert store.asked == 2  # the group's first epoch
         store.written = 1
         found.release()
         assert isinstance(await peer.hear(), m.Joined)
@@ -226,7 +237,35 @@ async def test_nothing_is_sent_before_it_is_written() -> None:
         assert await peer.hear() == m.Pong(3, 5), "a store that is slow is no reason to count the master as lost"
         store.written = 2
         found.release()
-        assert [type(await peer.hear()) for _ in range(2)] == [m.Epoch, m.Pong]
+        assert [type(await peer.hear()) for _ in range(4)] == [m.Joined, m.Epoch, m.Epoch, m.Pong]
+
+
+async def test_who_is_put_out_hears_of_it_once_the_epoch_without_it_is_written() -> None:
+    async with server() as (found, connect):
+        store = Later()
+        found.lead(store)
+        one, other = await connect(), await connect()
+        await one.say(hello("a"), m.Join("g", "one", 2, 1))
+        await one.expect(m.Welcome)
+        await other.say(hello("b"), m.Join("g", "other", 2, 1))
+        await hears_nothing(other)
+        store.written = store.asked
+        found.release()
+        mid = (await other.expect(m.Joined)).mid
+        assert (await other.expect(m.Epoch)).epoch == 1
+        asked = store.asked
+        await other.say(m.Done("g", mid, 9, 1, 0, 0))  # of an epoch that has not begun
+        await hears_nothing(other)
+        assert store.asked == asked + 1
+        await other.say(m.Heartbeat(1), hello("c"))  # too late
+        await hears_nothing(other)
+        store.written = store.asked
+        found.release()
+        assert await other.hear() == m.Evicted("g", mid, "daemon b " + NONSENSE, 0)
+        assert await other.hear() == m.Bye("daemon b " + NONSENSE)
+        assert await other.hear() is None
+        assert found.state is not None
+        assert sorted(found.state.daemons) == ["a"]
 
 
 async def test_who_steps_down_drops_what_it_held_and_says_why() -> None:
@@ -474,14 +513,14 @@ async def loaded(client: Etcd, keys: Keys) -> Facts:
 async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
     keys = Keys(next(_prefixes))
     async with LosesAnswers([etcd.url], 5.0) as client, writing(client, keys) as (store, done, deposed):
-        store.persist(0, 1025)
+        store.persist(Persist(0, 1025))
         await done()
         client.lose = 2
-        store.persist(4, 7, "a b", Used(4, frozenset({1, 300}), 40))
+        store.persist(Persist(4, 7, {"a b": Used(4, frozenset({1, 300}), 40)}))
         await done()
         for i in range(200):  # more than one transaction takes
-            store.persist(5 + i, 7, f"g{i}", Used(5 + i, frozenset({i}), 40))
-        store.persist(205, 7, "g0", Used(205, frozenset({1}), 40))
+            store.persist(Persist(5 + i, 7, {f"g{i}": Used(5 + i, frozenset({i}), 40)}))
+        store.persist(Persist(205, 7, {"g0": Used(205, frozenset({1}), 40)}))
         assert store.written < store.asked
         await done()
         assert deposed == []
@@ -496,11 +535,11 @@ async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
 async def test_a_deposed_leader_writes_nothing(etcd: chaos.Etcd) -> None:
     keys = Keys(next(_prefixes))
     async with Etcd([etcd.url], 5.0) as client, writing(client, keys) as (store, done, deposed):
-        store.persist(1, 2, "g", Used(1, frozenset({1}), 40))
+        store.persist(Persist(1, 2, {"g": Used(1, frozenset({1}), 40)}))
         await done()
         await client.txn([], [delete(keys.leader)], [])
         await client.txn([created(keys.leader, 0)], [put(keys.leader, "another one")], [])
-        store.persist(2, 2, "g", Used(2, frozenset({1, 2}), 40))
+        store.persist(Persist(2, 2, {"g": Used(2, frozenset({1, 2}), 40)}))
         await done()
         assert "another master leads" in deposed[0]
         facts = await loaded(client, keys)
@@ -524,9 +563,9 @@ async def test_a_write_that_comes_late_changes_nothing(etcd: chaos.Etcd) -> None
         client.late.append(None)  # not the first transactions
         async with writing(client, keys) as (store, done, deposed):
             client.late.clear()
-            store.persist(1, 2, "g", Used(1, frozenset({1}), 40))
+            store.persist(Persist(1, 2, {"g": Used(1, frozenset({1}), 40)}))
             await done()
-            store.persist(2, 2, "g", Used(2, frozenset({1, 2}), 40))
+            store.persist(Persist(2, 2, {"g": Used(2, frozenset({1, 2}), 40)}))
             await done()
             assert not (await Etcd.txn(client, *client.late[0])).succeeded
             assert (await loaded(client, keys)).used == {"g": Used(2, frozenset({1, 2}), 40)}
@@ -538,7 +577,7 @@ async def test_groups_with_the_oldest_epochs_are_forgotten(etcd: chaos.Etcd, mon
     keys = Keys(next(_prefixes))
     async with Etcd([etcd.url], 5.0) as client, writing(client, keys) as (store, done, _):
         for i in range(100):
-            store.persist(i, 1, f"g{i}", Used(100 - i, frozenset({i}), 40))
+            store.persist(Persist(i, 1, {f"g{i}": Used(100 - i, frozenset({i}), 40)}))
         await done()
         await store.load()
         assert list(store.facts.used) == ["g4", "g3", "g2", "g1", "g0"]
@@ -557,7 +596,7 @@ async def test_etcd_that_takes_no_writes_ends_the_leadership(etcd: chaos.Etcd) -
     async with Full([etcd.url], 5.0) as client, writing(client, Keys(next(_prefixes))) as (store, done, deposed):
         store._write_timeout = 0.2
         client.full = True
-        store.persist(1, 2)
+        store.persist(Persist(1, 2))
         await done()
         assert deposed == ["etcd did not take a write within 0.2 s: database space exceeded"]
 

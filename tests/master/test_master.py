@@ -23,8 +23,8 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
-from wancoll_master.core.state import Used
-from wancoll_master.server import FIRST_MESSAGE_BYTES, MasterConfig, encode_epochs, serve
+from wancoll_master.core.ready import Persist, Used, encode_epochs
+from wancoll_master.server import FIRST_MESSAGE_BYTES, MasterConfig, serve
 from wancoll_master.store import journal as journal_module
 from wancoll_master.store.journal import Journal
 
@@ -434,9 +434,9 @@ async def test_a_master_that_stood_still_takes_its_members_back():
 def test_the_journal_keeps_numbers_that_never_fall(tmp_path):
     path = str(tmp_path / "journal")
     journal = Journal(path)
-    journal.persist(7, 1025, "a", Used(6, frozenset({1}), 40))
-    journal.persist(7, 1025, "a", Used(7, frozenset({1, 300}), 40))
-    journal.persist(3, 9, "b", Used(3, frozenset({4}), 40))
+    journal.persist(Persist(7, 1025, {"a": Used(6, frozenset({1}), 40)}))
+    journal.persist(Persist(7, 1025, {"a": Used(7, frozenset({1, 300}), 40)}))
+    journal.persist(Persist(3, 9, {"b": Used(3, frozenset({4}), 40)}))
     journal.close()
     journal = Journal(path)
     assert (journal.facts.term, journal.facts.highest_epoch, journal.facts.next_mid) == (2, 7, 1025)

@@ -10,7 +10,7 @@ from tests.master.transcript import GROUP, Room
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll_master.core import membership, report
-from wancoll_master.core.state import Broadcast, Received, SendStatus, Tick
+from wancoll_master.core.ready import Broadcast, Ready, Received, SendStatus, Tick
 from wancoll_master.plan.topology import pair, ring_order
 
 
@@ -191,7 +191,7 @@ def test_a_commit_is_one_broadcast_and_reaches_each_daemon_once(room):
     for name, daemon in (("a", "d0"), ("b", "d1"), ("c", "d0")):
         room.join(name, daemon=daemon, start=3)
     room.all_done(1)
-    sent = [command for command in room.commands if isinstance(command, Broadcast)]
+    sent = [command for command in room.ready.messages if isinstance(command, Broadcast)]
     assert [command.conns for command in sent] == [(room.conns["d0"], room.conns["d1"])]
     assert sent[0].message == m.Commit(GROUP, 1, 1, 1)
 
@@ -1023,7 +1023,7 @@ def test_what_is_stale_or_void_changes_nothing(room, message):
     room.clear()
     room.say("d1", message)
     assert room.closed == {}
-    assert room.commands == []
+    assert room.ready == Ready()
     room.sleep(1)
     assert room.epoch == 1
 

@@ -21,7 +21,7 @@ from wancoll.limits import Limits
 from wancoll.peer.core import member as core
 from wancoll.peer.core import ops
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Announce, Broadcast, Disconnected, Received, Send
+from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Ready, Received, Send
 
 START, LEAST, DAEMONS = 3, 2, 5
 P2P_IDS = 1_000_000  # the client's numbers of sends and recvs are above
@@ -123,8 +123,8 @@ class Cluster(RuleBasedStateMachine):
         self.room.step(event)
         self.collect()
 
-    def check(self, commands: list[Any]) -> None:
-        for command in commands:
+    def check(self, ready: Ready) -> None:
+        for command in ready.messages:
             if isinstance(command, Announce):
                 self.check_epoch(command.epoch)
             elif isinstance(command, Broadcast) and isinstance(command.message, m.Commit):

@@ -12,7 +12,7 @@ from wancoll.limits import Limits
 from wancoll.peer.core.waits import SAID_AGAIN, WaitLog
 from wancoll.wire import messages as m
 from wancoll_master.core import report, waits
-from wancoll_master.core.state import Note
+from wancoll_master.core.ready import Record
 
 WHAT = "all_reduce(10 x float32, op=sum)"
 LIMITS = Limits(slow_after=1.0, stall_timeout=8.0)
@@ -51,8 +51,8 @@ class Wait(Room):
         return [(one.member, one.other, one.why) for one in found[0].causes] if found else []
 
     @property
-    def notes(self) -> list[Note]:
-        return [command for command in self.commands if isinstance(command, Note)]
+    def notes(self) -> list[Record]:
+        return [record for record in self.ready.log if not record.kept]
 
 
 @pytest.fixture

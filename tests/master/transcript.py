@@ -12,21 +12,19 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 from wancoll_master.core import membership
-from wancoll_master.core.state import (
+from wancoll_master.core.ready import (
     Announce,
     Broadcast,
-    Close,
-    Command,
     Disconnected,
     Event,
-    Persist,
+    Ready,
     Received,
     Record,
     Send,
-    SendStatus,
     Tick,
     Used,
 )
+from wancoll_master.plan.planning import propose
 
 GROUP = "g"
 
@@ -41,45 +39,45 @@ class Room:
         self.conns: dict[str, int] = {}  # of connected daemons
         self.inbox: dict[int, list[Any]] = defaultdict(list)
         self.closed: dict[int, str] = {}
-        self.records: list[Record] = []
+        self.records: list[Record] = []  # of the event log
         self.persisted = (0, 0)
         self.journal: dict[str, Used] = {}  # newest epochs, by group
         self.asleep: set[str] = set()  # daemons that send no heartbeats
-        self.commands: list[Command] = []  # of the last step
-        self.watch: Callable[[list[Command]], None] = lambda commands: None  # called after each step
+        self.ready = Ready()  # of the last step
+        self.watch: Callable[[Ready], None] = lambda ready: None  # called after each step
         self.starts = 1
         self._next_conn = 1
 
     # ---- events --------------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
-        self.commands = membership.step(self.state, self.now, event)
-        for command in self.commands:
-            match command:
-                case Send(conn, message):
-                    self._deliver(conn, message)
-                case Broadcast(conns, message):
+        self.ready = ready = membership.step(self.state, self.now, event, propose)
+        assert ready.step_down is None or ready == Ready(step_down=ready.step_down)
+        self.records += [record for record in ready.log if record.kept]
+        for answer in ready.answers:
+            self._deliver(answer.conn, answer.message if isinstance(answer, Send) else answer)
+        if ready.persist is not None:
+            self.journal |= ready.persist.groups
+            write = ready.persist.epoch, ready.persist.next_mid
+            self.persisted = max(self.persisted[0], write[0]), max(self.persisted[1], write[1])
+        for message in ready.messages:
+            match message:
+                case Send(conn, said):
+                    self._deliver(conn, said)
+                case Broadcast(conns, said):
                     assert len(set(conns)) == len(conns)
                     for conn in conns:
-                        self._deliver(conn, message)
+                        self._deliver(conn, said)
                 case Announce(to, epoch):
                     assert self.persisted[0] >= epoch.epoch, "sent an epoch that the journal does not know"
                     assert [mid for _, mid in to] == [member.mid for member in epoch.members]
                     for conn, mid in to:
                         self._deliver(conn, msgspec.structs.replace(epoch, to=mid))
-                case SendStatus(conn):
-                    self._deliver(conn, command)
-                case Close(conn, reason):
-                    assert conn not in self.closed
-                    self.closed[conn] = reason
-                    self.conns = {daemon: other for daemon, other in self.conns.items() if other != conn}
-                case Persist(epoch, next_mid, group, used):
-                    if used is not None:
-                        self.journal[group] = used
-                    self.persisted = (max(self.persisted[0], epoch), max(self.persisted[1], next_mid))
-                case Record():
-                    self.records.append(command)
-        self.watch(self.commands)
+        for close in ready.closes:
+            assert close.conn not in self.closed
+            self.closed[close.conn] = close.reason
+            self.conns = {daemon: other for daemon, other in self.conns.items() if other != close.conn}
+        self.watch(ready)
 
     def _deliver(self, conn: int, message: Any) -> None:
         assert conn not in self.closed, f"sent {message} over a closed connection"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wancoll_master.core.state import Announce, Broadcast
+from wancoll_master.core.ready import Announce, Broadcast
 
 if TYPE_CHECKING:
     from tests.sim.client import Client

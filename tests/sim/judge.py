@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.client import Called, Client, value
 from wancoll.collective import SAME_RESULT, Descriptor, Kind
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Announce, Broadcast
+from wancoll_master.core.ready import Announce, Broadcast
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -1,11 +1,13 @@
 """The master as a thin shell around the real membership.step(), and the journal that outlives it.
 
-Mirrors wancoll_master/server.py (apply, _carry_out, _add, flush, keep_time, accept, _read, _feed) and journal.py
-(open, persist).
+Mirrors wancoll_master/server.py (apply, _carry_out, _tell, release, flush, keep_time, accept, _read, _feed), journal.py
+(open, persist) and etcd_store.py (persist, write_forever): a store that fences takes its time for a write, and one that
+is under way when its master dies may be carried out or not.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,24 +17,26 @@ from tests.sim.clock import Process, Timer
 from tests.sim.network import End
 from wancoll.wire import messages as m
 from wancoll_master.core import membership
-from wancoll_master.core.state import (
+from wancoll_master.core.ready import (
     Announce,
     Broadcast,
-    Close,
     Disconnected,
     Event,
+    Held,
     Persist,
+    Ready,
     Received,
-    Record,
     Send,
-    SendStatus,
-    StepDown,
     Tick,
     Used,
 )
+from wancoll_master.plan.planning import propose
 
 if TYPE_CHECKING:
     from tests.sim.world import World
+
+
+_HELD_FRAMES = 65536
 
 
 class Fenced(Exception):
@@ -52,12 +56,11 @@ class Journal:
         self.term += 1
         return self.term
 
-    def persist(self, term: int, command: Persist) -> None:
+    def persist(self, term: int, what: Persist) -> None:
         if term < self.term:
             raise Fenced
-        self.epoch, self.next_mid = max(self.epoch, command.epoch), max(self.next_mid, command.next_mid)
-        if command.used is not None:
-            self.used[command.group] = command.used
+        self.epoch, self.next_mid = max(self.epoch, what.epoch), max(self.next_mid, what.next_mid)
+        self.used |= what.groups
 
     def lose(self) -> None:
         self.term, self.epoch, self.next_mid, self.used = 0, 0, 1, {}
@@ -69,10 +72,14 @@ class Master(Process):
     def __init__(self, world: World, name: str, host: str, journal: Journal) -> None:
         super().__init__(world.clock, name, host)
         self.world, self._journal = world, journal
+        self._held = Held(_HELD_FRAMES)
+        self._asked = self._written = 0
+        self._writes: deque[Persist] = deque()  # asked for and not written yet
         self._lead()
         self.address = f"{host}:7400"
         self.fuse = -1
-        self.trap: type | None = None  # it dies while it tells the next command of this kind
+        self.trap: type | None = None  # it dies while it tells the next message of this kind
+        self._trapped = False
         self._connections: dict[int, End] = {}
         self._slept_at = 0.0
         self._next_conn = 1
@@ -83,6 +90,10 @@ class Master(Process):
 
     def _lead(self) -> None:
         journal, world = self._journal, self.world
+        self._held.clear()
+        self._writes.clear()
+        self._asked = self._written = 0
+        self._closing = set()
         self.opened = journal.open()
         world.masters_started += 1
         self.state = membership.new_state(
@@ -117,63 +128,128 @@ class Master(Process):
     # ---- stepping ------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
-        if not self.alive:
+        if not self.alive or (isinstance(event, Received) and event.conn in self._closing):
             return
-        commands = membership.step(self.state, self.clock.now, event)
-        stop = len(commands) + 1
-        if self.fuse >= 0:
-            self.fuse -= 1
-            if self.fuse < 0:
-                stop = self.world.random.randint(0, len(commands))
-        elif self.trap is not None and any(isinstance(command, self.trap) for command in commands):
-            stop = len(commands)
+        ready = membership.step(self.state, self.clock.now, event, propose)
+        cut = self._cut_short(ready)
         try:
-            for command in commands[:stop]:
-                self._carry_out(command)
-                self.world.judge.decides(self.name, command)
+            self._carry_out(ready)
         except Fenced:
-            self.world.note(self.name, "is fenced and stops")
-            self.world.kill_master(self)
+            self._fenced()
             return
-        if stop <= len(commands):
-            conns = list(self._batches)
-            told = self.world.random.randint(0, len(conns))
-            ends = [self._connections.get(conn) for conn in conns[:told]]
-            for conn in conns[told:]:
-                del self._batches[conn]
-            self.flush()
-            self.world.kill_master(self)
-            self.world.alone_with_the_news([end.other.process.name for end in ends if end is not None])
-            return
-        self.flush()
-        self._arm()
+        self._flush_or_die(cut)
+        if self.alive:
+            self._arm()
 
-    def _carry_out(self, command: Any) -> None:
-        match command:
-            case Broadcast(conns, message):
-                for conn in conns:
-                    self._add(conn, message)
-            case Send(conn, message):
-                self._add(conn, message)
-            case Announce(to, epoch):
-                for conn, mid in to:
-                    self._add(conn, msgspec.structs.replace(epoch, to=mid))
-            case Close(conn, reason):
-                if reason:
-                    self._add(conn, m.Bye(reason))
-                self.flush()
-                end = self._connections.pop(conn, None)
-                if end is not None:
-                    end.close("the master closed the connection")
-            case Persist():
-                self._journal.persist(self.opened, command)
-            case Record(_, epoch, kind, text):
-                self.world.note(self.name, f"[{kind}] {text}")
-            case StepDown(reason, term):
-                self._journal.term = max(self._journal.term, term)
-                raise Fenced(reason)
-            case SendStatus():
-                raise AssertionError("nobody asks for a status here")
+    def _cut_short(self, ready: Ready) -> bool:
+        """Whether it dies in this step; *ready* becomes what it still does."""
+        if self.fuse < 0:
+            return False
+        self.fuse -= 1
+        if self.fuse >= 0:
+            return False
+        told = self.world.random.randint(-1, len(ready.messages))
+        del ready.messages[max(0, told) :], ready.closes[:]
+        if told < 0:
+            ready.persist = None
+        return True
+
+    def _flush_or_die(self, cut: bool) -> None:
+        """Where it dies, of those to whom something was to be said some have heard it."""
+        if not cut and not self._trapped:
+            self.flush()
+            return
+        conns = list(self._batches)
+        told = self.world.random.randint(0, len(conns))
+        ends = [self._connections.get(conn) for conn in conns[:told]]
+        for conn in conns[told:]:
+            del self._batches[conn]
+        self.flush()
+        self.world.kill_master(self)
+        self.world.alone_with_the_news([end.other.process.name for end in ends if end is not None])
+
+    def _fenced(self) -> None:
+        self.world.note(self.name, "is fenced and stops")
+        self.world.kill_master(self)
+
+    def _carry_out(self, ready: Ready) -> None:
+        if ready.step_down is not None:
+            self._journal.term = max(self._journal.term, ready.step_down.term)
+            raise Fenced
+        for answer in ready.answers:
+            assert isinstance(answer, Send), "nobody asks for a status here"
+            self._add(answer.conn, answer.message)
+        for one in ready.log:
+            self.world.note(self.name, f"[{one.kind}] {one.text}")
+        if ready.persist is not None:
+            self._persist(ready.persist)
+        self._closing.update(close.conn for close in ready.closes)
+        if self._written == self._asked:
+            self._tell(ready)
+        else:
+            self._held.add(ready, self._asked)
+
+    def _tell(self, ready: Ready) -> None:
+        """All that it rests on is written."""
+        for message in ready.messages:
+            match message:
+                case Broadcast(conns, said):
+                    for conn in conns:
+                        self._add(conn, said)
+                case Send(conn, said):
+                    self._add(conn, said)
+                case Announce(to, epoch):
+                    for conn, mid in to:
+                        self._add(conn, msgspec.structs.replace(epoch, to=mid))
+            self.world.judge.decides(self.name, message)
+            self._trapped |= self.trap is not None and isinstance(message, self.trap)
+        for close in ready.closes:
+            if close.reason:
+                self._add(close.conn, m.Bye(close.reason))
+            self.flush()
+            self._closing.discard(close.conn)
+            end = self._connections.pop(close.conn, None)
+            if end is not None:
+                end.close("the master closed the connection")
+
+    def _persist(self, what: Persist) -> None:
+        if not self.world.odd.write_delay:
+            self._journal.persist(self.opened, what)
+            return
+        self._asked += 1
+        self._writes.append(what)
+        if len(self._writes) == 1:
+            self._write_next()
+
+    def _write_next(self) -> None:
+        """One write at a time, there and back: it is carried out at the store even if this master dies meanwhile."""
+        opened, what = self.opened, self._writes[0]
+        there, back = self.world.write_delay(), self.world.write_delay()
+
+        def arrives() -> None:
+            try:
+                self._journal.persist(opened, what)
+            except Fenced:
+                self.after(back, refused)
+            else:
+                self.after(back, answered)
+
+        def refused() -> None:
+            if opened == self.opened:
+                self._fenced()
+
+        def answered() -> None:
+            if opened != self.opened:
+                return  # of the time before it started over
+            self._writes.popleft()
+            self._written += 1
+            for ready in self._held.release(self._written):
+                self._tell(ready)
+            self._flush_or_die(cut=False)
+            if self._writes:
+                self._write_next()
+
+        self.clock.after(there, arrives)
 
     def _add(self, conn: int, message: m.FromMaster) -> None:
         if conn in self._connections:
@@ -219,6 +295,7 @@ class Master(Process):
 
     def _lost(self, number: int, reason: str) -> None:
         if self._connections.pop(number, None) is not None:
+            self._closing.discard(number)
             self.world.note(self.name, f"connection {number} is lost: {reason}")
             self.apply(Disconnected(number, reason))
 

@@ -39,6 +39,7 @@ class Odd:
     wire: bool
     patient: bool  # nobody may be put out for the faults that there are
     elected: bool  # masters lead by a lease and stand by for each other; else one follows the other
+    write_delay: float  # at most, each way, of a store that fences
     exact_leases: bool  # a master whose lease has run out does nothing any more
     faults: tuple[str, ...]
     fault_count: int
@@ -99,6 +100,7 @@ def draw(random: Random, *, calm: tuple[str, ...] | None = None) -> Odd:
         wire=random.random() < 0.1,
         patient=patient,
         elected=elected,
+        write_delay=random.choice((0.0, 0.002, 0.02, 0.2)) if elected else 0.0,
         exact_leases=exact,
         faults=faults,
         fault_count=random.choice((1, 2) if patient else (1, 2, 4, 8)),

@@ -22,7 +22,8 @@ from wancoll.peer.core import member as core
 from wancoll.peer.core import ops
 from wancoll.wire import messages as m
 from wancoll_master.core import membership
-from wancoll_master.core.state import Announce, Broadcast, Close, Disconnected, Persist, Received, Send, Tick, Used
+from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Received, Send, Tick, Used
+from wancoll_master.plan.planning import propose
 
 Action = tuple[Any, ...]
 LIMITS = Limits(ops_in_flight=2, rejoin_grace=1.0, link_settle=0.0)
@@ -175,8 +176,15 @@ class SmallWorld:
             if conn in by_conn and not (isinstance(message, m.Pong) and message.number):
                 by_conn[conn].down.append(message)
 
-        for command in membership.step(self.state, self.now, event):
-            match command:
+        ready = membership.step(self.state, self.now, event, propose)
+        if ready.persist is not None:
+            term, *_, known = self.journal
+            self.journal = (term, ready.persist.epoch, ready.persist.next_mid, {**known, **ready.persist.groups})
+        for answer in ready.answers:
+            if isinstance(answer, Send):
+                add(answer.conn, answer.message)
+        for one in ready.messages:
+            match one:
                 case Send(conn, message):
                     add(conn, message)
                 case Broadcast(conns, message):
@@ -191,11 +199,8 @@ class SmallWorld:
                     self.committed = max(self.committed, epoch.committed_upto)
                     for conn, mid in to:
                         add(conn, msgspec.structs.replace(epoch, to=mid))
-                case Close(conn, _):
-                    add(conn, END)
-                case Persist(epoch, mid, group, used):
-                    term, *_, known = self.journal
-                    self.journal = (term, epoch, mid, {**known, group: used} if used is not None else known)
+        for close in ready.closes:
+            add(close.conn, END)
 
     def _up(self, peer: Peer) -> None:
         message = peer.up.popleft()

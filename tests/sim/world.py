@@ -76,6 +76,9 @@ class World:
     def engine_delay(self) -> float:
         return self.odd.engine_delay * self._pace.random()
 
+    def write_delay(self) -> float:
+        return self.odd.write_delay * self._pace.random()
+
     def local_delay(self) -> float:
         return 0.0
 

@@ -5,32 +5,16 @@ An epoch ends by new_epoch() alone. Whatever was collected in it (Done, calls, c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core import probing
-from wancoll_master.core.state import (
-    Announce,
-    Asking,
-    Broadcast,
-    Close,
-    Daemon,
-    Gone,
-    Group,
-    Member,
-    Note,
-    P2PBook,
-    Pending,
-    Persist,
-    Send,
-    Slow,
-    State,
-    Used,
-    clip,
-    names,
-)
-from wancoll_master.plan import measuring, planning
+from wancoll_master.core import measuring, probing
+from wancoll_master.core.ready import Announce, Used
+from wancoll_master.core.state import Asking, Daemon, Gone, Group, Member, P2PBook, Pending, Slow, Step, clip, names
+from wancoll_master.plan import planning
+from wancoll_master.plan.planning import Request
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
 GROUPS_KNOWN = 4096  # whose newest epochs are remembered
@@ -40,30 +24,26 @@ _CALL_CHARS = 200
 # ---- epochs -----------------------------------------------------------------------------------------
 
 
-def new_epoch(state: State, group: Group, reason: str, *, free: bool = False) -> None:
+def new_epoch(step: Step, group: Group, reason: str, *, free: bool = False) -> None:
     """Begin the group's next epoch with the members it has; what is not committed is void and runs again (R2).
 
-    Args:
-        state: the master's.
-        group: whose.
-        reason: for members and the event log.
-        free: nothing is void and nobody is in a hurry, so the plan may change what links are made with.
+    *free*: nothing is void and nobody is in a hurry, so the plan may change what links are made with.
     """
     group.epoch = max(group.epoch, group.used) + 1
-    persist(state, group)
+    persist(step, group)
     group.reason = clip(reason)
     group.pending.clear()
     group.p2p = P2PBook()
     group.complaints.clear()
     group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False
-    _forget_bad_pairs(state, group)
-    plan = planning.decide(state, group, free=free)
+    _forget_bad_pairs(step, group)
+    plan = _plan(step, group, free=free)
     members = group.members
     group.conns = tuple(dict.fromkeys(member.daemon.conn for member in members))
     epoch = m.Epoch(
         group=group.name,
         to=0,
-        term=state.term,
+        term=step.state.term,
         epoch=group.epoch,
         members=[
             m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses, one.daemon.site) for one in members
@@ -75,107 +55,125 @@ def new_epoch(state: State, group: Group, reason: str, *, free: bool = False) ->
         voids=list(group.voids.values()),
         reason=group.reason,
     )
-    state.out.append(Announce(tuple((member.daemon.conn, member.mid) for member in members), epoch))
-    state.record(group, "epoch", clip(f"{group.reason}; {len(members)} members: {names(members)}"))
-    probing.ensure_probes(state, group)
-    measuring.ask_bandwidths(state, group)
+    step.ready.messages.append(Announce(tuple((member.daemon.conn, member.mid) for member in members), epoch))
+    step.record(group, "epoch", f"{group.reason}; {len(members)} members: {names(members)}")
+    probing.ensure_probes(step, group)
+    measuring.ask_bandwidths(step, group)
 
 
-def persist(state: State, group: Group) -> None:
-    """Put the group's epoch into the journal."""
+def _plan(step: Step, group: Group, *, free: bool) -> m.Plan:
+    """Put the members into order, and take the epoch's plan."""
+    found = step.planner(Request(step.state.measures, group.members, group.planned, group.bad_pairs, step.now, free))
+    for line in found.changes:
+        step.record(group, "plan", line)
+    present = {member.mid: member for member in group.members}
+    group.members = [present[mid] for mid in found.order]
+    group.planned = found.planned
+    return found.planned.plan
+
+
+def _better_plan(step: Step, group: Group) -> str:
+    """What a new epoch of the same members would make better; "" if nothing much."""
+    measures, before = step.state.measures, group.planned
+    if before is None or not planning.due(before, measures, step.now) or planning.is_local(group.members):
+        return ""
+    before = replace(before, looks=before.looks + 1)
+    changes = step.planner(Request(measures, group.members, before, group.bad_pairs, step.now, free=True)).changes
+    replans = before.replans + bool(changes)
+    group.planned = replace(before, seen_version=measures.version, seen_at=step.now, replans=replans)
+    return "; ".join(changes)
+
+
+def persist(step: Step, group: Group) -> None:
+    """Have the group's epoch written down before anybody hears of it."""
+    state = step.state
     state.highest_epoch = max(state.highest_epoch, group.epoch)
     used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed)
     state.inherited.discard(group.name)
     state.used.pop(group.name, None)
-    state.used[group.name] = used
+    state.used[group.name] = step.persist().groups[group.name] = used
     if len(state.used) > GROUPS_KNOWN:
         del state.used[next(iter(state.used))]
-    state.out.append(Persist(state.highest_epoch, state.next_mid, group.name, used))
 
 
-def form_if_complete(state: State, group: Group) -> None:
+def form_if_complete(step: Step, group: Group) -> None:
     """The group's first epoch, once start_world members have joined."""
-    if group.rebuild is not None or held(state, group):
+    if group.rebuild is not None or held(step, group):
         return
-    if group.members or len(group.joining) < group.start_world or measuring.waits_until(state, group) > state.now:
+    if group.members or len(group.joining) < group.start_world or measuring.waits_until(step, group) > step.now:
         return
-    if measuring.ask_uplinks(state, group):
+    if measuring.ask_uplinks(step, group):
         return
     group.members, group.joining = group.joining, []
     for member in group.members:
         member.in_epoch = True
-    new_epoch(state, group, f"the group has formed: {names(group.members)}", free=True)
+    new_epoch(step, group, f"the group has formed: {names(group.members)}", free=True)
 
 
-def held(state: State, group: Group) -> bool:
+def held(step: Step, group: Group) -> bool:
     """Whether the group may exist already: this master has started lately, and members may be about to report."""
-    known = state.lost_journal or group.name in state.inherited
-    return known and not group.members and state.now < state.rejoin_until
+    known = step.state.lost_journal or group.name in step.state.inherited
+    return known and not group.members and step.now < step.state.rejoin_until
 
 
-def _forget_bad_pairs(state: State, group: Group) -> None:
+def _forget_bad_pairs(step: Step, group: Group) -> None:
     present = {member.mid: member for member in group.members}
     group.bad_pairs = {
         ends: until
         for ends, until in group.bad_pairs.items()
-        if until > state.now and ends[0] in present and ends[1] in present
+        if until > step.now and ends[0] in present and ends[1] in present
     }
 
 
 # ---- losses -----------------------------------------------------------------------------------------
 
 
-def lose(state: State, gone: list[Member], why: str, kind: str, *, tell: bool) -> None:
+def lose(step: Step, gone: list[Member], why: str, kind: str, *, tell: bool) -> None:
     """Members and joiners are out: a new epoch of the survivors, at once, in each group concerned.
 
-    Args:
-        state: the master's.
-        gone: who; all of them leave before any epoch begins.
-        why: for reasons and the event log.
-        kind: of event.
-        tell: send Evicted, since the daemon may still be listening.
+    *tell*: send Evicted, since the daemon may still be listening. *kind* is the event log's.
     """
     groups: dict[str, list[Member]] = {}
     for member in gone:
         groups.setdefault(member.group.name, []).append(member)
-        del state.members[member.mid], member.daemon.members[member.mid]
+        del step.state.members[member.mid], member.daemon.members[member.mid]
         (member.group.members if member.in_epoch else member.group.joining).remove(member)
         if tell and member.in_epoch:
-            state.out.append(Send(member.daemon.conn, _evicted(member, why)))
+            step.send(member.daemon.conn, _evicted(member, why))
     for name, lost in groups.items():
-        group = state.groups[name]
+        group = step.state.groups[name]
         text = clip(f"lost {names(lost)}: {why}" if kind != "left" else f"{names(lost)} {why}")
-        state.record(group, kind, text)
-        _after_loss(state, group, text, any(member.in_epoch for member in lost))
+        step.record(group, kind, text)
+        _after_loss(step, group, text, any(member.in_epoch for member in lost))
 
 
-def end_daemon(state: State, daemon: Daemon, why: str, kind: str, *, close: bool) -> None:
+def end_daemon(step: Step, daemon: Daemon, why: str, kind: str, *, close: bool) -> None:
     """The daemon's connection is over; so are its memberships. With *close* the master ends it and says why."""
-    _remember_gone(state, daemon, why)
-    measuring.forget(state, daemon)
-    del state.connections[daemon.conn], state.daemons[daemon.name]
-    lose(state, list(daemon.members.values()), why, kind, tell=close)
+    _remember_gone(step, daemon, why)
+    measuring.forget(step, daemon)
+    del step.state.connections[daemon.conn], step.state.daemons[daemon.name]
+    lose(step, list(daemon.members.values()), why, kind, tell=close)
     if close:
-        state.out.append(Close(daemon.conn, why))
+        step.close(daemon.conn, why)
 
 
-def _remember_gone(state: State, daemon: Daemon, why: str) -> None:
+def _remember_gone(step: Step, daemon: Daemon, why: str) -> None:
     """Keep what the daemon's members have to be told, for when it comes back (R8)."""
     evicted = [_evicted(member, why) for member in daemon.members.values() if member.in_epoch]
     if evicted:
-        state.gone.pop(daemon.name, None)
-        state.gone[daemon.name] = Gone(daemon.incarnation, evicted)
-        if len(state.gone) > GONE_DAEMONS:
-            del state.gone[next(iter(state.gone))]
+        step.state.gone.pop(daemon.name, None)
+        step.state.gone[daemon.name] = Gone(daemon.incarnation, evicted)
+        if len(step.state.gone) > GONE_DAEMONS:
+            del step.state.gone[next(iter(step.state.gone))]
 
 
 def _evicted(member: Member, why: str) -> m.Evicted:
     return m.Evicted(member.group.name, member.mid, clip(why), member.group.committed)
 
 
-def _after_loss(state: State, group: Group, text: str, was_member: bool) -> None:
+def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:
     if was_member and group.members:
-        new_epoch(state, group, text)
+        new_epoch(step, group, text)
     elif was_member:  # nobody is left who knows what was done: who is there starts afresh
         group.committed, group.conns, group.p2p = 0, (), P2PBook()
         for each in (group.pending, group.voids, group.digest_failures, group.bad_pairs, group.complaints):
@@ -183,23 +181,23 @@ def _after_loss(state: State, group: Group, text: str, was_member: bool) -> None
         group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False
         for joiner in group.joining:
             joiner.probes.clear()
-        form_if_complete(state, group)
+        form_if_complete(step, group)
     elif group.members:
-        consider_update(state, group)
-    forget_if_empty(state, group)
+        consider_update(step, group)
+    forget_if_empty(step, group)
 
 
-def forget_if_empty(state: State, group: Group) -> None:
+def forget_if_empty(step: Step, group: Group) -> None:
     """A group of nobody is dropped; later groups' epochs go on above its own."""
     if not group.members and not group.joining and group.rebuild is None:
-        state.floor = max(state.floor, group.epoch)
-        del state.groups[group.name]
+        step.state.floor = max(step.state.floor, group.epoch)
+        del step.state.groups[group.name]
 
 
 # ---- done and commit --------------------------------------------------------------------------------
 
 
-def done(state: State, member: Member, message: m.Done) -> None:
+def done(step: Step, member: Member, message: m.Done) -> None:
     """A member is done with an op; the last one to be so commits it (R1). The hot path.
 
     Raises:
@@ -210,11 +208,11 @@ def done(state: State, member: Member, message: m.Done) -> None:
         return
     entry = group.pending.get(seq)
     if entry is None:
-        check_window(state, group, seq)
-        entry = Pending(state.now, False, message.digest, message.fingerprint)
+        check_window(step, group, seq)
+        entry = Pending(step.now, False, message.digest, message.fingerprint)
         group.pending[seq] = entry
     elif entry.update or entry.fingerprint != message.fingerprint:
-        ask_calls(state, group, seq)
+        ask_calls(step, group, seq)
         return
     elif member.mid in entry.done:
         if entry.done[member.mid] == message.digest:
@@ -227,12 +225,12 @@ def done(state: State, member: Member, message: m.Done) -> None:
         entry.differs = True
     if len(entry.done) == len(group.members):
         if entry.differs:
-            _digests_differ(state, group, seq, entry)
+            _digests_differ(step, group, seq, entry)
         else:
-            advance(state, group)
+            advance(step, group)
 
 
-def update(state: State, member: Member, message: m.UpdateMembership) -> None:
+def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
     """A member has reached update_membership (R5).
 
     Raises:
@@ -243,22 +241,22 @@ def update(state: State, member: Member, message: m.UpdateMembership) -> None:
         return
     entry = group.pending.get(seq)
     if entry is None:
-        check_window(state, group, seq)
-        entry = group.pending[seq] = Pending(state.now, True, 0, 0)
+        check_window(step, group, seq)
+        entry = group.pending[seq] = Pending(step.now, True, 0, 0)
     elif not entry.update:
-        ask_calls(state, group, seq)
+        ask_calls(step, group, seq)
         return
     entry.done[member.mid] = 0
     member.done_upto = max(member.done_upto, seq)
     if len(entry.done) == len(group.members):
-        advance(state, group)
+        advance(step, group)
     elif group.small:
-        _void_strayed_updates(state, group)
+        _void_strayed_updates(step, group)
 
 
-def advance(state: State, group: Group) -> None:
+def advance(step: Step, group: Group) -> None:
     """Commit whatever all members are done with, in seq order, and look at an update_membership that comes next."""
-    held = bool(group.joining) or planning.due(state, group)
+    held = bool(group.joining) or planning.due(group.planned, step.state.measures, step.now)
     if not group.small:
         world, reach, seq = len(group.members), group.committed, group.committed
         while True:
@@ -271,64 +269,64 @@ def advance(state: State, group: Group) -> None:
             reach = seq
             del group.pending[seq]
         if reach > group.committed:
-            _commit(state, group, reach)
+            _commit(step, group, reach)
     if held or group.small:
-        consider_update(state, group)
+        consider_update(step, group)
 
 
-def _commit(state: State, group: Group, upto: int) -> None:
-    _set_committed(state, group, upto)
-    state.out.append(Broadcast(group.conns, m.Commit(group.name, group.epoch, upto, state.term)))
+def _commit(step: Step, group: Group, upto: int) -> None:
+    _set_committed(step, group, upto)
+    step.broadcast(group, m.Commit(group.name, group.epoch, upto, step.state.term))
 
 
-def _set_committed(state: State, group: Group, upto: int) -> None:
+def _set_committed(step: Step, group: Group, upto: int) -> None:
     group.committed = upto
     group.hold_until, group.waited = inf, False
     if group.slow is not None and group.slow.seq <= upto:
-        _wait_ended(state, group, group.slow)
+        _wait_ended(step, group, group.slow)
     for known in (group.voids, group.digest_failures, group.stalls):
         for seq in [seq for seq in known if seq <= upto] if known else ():
             del known[seq]
 
 
-def _wait_ended(state: State, group: Group, slow: Slow) -> None:
+def _wait_ended(step: Step, group: Group, slow: Slow) -> None:
     """The log said that an operation waits, and it is over."""
-    text = f"operation {slow.seq} ended {state.now - slow.since:.1f} s after it was called"
-    state.out.append(Note(group.name, group.epoch, "waits no more", text))
+    text = f"operation {slow.seq} ended {step.now - slow.since:.1f} s after it was called"
+    step.record(group, "waits no more", text, kept=False)
     group.slow = None
 
 
-def check_window(state: State, group: Group, seq: int) -> None:
+def check_window(step: Step, group: Group, seq: int) -> None:
     """Refuse a seq that no member can have reached, so that nobody fills the master's memory.
 
     Raises:
         ProtocolError: too far above the last commit.
     """
-    window = WINDOW_FACTOR * state.limits.ops_in_flight
+    window = WINDOW_FACTOR * step.limits.ops_in_flight
     bound = group.committed + window
     if seq == 0 or (seq > bound and not group.small) or len(group.pending) >= window:
         raise ProtocolError("names an impossible operation", expected=f"1 to {bound}", got=str(seq))
 
 
-def _digests_differ(state: State, group: Group, seq: int, entry: Pending) -> None:
+def _digests_differ(step: Step, group: Group, seq: int, entry: Pending) -> None:
     by_digest: dict[int, list[Member]] = {}
     for member in group.members:
         by_digest.setdefault(entry.done[member.mid], []).append(member)
     told = "; ".join(f"{digest:016x} on {names(members)}" for digest, members in by_digest.items())
     text = clip(f"results of operation {seq} differ: {told}")
     failures = group.digest_failures[seq] = group.digest_failures.get(seq, 0) + 1
-    state.record(group, "digest", text)
-    if failures > state.limits.digest_retries:
+    step.record(group, "digest", text)
+    if failures > step.limits.digest_retries:
         group.voids[seq] = m.Void(seq, "ProtocolError", clip(f"{text}; it was tried {failures} times"), {})
-        new_epoch(state, group, f"{text}; given up")
+        new_epoch(step, group, f"{text}; given up")
     else:
-        new_epoch(state, group, f"{text}; it runs again")
+        new_epoch(step, group, f"{text}; it runs again")
 
 
 # ---- update_membership ------------------------------------------------------------------------------
 
 
-def consider_update(state: State, group: Group) -> None:
+def consider_update(step: Step, group: Group) -> None:
     """If all members stand at an update_membership: admit joiners, change the plan, let the members pass, or wait."""
     seq = _ready_update(group)
     if seq is None or group.asking is not None:
@@ -336,21 +334,21 @@ def consider_update(state: State, group: Group) -> None:
     ready = [joiner for joiner in group.joining if joiner.reachable]
     if len(ready) < len(group.joining) and not group.waited:
         if group.hold_until == inf:
-            group.hold_until = state.now + state.limits.probe_timeout + state.limits.heartbeat_interval
-            state.alarm(group.hold_until)
+            group.hold_until = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval
+            step.alarm(group.hold_until)
     elif len(group.members) + len(ready) < group.min_world:
         pass  # held until enough joiners are there
-    elif ready and measuring.waits_until(state, group) > state.now:
+    elif ready and measuring.waits_until(step, group) > step.now:
         pass  # a tick follows
     elif ready:
-        _admit(state, group, ready, seq)
-    elif better := planning.improvement(state, group):
-        _set_committed(state, group, seq)
-        new_epoch(state, group, f"plan: {better}", free=True)
+        _admit(step, group, ready, seq)
+    elif better := _better_plan(step, group):
+        _set_committed(step, group, seq)
+        new_epoch(step, group, f"plan: {better}", free=True)
     else:
         del group.pending[seq]
-        _commit(state, group, seq)
-        advance(state, group)
+        _commit(step, group, seq)
+        advance(step, group)
 
 
 def _ready_update(group: Group) -> int | None:
@@ -365,18 +363,18 @@ def _ready_update(group: Group) -> int | None:
     return seq if entry is not None and entry.update and len(entry.done) == world else None
 
 
-def _admit(state: State, group: Group, joiners: list[Member], seq: int) -> None:
+def _admit(step: Step, group: Group, joiners: list[Member], seq: int) -> None:
     group.joining = [joiner for joiner in group.joining if joiner not in joiners]
     for joiner in joiners:
         joiner.in_epoch = True
         joiner.done_upto = seq
         joiner.probes.clear()
     group.members = group.members + joiners
-    _set_committed(state, group, seq)
-    new_epoch(state, group, f"admitted {names(joiners)}", free=True)
+    _set_committed(step, group, seq)
+    new_epoch(step, group, f"admitted {names(joiners)}", free=True)
 
 
-def _void_strayed_updates(state: State, group: Group) -> None:
+def _void_strayed_updates(step: Step, group: Group) -> None:
     """In a small world members fail ops by themselves; if that led them to different seqs, the one behind is told."""
     posted = {mid for entry in group.pending.values() for mid in entry.done}
     if len(posted) < len(group.members):
@@ -386,14 +384,14 @@ def _void_strayed_updates(state: State, group: Group) -> None:
         member.name: "update_membership()" if member.mid in group.pending[seq].done else "an earlier operation"
         for member in group.members
     }
-    _set_committed(state, group, seq - 1)
-    _void_mismatch(state, group, seq, calls)
+    _set_committed(step, group, seq - 1)
+    _void_mismatch(step, group, seq, calls)
 
 
 # ---- voids ------------------------------------------------------------------------------------------
 
 
-def mismatch(state: State, member: Member, message: m.Mismatch) -> None:
+def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
     """A member found that a neighbour calls something else, or answers what it calls itself.
 
     Raises:
@@ -403,39 +401,39 @@ def mismatch(state: State, member: Member, message: m.Mismatch) -> None:
     if group.asking is None:
         if seq <= group.committed or seq in group.voids:
             return
-        check_window(state, group, seq)
-        ask_calls(state, group, seq)
+        check_window(step, group, seq)
+        ask_calls(step, group, seq)
     asking = group.asking
     if asking is not None and asking.seq == seq:
         asking.calls[member.mid] = clip(message.call, _CALL_CHARS)
         if len(asking.calls) == len(group.members):
-            conclude_asking(state, group)
+            conclude_asking(step, group)
 
 
-def ask_calls(state: State, group: Group, seq: int) -> None:
+def ask_calls(step: Step, group: Group, seq: int) -> None:
     """Abort the epoch: no commit follows in it. Every member tells what it calls at *seq*."""
-    group.asking = Asking(seq, state.now + state.limits.mismatch_wait)
-    state.alarm(group.asking.deadline)
+    group.asking = Asking(seq, step.now + step.limits.mismatch_wait)
+    step.alarm(group.asking.deadline)
     reason = f"members call different collectives at operation {seq}"
-    state.out.append(Broadcast(group.conns, m.Abort(group.name, group.epoch, seq, reason)))
+    step.broadcast(group, m.Abort(group.name, group.epoch, seq, reason))
 
 
-def conclude_asking(state: State, group: Group) -> None:
+def conclude_asking(step: Step, group: Group) -> None:
     """All have answered, or had the time to: the op fails on every member, with all calls named."""
     asking = group.asking
     if asking is not None:
         calls = {member.name: asking.calls.get(member.mid, "not called yet") for member in group.members}
-        _void_mismatch(state, group, asking.seq, calls)
+        _void_mismatch(step, group, asking.seq, calls)
 
 
-def _void_mismatch(state: State, group: Group, seq: int, calls: dict[str, str]) -> None:
+def _void_mismatch(step: Step, group: Group, seq: int, calls: dict[str, str]) -> None:
     text = f"members called different collectives at operation {seq}"
     group.voids[seq] = m.Void(seq, "CollectiveMismatch", text, calls)
-    state.record(group, "mismatch", clip(f"{text}: " + "; ".join(f"{who}: {call}" for who, call in calls.items())))
-    new_epoch(state, group, text)
+    step.record(group, "mismatch", f"{text}: " + "; ".join(f"{who}: {call}" for who, call in calls.items()))
+    new_epoch(step, group, text)
 
 
-def give_up(state: State, member: Member, message: m.GiveUp) -> None:
+def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     """A member's ops cannot run, or its caller wants them to end: void for all, unless committed.
 
     Raises:
@@ -445,10 +443,10 @@ def give_up(state: State, member: Member, message: m.GiveUp) -> None:
     seqs = sorted({seq for seq in message.seqs if seq > group.committed and seq not in group.voids})
     if not seqs:
         return
-    check_window(state, group, seqs[-1])
+    check_window(step, group, seqs[-1])
     text = clip(message.reason or f"the membership changed: {group.reason}", 300)
     for seq in seqs:
         group.voids[seq] = m.Void(seq, "OperationAborted", text, {})
     several = f"operations {seqs[0]} to {seqs[-1]}" if len(seqs) > 1 else f"operation {seqs[0]}"
     because = f": {clip(message.reason, 300)}" if message.reason else ""
-    new_epoch(state, group, f"{member.name} gave up {several}{because}")
+    new_epoch(step, group, f"{member.name} gave up {several}{because}")

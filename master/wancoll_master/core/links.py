@@ -8,14 +8,14 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import reach
 from wancoll_master.core.epochs import lose, new_epoch
-from wancoll_master.core.state import Complaint, Group, Member, Send, State, clip, names
+from wancoll_master.core.state import Complaint, Group, Member, Step, clip, names
 from wancoll_master.plan.topology import pair, ring_order
 
 BAD_PAIR_SECONDS = 60.0  # how long a pair that cannot reach each other is kept apart
 _OLDER = 0.5  # seconds that a link must have been up before the other end lost it, to be taken for the same one
 
 
-def link_down(state: State, member: Member, message: m.LinkDown) -> None:
+def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     """Note the complaint; settle() acts once the other end had time to turn out dead.
 
     Raises:
@@ -26,30 +26,30 @@ def link_down(state: State, member: Member, message: m.LinkDown) -> None:
         raise ProtocolError("complains of an unknown kind", expected="lost or unreachable", got=message.kind[:32])
     if message.other == member.mid:
         raise ProtocolError("complains about a link to itself")
-    other = state.members.get(message.other)
+    other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch:
         return
     known = group.complaints.get((member.mid, other.mid))
     if known is None or known.kind == "lost":
         group.complaints[member.mid, other.mid] = Complaint(
-            message.kind, clip(message.reason, 300), state.now, group.committed
+            message.kind, clip(message.reason, 300), step.now, group.committed
         )
-    reach.note(state, group, member, other, message.kind, message.reason)
+    reach.note(step, group, member, other, message.kind, message.reason)
     if message.kind == "unreachable":
-        group.bad_pairs[pair(member.mid, other.mid)] = state.now + BAD_PAIR_SECONDS
-    group.settle_at = min(group.settle_at, state.now + state.limits.link_settle)
-    state.alarm(group.settle_at)
+        group.bad_pairs[pair(member.mid, other.mid)] = step.now + BAD_PAIR_SECONDS
+    group.settle_at = min(group.settle_at, step.now + step.limits.link_settle)
+    step.alarm(group.settle_at)
 
 
-def told_late(state: State, member: Member, message: m.LinkDown) -> None:
+def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
     """The complaint is of an earlier epoch, which has ended, perhaps for the other end's: people want to know."""
-    other = state.members.get(message.other)
+    other = step.state.members.get(message.other)
     if other is not None and other.group is member.group and other is not member:
-        reach.note(state, member.group, member, other, message.kind[:32], message.reason)
+        reach.note(step, member.group, member, other, message.kind[:32], message.reason)
         reach.same_as_other_end(member.group, member, other)
 
 
-def settle(state: State, group: Group) -> None:
+def settle(step: Step, group: Group) -> None:
     """Both ends of the links complained of are alive: end the epoch, at most once per link_settle."""
     group.settle_at = inf
     if group.asking is not None:
@@ -60,45 +60,43 @@ def settle(state: State, group: Group) -> None:
     for (who, whom), complaint in lost:
         reach.acted(group, {(present[who].name, present[whom].name)}, "dialled again")
         if (whom, who) not in group.complaints:
-            _tell_other_end(state, group, present[whom], who, complaint)
+            _tell_other_end(step, group, present[whom], who, complaint)
     if unreachable:
         (one, other), told = unreachable[0]
         ends = {(present[who].name, present[whom].name) for who, whom in dict(unreachable)}
         text = f"{present[one].name} and {present[other].name} cannot reach each other ({told.reason})"
         if ring_order(list(present), group.bad_pairs) is not None:
-            state.record(group, "link", clip(f"{text}: {reach.words(state, group, ends)}"))
+            step.record(group, "link", f"{text}: {reach.words(step, group, ends)}")
             reach.acted(group, ends, "routed around")
-            new_epoch(state, group, f"{text}: other ways around")
+            new_epoch(step, group, f"{text}: other ways around")
             return
         if all(told.committed < group.committed for _, told in unreachable):
             for mids, _ in unreachable:  # operations went through since: the links came up after all
                 del group.complaints[mids]
                 group.bad_pairs.pop(pair(*mids), None)
             reach.acted(group, ends, "nothing: it came up")
-        elif (until := told.at + state.limits.link_timeout / 2) > state.now:
+        elif (until := told.at + step.limits.link_timeout / 2) > step.now:
             group.settle_at = until  # whose fault it is shows when others have complained, too
-            state.alarm(until)
+            step.alarm(until)
             same = {pair(*mids) for mids, _ in unreachable}
             lost = [(mids, told) for mids, told in lost if pair(*mids) not in same]  # the other end's word for it
         else:
-            text = f"{text}; {reach.words(state, group, ends)}"
-            _evict(state, group, [pair(*mids) for mids, _ in unreachable], ends, text)
+            text = f"{text}; {reach.words(step, group, ends)}"
+            _evict(step, group, [pair(*mids) for mids, _ in unreachable], ends, text)
             return
     if lost:
         (one, other), told = lost[0]
-        new_epoch(state, group, f"the link of {present[one].name} to {present[other].name} broke: {told.reason}")
+        new_epoch(step, group, f"the link of {present[one].name} to {present[other].name} broke: {told.reason}")
 
 
-def _tell_other_end(state: State, group: Group, other: Member, who: int, complaint: Complaint) -> None:
+def _tell_other_end(step: Step, group: Group, other: Member, who: int, complaint: Complaint) -> None:
     """The other end may not notice for long, and would refuse new connections, or not make any."""
-    age = state.now - complaint.at + _OLDER
+    age = step.now - complaint.at + _OLDER
     redial = m.Redial(group.name, other.mid, group.epoch, [who], age, complaint.reason)
-    state.out.append(Send(other.daemon.conn, redial))
+    step.send(other.daemon.conn, redial)
 
 
-def _evict(
-    state: State, group: Group, complained: list[tuple[int, int]], ends: set[tuple[str, str]], text: str
-) -> None:
+def _evict(step: Step, group: Group, complained: list[tuple[int, int]], ends: set[tuple[str, str]], text: str) -> None:
     """Take out whoever cannot reach the most others, the newer of two equals, until a ring is possible."""
     left = [member.mid for member in group.members]
     victims: list[int] = []
@@ -110,4 +108,4 @@ def _evict(
         victims.append(worst)
     members = [member for member in group.members if member.mid in victims]
     reach.acted(group, ends, f"evicted {names(members)}")
-    lose(state, members, f"{text}, and no ring order avoids that", "evicted", tell=True)
+    lose(step, members, f"{text}, and no ring order avoids that", "evicted", tell=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Received
+from wancoll_master.core.ready import Received
 
 
 class Lobby:

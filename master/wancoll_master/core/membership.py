@@ -1,4 +1,4 @@
-"""The master as a state machine: step(state, now, event) gives the commands to carry out, in order. Pure.
+"""The master as a state machine: step(step, now, event) gives the commands to carry out, in order. Pure.
 
     member states: joining -> member -> gone
     joining  Join was accepted; the group forms, or the joiner is being probed and waits for update_membership
@@ -20,24 +20,10 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
-from wancoll_master.core import epochs, links, p2p, probing, rebuilding, waits
-from wancoll_master.core.state import (
-    Close,
-    Command,
-    Daemon,
-    Disconnected,
-    Event,
-    Group,
-    Member,
-    Received,
-    Send,
-    SendStatus,
-    State,
-    StepDown,
-    Used,
-    clip,
-)
-from wancoll_master.plan import measuring
+from wancoll_master.core import epochs, links, measuring, p2p, probing, rebuilding, waits
+from wancoll_master.core.ready import Disconnected, Event, Ready, Received, Send, SendStatus, StepDown, Used
+from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip
+from wancoll_master.plan.planning import Planner
 
 
 def new_state(
@@ -75,51 +61,51 @@ def next_deadline(state: State) -> float:
     return state.deadline
 
 
-def step(state: State, now: float, event: Event) -> list[Command]:
+def step(state: State, now: float, event: Event, planner: Planner) -> Ready:
     """Take in one event.
 
     Args:
         state: changed in place.
         now: seconds on the shell's clock.
         event: what happened.
+        planner: makes the plans of epochs that begin.
 
     Returns:
-        Commands, to be carried out in this order before the next step.
+        What must happen, in which order. Steps' results are carried out in the order of steps.
     """
-    out: list[Command] = []
-    state.now, state.out = now, out
+    this = Step(state, now, planner)
     if isinstance(event, Received):
         daemon = state.connections.get(event.conn)
         try:
             if daemon is None:
-                _first_message(state, event.conn, event.message)
+                _first_message(this, event.conn, event.message)
             else:
                 daemon.heard_at = now
                 handler = _OF_MEMBER.get(type(event.message))
                 if handler is not None:
-                    _from_member(state, daemon, event.message, handler)
+                    _from_member(this, daemon, event.message, handler)
                 else:
-                    _from_daemon(state, daemon, event.message)
+                    _from_daemon(this, daemon, event.message)
         except ProtocolError as nonsense:
-            _cut_off(state, event.conn, nonsense)
+            _cut_off(this, event.conn, nonsense)
     elif isinstance(event, Disconnected):
         daemon = state.connections.get(event.conn)
         if daemon is not None:
-            _end_daemon(state, daemon, f"daemon {daemon.name}: {event.reason}", close=False)
+            _end_daemon(this, daemon, f"daemon {daemon.name}: {event.reason}", close=False)
     else:
-        _tick(state)
-    return out
+        _tick(this)
+    return this.ready
 
 
 # ---- connections ------------------------------------------------------------------------------------
 
 
-def _first_message(state: State, conn: int, message: m.FromPeer) -> None:
+def _first_message(step: Step, conn: int, message: m.FromPeer) -> None:
     if isinstance(message, m.StatusRequest):
-        _status(state, conn, message)
-        state.out.append(Close(conn, ""))
+        _status(step, conn, message)
+        step.close(conn, "")
     elif isinstance(message, m.Hello):
-        _hello(state, conn, message)
+        _hello(step, conn, message)
     else:
         raise ProtocolError("did not introduce itself", expected="Hello first", got=type(message).__name__)
 
@@ -149,20 +135,21 @@ def _check_addresses(addresses: list[str]) -> None:
             )
 
 
-def _hello(state: State, conn: int, hello: m.Hello) -> None:
+def _hello(step: Step, conn: int, hello: m.Hello) -> None:
     _check_protocol(hello.protocol)
     _check_addresses(hello.addresses)
+    state = step.state
+    if hello.master not in (0, state.identity) and hello.term >= state.term:  # the journal was lost
+        if state.elected:
+            why = f"daemon {hello.daemon} has seen term {hello.term}, this master's is {state.term}"
+            step.ready.step_down = StepDown(clip(why), hello.term)
+            return
+        state.term, state.lost_journal = hello.term + 1, True
     old = state.daemons.get(hello.daemon)
     if old is not None:
         same = old.incarnation == hello.incarnation
         cause = "connected again" if same else "was started anew, or two daemons have its name"
-        _end_daemon(state, old, f"daemon {old.name} {cause}", close=True)
-    if hello.master not in (0, state.identity) and hello.term >= state.term:  # the journal was lost
-        if state.elected:
-            why = f"daemon {hello.daemon} has seen term {hello.term}, this master's is {state.term}"
-            state.out.append(StepDown(clip(why), hello.term))
-            return
-        state.term, state.lost_journal = hello.term + 1, True
+        _end_daemon(step, old, f"daemon {old.name} {cause}", close=True)
     daemon = Daemon(
         hello.daemon,
         conn,
@@ -170,81 +157,83 @@ def _hello(state: State, conn: int, hello: m.Hello) -> None:
         list(hello.addresses),
         hello.lanes,
         hello.site,
-        state.now,
+        step.now,
         hello.max_lanes,
         frozenset(hello.congestion_controls),
         hello.measures,
     )
     state.connections[conn] = state.daemons[daemon.name] = daemon
-    limits = state.limits
-    state.alarm(state.now + limits.heartbeat_timeout)
+    limits = step.limits
+    step.alarm(step.now + limits.heartbeat_timeout)
     times = limits.heartbeat_interval, limits.heartbeat_timeout
     welcome = m.Welcome(PROTOCOL_VERSION, state.term, *times, state.identity)
-    state.out.append(Send(conn, welcome))
+    step.send(conn, welcome)
     gone = state.gone.pop(daemon.name, None)
     if gone is not None and gone.incarnation == hello.incarnation:
         for evicted in gone.evicted:
-            state.out.append(Send(conn, evicted))
-            rebuilding.remember(state, evicted)  # it may report before it hears this
+            step.send(conn, evicted)
+            rebuilding.remember(step, evicted)  # it may report before it hears this
     where = ", ".join(daemon.addresses)
-    state.record(None, "daemon", clip(f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}"))
+    step.record(None, "daemon", f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}")
 
 
-def _status(state: State, conn: int, request: m.StatusRequest) -> None:
+def _status(step: Step, conn: int, request: m.StatusRequest) -> None:
     _check_protocol(request.protocol)
-    state.out.append(SendStatus(conn))
+    step.ready.answers.append(SendStatus(conn))
 
 
-def _cut_off(state: State, conn: int, nonsense: ProtocolError) -> None:
-    daemon = state.connections.get(conn)
+def _cut_off(step: Step, conn: int, nonsense: ProtocolError) -> None:
+    daemon = step.state.connections.get(conn)
     if daemon is None:
-        state.out.append(Close(conn, clip(f"this connection {nonsense}")))
+        step.close(conn, f"this connection {nonsense}")
     else:
-        why = clip(f"daemon {daemon.name} {nonsense}")
-        _end_daemon(state, daemon, why, close=True)
+        _end_daemon(step, daemon, f"daemon {daemon.name} {nonsense}", close=True)
 
 
-def _end_daemon(state: State, daemon: Daemon, why: str, *, close: bool) -> None:
-    rebuilding.drop(state, daemon)
-    epochs.end_daemon(state, daemon, why, "lost", close=close)
+def _end_daemon(step: Step, daemon: Daemon, why: str, *, close: bool) -> None:
+    rebuilding.drop(step, daemon)
+    epochs.end_daemon(step, daemon, why, "lost", close=close)
 
 
 # ---- messages ---------------------------------------------------------------------------------------
 
 
-def _from_daemon(state: State, daemon: Daemon, message: m.FromPeer) -> None:
+def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
     match message:
         case m.Heartbeat(number, called):
-            waits.heard(daemon, called, state.now)
-            state.out.append(Send(daemon.conn, m.Pong(number, state.term)))
-            if not number:
-                rebuilding.synced(state, daemon)
+            waits.heard(daemon, called, step.now)
+            pong = Send(daemon.conn, m.Pong(number, step.state.term))
+            if number:  # decides nothing: the master is not to seem silent while it writes
+                step.ready.answers.append(pong)
+            else:
+                step.ready.messages.append(pong)
+                rebuilding.synced(step, daemon)
         case m.Report():
-            rebuilding.take(state, daemon, message)
+            rebuilding.take(step, daemon, message)
         case m.Join():
-            _join(state, daemon, message)
+            _join(step, daemon, message)
         case m.Leave(left, name):
-            rebuilding.left(state, daemon, left, name)
+            rebuilding.left(step, daemon, left, name)
             for member in list(daemon.members.values()):
                 if member.group.name == left and member.name == name:
-                    epochs.lose(state, [member], "left", "left", tell=False)
+                    epochs.lose(step, [member], "left", "left", tell=False)
         case m.ProbeResult():
-            reconsider = probing.result(state, daemon, message)
+            reconsider = probing.result(step, daemon, message)
             if reconsider is not None:
-                epochs.consider_update(state, reconsider)
+                epochs.consider_update(step, reconsider)
         case m.LinkReport():
-            for group in measuring.take(state, daemon, message):
-                epochs.form_if_complete(state, group)
-                epochs.consider_update(state, group)
+            for group in measuring.take(step, daemon, message):
+                epochs.form_if_complete(step, group)
+                epochs.consider_update(step, group)
         case m.StatusRequest():
-            _status(state, daemon.conn, message)
+            _status(step, daemon.conn, message)
         case _:
             raise ProtocolError("introduces itself twice", got=type(message).__name__)
 
 
-def _from_member(state: State, daemon: Daemon, message: Any, handler: Callable[[State, Member, Any], None]) -> None:
+def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[Step, Member, Any], None]) -> None:
     """A message about an epoch: dropped if its member or epoch is over."""
-    member = state.members.get(message.mid)
+    member = step.state.members.get(message.mid)
     if member is None or not member.in_epoch:
         return
     group = member.group
@@ -255,16 +244,16 @@ def _from_member(state: State, daemon: Daemon, message: Any, handler: Callable[[
             got=f"{member.name} of daemon {member.daemon.name} in group {group.name}",
         )
     if message.epoch == group.epoch:
-        handler(state, member, message)
+        handler(step, member, message)
     elif isinstance(message, m.LinkDown) and message.epoch < group.epoch:
-        links.told_late(state, member, message)
+        links.told_late(step, member, message)
     elif message.epoch > group.epoch:
         raise ProtocolError(
             "names an epoch that has not begun", expected=f"{group.epoch} or earlier", got=str(message.epoch)
         )
 
 
-_OF_MEMBER: dict[type, Callable[[State, Member, Any], None]] = {
+_OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
     m.Done: epochs.done,
     m.UpdateMembership: epochs.update,
     m.Mismatch: epochs.mismatch,
@@ -279,20 +268,20 @@ _OF_MEMBER: dict[type, Callable[[State, Member, Any], None]] = {
 # ---- joining ----------------------------------------------------------------------------------------
 
 
-def _join(state: State, daemon: Daemon, join: m.Join) -> None:
-    group = state.groups.get(join.group)
-    refusal = _why_not(state, daemon, join, group)
+def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
+    group = step.state.groups.get(join.group)
+    refusal = _why_not(step, daemon, join, group)
     if refusal:
-        state.out.append(Send(daemon.conn, m.Refused(join.group, join.member, clip(refusal, 2000))))
-        state.record(group, "refused", clip(f"{join.member} of daemon {daemon.name}: {refusal}"))
+        step.send(daemon.conn, m.Refused(join.group, join.member, clip(refusal, 2000)))
+        step.record(group, "refused", f"{join.member} of daemon {daemon.name}: {refusal}")
         return
     if group is None:
-        group = Group(join.group, join.start_world, join.min_world, _group_key(state), state.floor)
-        state.groups[group.name] = group
-    rebuilding.raise_mids(state, join.was)
-    mid = rebuilding.take_mid(state)
+        group = Group(join.group, join.start_world, join.min_world, _group_key(step), step.state.floor)
+        step.state.groups[group.name] = group
+    rebuilding.raise_mids(step, join.was)
+    mid = rebuilding.take_mid(step)
     member = Member(mid, join.member, daemon, group, was=join.was)
-    state.members[mid] = daemon.members[mid] = member
+    step.state.members[mid] = daemon.members[mid] = member
     group.joining.append(member)
     if group.members:
         waits = (
@@ -301,23 +290,23 @@ def _join(state: State, daemon: Daemon, join: m.Join) -> None:
         )
     else:
         waits = f"{len(group.joining)} of {group.start_world} members are here to start the group"
-        if epochs.held(state, group):
-            state.alarm(state.rejoin_until)
+        if epochs.held(step, group):
+            step.alarm(step.state.rejoin_until)
             waits += "; the master has just started, and members of an earlier one may come back"
-    state.out.append(Send(daemon.conn, m.Joined(group.name, member.name, mid, waits)))
-    state.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
+    step.send(daemon.conn, m.Joined(group.name, member.name, mid, waits))
+    step.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
     if group.rebuild is not None:
-        rebuilding.consider(state, group)
-    measuring.ask_round_trips(state, group, daemon)
-    epochs.form_if_complete(state, group)
-    probing.ensure_probes(state, group)
-    epochs.consider_update(state, group)
+        rebuilding.consider(step, group)
+    measuring.ask_round_trips(step, group, daemon)
+    epochs.form_if_complete(step, group)
+    probing.ensure_probes(step, group)
+    epochs.consider_update(step, group)
 
 
-def _why_not(state: State, daemon: Daemon, join: m.Join, group: Group | None) -> str:
+def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None) -> str:
     """Why the join is refused, "" if it is not: who, expected, got."""
     who = f"{join.member} of daemon {daemon.name} asked to join group {join.group}"
-    limit = state.limits.group_members
+    limit = step.limits.group_members
     if join.min_world > join.start_world:
         return f"{who} with min_world={join.min_world}; expected at most start_world={join.start_world}"
     if join.start_world > limit:
@@ -338,14 +327,14 @@ def _why_not(state: State, daemon: Daemon, join: m.Join, group: Group | None) ->
     if len(everyone) >= limit:
         return f"{who}, which is full with {limit} members"
     described = sum(_described(other.daemon, other.name) for other in everyone)
-    if described + _described(daemon, join.member) > state.limits.message_bytes // 2:
+    if described + _described(daemon, join.member) > step.limits.message_bytes // 2:
         return f"{who}, but names and addresses of all members would not fit into one message; use shorter ones"
     return ""
 
 
-def _group_key(state: State) -> bytes:
+def _group_key(step: Step) -> bytes:
     """Fresh for every group, since mids are; nobody without the secret can guess it."""
-    return hashlib.blake2b(state.next_mid.to_bytes(8, "little"), key=state.secret, digest_size=16).digest()
+    return hashlib.blake2b(step.state.next_mid.to_bytes(8, "little"), key=step.state.secret, digest_size=16).digest()
 
 
 def _described(daemon: Daemon, name: str) -> int:
@@ -356,37 +345,39 @@ def _described(daemon: Daemon, name: str) -> int:
 # ---- time -------------------------------------------------------------------------------------------
 
 
-def _tick(state: State) -> None:
-    now, limits = state.now, state.limits
-    if now - state.deadline > limits.heartbeat_interval:  # the master slept itself and has yet to read what came
-        for daemon in state.daemons.values():
+def _tick(step: Step) -> None:
+    now, limits = step.now, step.limits
+    if now - step.state.deadline > limits.heartbeat_interval:  # the master slept itself and has yet to read what came
+        for daemon in step.state.daemons.values():
             daemon.heard_at = max(daemon.heard_at, now - limits.heartbeat_timeout / 2)
-    for daemon in list(state.daemons.values()):
+    for daemon in list(step.state.daemons.values()):
         if daemon.heard_at + limits.heartbeat_timeout <= now:
             why = f"daemon {daemon.name} was silent for {now - daemon.heard_at:.1f} s"
-            _end_daemon(state, daemon, why, close=True)
-    for group in list(state.groups.values()):
+            _end_daemon(step, daemon, why, close=True)
+    for group in list(step.state.groups.values()):
         if group.rebuild is not None:
-            rebuilding.consider(state, group)
+            rebuilding.consider(step, group)
         if group.asking is not None and group.asking.deadline <= now:
-            epochs.conclude_asking(state, group)
+            epochs.conclude_asking(step, group)
         if group.settle_at <= now:
-            links.settle(state, group)
+            links.settle(step, group)
         if probing.deadline(group) <= now:
-            probing.overdue(state, group)
-            epochs.consider_update(state, group)
+            probing.overdue(step, group)
+            epochs.consider_update(step, group)
         if group.hold_until <= now:
             group.hold_until, group.waited = inf, True
-            epochs.consider_update(state, group)
+            epochs.consider_update(step, group)
         if group.joining:  # it may have waited for a round trip
-            epochs.form_if_complete(state, group)
-            epochs.consider_update(state, group)
-    state.deadline = min(
-        [daemon.heard_at + limits.heartbeat_timeout for daemon in state.daemons.values()]
-        + [_group_deadline(group) for group in state.groups.values()]
-        + [state.rejoin_until for group in state.groups.values() if epochs.held(state, group)]
+            epochs.form_if_complete(step, group)
+            epochs.consider_update(step, group)
+    step.state.deadline = min(
+        [daemon.heard_at + limits.heartbeat_timeout for daemon in step.state.daemons.values()]
+        + [_group_deadline(group) for group in step.state.groups.values()]
+        + [step.state.rejoin_until for group in step.state.groups.values() if epochs.held(step, group)]
         + [
-            at for group in state.groups.values() if group.joining and (at := measuring.waits_until(state, group)) > now
+            at
+            for group in step.state.groups.values()
+            if group.joining and (at := measuring.waits_until(step, group)) > now
         ],
         default=inf,
     )

@@ -11,20 +11,20 @@ from collections import deque
 from wancoll.collective import DType
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Group, Half, Match, Member, Send, State
+from wancoll_master.core.state import Group, Half, Match, Member, Step
 
 MISFIT = "send and recv do not fit together"
 CALLS_PER_MEMBER = 4096  # that wait for their other half or run
 
 
-def call(state: State, member: Member, message: m.P2PCall) -> None:
+def call(step: Step, member: Member, message: m.P2PCall) -> None:
     """A member called send or recv.
 
     Raises:
         ProtocolError: the message contradicts the state.
     """
     group, book = member.group, member.group.p2p
-    other = state.members.get(message.other)
+    other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch or other is member:
         raise ProtocolError("calls a stranger", expected="another member of its epoch", got=str(message.other))
     if message.number <= book.newest.get(member.mid, 0):
@@ -44,23 +44,23 @@ def call(state: State, member: Member, message: m.P2PCall) -> None:
     if not queue:
         del book.waiting[key]
     send, recv = (mine, theirs) if message.sends else (theirs, mine)
-    _meet(state, group, Match(send, recv))
+    _meet(step, group, Match(send, recv))
 
 
-def _meet(state: State, group: Group, match: Match) -> None:
+def _meet(step: Step, group: Group, match: Match) -> None:
     send, recv = match.send.call, match.recv.call
     if (send.dtype, send.count) != (recv.dtype, recv.count):
         calls = {half.member.name: _described(half) for half in (match.send, match.recv)}
-        _settle(state, group, match, "CollectiveMismatch", MISFIT, calls)
+        _settle(step, group, match, "CollectiveMismatch", MISFIT, calls)
         return
     group.p2p_count += 1
     group.p2p.running[group.p2p_count] = match
     for half in (match.send, match.recv):
         told = m.Matched(group.name, half.member.mid, group.epoch, half.call.number, group.p2p_count)
-        state.out.append(Send(half.member.daemon.conn, told))
+        step.send(half.member.daemon.conn, told)
 
 
-def done(state: State, member: Member, message: m.P2PDone) -> None:
+def done(step: Step, member: Member, message: m.P2PDone) -> None:
     """A member's half of a pair is done; the second one commits it.
 
     Raises:
@@ -78,16 +78,16 @@ def done(state: State, member: Member, message: m.P2PDone) -> None:
         raise ProtocolError("is done with a send or recv of others", got=f"pair {message.order}")
     if match.sent and match.received:
         del group.p2p.running[message.order]
-        _settle(state, group, match, "", "", {})
+        _settle(step, group, match, "", "", {})
 
 
-def _settle(state: State, group: Group, match: Match, error: str, text: str, calls: dict[str, str]) -> None:
+def _settle(step: Step, group: Group, match: Match, error: str, text: str, calls: dict[str, str]) -> None:
     for half, other in ((match.send, match.recv), (match.recv, match.send)):
         member, number = half.member, half.call.number
         group.p2p.open[member.mid] -= 1
         head = (group.name, member.mid, group.epoch, number)
         told = m.Settled(*head, match.digest, error, text, calls, other.call.number)
-        state.out.append(Send(member.daemon.conn, told))
+        step.send(member.daemon.conn, told)
 
 
 def _described(half: Half) -> str:

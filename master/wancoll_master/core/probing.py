@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Daemon, Group, Member, ProbePair, Send, State, clip
+from wancoll_master.core.state import Daemon, Group, Member, ProbePair, Step, clip
 
 _HINT = "start its daemon with --advertise HOST:PORT, an address that the others can dial"
 
 
-def ensure_probes(state: State, group: Group) -> None:
+def ensure_probes(step: Step, group: Group) -> None:
     """Ask about every pair of joiner and member's daemon that is not asked about yet; drop pairs that ended."""
     if not group.members:
         return
@@ -21,16 +21,16 @@ def ensure_probes(state: State, group: Group) -> None:
             if member.daemon.name not in covered:
                 covered.add(member.daemon.name)
                 joiner.probes[member.mid] = pair = ProbePair(member)
-                _ask(state, joiner, pair)
+                _ask(step, joiner, pair)
 
 
-def result(state: State, daemon: Daemon, message: m.ProbeResult) -> Group | None:
+def result(step: Step, daemon: Daemon, message: m.ProbeResult) -> Group | None:
     """Take in a probe's result. Returns the joiner's group where its admission has to be looked at again.
 
     Raises:
         ProtocolError: *daemon* was not asked.
     """
-    joiner = state.members.get(message.joiner)
+    joiner = step.state.members.get(message.joiner)
     if joiner is None or joiner.in_epoch or joiner.group.name != message.group:
         return None
     outward = message.prober == joiner.mid
@@ -46,22 +46,22 @@ def result(state: State, daemon: Daemon, message: m.ProbeResult) -> Group | None
         else:
             pair.to_joiner = True
     else:
-        _failed(state, joiner, pair, f"{_cannot_reach(prober, target)}: {message.reason}")
+        _failed(step, joiner, pair, f"{_cannot_reach(prober, target)}: {message.reason}")
     return joiner.group
 
 
-def overdue(state: State, group: Group) -> None:
+def overdue(step: Step, group: Group) -> None:
     """Act on pairs whose deadline has passed: no answer counts as unreachable."""
     for joiner in list(group.joining):
         for pair in list(joiner.probes.values()):
-            if pair.ok or pair.deadline > state.now:
+            if pair.ok or pair.deadline > step.now:
                 continue
-            if not pair.asked and not _silent(state, pair.member.daemon):
-                _ask(state, joiner, pair)
+            if not pair.asked and not _silent(step, pair.member.daemon):
+                _ask(step, joiner, pair)
                 continue
             prober, target = (pair.member, joiner) if pair.to_joiner is None else (joiner, pair.member)
-            waited = f"daemon {prober.daemon.name} gave no answer within {state.limits.probe_timeout:g} s"
-            if _failed(state, joiner, pair, f"{_cannot_reach(prober, target)}: {waited}"):
+            waited = f"daemon {prober.daemon.name} gave no answer within {step.limits.probe_timeout:g} s"
+            if _failed(step, joiner, pair, f"{_cannot_reach(prober, target)}: {waited}"):
                 break
 
 
@@ -73,40 +73,40 @@ def deadline(group: Group) -> float:
     )
 
 
-def refuse(state: State, joiner: Member, reason: str) -> None:
+def refuse(step: Step, joiner: Member, reason: str) -> None:
     """The joiner is out, for good."""
     group = joiner.group
     group.joining.remove(joiner)
-    del state.members[joiner.mid], joiner.daemon.members[joiner.mid]
-    state.out.append(Send(joiner.daemon.conn, m.Refused(group.name, joiner.name, clip(reason, 2000))))
-    state.record(group, "refused", clip(f"{joiner.name} of daemon {joiner.daemon.name}: {reason}"))
+    del step.state.members[joiner.mid], joiner.daemon.members[joiner.mid]
+    step.send(joiner.daemon.conn, m.Refused(group.name, joiner.name, clip(reason, 2000)))
+    step.record(group, "refused", f"{joiner.name} of daemon {joiner.daemon.name}: {reason}")
 
 
-def _ask(state: State, joiner: Member, pair: ProbePair) -> None:
+def _ask(step: Step, joiner: Member, pair: ProbePair) -> None:
     pair.asked, pair.to_joiner, pair.from_joiner = True, None, None
     # The daemons themselves give up after probe_timeout; their word says more than their silence.
-    pair.deadline = state.now + state.limits.probe_timeout + state.limits.heartbeat_interval
-    state.alarm(pair.deadline)
+    pair.deadline = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval
+    step.alarm(pair.deadline)
     for prober, target in ((pair.member, joiner), (joiner, pair.member)):
         ask = m.Probe(
             joiner.group.name, joiner.mid, prober.mid, target.mid, target.daemon.name, target.daemon.addresses
         )
-        state.out.append(Send(prober.daemon.conn, ask))
+        step.send(prober.daemon.conn, ask)
 
 
-def _failed(state: State, joiner: Member, pair: ProbePair, text: str) -> bool:
+def _failed(step: Step, joiner: Member, pair: ProbePair, text: str) -> bool:
     """Refuse the joiner, unless the member is about to be found dead. Returns whether it is refused."""
-    if _silent(state, pair.member.daemon):
+    if _silent(step, pair.member.daemon):
         pair.asked = False
-        pair.deadline = state.now + state.limits.heartbeat_interval
-        state.alarm(pair.deadline)
+        pair.deadline = step.now + step.limits.heartbeat_interval
+        step.alarm(pair.deadline)
         return False
-    refuse(state, joiner, f"{text}; {_HINT}")
+    refuse(step, joiner, f"{text}; {_HINT}")
     return True
 
 
-def _silent(state: State, daemon: Daemon) -> bool:
-    return state.now - daemon.heard_at > 2 * state.limits.heartbeat_interval
+def _silent(step: Step, daemon: Daemon) -> bool:
+    return step.now - daemon.heard_at > 2 * step.limits.heartbeat_interval
 
 
 def _cannot_reach(prober: Member, target: Member) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Group, Member, State, Trouble, clip
+from wancoll_master.core.state import Group, Member, Step, Trouble, clip
 
 KEPT = 64  # pairs of a group
 KEPT_SECONDS = 600.0  # after they were last told of
 
 
-def note(state: State, group: Group, source: Member, target: Member, kind: str, why: str) -> None:
+def note(step: Step, group: Group, source: Member, target: Member, kind: str, why: str) -> None:
     """*source* says that its link to *target* is down."""
     key = source.name, target.name
     known = group.troubles.pop(key, None)
-    if known is None or state.now - known.last > KEPT_SECONDS:
-        known = Trouble(kind, why, state.now, state.now)
-    known.kind, known.why, known.last = kind, clip(why, 300), state.now
+    if known is None or step.now - known.last > KEPT_SECONDS:
+        known = Trouble(kind, why, step.now, step.now)
+    known.kind, known.why, known.last = kind, clip(why, 300), step.now
     known.times += 1
     group.troubles[key] = known  # the newest last
     while len(group.troubles) > KEPT:
@@ -45,12 +45,12 @@ def statuses(group: Group, now: float) -> list[m.PairStatus]:
     ]
 
 
-def words(state: State, group: Group, pairs: set[tuple[str, str]]) -> str:
+def words(step: Step, group: Group, pairs: set[tuple[str, str]]) -> str:
     """What was told of these pairs, in either direction, in a sentence."""
     told = [
-        f"{source} cannot reach {target} for {state.now - one.since:.1f} s ({one.why})"
+        f"{source} cannot reach {target} for {step.now - one.since:.1f} s ({one.why})"
         if one.kind == "unreachable"
-        else f"{source} lost its link to {target} {state.now - one.since:.1f} s ago ({one.why})"
+        else f"{source} lost its link to {target} {step.now - one.since:.1f} s ago ({one.why})"
         for (source, target), one in group.troubles.items()
         if (source, target) in pairs or (target, source) in pairs
     ]

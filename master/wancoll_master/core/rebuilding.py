@@ -14,19 +14,8 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import epochs, p2p, probing
 from wancoll_master.core.links import BAD_PAIR_SECONDS
-from wancoll_master.core.state import (
-    Broadcast,
-    Daemon,
-    Group,
-    Member,
-    Persist,
-    Planned,
-    Rebuild,
-    Send,
-    State,
-    clip,
-    names,
-)
+from wancoll_master.core.state import Daemon, Group, Member, Rebuild, Step, clip, names
+from wancoll_master.plan.planning import Planned
 from wancoll_master.plan.topology import pair
 
 MISSING_KEPT = 4096  # members that did not report, whose fate is kept for when they do
@@ -40,54 +29,54 @@ _MID_BLOCK = 1024  # mids are reserved in the journal in blocks
 # ---- ids --------------------------------------------------------------------------------------------
 
 
-def take_mid(state: State) -> int:
+def take_mid(step: Step) -> int:
     """A mid that was never given out."""
-    mid = state.next_mid
-    state.next_mid += 1
+    mid = step.state.next_mid
+    step.state.next_mid += 1
     if mid % _MID_BLOCK == 1:
-        state.out.append(Persist(state.highest_epoch, mid + _MID_BLOCK))
+        step.persist(mid + _MID_BLOCK)
     return mid
 
 
-def raise_mids(state: State, known: int) -> None:
+def raise_mids(step: Step, known: int) -> None:
     """An earlier master, whose journal may be lost, gave out mids up to *known*."""
-    if known >= state.next_mid:
-        state.next_mid = known + 1
-        state.out.append(Persist(state.highest_epoch, (known // _MID_BLOCK + 1) * _MID_BLOCK + 1))
+    if known >= step.state.next_mid:
+        step.state.next_mid = known + 1
+        step.persist((known // _MID_BLOCK + 1) * _MID_BLOCK + 1)
 
 
 # ---- what members say -------------------------------------------------------------------------------
 
 
-def take(state: State, daemon: Daemon, report: m.Report) -> None:
+def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     """A member of an earlier master reports.
 
     Raises:
         ProtocolError: the report contradicts itself or the others.
     """
-    _check(state, daemon, report)
-    raise_mids(state, max(mid for mid, _, _ in report.members))
-    fate = state.missing.get(report.mid)
+    _check(step, daemon, report)
+    raise_mids(step, max(mid for mid, _, _ in report.members))
+    fate = step.state.missing.get(report.mid)
     if fate is not None and fate.group == report.group:
-        state.out.append(Send(daemon.conn, fate))
+        step.send(daemon.conn, fate)
         return
-    _give_way(state, report)
-    group = state.groups.get(report.group)
-    if report.mid in state.members or (group is not None and group.members):
+    _give_way(step, report)
+    group = step.state.groups.get(report.group)
+    if report.mid in step.state.members or (group is not None and group.members):
         why = "this member came back after the group had gone on without it"
-        _put_out(state, daemon, report, why, report.committed_upto, unknown=True)
+        _put_out(step, daemon, report, why, report.committed_upto, unknown=True)
         return
     if group is None:
-        group = Group(report.group, report.start_world, report.min_world, report.key, state.floor)
-        state.groups[group.name] = group
+        group = Group(report.group, report.start_world, report.min_world, report.key, step.state.floor)
+        step.state.groups[group.name] = group
     if group.rebuild is None:
-        group.rebuild = Rebuild(state.now + state.limits.rejoin_grace)
-        state.alarm(group.rebuild.deadline)
+        group.rebuild = Rebuild(step.now + step.limits.rejoin_grace)
+        step.alarm(group.rebuild.deadline)
     for _, other in group.rebuild.reports.values():
         if other.epoch == report.epoch and _terms(other) != _terms(report):
             raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
     group.rebuild.reports[report.mid] = daemon, report
-    consider(state, group)
+    consider(step, group)
 
 
 def _terms(report: m.Report) -> tuple[object, ...]:
@@ -95,12 +84,12 @@ def _terms(report: m.Report) -> tuple[object, ...]:
     return report.members, report.key, report.start_world, report.min_world, report.base, report.plan
 
 
-def _check(state: State, daemon: Daemon, report: m.Report) -> None:
+def _check(step: Step, daemon: Daemon, report: m.Report) -> None:
     mids = [mid for mid, _, _ in report.members]
     mine = [name for mid, _, name in report.members if mid == report.mid]
     if mine != [daemon.name] or len(set(mids)) < len(mids):
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
-    window = epochs.WINDOW_FACTOR * state.limits.ops_in_flight
+    window = epochs.WINDOW_FACTOR * step.limits.ops_in_flight
     seqs = [seq for seq, _, _ in report.done] + report.updates
     low, high = min(seqs, default=report.committed_upto + 1), max(seqs, default=0)
     bound = report.committed_upto + window
@@ -111,44 +100,44 @@ def _check(state: State, daemon: Daemon, report: m.Report) -> None:
         raise ProtocolError("reports impossible operations", expected=f"up to {bound}", got=str(high))
 
 
-def _give_way(state: State, report: m.Report) -> None:
+def _give_way(step: Step, report: m.Report) -> None:
     """Joiners that were given mids of members that come back, since the journal was lost, get others."""
     for mid, _, _ in report.members:
-        joiner = state.members.get(mid)
+        joiner = step.state.members.get(mid)
         if joiner is not None and not joiner.in_epoch:
-            _rename(state, joiner, take_mid(state))
+            _rename(step, joiner, take_mid(step))
 
 
-def _rename(state: State, joiner: Member, mid: int) -> None:
-    del state.members[joiner.mid], joiner.daemon.members[joiner.mid]
+def _rename(step: Step, joiner: Member, mid: int) -> None:
+    del step.state.members[joiner.mid], joiner.daemon.members[joiner.mid]
     joiner.mid = mid
-    state.members[mid] = joiner.daemon.members[mid] = joiner
+    step.state.members[mid] = joiner.daemon.members[mid] = joiner
     reason = "another id than before, since members of an earlier master came back"
-    state.out.append(Send(joiner.daemon.conn, m.Joined(joiner.group.name, joiner.name, mid, reason)))
+    step.send(joiner.daemon.conn, m.Joined(joiner.group.name, joiner.name, mid, reason))
 
 
-def synced(state: State, daemon: Daemon) -> None:
+def synced(step: Step, daemon: Daemon) -> None:
     """The daemon has named all the members that it has: those that it has not are gone."""
     daemon.synced = True
-    for group in list(state.groups.values()):
+    for group in list(step.state.groups.values()):
         if group.rebuild is not None:
-            consider(state, group)
+            consider(step, group)
 
 
-def left(state: State, daemon: Daemon, name: str, member: str) -> None:
+def left(step: Step, daemon: Daemon, name: str, member: str) -> None:
     """A member that has reported leaves."""
-    group = state.groups.get(name)
+    group = step.state.groups.get(name)
     if group is None or group.rebuild is None:
         return
     for mid, (of, report) in list(group.rebuild.reports.items()):
         if of is daemon and (mid, member, daemon.name) in report.members:
             del group.rebuild.reports[mid]
-    consider(state, group)
+    consider(step, group)
 
 
-def drop(state: State, daemon: Daemon) -> None:
+def drop(step: Step, daemon: Daemon) -> None:
     """The daemon's connection is over: what it reported does not count any more."""
-    for group in list(state.groups.values()):
+    for group in list(step.state.groups.values()):
         if group.rebuild is not None:
             reports = group.rebuild.reports
             for mid in [mid for mid, (of, _) in reports.items() if of is daemon]:
@@ -170,7 +159,7 @@ def _newest(group: Group) -> m.Report | None:
     return max((report for _, report in reports), key=lambda report: report.epoch, default=None)
 
 
-def _awaited(state: State, group: Group, newest: m.Report) -> bool:
+def _awaited(step: Step, group: Group, newest: m.Report) -> bool:
     """Whether somebody may still report who knows more, or is a member of the newest epoch."""
     assert group.rebuild is not None
     here = {*group.rebuild.reports, *(joiner.was for joiner in group.joining)}
@@ -178,58 +167,59 @@ def _awaited(state: State, group: Group, newest: m.Report) -> bool:
     for _, report in group.rebuild.reports.values():
         for mid, _, name in report.members:
             known.add(mid)
-            of = state.daemons.get(name)
+            of = step.state.daemons.get(name)
             if report.epoch == newest.epoch and mid not in here and (of is None or not of.synced):
                 return True
-    used = state.used.get(group.name)
+    used = step.state.used.get(group.name)
     return used is not None and used.epoch > newest.epoch and not used.mids <= known
 
 
-def consider(state: State, group: Group) -> None:
+def consider(step: Step, group: Group) -> None:
     """Decide, once all have reported or had the time to."""
     assert group.rebuild is not None
     newest = _newest(group)
-    if group.rebuild.deadline > state.now and (newest is None or _awaited(state, group, newest)):
+    if group.rebuild.deadline > step.now and (newest is None or _awaited(step, group, newest)):
         return
     rebuild, group.rebuild = group.rebuild, None
-    used = state.used.get(group.name)
+    used = step.state.used.get(group.name)
     if newest is not None and used is not None and used.epoch > newest.epoch and not used.mids & rebuild.reports.keys():
         newest = None  # all who report were put out, and others may have gone on
     if newest is not None:
-        _decide(state, group, rebuild, newest)
+        _decide(step, group, rebuild, newest)
         return
     for daemon, report in rebuild.reports.values():
-        _put_out(state, daemon, report, "the group went on without it", report.committed_upto, unknown=True)
-    epochs.form_if_complete(state, group)
-    epochs.forget_if_empty(state, group)
+        _put_out(step, daemon, report, "the group went on without it", report.committed_upto, unknown=True)
+    epochs.form_if_complete(step, group)
+    epochs.forget_if_empty(step, group)
 
 
 # ---- the decision -----------------------------------------------------------------------------------
 
 
-def _decide(state: State, group: Group, rebuild: Rebuild, newest: m.Report) -> None:
+def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> None:
     reports = rebuild.reports
     top = {mid: report for mid, (_, report) in reports.items() if report.epoch == newest.epoch}
     if (group.start_world, group.min_world) != (newest.start_world, newest.min_world):
         for joiner in list(group.joining):
             numbers = f"start_world={newest.start_world}, min_world={newest.min_world}"
-            probing.refuse(state, joiner, f"the group that came back has {numbers}")
+            probing.refuse(step, joiner, f"the group that came back has {numbers}")
     group.start_world, group.min_world, group.key = newest.start_world, newest.min_world, newest.key
     group.epoch, group.reason = newest.epoch, newest.reason
-    used = state.used.get(group.name)
-    group.used = max(state.floor, used.epoch if used is not None else 0)
+    used = step.state.used.get(group.name)
+    group.used = max(step.state.floor, used.epoch if used is not None else 0)
     group.committed = max(report.committed_upto for report in top.values())
     group.voids = {void.seq: void for report in top.values() for void in report.voids if void.seq > group.committed}
     group.p2p_count = max(report.heard for _, report in reports.values())
-    group.planned = Planned(newest.plan)
-    _tell_outsiders(state, rebuild, newest)
-    group.members = _members(state, group, rebuild, newest)
+    # daemons tell again what they measured: nothing new is known
+    group.planned = Planned(newest.plan, seen_version=step.state.measures.version, seen_at=step.now)
+    _tell_outsiders(step, rebuild, newest)
+    group.members = _members(step, group, rebuild, newest)
     for joiner in list(group.joining):
         if joiner.name in {member.name for member in group.members}:
-            probing.refuse(state, joiner, "that name is taken by a member that came back; choose another name")
-    moving = _settle_p2p(state, group, rebuild)
+            probing.refuse(step, joiner, "that name is taken by a member that came back; choose another name")
+    moving = _settle_p2p(step, group, rebuild)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
-        _go_on(state, group, list(top.values()))
+        _go_on(step, group, list(top.values()))
         return
     if len(top) == len(group.members):
         reach = _finished_by_all(group, list(top.values()), updates_too=True)
@@ -241,27 +231,27 @@ def _decide(state: State, group: Group, rebuild: Rebuild, newest: m.Report) -> N
     gone = [name for mid, name, _ in newest.members if mid not in present]
     for mid, name, _ in newest.members:
         if mid not in present:
-            why = f"{name} did not report within {state.limits.rejoin_grace:g} s after the master's restart"
-            remember(state, m.Evicted(group.name, mid, clip(why), group.committed))
+            why = f"{name} did not report within {step.limits.rejoin_grace:g} s after the master's restart"
+            remember(step, m.Evicted(group.name, mid, clip(why), group.committed))
     for ends in newest.plan.avoid:
-        group.bad_pairs[pair(*ends)] = state.now + BAD_PAIR_SECONDS
+        group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
     missing = f"; {', '.join(gone[:16])} did not report" if gone else "; not all knew the same epoch"
-    epochs.new_epoch(state, group, f"the master was restarted{missing if gone or len(top) < len(present) else ''}")
+    epochs.new_epoch(step, group, f"the master was restarted{missing if gone or len(top) < len(present) else ''}")
 
 
-def _members(state: State, group: Group, rebuild: Rebuild, newest: m.Report) -> list[Member]:
+def _members(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> list[Member]:
     """Members of the newest epoch that are here, in its order; joiners too, that have not heard of it yet."""
     members = []
     waiting = {joiner.was: joiner for joiner in group.joining if joiner.was}
-    taken = state.members.keys()
+    taken = step.state.members.keys()
     for mid, name, daemon_name in newest.members:
         joiner = waiting.get(mid)
         if mid in rebuild.reports:
             member = Member(mid, name, rebuild.reports[mid][0], group, done_upto=group.committed)
-            state.members[mid] = member.daemon.members[mid] = member
+            step.state.members[mid] = member.daemon.members[mid] = member
         elif joiner is not None and (joiner.name, joiner.daemon.name) == (name, daemon_name) and mid not in taken:
             group.joining.remove(joiner)
-            _rename(state, joiner, mid)
+            _rename(step, joiner, mid)
             member = joiner
             member.probes.clear()
         else:
@@ -271,27 +261,27 @@ def _members(state: State, group: Group, rebuild: Rebuild, newest: m.Report) -> 
     return members
 
 
-def _tell_outsiders(state: State, rebuild: Rebuild, newest: m.Report) -> None:
+def _tell_outsiders(step: Step, rebuild: Rebuild, newest: m.Report) -> None:
     """Members of earlier epochs that the newest one left out."""
     inside = {mid for mid, _, _ in newest.members}
     for mid, (daemon, report) in list(rebuild.reports.items()):
         if mid not in inside:
             follows = report.epoch + 1 == newest.epoch  # so what was committed when it began decides
             upto = newest.base if follows else report.committed_upto
-            _put_out(state, daemon, report, f"put out before epoch {newest.epoch}", upto, unknown=not follows)
+            _put_out(step, daemon, report, f"put out before epoch {newest.epoch}", upto, unknown=not follows)
             del rebuild.reports[mid]
 
 
-def _put_out(state: State, daemon: Daemon, report: m.Report, why: str, upto: int, *, unknown: bool) -> None:
-    state.out.append(Send(daemon.conn, m.Evicted(report.group, report.mid, why, upto, unknown)))
-    state.record(None, "lost", clip(f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}"))
+def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, upto: int, *, unknown: bool) -> None:
+    step.send(daemon.conn, m.Evicted(report.group, report.mid, why, upto, unknown))
+    step.record(None, "lost", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
 
 
-def remember(state: State, fate: m.Evicted) -> None:
+def remember(step: Step, fate: m.Evicted) -> None:
     """What the member is told should it report."""
-    state.missing[fate.mid] = fate
-    if len(state.missing) > MISSING_KEPT:
-        del state.missing[next(iter(state.missing))]
+    step.state.missing[fate.mid] = fate
+    if len(step.state.missing) > MISSING_KEPT:
+        del step.state.missing[next(iter(step.state.missing))]
 
 
 def _finished_by_all(group: Group, reports: list[m.Report], *, updates_too: bool) -> int:
@@ -310,38 +300,37 @@ def _finished_by_all(group: Group, reports: list[m.Report], *, updates_too: bool
         reach = seq
 
 
-def _go_on(state: State, group: Group, reports: list[m.Report]) -> None:
+def _go_on(step: Step, group: Group, reports: list[m.Report]) -> None:
     """Everyone is here and knows the same: the epoch was never interrupted."""
     group.conns = tuple(dict.fromkeys(member.daemon.conn for member in group.members))
     for ends in reports[0].plan.avoid:
-        group.bad_pairs[pair(*ends)] = state.now + BAD_PAIR_SECONDS
-    group.seen_version, group.seen_at = state.measures.version, state.now  # daemons tell again what they measured
-    epochs.persist(state, group)
+        group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
+    epochs.persist(step, group)
     for member in group.members:
-        told = m.Resumed(group.name, member.mid, group.epoch, state.term)
-        state.out.append(Send(member.daemon.conn, told))
+        told = m.Resumed(group.name, member.mid, group.epoch, step.state.term)
+        step.send(member.daemon.conn, told)
     group.committed = _finished_by_all(group, reports, updates_too=False)  # those may admit joiners
     group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
     if any(report.committed_upto < group.committed for report in reports):
-        state.out.append(Broadcast(group.conns, m.Commit(group.name, group.epoch, group.committed, state.term)))
+        step.broadcast(group, m.Commit(group.name, group.epoch, group.committed, step.state.term))
     text = f"the master was restarted; epoch {group.epoch} goes on with {names(group.members)}"
-    state.record(group, "resumed", clip(text))
-    probing.ensure_probes(state, group)
+    step.record(group, "resumed", text)
+    probing.ensure_probes(step, group)
     for report in reports:
         head = (group.name, report.mid, report.epoch)
-        member = state.members[report.mid]
+        member = step.state.members[report.mid]
         said = [m.Done(*head, *one) for one in report.done] + [m.UpdateMembership(*head, seq) for seq in report.updates]
         for message in sorted(said, key=lambda one: one.seq):
             if group.epoch == report.epoch:
                 tell = epochs.done if isinstance(message, m.Done) else epochs.update
-                tell(state, member, message)  # type: ignore[arg-type]
-    epochs.consider_update(state, group)
+                tell(step, member, message)  # type: ignore[arg-type]
+    epochs.consider_update(step, group)
 
 
 # ---- sends and recvs --------------------------------------------------------------------------------
 
 
-def _settle_p2p(state: State, group: Group, rebuild: Rebuild) -> bool:
+def _settle_p2p(step: Step, group: Group, rebuild: Rebuild) -> bool:
     """Tell what had come of sends and recvs where only one half has heard. Returns whether others are under way."""
     reports, moving = rebuild.reports, False
     for mid, (daemon, report) in reports.items():
@@ -352,7 +341,7 @@ def _settle_p2p(state: State, group: Group, rebuild: Rebuild) -> bool:
                 moving = moving or half.moving
                 continue
             told = m.Settled(group.name, mid, report.epoch, half.number, digest, error, _TEXTS[error], {})
-            state.out.append(Send(daemon.conn, told))
+            step.send(daemon.conn, told)
     return moving
 
 

@@ -29,7 +29,7 @@ def links(state: State) -> list[m.LinkStatus]:
 
 
 def _group(state: State, group: Group, now: float) -> m.GroupStatus:
-    slow = waits.statuses(state, group, now)
+    slow = waits.statuses(state.limits, group, now)
     members = [_member(member, rank, now) for rank, member in enumerate(group.members)]
     return m.GroupStatus(
         name=group.name,

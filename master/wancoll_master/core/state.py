@@ -1,4 +1,4 @@
-"""What the master knows, what can happen to it and what it can want done: plain data without behaviour. Pure."""
+"""What the master knows, and one step of it: plain data, hardly any behaviour. Pure."""
 
 from __future__ import annotations
 
@@ -7,128 +7,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 from wancoll.limits import Limits
-from wancoll.schedule.cost import LinkCost
 from wancoll.wire import messages as m
+from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Record, Send, Used
 from wancoll_master.plan.measures import Measures
-
-# ---- events -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message came over connection *conn* (a number that the shell never uses again)."""
-
-    conn: int
-    message: m.FromPeer
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """Connection *conn* is gone, and why."""
-
-    conn: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """next_deadline() has come. A tick that comes late tells the master that it slept itself."""
-
-
-Event = Received | Disconnected | Tick
-
-# ---- commands ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send *message* over *conn*."""
-
-    conn: int
-    message: m.FromMaster
-
-
-@dataclass(frozen=True, slots=True)
-class Broadcast:
-    """Send the same bytes over all of *conns*."""
-
-    conns: tuple[int, ...]
-    message: m.FromMaster
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Send *epoch* to each (conn, mid) of *to*, with Epoch.to set to the mid."""
-
-    to: tuple[tuple[int, int], ...]
-    epoch: m.Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class SendStatus:
-    """Send a Status over *conn*; report makes the parts that the state knows."""
-
-    conn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Say Bye with *reason* (if there is one), deliver what was sent before, close."""
-
-    conn: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """The newest epoch of a group, the mids of its members, and up to where all was committed when it began."""
-
-    epoch: int
-    mids: frozenset[int]
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """Write the numbers, and a group's epoch, to the journal before anything that follows is sent."""
-
-    epoch: int  # highest of any group
-    next_mid: int
-    group: str = ""  # that begins an epoch; "": none does
-    used: Used | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One line for the event log."""
-
-    group: str
-    epoch: int
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepDown:
-    """Of an elected master: another one leads, or has led, with *term*. Lead no more; the next term is above it."""
-
-    reason: str
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One line for the log alone."""
-
-    group: str
-    epoch: int
-    kind: str
-    text: str
-
-
-Command = Send | Broadcast | Announce | SendStatus | Close | Persist | Record | StepDown | Note
-
-# ---- state ------------------------------------------------------------------------------------------
+from wancoll_master.plan.planning import Planned, Planner
 
 
 @dataclass(slots=True, eq=False)
@@ -278,20 +160,6 @@ class Complaint:
     committed: int  # of the group, then
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A group's plan, and what it was made from."""
-
-    plan: m.Plan
-    cost: LinkCost | None = None  # None: nothing was known
-    tried: dict[int, float] = field(default_factory=dict)  # lanes -> bytes per second of the slowest uplink
-    settled: bool = False  # more lanes gain nothing
-    looks: int = 0  # for a better plan, since these lanes are in use
-    raised: float = (
-        0.0  # bytes per second of the slowest uplink when the pace was raised to see whether it is the limit
-    )
-
-
 @dataclass(slots=True)
 class Asked:
     """A daemon was asked to measure its path to another one."""
@@ -342,9 +210,6 @@ class Group:
     hold_until: float = inf  # an update_membership waits for probes until then
     waited: bool = False  # it has waited long enough
     planned: Planned | None = None
-    seen_version: int = -1  # of State.measures, when a better plan was last looked for
-    seen_at: float = -inf
-    replans: int = 0  # better plans found while operations ran
 
     @property
     def small(self) -> bool:
@@ -391,9 +256,7 @@ class State:
     elected: bool = False
     lost_journal: bool = False  # daemons knew a master that the journal does not
     missing: dict[int, m.Evicted] = field(default_factory=dict)  # by mid: who did not report in time, oldest first
-    now: float = 0.0
     deadline: float = inf
-    out: list[Command] = field(default_factory=list)
     connections: dict[int, Daemon] = field(default_factory=dict)
     daemons: dict[str, Daemon] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
@@ -402,13 +265,50 @@ class State:
     measures: Measures = field(default_factory=Measures)
     asked: dict[tuple[str, str], Asked] = field(default_factory=dict)  # by daemons: who, about the path to whom
 
+
+@dataclass(slots=True)
+class Step:
+    """One event's step: what is known, when it is, and what the step wants done. All that takes part is handed it."""
+
+    state: State
+    now: float  # seconds on the shell's clock
+    planner: Planner
+    ready: Ready = field(default_factory=Ready)
+
+    @property
+    def limits(self) -> Limits:
+        """The master's bounds."""
+        return self.state.limits
+
+    def send(self, conn: int, message: m.FromMaster) -> None:
+        """Say it over one connection."""
+        self.ready.messages.append(Send(conn, message))
+
+    def broadcast(self, group: Group, message: m.FromMaster) -> None:
+        """Say it to all members' daemons."""
+        self.ready.messages.append(Broadcast(group.conns, message))
+
+    def close(self, conn: int, reason: str) -> None:
+        """End a connection once all is said."""
+        self.ready.closes.append(Close(conn, clip(reason)))
+
+    def persist(self, next_mid: int = 0) -> Persist:
+        """This step's one write, which knows the newest numbers."""
+        state, write = self.state, self.ready.persist
+        if write is None:
+            write = self.ready.persist = Persist(state.highest_epoch, state.next_mid)
+        write.epoch = max(write.epoch, state.highest_epoch)
+        write.next_mid = max(write.next_mid, state.next_mid, next_mid)
+        return write
+
     def alarm(self, at: float) -> None:
         """See that a tick comes at *at*."""
-        self.deadline = min(self.deadline, at)
+        self.state.deadline = min(self.state.deadline, at)
 
-    def record(self, group: Group | None, kind: str, text: str) -> None:
-        """Add a line to the event log."""
-        self.out.append(Record(group.name if group else "", group.epoch if group else 0, kind, text))
+    def record(self, group: Group | None, kind: str, text: str, *, kept: bool = True) -> None:
+        """Tell people: a line in the log and, where it is *kept*, in the event log."""
+        name, epoch = (group.name, group.epoch) if group is not None else ("", 0)
+        self.ready.log.append(Record(name, epoch, kind, clip(text), kept))
 
 
 def clip(text: str, chars: int = 1000) -> str:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
+from wancoll.limits import Limits
 from wancoll.wire import messages as m
 from wancoll_master.core.epochs import new_epoch
-from wancoll_master.core.state import Daemon, Group, Member, Note, Pending, Send, Slow, State, Told, clip, names
+from wancoll_master.core.state import Daemon, Group, Member, Pending, Slow, Step, Told, clip, names
 
 FRESH = 3.5  # heartbeat intervals during which what a member said counts
 SILENT = 2.5  # heartbeat intervals without a word after which a daemon is suspected
@@ -24,19 +25,19 @@ STALLS = 2  # times that links are made anew for one operation before it is give
 SAID_AGAIN = 30.0  # seconds between two waits of a group that are logged
 
 
-def take(state: State, member: Member, message: m.Waits) -> None:
+def take(step: Step, member: Member, message: m.Waits) -> None:
     """A member says what its slow operations wait for: tell it whose fault that is, and act if nothing moves."""
     group = member.group
-    member.told = Told(message, state.now)
-    waits = _current(state, group)
+    member.told = Told(message, step.now)
+    waits = _current(step, group)
     oldest = waits[0] if waits else None
     text = words(oldest) if oldest is not None and oldest.causes else ""
-    parked = [other.mid for other, told in _fresh(state, group) if _parks(told, member.mid)]
+    parked = [other.mid for other, told in _fresh(step.limits, group, step.now) if _parks(told, member.mid)]
     head = group.name, member.mid, group.epoch
-    state.out.append(Send(member.daemon.conn, m.Waited(*head, oldest.seq if oldest else 0, text, parked)))
+    step.send(member.daemon.conn, m.Waited(*head, oldest.seq if oldest else 0, text, parked))
     if oldest is not None:
-        _note(state, group, oldest)
-        _stalled(state, group, oldest)
+        _note(step, group, oldest)
+        _stalled(step, group, oldest)
 
 
 def heard(daemon: Daemon, called: list[tuple[int, int, int]], now: float) -> None:
@@ -50,21 +51,21 @@ def heard(daemon: Daemon, called: list[tuple[int, int, int]], now: float) -> Non
 # ---- what waits, and for whom ------------------------------------------------------------------------
 
 
-def statuses(state: State, group: Group, now: float) -> list[m.WaitStatus]:
+def statuses(limits: Limits, group: Group, now: float) -> list[m.WaitStatus]:
     """The group's slow operations, oldest first, each with whom it waits for."""
     if not group.members or group.asking is not None:
         return []
     found = []
-    for seq in sorted(_slow(state, group, now))[:MOST]:
+    for seq in sorted(_slow(limits, group, now))[:MOST]:
         entry = group.pending.get(seq)
-        told = [op for _, told in _fresh(state, group, now) for op in told.message.ops if op.seq == seq]
+        told = [op for _, told in _fresh(limits, group, now) for op in told.message.ops if op.seq == seq]
         age = max([op.age for op in told] + ([now - entry.since] if entry is not None else []))
         what = next((op.what for op in told if op.what), "update_membership()" if entry and entry.update else "")
         nbytes = max((op.nbytes for op in told), default=0)
         done = len(entry.done) if entry is not None else 0
-        causes = _causes(state, group, seq, entry, age, now)[:MOST]
+        causes = _causes(limits, group, seq, entry, age, now)[:MOST]
         found.append(m.WaitStatus(f"{group.name}/{seq}", seq, group.epoch, what, nbytes, age, done, causes))
-    return (found + list(_p2p(state, group, now)))[: 2 * MOST]
+    return (found + list(_p2p(limits, group, now)))[: 2 * MOST]
 
 
 def words(wait: m.WaitStatus) -> str:
@@ -83,22 +84,21 @@ def cause_words(cause: m.WaitCause) -> str:
     return f"the link from {ends}: {cause.why}"
 
 
-def _current(state: State, group: Group) -> list[m.WaitStatus]:
+def _current(step: Step, group: Group) -> list[m.WaitStatus]:
     """statuses(), found at most twice in a heartbeat's time: large groups have many reporters."""
-    grain = state.limits.heartbeat_interval / 2
+    grain = step.limits.heartbeat_interval / 2
     known = group.waits
-    if known is None or known[0] != group.epoch or state.now - known[1] >= grain:
-        known = group.waits = group.epoch, state.now, statuses(state, group, state.now)
+    if known is None or known[0] != group.epoch or step.now - known[1] >= grain:
+        known = group.waits = group.epoch, step.now, statuses(step.limits, group, step.now)
     return known[2]
 
 
-def _fresh(state: State, group: Group, now: float | None = None) -> Iterator[tuple[Member, Told]]:
-    now = state.now if now is None else now
+def _fresh(limits: Limits, group: Group, now: float) -> Iterator[tuple[Member, Told]]:
     for member in group.members:
         told = member.told
         if told is None or told.message.epoch != group.epoch:
             continue
-        if now - told.at <= FRESH * state.limits.heartbeat_interval:
+        if now - told.at <= FRESH * limits.heartbeat_interval:
             yield member, told
 
 
@@ -106,19 +106,19 @@ def _parks(told: Told, mid: int) -> bool:
     return any(link.other == mid and link.state == "parked" for link in told.message.links)
 
 
-def _slow(state: State, group: Group, now: float) -> set[int]:
-    after = state.limits.slow_after
+def _slow(limits: Limits, group: Group, now: float) -> set[int]:
+    after = limits.slow_after
     slow = {seq for seq, entry in group.pending.items() if now - entry.since >= after}
-    for _, told in _fresh(state, group, now):
+    for _, told in _fresh(limits, group, now):
         slow |= {op.seq for op in told.message.ops if op.seq > group.committed and op.seq not in group.voids}
     return slow
 
 
-def _causes(state: State, group: Group, seq: int, entry: Pending | None, age: float, now: float) -> list[m.WaitCause]:
+def _causes(limits: Limits, group: Group, seq: int, entry: Pending | None, age: float, now: float) -> list[m.WaitCause]:
     ranks = {member.mid: rank for rank, member in enumerate(group.members)}
     done = entry.done if entry is not None else {}
     absent = [member for member in group.members if member.mid not in done]
-    silent = _silent(state, group, now)
+    silent = _silent(limits, group, now)
     found = []
     for member in absent:
         rank = ranks[member.mid]
@@ -128,19 +128,19 @@ def _causes(state: State, group: Group, seq: int, entry: Pending | None, age: fl
             found.append(m.WaitCause(member.name, rank, "", -1, why, quiet))
         elif member.called[0] == group.epoch and member.called[1] < seq and now - member.called[2] < age:
             found.append(m.WaitCause(member.name, rank, "", -1, "it has not called the operation", age))
-    found += _bad_links(state, group, {member.mid for member in silent}, ranks, now)
+    found += _bad_links(limits, group, {member.mid for member in silent}, ranks, now)
     found.sort(key=lambda cause: -cause.seconds)
     return found
 
 
-def _silent(state: State, group: Group, now: float) -> list[Member]:
-    bound = SILENT * state.limits.heartbeat_interval
+def _silent(limits: Limits, group: Group, now: float) -> list[Member]:
+    bound = SILENT * limits.heartbeat_interval
     return [member for member in group.members if now - member.daemon.heard_at > bound]
 
 
-def _bad_links(state: State, group: Group, silent: set[int], ranks: dict[int, int], now: float) -> list[m.WaitCause]:
+def _bad_links(limits: Limits, group: Group, silent: set[int], ranks: dict[int, int], now: float) -> list[m.WaitCause]:
     """Links that are down or do not move, in the direction that is to blame; not those of silent members."""
-    told = {member.mid: each for member, each in _fresh(state, group, now)}
+    told = {member.mid: each for member, each in _fresh(limits, group, now)}
     found: dict[tuple[int, int], m.WaitCause] = {}
     for mid, each in told.items():
         for link in each.message.links:
@@ -148,7 +148,7 @@ def _bad_links(state: State, group: Group, silent: set[int], ranks: dict[int, in
             if other not in ranks or mid in silent or other in silent:
                 continue
             since = link.since + now - each.at
-            if since < min(state.limits.slow_after, 1.0):
+            if since < min(limits.slow_after, 1.0):
                 continue
             theirs = told.get(other)
             if link.state == "blocked" and (theirs is None or not theirs.message.ops or _parks(theirs, mid)):
@@ -180,12 +180,12 @@ def _still_hears(told: Told, mid: int, since: float, now: float) -> bool:
     return bool(ages) and min(ages) < since - HEARD
 
 
-def _p2p(state: State, group: Group, now: float) -> Iterator[m.WaitStatus]:
+def _p2p(limits: Limits, group: Group, now: float) -> Iterator[m.WaitStatus]:
     """Sends and recvs that are slow."""
     ranks = {member.mid: rank for rank, member in enumerate(group.members)}
-    silent = _silent(state, group, now)
-    links = _bad_links(state, group, {member.mid for member in silent}, ranks, now)
-    for member, told in _fresh(state, group, now):
+    silent = _silent(limits, group, now)
+    links = _bad_links(limits, group, {member.mid for member in silent}, ranks, now)
+    for member, told in _fresh(limits, group, now):
         for op in told.message.ops:
             if op.seq or op.other not in ranks:
                 continue
@@ -205,39 +205,37 @@ def _p2p(state: State, group: Group, now: float) -> Iterator[m.WaitStatus]:
 # ---- what follows ------------------------------------------------------------------------------------
 
 
-def _note(state: State, group: Group, wait: m.WaitStatus) -> None:
+def _note(step: Step, group: Group, wait: m.WaitStatus) -> None:
     """One line in the log when a wait begins, not too often: training may be slow by nature."""
-    known_after = state.limits.slow_after + SILENT * state.limits.heartbeat_interval  # then silence shows, too
-    if group.slow is not None or wait.seconds < known_after or state.now - group.slow_at < SAID_AGAIN:
+    known_after = step.limits.slow_after + SILENT * step.limits.heartbeat_interval  # then silence shows, too
+    if group.slow is not None or wait.seconds < known_after or step.now - group.slow_at < SAID_AGAIN:
         return
-    group.slow, group.slow_at = Slow(wait.seq, state.now - wait.seconds), state.now
+    group.slow, group.slow_at = Slow(wait.seq, step.now - wait.seconds), step.now
     since = f"{max((cause.seconds for cause in wait.causes), default=wait.seconds):.1f} s"
-    state.out.append(Note(group.name, group.epoch, "waits", f"{words(wait)} (for {since})"))
+    step.record(group, "waits", f"{words(wait)} (for {since})", kept=False)
 
 
-def _stalled(state: State, group: Group, wait: m.WaitStatus) -> None:
+def _stalled(step: Step, group: Group, wait: m.WaitStatus) -> None:
     """Nothing moves and nothing is to blame: make links anew; after some times give the operation up for all."""
     if wait.causes or not wait.seq or group.small or group.settle_at < inf:
         return
     entry = group.pending.get(wait.seq)
     absent = [member for member in group.members if entry is None or member.mid not in entry.done]
-    fresh = {member.mid: told for member, told in _fresh(state, group)}
+    fresh = {member.mid: told for member, told in _fresh(step.limits, group, step.now)}
     for member in absent:
         told = fresh.get(member.mid)
         ops = [op for op in told.message.ops if op.seq == wait.seq] if told is not None else []
-        if not ops or ops[0].stage != "moving" or min(ops[0].still, ops[0].age) < state.limits.stall_timeout:
+        if not ops or ops[0].stage != "moving" or min(ops[0].still, ops[0].age) < step.limits.stall_timeout:
             return
     if not absent:
         return
     times = group.stalls[wait.seq] = group.stalls.get(wait.seq, 0) + 1
-    text = f"operation {wait.seq} moved nothing for {state.limits.stall_timeout:g} s on {names(absent)}"
-    state.record(group, "stall", clip(text))
+    text = f"operation {wait.seq} moved nothing for {step.limits.stall_timeout:g} s on {names(absent)}"
+    step.record(group, "stall", text)
     if times > STALLS:
         group.voids[wait.seq] = m.Void(wait.seq, "OperationAborted", clip(f"{text}, {times} times", 300), {})
-        new_epoch(state, group, f"{text}; given up")
+        new_epoch(step, group, f"{text}; given up")
         return
     for member in group.members:
-        state.out.append(
-            Send(member.daemon.conn, m.Redial(group.name, member.mid, group.epoch, [], _STALE, clip(text)))
-        )
-    new_epoch(state, group, f"{text}; links are made anew")
+        step.send(member.daemon.conn, m.Redial(group.name, member.mid, group.epoch, [], _STALE, clip(text)))
+    new_epoch(step, group, f"{text}; links are made anew")

@@ -7,18 +7,17 @@ order, unless another one is much better.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import floor, inf, log, log10
+from typing import Protocol
 
 from wancoll.limits import KIB
 from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Daemon, Group, Member, Planned, State
 from wancoll_master.plan.measures import Measures
-from wancoll_master.plan.measuring import FAR
 from wancoll_master.plan.topology import (
     EXACT_BEST,
     LOCAL_STRIPE,
@@ -30,6 +29,7 @@ from wancoll_master.plan.topology import (
     pair,
 )
 
+FAR = 0.005  # seconds of round trip from which a path counts as long
 MAX_AVOID = 4096  # pairs that a Plan can carry
 FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
 THREADS = 4  # of a daemon that may serve one link; each has lanes of its own, which share what is to be sent
@@ -63,62 +63,104 @@ LOCAL_CHOICES: dict[str, list[tuple[int, str]]] = {}
 _JUDGED = [1 << i for i in range(10, 29, 2)]  # bytes of all-reduces by which two lists of choices are compared
 
 
-# ---- decisions --------------------------------------------------------------------------------------
+# ---- what a plan is made for, and from --------------------------------------------------------------
 
 
-def decide(state: State, group: Group, *, free: bool) -> m.Plan:
-    """Put the members into order and return the epoch's plan. *free*: new connections and links cost nothing now."""
-    found = _candidate(state, group, free=free)
-    for line in found.changes:
-        state.record(group, "plan", line)
-    group.members = found.members
-    group.planned = found.planned
-    group.seen_version, group.seen_at = state.measures.version, state.now
-    return found.planned.plan
+class Host(Protocol):
+    """A daemon, as planning sees it."""
+
+    name: str
+    addresses: list[str]
+    site: str
+    lanes: int
+    max_lanes: int
+    congestion_controls: frozenset[str]
 
 
-def due(state: State, group: Group) -> bool:
-    """Whether improvement() may find something: more is known, and it is not long ago that it looked."""
-    new = group.planned is not None and group.seen_version != state.measures.version
-    pause = LOOK_SECONDS * 2 ** min(group.replans, LOOK_DOUBLINGS)
-    return new and state.now - group.seen_at >= pause
+class Placed(Protocol):
+    """A member, as planning sees it."""
 
+    mid: int
 
-def improvement(state: State, group: Group) -> str:
-    """What a new epoch of the same members would make better; "" if nothing much."""
-    if not due(state, group) or _local(group.members):
-        return ""
-    group.seen_version, group.seen_at = state.measures.version, state.now
-    if group.planned is not None:
-        group.planned = replace(group.planned, looks=group.planned.looks + 1)
-    changes = _candidate(state, group, free=True).changes
-    group.replans += bool(changes)
-    return "; ".join(changes)
+    @property
+    def daemon(self) -> Host:
+        """Where its lanes end."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    members: list[Member]
+class Planned:
+    """A group's plan, and what it was made from."""
+
+    plan: m.Plan
+    cost: LinkCost | None = None  # None: nothing was known
+    tried: dict[int, float] = field(default_factory=dict)  # lanes -> bytes per second of the slowest uplink
+    settled: bool = False  # more lanes gain nothing
+    looks: int = 0  # for a better plan, since these lanes are in use
+    raised: float = 0.0  # bytes per second of the slowest uplink when the pace was raised to see if it is the limit
+    seen_version: int = -1  # of the measures, when a better plan was last looked for
+    seen_at: float = -inf
+    replans: int = 0  # better plans found while operations ran
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """An order of members and a plan for it; *changes* are material ones, in words."""
+
+    order: list[int]  # mids
     planned: Planned
-    changes: list[str]  # material ones, in words
+    changes: list[str]
 
 
-def _candidate(state: State, group: Group, *, free: bool) -> _Candidate:
-    bad = sorted(ends for ends, until in group.bad_pairs.items() if until > state.now)
-    before = group.planned
+@dataclass(frozen=True, slots=True)
+class Request:
+    """For the order and the plan of an epoch that begins now.
+
+    Args:
+        measures: what is known of paths.
+        members: in their present order.
+        before: the plan that they have.
+        bad_pairs: of mids that cannot reach each other.
+        now: seconds, on the clock of *before*.
+        free: new connections and links cost nothing now.
+    """
+
+    measures: Measures
+    members: Sequence[Placed]
+    before: Planned | None
+    bad_pairs: Collection[tuple[int, int]]
+    now: float
+    free: bool
+
+
+# What propose() does: quadratic work at least. The master's step is handed it, since its own work is to be bounded.
+Planner = Callable[[Request], Proposal]
+
+
+def due(planned: Planned | None, measures: Measures, now: float) -> bool:
+    """Whether a better plan may be found: more is known, and it is not long ago that one was looked for."""
+    if planned is None or planned.seen_version == measures.version:
+        return False
+    pause: float = LOOK_SECONDS * 2 ** min(planned.replans, LOOK_DOUBLINGS)
+    return now - planned.seen_at >= pause
+
+
+def propose(request: Request) -> Proposal:
+    """Answer a request, by what is known."""
+    measures, before, free = request.measures, request.before, request.free
+    bad = sorted(request.bad_pairs)
     material = AFTER_LOSS if not free else REPLAN if before is not None else MATERIAL
-    members, changes = _order(state.measures, group.members, bad, material, free=free)
-    local = _local(members)
+    members, changes = _order(measures, request.members, bad, material, free=free)
+    local = is_local(members)
     daemons = list(dict.fromkeys(member.daemon for member in members))
-    cost = None if local else _cost(state.measures, daemons, members)
-    wire = before if before is not None and not free else _wire(state.measures, members, before, local=local)
+    cost = None if local else _cost(measures, daemons, members)
+    wire = before if before is not None and not free else _wire(measures, members, before, local=local)
     far = cost is not None and cost.alpha > FAR / 2
     lanes = max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons)))
     plan = m.Plan(
         lanes=lanes,
         stripe=LOCAL_STRIPE if local else FAR_STRIPE if far else STRIPE,
         turns=not local,
-        choices=LOCAL_CHOICES if local else _choices(state.measures, members, cost),
+        choices=LOCAL_CHOICES if local else _choices(measures, members, cost),
         avoid=_avoid(members, bad),
         pacing=wire.plan.pacing,
         congestion=wire.plan.congestion,
@@ -127,10 +169,18 @@ def _candidate(state: State, group: Group, *, free: bool) -> _Candidate:
     )
     if before is not None:
         changes += _differences(before.plan, plan, len(members), cost)
-    return _Candidate(members, replace(wire, plan=plan, cost=cost), changes)
+    planned = replace(
+        wire,
+        plan=plan,
+        cost=cost,
+        seen_version=measures.version,
+        seen_at=request.now,
+        replans=before.replans if before is not None else 0,
+    )
+    return Proposal([member.mid for member in members], planned, changes)
 
 
-def _avoid(members: Sequence[Member], bad: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _avoid(members: Sequence[Placed], bad: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Pairs that cannot reach each other; not ring neighbours, which must try, since no order keeps them apart."""
     neighbours = {pair(one.mid, other.mid) for one, other in [*pairwise(members), (members[-1], members[0])]}
     return [ends for ends in bad if ends not in neighbours][:MAX_AVOID]
@@ -170,8 +220,8 @@ def _gain(old: m.Plan, new: m.Plan, world: int, cost: LinkCost) -> tuple[float, 
 
 
 def _order(
-    measures: Measures, members: list[Member], bad: Sequence[tuple[int, int]], material: float, *, free: bool
-) -> tuple[list[Member], list[str]]:
+    measures: Measures, members: Sequence[Placed], bad: Sequence[tuple[int, int]], material: float, *, free: bool
+) -> tuple[Sequence[Placed], list[str]]:
     present = {member.mid: member for member in members}
     bandwidth, latency = _matrices(measures, members)
     if not free and len(members) > EXACT_BEST:  # survivors wait for it
@@ -191,7 +241,7 @@ def _order(
     return ordered, [f"ring order {', '.join(gains)}"] if gains else ["ring order"]
 
 
-def ring_of(measures: Measures, members: Sequence[Member]) -> Ring:
+def ring_of(measures: Measures, members: Sequence[Placed]) -> Ring:
     """The members' ring as it was measured, edges within a machine left out.
 
     The bottleneck is 0 where an edge is not known, inf where all are within a machine. Unknown latencies are left out.
@@ -205,7 +255,7 @@ def ring_of(measures: Measures, members: Sequence[Member]) -> Ring:
     )
 
 
-def _matrices(measures: Measures, members: Sequence[Member]) -> tuple[list[list[float]], list[list[float]]]:
+def _matrices(measures: Measures, members: Sequence[Placed]) -> tuple[list[list[float]], list[list[float]]]:
     """Bandwidth and latency between members, coarsely; what is not known is as the median of what is."""
     speeds, delays = [], []
     for one in members:
@@ -227,19 +277,20 @@ def _median(values: list[float], nothing: float) -> float:
     return sorted(values)[len(values) // 2] if values else nothing
 
 
-def near(one: Daemon, other: Daemon) -> bool:
+def near(one: Host, other: Host) -> bool:
     """Whether the daemons are on one machine: no path between them is measured."""
     return one is other or one_machine([*one.addresses, *other.addresses])
 
 
-def _local(members: Sequence[Member]) -> bool:
+def is_local(members: Sequence[Placed]) -> bool:
+    """Whether all members are on one machine: nothing is measured there, and nothing to be planned."""
     return one_machine(address for member in members for address in member.daemon.addresses)
 
 
 # ---- connections ------------------------------------------------------------------------------------
 
 
-def _wire(measures: Measures, members: Sequence[Member], before: Planned | None, *, local: bool) -> Planned:
+def _wire(measures: Measures, members: Sequence[Placed], before: Planned | None, *, local: bool) -> Planned:
     """Lanes, pacing and congestion control, in a plan that says nothing else yet; and what was tried for them."""
     daemons = list(dict.fromkeys(member.daemon for member in members))
     start = min(daemon.lanes for daemon in daemons)
@@ -265,7 +316,7 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
 
 
 def _lanes(
-    measures: Measures, daemons: Sequence[Daemon], lanes: int, tried: dict[int, float], looks: int, *, settled: bool
+    measures: Measures, daemons: Sequence[Host], lanes: int, tried: dict[int, float], looks: int, *, settled: bool
 ) -> tuple[int, bool]:
     """Twice as many as long as that carries more. *tried* is added to."""
     most = min(_most_lanes(daemon) for daemon in daemons)
@@ -285,7 +336,7 @@ def _lanes(
     return 2 * lanes, False
 
 
-def _windows(measures: Measures, daemons: Sequence[Daemon]) -> int:
+def _windows(measures: Measures, daemons: Sequence[Host]) -> int:
     """Lanes (a power of two) whose send buffers hold what is under way on the longest path at full speed."""
     under_way = max(
         (measures.rtt(a.name, b.name) * measures.bandwidth(a.name, b.name) for a in daemons for b in daemons),
@@ -297,22 +348,22 @@ def _windows(measures: Measures, daemons: Sequence[Daemon]) -> int:
     return lanes
 
 
-def _most_lanes(daemon: Daemon) -> int:
+def _most_lanes(daemon: Host) -> int:
     return max(daemon.max_lanes, daemon.lanes)
 
 
-def _slowest_uplink(measures: Measures, daemons: Sequence[Daemon], lanes: int) -> float:
+def _slowest_uplink(measures: Measures, daemons: Sequence[Host], lanes: int) -> float:
     """Bytes per second of the daemon that sends least with *lanes*; 0 while one of them is not known."""
     return min((measures.uplink(daemon.name, lanes) for daemon in daemons), default=0.0)
 
 
-def _capacity(measures: Measures, daemons: Sequence[Daemon]) -> float:
+def _capacity(measures: Measures, daemons: Sequence[Host]) -> float:
     """Bytes per second of the slowest uplink, as probes of paths found it; inf while one of them is not known."""
     found = (measures.probed(daemon.name) for daemon in daemons)
     return min((speed or inf for speed in found), default=inf)
 
 
-def _uplink(measures: Measures, members: Sequence[Member], lanes: int) -> float:
+def _uplink(measures: Measures, members: Sequence[Placed], lanes: int) -> float:
     """Bytes per second of the slowest edge of the ring that is known, else of the slowest uplink; 0: nothing is.
 
     Of each, the larger of what operations and probes found.
@@ -345,7 +396,7 @@ def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float,
     return (pace if known and not old / PACING_STAYS < pace < old * PACING_STAYS else old), raised
 
 
-def _congestion(measures: Measures, daemons: Sequence[Daemon]) -> str:
+def _congestion(measures: Measures, daemons: Sequence[Host]) -> str:
     """What fits the paths: bbr over long ones, cubic over short ones; "" where a daemon lacks it or was told another.
 
     Over a long path loss and full queues stop cubic. On a short narrow one many bbr lanes leave a quarter unused.
@@ -354,14 +405,14 @@ def _congestion(measures: Measures, daemons: Sequence[Daemon]) -> str:
     return best if all(best in daemon.congestion_controls for daemon in daemons) else ""
 
 
-def _far(measures: Measures, daemons: Sequence[Daemon]) -> bool:
+def _far(measures: Measures, daemons: Sequence[Host]) -> bool:
     return any(measures.rtt(one.name, other.name) > FAR for one in daemons for other in daemons)
 
 
 # ---- algorithms -------------------------------------------------------------------------------------
 
 
-def _cost(measures: Measures, daemons: Sequence[Daemon], members: Sequence[Member]) -> LinkCost | None:
+def _cost(measures: Measures, daemons: Sequence[Host], members: Sequence[Placed]) -> LinkCost | None:
     """Of the slowest links and uplinks, to two digits; None if no round trip is known."""
     delay = max((measures.rtt(one.name, other.name) for one in daemons for other in daemons), default=0.0) / 2
     if not delay:
@@ -370,16 +421,14 @@ def _cost(measures: Measures, daemons: Sequence[Daemon], members: Sequence[Membe
     return LinkCost(_two_digits(delay + OVERHEAD), _two_digits(beta), HANDLING)
 
 
-def _seconds_per_byte(
-    measures: Measures, daemon: Daemon, daemons: Sequence[Daemon], members: Sequence[Member]
-) -> float:
+def _seconds_per_byte(measures: Measures, daemon: Host, daemons: Sequence[Host], members: Sequence[Placed]) -> float:
     """Of one member's share of the daemon's uplink."""
     paths = [measures.bandwidth(daemon.name, other.name) for other in daemons if not near(daemon, other)]
     uplink = max(measures.uplink(daemon.name), *paths, 0.0) or UPLINK
     return sum(member.daemon is daemon for member in members) / uplink
 
 
-def _choices(measures: Measures, members: Sequence[Member], cost: LinkCost | None) -> dict[str, list[tuple[int, str]]]:
+def _choices(measures: Measures, members: Sequence[Placed], cost: LinkCost | None) -> dict[str, list[tuple[int, str]]]:
     if cost is None or len(members) < 2:
         return {}
     return {kind: list(entries) for kind, entries in _chosen(len(members), cost, _sites(measures, members)).items()}
@@ -390,9 +439,9 @@ def _chosen(world: int, cost: LinkCost, sites: Sites | None) -> dict[str, list[t
     return choices(world, cost, sites=sites)
 
 
-def _sites(measures: Measures, members: Sequence[Member]) -> Sites | None:
+def _sites(measures: Measures, members: Sequence[Placed]) -> Sites | None:
     """Where the members are, if at least two sites are named, or a site of its own, and one has two members."""
-    groups: dict[str, list[Daemon]] = {}
+    groups: dict[str, list[Host]] = {}
     for member in members:
         groups.setdefault(member.daemon.site or f" {member.mid}", []).append(member.daemon)
     if not 1 < len(groups) < len(members):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from wancoll_master.core.state import Used
+from wancoll_master.core.ready import Persist, Used
 from wancoll_master.store.etcd import Entry, Etcd, EtcdError, created, delete, modified, put
 from wancoll_master.store.facts import GROUPS_KEPT, Facts
 
@@ -122,12 +122,11 @@ class EtcdStore:
         kept = {name: used[name] for name in list(used)[-GROUPS_KEPT:]}
         self.facts = Facts(self.facts.term, self.facts.highest_epoch, self.facts.next_mid, kept)
 
-    def persist(self, highest_epoch: int, next_mid: int, group: str = "", used: Used | None = None) -> None:
+    def persist(self, what: Persist) -> None:
         """See Store."""
-        self._numbers.epoch = max(self._numbers.epoch, highest_epoch)
-        self._numbers.mid = max(self._numbers.mid, next_mid)
-        if used is not None:
-            self._groups[group] = used
+        self._numbers.epoch = max(self._numbers.epoch, what.epoch)
+        self._numbers.mid = max(self._numbers.mid, what.next_mid)
+        self._groups |= what.groups
         self.asked += 1
         self._wake.set()
 

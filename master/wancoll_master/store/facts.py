@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from wancoll_master.core.state import Used
+from wancoll_master.core.ready import Persist, Used
 
 GROUPS_KEPT = 1024  # at a start, those with the newest epochs
 
@@ -27,5 +27,5 @@ class Store(Protocol):
     asked: int  # writes, so far
     written: int  # of them, in order
 
-    def persist(self, highest_epoch: int, next_mid: int, group: str = "", used: Used | None = None) -> None:
-        """Raise both numbers, which never fall, and note the newest epoch of *group*. Never waits."""
+    def persist(self, what: Persist) -> None:
+        """Raise both numbers, which never fall, and note the groups' newest epochs. Never waits."""

@@ -6,7 +6,7 @@ import sqlite3
 
 from wancoll.errors import ConfigError
 from wancoll.wire.messages import EventRecord
-from wancoll_master.core.state import Used
+from wancoll_master.core.ready import Persist, Used
 from wancoll_master.store.facts import GROUPS_KEPT, Facts
 
 FORMAT = 2
@@ -87,17 +87,16 @@ class Journal:
             list(facts.items()),
         )
 
-    def persist(self, highest_epoch: int, next_mid: int, group: str = "", used: Used | None = None) -> None:
-        """Raise both numbers, which never fall, and note the newest epoch of *group*.
+    def persist(self, what: Persist) -> None:
+        """See Store.
 
         Raises:
             sqlite3.Error: it could not be written.
         """
-        self._write({"highest_epoch": highest_epoch, "next_mid": next_mid})
-        if used is not None:
-            mids = " ".join(map(str, sorted(used.mids)))
-            row = group, used.epoch, mids, used.base
-            self._db.execute("insert or replace into groups values (?, ?, ?, ?)", row)
+        self._write({"highest_epoch": what.epoch, "next_mid": what.next_mid})
+        rows = [(name, one.epoch, " ".join(map(str, sorted(one.mids))), one.base) for name, one in what.groups.items()]
+        if rows:
+            self._db.executemany("insert or replace into groups values (?, ?, ?, ?)", rows)
 
     def add(self, event: EventRecord) -> None:
         """Append to the event log; the newest EVENTS_KEPT or somewhat more are kept.

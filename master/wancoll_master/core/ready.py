@@ -1,0 +1,214 @@
+"""What goes into a step of the master, and what comes out of it: events, and Ready. Pure.
+
+    event -> step() -> Ready(persist, messages, closes, ...)
+
+An epoch's number and a member's id may be told only once they can't be given out again: whatever a master says after it
+was elected has to stay true when it dies in the middle of saying it (R7). So a Ready isn't a list to be carried out
+line by line. Its fields are the order:
+
+    answers, log    decide nothing, and may leave at once
+    persist         one write, of all that the step used up
+    messages        only once the write is durable, and those of earlier steps have left; in their order
+    closes          after the messages
+
+A shell whose store takes its time puts each Ready into Held and sends what release() gives back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from wancoll.wire import messages as m
+from wancoll.wire.framing import HEADER_BYTES, encode
+
+# ---- events -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came over connection *conn* (a number that the shell never uses again)."""
+
+    conn: int
+    message: m.FromPeer
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """Connection *conn* is gone, and why."""
+
+    conn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """next_deadline() has come. A tick that comes late tells the master that it slept itself."""
+
+
+Event = Received | Disconnected | Tick
+
+# ---- messages ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send *message* over *conn*."""
+
+    conn: int
+    message: m.FromMaster
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send the same bytes over all of *conns*."""
+
+    conns: tuple[int, ...]
+    message: m.FromMaster
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Send *epoch* to each (conn, mid) of *to*, with Epoch.to set to the mid."""
+
+    to: tuple[tuple[int, int], ...]
+    epoch: m.Epoch
+
+
+Message = Send | Broadcast | Announce
+
+
+def frames(message: Message) -> Iterator[tuple[int, bytes]]:
+    """(conn, bytes) of one message to one or many members; what they have in common is encoded once."""
+    match message:
+        case Send(conn, what):
+            yield conn, encode(what)
+        case Broadcast(conns, what):
+            frame = encode(what)
+            yield from ((conn, frame) for conn in conns)
+        case Announce(to, epoch):
+            told = encode_epochs(epoch, [mid for _, mid in to])
+            yield from ((conn, frame) for (conn, _), frame in zip(to, told, strict=True))
+
+
+def encode_epochs(epoch: m.Epoch, mids: list[int]) -> list[bytes]:
+    """The frames of *epoch* for each of *mids*: all but Epoch.to is encoded once, since worlds may be large."""
+    pack = msgspec.msgpack.encode
+    whole = pack(msgspec.structs.replace(epoch, to=0))
+    at = 1 + len(pack(type(epoch).__name__)) + len(pack(epoch.group))  # an array's first byte, tag, group; then the 0
+    head, tail = whole[:at], whole[at + 1 :]
+    bodies = (head + pack(mid) + tail for mid in mids)
+    return [len(body).to_bytes(HEADER_BYTES, "big") + body for body in bodies]
+
+
+# ---- the rest of what a step wants done -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendStatus:
+    """Send a Status over *conn*; report makes the parts that the state knows."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Say Bye with *reason* (if there is one), deliver what was sent before, close. Nothing is read from now on."""
+
+    conn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The newest epoch of a group, the mids of its members, and up to where all was committed when it began."""
+
+    epoch: int
+    mids: frozenset[int]
+    base: int
+
+
+@dataclass(slots=True)
+class Persist:
+    """What a later master must know. The numbers never fall: a store keeps the highest that it was given."""
+
+    epoch: int  # highest of any group
+    next_mid: int
+    groups: dict[str, Used] = field(default_factory=dict)  # that begin an epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line for people: in the log, and where it is *kept* in the event log, too."""
+
+    group: str
+    epoch: int
+    kind: str
+    text: str
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """Of an elected master: another one leads, or has led, with *term*. Lead no more; the next term is above it."""
+
+    reason: str
+    term: int
+
+
+@dataclass(slots=True)
+class Ready:
+    """See the module. With *step_down* there is nothing else."""
+
+    answers: list[Send | SendStatus] = field(default_factory=list)
+    log: list[Record] = field(default_factory=list)
+    persist: Persist | None = None
+    messages: list[Message] = field(default_factory=list)
+    closes: list[Close] = field(default_factory=list)
+    step_down: StepDown | None = None
+
+
+class Held:
+    """Steps whose messages and closes wait until what was to be persisted is durable: in order, bounded.
+
+    Args:
+        room: for so many frames.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._waiting: deque[tuple[int, Ready]] = deque()
+        self._frames = 0
+
+    def add(self, ready: Ready, asked: int) -> None:
+        """Hold it until write number *asked*, its own or the last before it, is done."""
+        if ready.messages or ready.closes:
+            self._waiting.append((asked, ready))
+            self._frames += _frames(ready)
+
+    @property
+    def too_many(self) -> bool:
+        """Whether the bound is crossed."""
+        return self._frames > self._room
+
+    def release(self, written: int) -> Iterator[Ready]:
+        """Take out all that waited for writes up to *written*."""
+        while self._waiting and self._waiting[0][0] <= written:
+            _, ready = self._waiting.popleft()
+            self._frames -= _frames(ready)
+            yield ready
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._waiting.clear()
+        self._frames = 0
+
+
+def _frames(ready: Ready) -> int:
+    frames = len(ready.closes)
+    for one in ready.messages:
+        frames += 1 if isinstance(one, Send) else len(one.to if isinstance(one, Announce) else one.conns)
+    return frames
