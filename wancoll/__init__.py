@@ -18,9 +18,9 @@ from wancoll.errors import (
 )
 
 if TYPE_CHECKING:
+    from wancoll.client.codecs import ErrorFeedback
     from wancoll.client.communicator import Communicator
     from wancoll.client.connect import connect
-    from wancoll.client.feedback import ErrorFeedback
     from wancoll.client.many import ManyReceipt, ManyWork
     from wancoll.client.work import Work
     from wancoll.collective import Receipt
@@ -50,7 +50,7 @@ __all__ = [
 # Imported at first use: the master and the commands need neither numpy nor the extension.
 _LAZY = {
     "Communicator": "wancoll.client.communicator",
-    "ErrorFeedback": "wancoll.client.feedback",
+    "ErrorFeedback": "wancoll.client.codecs",
     "ManyReceipt": "wancoll.client.many",
     "ManyWork": "wancoll.client.many",
     "Receipt": "wancoll.collective",

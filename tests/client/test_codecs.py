@@ -15,11 +15,10 @@ import pytest
 
 import wancoll
 from tests.client.fake_daemon import ARENA, FakeDaemon
-from wancoll.client.codecs import FLOATS, NOMINAL_ERROR, cheapest, lossy
+from wancoll.client.arena import SWAP_BYTES
+from wancoll.client.codecs import FLOATS, NOMINAL_ERROR, cheapest, exact_part, lossy
 from wancoll.client.communicator import Communicator
-from wancoll.client.feedback import exact_part
 from wancoll.client.many import buckets
-from wancoll.client.memory import EXCHANGE_BYTES
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError, PeerDaemonLost, WorldTooSmall
 from wancoll.schedule import choose, codec
@@ -29,7 +28,7 @@ from wancoll.schedule.reference import execute
 from wancoll.wire import messages as m
 
 INTS = [dtype for dtype in DType if dtype not in FLOATS]
-BIG = 2 * EXCHANGE_BYTES // 4  # float32 elements of a tensor whose pages are exchanged
+BIG = 2 * SWAP_BYTES // 4  # float32 elements of a tensor whose pages are swapped
 
 
 @pytest.fixture

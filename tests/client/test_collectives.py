@@ -15,8 +15,8 @@ import pytest
 
 import wancoll
 from tests.client.fake_daemon import FakeDaemon, made, shifted
+from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
-from wancoll.client.memory import EXCHANGE_BYTES
 from wancoll.client.tensors import region
 from wancoll.collective import DType, Kind, ReduceOp
 from wancoll.errors import ConfigError, OperationAborted
@@ -24,7 +24,7 @@ from wancoll.errors import ConfigError, OperationAborted
 WORLD = ("a", "b", "me", "d")
 ME = 2
 LAST_TAG = 2**64 - 2**56 - 1
-BIG = 2 * EXCHANGE_BYTES // 4  # float32 elements of a tensor whose pages are exchanged
+BIG = 2 * SWAP_BYTES // 4  # float32 elements of a tensor whose pages are swapped
 
 Group = Callable[..., tuple[FakeDaemon, Communicator]]
 

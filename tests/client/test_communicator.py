@@ -25,8 +25,8 @@ import pytest
 import wancoll
 from tests.client.fake_daemon import ARENA, FakeDaemon, reduced
 from wancoll.client import connection as connection_module
+from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
-from wancoll.client.memory import EXCHANGE_BYTES
 from wancoll.client.tensors import region
 from wancoll.collective import DType, ReduceOp
 from wancoll.errors import (
@@ -42,7 +42,7 @@ from wancoll.errors import (
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
 
-BIG = 2 * EXCHANGE_BYTES // 4  # float32 elements of a tensor whose pages are exchanged
+BIG = 2 * SWAP_BYTES // 4  # float32 elements of a tensor whose pages are swapped
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_the_receipt(comm: Communicator) -> None:
 
 
 @pytest.mark.parametrize("dtype", DType)
-@pytest.mark.parametrize("count", [0, 1, 1000, 3 * EXCHANGE_BYTES + 5])
+@pytest.mark.parametrize("count", [0, 1, 1000, 3 * SWAP_BYTES + 5])
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("in_place", [True, False])
 def test_values(comm: Communicator, dtype: DType, count: int, inside: bool, in_place: bool) -> None:
@@ -365,7 +365,7 @@ def test_a_commit_in_place_copies_nothing(comm: Communicator, daemon: FakeDaemon
     assert offsets[2:] == offsets[:2]
 
 
-def test_out_is_exchanged_and_the_input_stays(comm: Communicator, daemon: FakeDaemon) -> None:
+def test_out_is_swapped_and_the_input_stays(comm: Communicator, daemon: FakeDaemon) -> None:
     x, out = comm.empty(BIG), comm.empty(BIG)
     x[:], out[:] = 3, 4
     comm.all_reduce(x, out)
@@ -1047,7 +1047,7 @@ def test_a_private_daemon_that_is_killed(private: Any) -> None:
 def test_a_thousand_calls_against_a_model(held: Communicator, manual: FakeDaemon) -> None:
     """Random tensors in and out of the arena, in flight together, answered in random order; some fail."""
     choose = random.Random(20)
-    sizes = (0, 1, 3, 100, 1025, 40000, EXCHANGE_BYTES // 2, 3 * EXCHANGE_BYTES)
+    sizes = (0, 1, 3, 100, 1025, 40000, SWAP_BYTES // 2, 3 * SWAP_BYTES)
     dtypes = ["float32", "int64", "int8", "float16", "uint8"]
     pool: list[tuple[Any, Any]] = []  # (tensor, what it must hold)
     flying: dict[int, tuple[wancoll.Work, Any, Any, Any, Any]] = {}

@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wancoll._native import ffi, lib
-from wancoll.client import memory
-from wancoll.client.memory import IDLE_BYTES, LARGE, PAGE, Arena, ArrayMemory, Block, Lease, size_class
-from wancoll.client.ranges import Ranges
+from wancoll.client import arena as arena_module
+from wancoll.client.arena import IDLE_BYTES, LARGE, PAGE, Arena, ArrayMemory, Block, Lease, Ranges, size_class
 from wancoll.errors import ConfigError
 
 MIB = 1 << 20
@@ -209,7 +208,7 @@ def test_threads_never_share_a_block(arena: Arena) -> None:
 
 
 def test_idle_memory_is_bounded(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "IDLE_BYTES", 16 * MIB)
+    monkeypatch.setattr(arena_module, "IDLE_BYTES", 16 * MIB)
     leases = [arena.take(4 * MIB) for _ in range(8)]
     for lease in leases:
         view(lease)[:] = 1
@@ -271,7 +270,7 @@ def test_sizes_that_change_all_the_time_do_not_fill_the_arena() -> None:
         if len(held) > 3:
             held.pop(choose.randrange(4))
         if choose.random() < 0.3 and len(held) > 1 and held[0].block.nbytes == held[1].block.nbytes:
-            arena.exchange(held[0].block, held[1].block, held[1].block.offset)
+            arena.swap(held[0].block, held[1].block, held[1].block.offset)
         spans = sorted((b.offset, b.offset + b.nbytes) for b in (lease.block for lease in held))
         assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans))
     arena.close()
@@ -331,7 +330,7 @@ def test_a_forked_child_changes_nothing(arena: Arena) -> None:
     assert arena.resident_bytes() == 8 * MIB
 
 
-# ---- exchanging pages -------------------------------------------------------------------------------
+# ---- swapping pages ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nbytes", [PAGE, 3 * PAGE, MIB, 2 * MIB, 6 * MIB, 64 * MIB])
@@ -344,7 +343,7 @@ def test_pages_really_change_places(arena: Arena, nbytes: int) -> None:
     addresses = (a.block.address, b.block.address)
     pages = a.block.nbytes // PAGE
 
-    assert arena.exchange(a.block, b.block, second)
+    assert arena.swap(a.block, b.block, second)
     assert (a.block.offset, b.block.offset) == (second, first)
     assert (a.block.address, b.block.address) == addresses
     for block in (a.block, b.block):
@@ -359,17 +358,17 @@ def test_pages_really_change_places(arena: Arena, nbytes: int) -> None:
     os.pwrite(arena._fd, b"\x58", first + 2)
     assert at_b[2] == 0x58
 
-    assert arena.exchange(a.block, b.block, first)
+    assert arena.swap(a.block, b.block, first)
     assert (at_a[0], at_a[1], at_a[2], at_a[-1]) == (1, 1, 0x58, 11)
     assert (at_b[0], at_b[1], at_b[-1]) == (22, 77, 2)
 
 
-def test_exchanging_again_is_harmless(arena: Arena) -> None:
+def test_swapping_again_is_harmless(arena: Arena) -> None:
     a, b = arena.take(2 * MIB), arena.take(2 * MIB)
     view(a)[:], view(b)[:] = 1, 2
     wanted = b.block.offset
     for _ in range(3):  # as after an interruption
-        assert arena.exchange(a.block, b.block, wanted)
+        assert arena.swap(a.block, b.block, wanted)
         assert (view(a)[::4096] == 2).all()
         assert a.block.offset == wanted
 
@@ -379,7 +378,7 @@ def test_nothing_is_copied(arena: Arena) -> None:
     view(a)[::PAGE] = 1
     view(b)[::PAGE] = 2
     before = arena.resident_bytes()
-    arena.exchange(a.block, b.block, b.block.offset)
+    arena.swap(a.block, b.block, b.block.offset)
     assert arena.resident_bytes() == before == 128 * MIB
 
 
@@ -388,7 +387,7 @@ def test_neighbours_are_left_alone(arena: Arena) -> None:
     for i, lease in enumerate(leases):
         view(lease)[:] = i
     for i, j in ((1, 4), (4, 2), (1, 2), (3, 1)):
-        arena.exchange(leases[i].block, leases[j].block, leases[j].block.offset)
+        arena.swap(leases[i].block, leases[j].block, leases[j].block.offset)
     expected = [0, 1, 2, 3, 4, 5]
     for i, j in ((1, 4), (4, 2), (1, 2), (3, 1)):
         expected[i], expected[j] = expected[j], expected[i]
@@ -409,24 +408,24 @@ def test_readers_never_see_a_hole(arena: Arena) -> None:
     thread = threading.Thread(target=read)
     thread.start()
     for _ in range(2000):
-        arena.exchange(a.block, b.block, b.block.offset)
+        arena.swap(a.block, b.block, b.block.offset)
     stop.set()
     thread.join()
     assert seen <= {1, 2}
 
 
-def test_refused_exchanges_change_nothing(arena: Arena) -> None:
+def test_refused_swaps_change_nothing(arena: Arena) -> None:
     a, b, small = arena.take(2 * MIB), arena.take(2 * MIB), arena.take(MIB)
     view(a)[:], view(b)[:] = 1, 2
-    assert not arena.exchange(a.block, small.block, small.block.offset)  # sizes differ
-    assert not arena.exchange(a.block, b.block, 12345 * PAGE)  # not what b shows
+    assert not arena.swap(a.block, small.block, small.block.offset)  # sizes differ
+    assert not arena.swap(a.block, b.block, 12345 * PAGE)  # not what b shows
     spare = arena._spare
     arena._spare = spare + 1  # not a page: the system refuses, as it would without MREMAP_DONTUNMAP
-    assert not arena.exchange(a.block, b.block, b.block.offset)
+    assert not arena.swap(a.block, b.block, b.block.offset)
     arena._spare = spare
     assert (view(a) == 1).all()
     assert (view(b) == 2).all()
-    assert arena.exchange(a.block, b.block, b.block.offset)
+    assert arena.swap(a.block, b.block, b.block.offset)
     assert (view(a) == 2).all()
 
 

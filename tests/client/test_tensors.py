@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from wancoll.client import dlpack
-from wancoll.client.tensors import check_out, check_pair, numpy_dtype, region, require_writable
+from wancoll.client.tensors import Exported, check_out, check_pair, numpy_dtype, region, require_writable
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
 
@@ -310,7 +309,7 @@ def test_dlpack_memory_is_kept_and_then_freed() -> None:
 
 def test_dlpack_contiguity() -> None:
     def exported(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> bool:
-        return dlpack.Exported(None, 0, "float32", shape, strides, False).contiguous
+        return Exported(None, 0, "float32", shape, strides, False).contiguous
 
     assert exported((2, 3), None)
     assert exported((2, 3), (3, 1))

@@ -14,8 +14,8 @@ import pytest
 
 import wancoll
 from wancoll.chaos import Cluster, in_threads
+from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
-from wancoll.client.memory import EXCHANGE_BYTES
 from wancoll.errors import ConfigError, OperationAborted
 from wancoll.sync.manifest import STRIPE
 
@@ -157,7 +157,7 @@ def test_alone(cluster: Cluster) -> None:
 @pytest.mark.parametrize("inside", [True, False])
 def test_stripes_come_from_all_holders_and_only_those_that_differ(cluster: Cluster, inside: bool) -> None:
     """Large tensors, in the arena and outside: one differs as a whole, one in two stripes, one not at all."""
-    sizes = {"large": 4 * STRIPE + 999, "part": 3 * STRIPE + 1, "same": EXCHANGE_BYTES + 5}
+    sizes = {"large": 4 * STRIPE + 999, "part": 3 * STRIPE + 1, "same": SWAP_BYTES + 5}
     with joined(cluster, 4) as comms:
         states = [
             {key: comm.empty(n, np.uint8) if inside else np.empty(n, np.uint8) for key, n in sizes.items()}
@@ -485,7 +485,7 @@ def test_an_arena_without_room_is_everybodys_error(cluster: Cluster, full: int) 
 
 
 @pytest.mark.slow
-def test_staging_memory_is_given_back(cluster: Cluster) -> None:
+def test_incoming_memory_is_given_back(cluster: Cluster) -> None:
     """What a sync took once is not kept."""
     with joined(cluster, 2) as comms:
         arena = comms[1]._connection.arena

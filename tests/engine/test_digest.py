@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wancoll._native import ffi, lib
-from wancoll.client.state_tensors import digest_stripes
+from wancoll.client.state import digest_stripes
 from wancoll.schedule.numbers import digest
 from wancoll.sync.manifest import STRIPE
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wancoll.errors import ConfigError, OperationAborted, ProtocolError
-from wancoll.sync.election import Goal, elect, goal
 from wancoll.sync.manifest import (
     HEADER_BYTES,
     STRIPE,
@@ -25,8 +24,9 @@ from wancoll.sync.manifest import (
     stripes,
     unpack_header,
 )
-from wancoll.sync.plan import PACK, Report, Transfer, decode_report, encode_report, next_round, report_bytes
+from wancoll.sync.rounds import PACK, Delivery, Report, decode_report, encode_report, next_round, report_bytes
 from wancoll.sync.strategy import MAJORITY, RECEIVE_ONLY, SEND_ONLY, STRATEGIES
+from wancoll.sync.verdict import Goal, goal, judge
 
 GIB = 1 << 30
 
@@ -114,19 +114,19 @@ def test_nonsense_is_refused_by_name(data: bytes) -> None:
     ],
 )
 def test_who_wins(headers: list[Header], member: str, revision: int, holders: str, differing: str) -> None:
-    won = elect({f"m{i}": each for i, each in enumerate(headers)})
+    won = judge({f"m{i}": each for i, each in enumerate(headers)})
     assert (won.member, won.revision) == (member, revision)
     assert (" ".join(won.holders), " ".join(won.differing)) == (holders, differing)
 
 
 def test_nobody_votes() -> None:
     with pytest.raises(ConfigError, match=r"no member's state can win.*m0, m1"):
-        elect({"m0": header(1, "a", RECEIVE_ONLY), "m1": header(1, "a", RECEIVE_ONLY)})
+        judge({"m0": header(1, "a", RECEIVE_ONLY), "m1": header(1, "a", RECEIVE_ONLY)})
 
 
 def test_who_may_not_be_changed_and_loses() -> None:
     with pytest.raises(ConfigError) as caught:
-        elect({"m0": header(7), "m1": header(6, "b", SEND_ONLY), "m2": header(7)})
+        judge({"m0": header(7), "m1": header(6, "b", SEND_ONLY), "m2": header(7)})
     for text in ("m1", "the state of m0, m2, revision 7", "revision 6"):
         assert text in str(caught.value)
 
@@ -145,7 +145,7 @@ def test_states_that_do_not_fit(other: list[Entry], texts: tuple[str, ...]) -> N
     mine = content([entry("a", 4), entry("b", 8)])
     headers = {"m0": header(1), "m1": header(1), "m2": header(1, "c")}
     with pytest.raises(ConfigError) as caught:
-        goal(elect(headers), headers, {"m0": mine, "m1": mine, "m2": content(other)})
+        goal(judge(headers), headers, {"m0": mine, "m1": mine, "m2": content(other)})
     for text in ("m2, sync_state", *texts):
         assert text in str(caught.value)
 
@@ -154,7 +154,7 @@ def test_only_what_differs_is_missing() -> None:
     entries = [entry("a", 3 * STRIPE), entry("b", 5), entry("c", 5), entry("tied", 5, shares=2)]
     headers = {"m0": header(2), "m1": header(1, "b"), "m2": header(1, "c", RECEIVE_ONLY)}
     found = goal(
-        elect(headers),
+        judge(headers),
         headers,
         {"m0": content(entries), "m1": content(entries, {1: 9}), "m2": content(entries, {0: 3, 4: 8})},
     )
@@ -169,39 +169,39 @@ def test_only_what_differs_is_missing() -> None:
 # ---- the plan ----------------------------------------------------------------------------------------
 
 
-def load(transfers: list[Transfer], names: list[str]) -> list[int]:
-    return [sum(each.nbytes for each in transfers if each.sender == name) for name in names]
+def load(deliveries: list[Delivery], names: list[str]) -> list[int]:
+    return [sum(each.nbytes for each in deliveries if each.sender == name) for name in names]
 
 
 def test_holders_share_the_load_and_take_turns() -> None:
     count = 64
     found = a_goal([count * STRIPE], {"a": set(), "j": set(range(count)), "b": set(), "c": set()})
-    transfers = next_round(found, reports_of(found))
-    assert sorted(number for each in transfers for number in each.stripes) == list(range(count))
-    assert max(load(transfers, ["a", "b", "c"])) - min(load(transfers, ["a", "b", "c"])) <= STRIPE
-    assert all({each.sender for each in transfers[i : i + 3]} == {"a", "b", "c"} for i in range(0, 60, 3))
+    deliveries = next_round(found, reports_of(found))
+    assert sorted(number for each in deliveries for number in each.stripes) == list(range(count))
+    assert max(load(deliveries, ["a", "b", "c"])) - min(load(deliveries, ["a", "b", "c"])) <= STRIPE
+    assert all({each.sender for each in deliveries[i : i + 3]} == {"a", "b", "c"} for i in range(0, 60, 3))
 
 
-def test_ten_thousand_tiny_tensors_are_a_few_transfers() -> None:
+def test_ten_thousand_tiny_tensors_are_a_few_deliveries() -> None:
     found = a_goal([1000] * 10_000, {"a": set(), "b": set(), "j": set(range(10_000))})
-    transfers = next_round(found, reports_of(found))
-    assert len(transfers) == 3  # 10 MB in packs of 4 MiB
-    assert {each.sender for each in transfers} == {"a", "b"}
-    assert all(each.nbytes <= PACK for each in transfers)
-    assert sorted(number for each in transfers for number in each.stripes) == list(range(10_000))
+    deliveries = next_round(found, reports_of(found))
+    assert len(deliveries) == 3  # 10 MB in packs of 4 MiB
+    assert {each.sender for each in deliveries} == {"a", "b"}
+    assert all(each.nbytes <= PACK for each in deliveries)
+    assert sorted(number for each in deliveries for number in each.stripes) == list(range(10_000))
 
 
 def test_who_differs_in_one_tensor_sends_the_others() -> None:
     found = a_goal([STRIPE] * 40, {"a": set(), "b": {0}, "c": set(range(1, 40))})
-    transfers = next_round(found, reports_of(found))
-    assert load(transfers, ["a", "b"]) == [20 * STRIPE, 20 * STRIPE]
+    deliveries = next_round(found, reports_of(found))
+    assert load(deliveries, ["a", "b"]) == [20 * STRIPE, 20 * STRIPE]
 
 
 def test_those_with_a_choice_make_up_for_those_without() -> None:
     """Only a has the second half, so all of the first half comes from b."""
     found = a_goal([STRIPE] * 40, {"j": set(range(40)), "a": set(), "b": set(range(20, 40))})
-    transfers = next_round(found, reports_of(found))
-    assert load(transfers, ["a", "b"]) == [40 * STRIPE, 20 * STRIPE]
+    deliveries = next_round(found, reports_of(found))
+    assert load(deliveries, ["a", "b"]) == [40 * STRIPE, 20 * STRIPE]
 
 
 def test_a_member_that_cannot_take_part() -> None:
@@ -222,9 +222,9 @@ def test_a_pair_that_cannot_meet_goes_through_a_third(who_says_so: str) -> None:
     found = a_goal([5], {"a": set(), "b": {0}, "c": {0}})
     reports = reports_of(found)
     reports[who_says_so] = Report(found.missing[who_says_so], frozenset({"a", "c"} - {who_says_so}))
-    assert next_round(found, reports) == [Transfer("a", "b", (0,), 5)]
+    assert next_round(found, reports) == [Delivery("a", "b", (0,), 5)]
     reports["b"] = Report(frozenset())
-    assert next_round(found, reports) == [Transfer("b", "c", (0,), 5)]
+    assert next_round(found, reports) == [Delivery("b", "c", (0,), 5)]
     del reports["b"]
     with pytest.raises(OperationAborted, match="nobody is left"):
         next_round(found, reports)
@@ -244,9 +244,9 @@ def situations(draw: st.DrawFn) -> tuple[Goal, int]:
     return a_goal(sizes, missing, silent), draw(st.integers(0, 2**32))
 
 
-def check_round(found: Goal, reports: dict[str, Report], transfers: list[Transfer]) -> None:
+def check_round(found: Goal, reports: dict[str, Report], deliveries: list[Delivery]) -> None:
     seen: set[tuple[str, int]] = set()
-    for each in transfers:
+    for each in deliveries:
         assert each.sender != each.receiver
         assert each.sender not in found.silent
         assert each.receiver not in reports[each.sender].bad
@@ -271,14 +271,14 @@ def check_round(found: Goal, reports: dict[str, Report], transfers: list[Transfe
 @settings(max_examples=150, deadline=None)
 @given(situations())
 def test_rounds_end_with_everything_everywhere_or_with_a_reason(situation: tuple[Goal, int]) -> None:
-    """Members die, transfers fail: whoever is left has all, or something is nowhere to be had."""
+    """Members die, deliveries fail: whoever is left has all, or something is nowhere to be had."""
     found, seed = situation
     rng = random.Random(seed)
     reports = reports_of(found)
     gone: set[str] = set()
     for turn in range(100):
         try:
-            transfers = next_round(found, reports)
+            deliveries = next_round(found, reports)
         except OperationAborted:
             assert any(
                 all(number in other.missing or one in found.silent or one in report.bad or name in other.bad
@@ -286,15 +286,15 @@ def test_rounds_end_with_everything_everywhere_or_with_a_reason(situation: tuple
                 for name, report in reports.items() for number in report.missing
             )  # fmt: skip
             return
-        assert transfers == next_round(found, dict(reports))
-        check_round(found, reports, transfers)
-        if not transfers:
+        assert deliveries == next_round(found, dict(reports))
+        check_round(found, reports, deliveries)
+        if not deliveries:
             break
         if turn < 5 and rng.random() < 0.3:
             gone.add(rng.choice(sorted(reports)))
         arrived: dict[str, set[int]] = {name: set() for name in reports}
         bad: dict[str, set[str]] = {name: set(report.bad) for name, report in reports.items()}
-        for each in transfers:
+        for each in deliveries:
             fails = rng.random() < 0.05 or (gone & {each.sender, each.receiver} and rng.random() < 0.5)
             if fails:
                 bad[each.receiver].add(each.sender)
@@ -322,7 +322,7 @@ def test_equal_shares_for_several_receivers() -> None:
         found = a_goal(
             [STRIPE] * count, {name: set(range(count if name in joiners else 0)) for name in names + joiners}
         )
-        transfers = next_round(found, reports_of(found))
-        shares = load(transfers, names)
+        deliveries = next_round(found, reports_of(found))
+        shares = load(deliveries, names)
         assert max(shares) - min(shares) <= STRIPE
         assert sum(shares) == count * STRIPE * len(joiners)

@@ -1,4 +1,4 @@
-"""Refusals that all collectives share: names of options, ranks, counts, blocks, tensors that do not fit together."""
+"""Refusals that calls share, all of them ConfigErrors: names of options, ranks, tags, counts, blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from wancoll.client.tensors import Region
+from wancoll.collective import ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule import choose
 
 ON_FAILURE = ("retry", "raise")
+_OPS = ReduceOp.__members__
 LIBRARY_TAGS = 0xFF << 56  # from here on tags are the library's own
 ALGORITHMS = {kind.name: ("auto", *names) for kind, names in choose.ALGORITHMS.items()}
 ALGORITHMS["all_reduce_many"] = ALGORITHMS["all_reduce"]
@@ -23,14 +25,18 @@ def unavailable(call: str, argument: str, got: object, available: tuple[str, ...
     )
 
 
+def reduce_op(call: str, op: str) -> ReduceOp:
+    """The reduction of that name."""
+    found = _OPS.get(op)
+    if found is None:
+        raise unavailable(call, "op", op, tuple(_OPS))
+    return found
+
+
 def check_options(
     call: str, async_op: bool, on_failure: str = "retry", timeout: float | None = None, algorithm: str = "auto"
 ) -> None:
-    """Refuse options that *call* does not have.
-
-    Raises:
-        ConfigError: one of them.
-    """
+    """Refuse options that *call* does not have."""
     if algorithm != "auto" and algorithm not in ALGORITHMS[call]:
         raise unavailable(call, "algorithm", algorithm, ALGORITHMS[call])
     if on_failure not in ON_FAILURE:
@@ -44,30 +50,25 @@ def check_options(
 
 
 def check_timeout(timeout: Any) -> None:
-    """Refuse what is not a number of seconds.
-
-    Raises:
-        ConfigError: negative, NaN, or no number.
-    """
+    """Refuse what is not a number of seconds."""
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise ConfigError(
-            "timeout cannot be used",
-            who="timeout",
-            expected="seconds, 0 or more, or None for no limit",
+            "timeout cannot be used", who="timeout", expected="seconds, 0 or more, or None for no limit",
             got=repr(timeout),
-        )
+        )  # fmt: skip
+
+
+def whole(value: Any) -> int:
+    """*value* as a whole number; -1 where it is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return -1
 
 
 def check_rank(call: str, argument: str, rank: Any, world_size: int) -> int:
-    """*rank* as a rank of the current epoch.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    try:
-        number = operator.index(rank)
-    except TypeError:
-        number = -1
+    """*rank* as a rank of the current epoch."""
+    number = whole(rank)
     if not 0 <= number < world_size or isinstance(rank, bool):
         raise ConfigError(
             f"{argument} is no rank of the current epoch", who=f"{call}({argument}=...)",
@@ -78,11 +79,7 @@ def check_rank(call: str, argument: str, rank: Any, world_size: int) -> int:
 
 
 def check_other(call: str, argument: str, rank: Any, me: int, world_size: int) -> int:
-    """*rank* as that of another member.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """*rank* as that of another member."""
     number = check_rank(call, argument, rank, world_size)
     if number == me:
         raise ConfigError(
@@ -93,15 +90,8 @@ def check_other(call: str, argument: str, rank: Any, me: int, world_size: int) -
 
 
 def check_tag(call: str, tag: Any) -> int:
-    """*tag* as a number of 64 bits, below those that the library uses itself.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    try:
-        number = operator.index(tag)
-    except TypeError:
-        number = -1
+    """*tag* as a number of 64 bits, below those that the library uses itself."""
+    number = whole(tag)
     if not 0 <= number < LIBRARY_TAGS:
         raise ConfigError(
             "tag cannot be used", who=f"{call}(tag=...)", expected="a whole number from 0 to 2^64 - 2^56 - 1",
@@ -111,11 +101,7 @@ def check_tag(call: str, tag: Any) -> int:
 
 
 def check_counts(call: str, counts: Sequence[int], world_size: int) -> list[int]:
-    """*counts* as the elements of each rank's block.
-
-    Raises:
-        ConfigError: they cannot be that.
-    """
+    """*counts* as the elements of each rank's block."""
     who = f"{call}(counts=...)"
     try:
         numbers = [operator.index(count) for count in counts]
@@ -136,9 +122,6 @@ def block_of(call: str, x: Region, world_size: int) -> tuple[int, tuple[int, ...
 
     The shape is x.shape[1:] if x is a stack of blocks (more than one dimension, the first of length world_size), else
     x's with the first dimension divided, else flat.
-
-    Raises:
-        ConfigError: x cannot be divided.
     """
     count, rest = divmod(x.count, world_size)
     if rest:

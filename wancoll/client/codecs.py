@@ -1,18 +1,23 @@
-"""The codec arguments of a call: which wire format they mean, and what it does to elements."""
+"""How a call's elements travel: what its codec arguments mean, and error feedback.
+
+Error feedback adds what a codec lost of a tensor to the same tensor's next call.
+"""
 
 from __future__ import annotations
 
 import math
-import operator
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from wancoll._native import ffi, lib
-from wancoll.client.checks import unavailable
-from wancoll.collective import Codec, DType
+from wancoll.client.checks import unavailable, whole
+from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
-from wancoll.schedule.codec import coded_bytes, takes
+from wancoll.schedule.codec import block, coded_bytes, takes
+from wancoll.schedule.numbers import narrowed, storage, widened
+from wancoll.schedule.plan import chunk_bounds
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,7 +29,7 @@ NOMINAL_ERROR = ((Codec.int4, 0.15), (Codec.int8, 0.01), (Codec.bf16, 0.003), (C
 _CODECS = Codec.__members__
 
 
-class Wire(NamedTuple):
+class Coding(NamedTuple):
     """How elements travel; see Descriptor."""
 
     codec: Codec = Codec.none
@@ -32,15 +37,11 @@ class Wire(NamedTuple):
     seed: int = 0
 
 
-RAW = Wire()
+RAW = Coding()
 
 
-def wire_format(call: str, dtype: DType, codec: str, max_rel_error: float | None, rounding: str, seed: int) -> Wire:
-    """What the codec arguments of *call* mean.
-
-    Raises:
-        ConfigError: one of them cannot be used, or not with the others or *dtype*.
-    """
+def coding(call: str, dtype: DType, codec: str, max_rel_error: float | None, rounding: str, seed: int) -> Coding:
+    """What the codec arguments of *call* mean."""
     if codec == "none" and max_rel_error is None and rounding == "nearest":
         return RAW
     wanted = _CODECS.get(codec)
@@ -69,25 +70,21 @@ def wire_format(call: str, dtype: DType, codec: str, max_rel_error: float | None
             expected=" or ".join(taken), got=dtype.name,
             hint=f"for {dtype.name} there is {_formats(dtype)}",
         )  # fmt: skip
-    return Wire(wanted, rounding, _seed(call, seed) if rounding == "stochastic" else 0)
+    return Coding(wanted, rounding, _seed(call, seed) if rounding == "stochastic" else 0)
 
 
-def wire_where_taken(
+def coding_where_taken(
     call: str, dtype: DType, codec: str, max_rel_error: float | None, rounding: str, seed: int
-) -> Wire:
-    """As wire_format, but elements that the codec does not take travel as they are."""
-    wire = wire_format(call, DType.float32, codec, max_rel_error, rounding, seed)
+) -> Coding:
+    """As coding, but elements that the codec does not take travel as they are."""
+    wire = coding(call, DType.float32, codec, max_rel_error, rounding, seed)
     if max_rel_error is None and not takes(wire.codec, dtype):
         return RAW
-    return wire_format(call, dtype, codec, max_rel_error, rounding, seed)
+    return coding(call, dtype, codec, max_rel_error, rounding, seed)
 
 
 def cheapest(call: str, dtype: DType, max_rel_error: float) -> Codec:
-    """The smallest format whose nominal error is at most *max_rel_error*; none, which is exact, if there is no other.
-
-    Raises:
-        ConfigError: *max_rel_error* is no error.
-    """
+    """The smallest format whose nominal error is at most *max_rel_error*; else none, which is exact."""
     bound: Any = max_rel_error
     if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 <= bound < math.inf:
         raise ConfigError(
@@ -101,16 +98,7 @@ def cheapest(call: str, dtype: DType, max_rel_error: float) -> Codec:
 
 
 def lossy(codec: Codec, dtype: DType, x: Array) -> Array:
-    """What *x* is after the wire, rounded to nearest.
-
-    Args:
-        codec: the format.
-        dtype: what the elements are.
-        x: shape (n,), C-contiguous, of dtype storage(dtype).
-
-    Returns:
-        A new array like *x*; with codec none *x* itself.
-    """
+    """What *x*, a flat array of dtype storage(dtype), is after the wire, rounded to nearest; without codec *x*."""
     if codec is Codec.none:
         return x
     coded = np.empty(coded_bytes(codec, x.size), np.uint8)
@@ -130,10 +118,7 @@ def _address(x: Array) -> Any:
 
 
 def _seed(call: str, seed: Any) -> int:
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = -1
+    number = whole(seed)
     if not 0 <= number < 1 << 64:
         raise ConfigError(
             "seed cannot be used", who=f"{call}(seed=...)", expected="a whole number of 64 bits, 0 or more",
@@ -144,3 +129,183 @@ def _seed(call: str, seed: Any) -> int:
 
 def _formats(dtype: DType) -> str:
     return " or ".join(repr(codec.name) for codec in Codec if takes(codec, dtype)) or "only codec='none'"
+
+
+# ---- error feedback ----------------------------------------------------------------------------------
+
+
+class ErrorFeedback:
+    """A residual for each named tensor: what codecs have lost of it so far.
+
+    comm.all_reduce(x, codec="int4", feedback=feedback, name="layer1") sends x plus the residual. When that is
+    committed the residual becomes what the codec loses of it; after a failure it is as it was. So over many calls
+    what was sent adds up to what was given (Seide et al., "1-bit stochastic gradient descent", 2014).
+
+    A residual is what encoding this member's tensor once loses; where an algorithm encodes partial sums again ("ring",
+    "tree", "halving_doubling", "hierarchical") what that loses is in nobody's residual, nor is what the result loses. A
+    residual belongs to this member: save it with the rest of the member's state, and reset() it where a tensor begins
+    anew.
+    """
+
+    def __init__(self) -> None:
+        self._residuals: dict[str, Array] = {}
+
+    def __len__(self) -> int:
+        return len(self._residuals)
+
+    def __repr__(self) -> str:
+        return f"<ErrorFeedback of {len(self)} tensors, {self.nbytes} bytes>"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors that have a residual."""
+        return tuple(self._residuals)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the residuals take."""
+        return sum(residual.nbytes for residual in self._residuals.values())
+
+    def residual(self, name: str) -> Array:
+        """A copy of the tensor's residual: float64 for float64, else float32; flat, shape (count,).
+
+        Raises:
+            KeyError: no call with that name has been committed.
+        """
+        return self._residuals[name].copy()
+
+    def reset(self, names: Iterable[str] | None = None) -> None:
+        """Forget the residuals of *names*; None: all."""
+        for name in tuple(self._residuals) if names is None else names:
+            self._residuals.pop(name, None)
+
+    def state_dict(self) -> dict[str, Array]:
+        """A copy of every residual, by name."""
+        return {name: residual.copy() for name, residual in self._residuals.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the residuals from *state*, as state_dict() gave them, and forget all others.
+
+        Raises:
+            ConfigError: a name or a residual that state_dict() would not give; nothing has changed then.
+        """
+        loaded = {}
+        name: Any  # the callers are not all type-checked
+        for name, value in state.items():
+            array = np.asarray(value)
+            if not isinstance(name, str) or array.dtype not in (np.float32, np.float64) or array.ndim != 1:
+                raise ConfigError(
+                    "a residual cannot be loaded", who=f"ErrorFeedback.load_state_dict: {name!r}",
+                    expected="a name and a flat array of float32 or float64", got=f"{array.dtype}{list(array.shape)}",
+                )  # fmt: skip
+            loaded[name] = array.copy()
+        self._residuals = loaded
+
+
+class Feed:
+    """One call's use of a residual. A ConfigError: the residual of that name belongs to another tensor."""
+
+    __slots__ = ("_codec", "_count", "_dtype", "_feedback", "_name", "_next", "_rounded")
+
+    def __init__(self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec) -> None:
+        self._feedback, self._name, self._codec = feedback, name, codec
+        self._dtype, self._count = dtype, count
+        self._next: Array | None = None
+        self._rounded: Array | None = None  # of half types: what adding the residual lost
+        residual = feedback._residuals.get(name)
+        if residual is not None and (residual.size != count or residual.dtype != _kept(dtype)):
+            raise ConfigError(
+                "the residual of that name belongs to another tensor", who=f"{call}(name={name!r})",
+                expected=f"{residual.size} elements, kept as {residual.dtype}",
+                got=f"{count} of {dtype.name}, kept as {_kept(dtype)}",
+                hint=f"take another name, or feedback.reset([{name!r}]) if the tensor begins anew",
+            )  # fmt: skip
+
+    def conflicts(self, other: Feed) -> bool:
+        """Whether both use the same residual."""
+        return self._feedback is other._feedback and self._name == other._name
+
+    def add(self, address: int) -> None:
+        """Add the residual to the tensor at *address*, and find what the codec will lose of that."""
+        if not self._count:
+            return
+        nbytes = self._count * self._dtype.itemsize
+        sent = np.frombuffer(ffi.buffer(ffi.cast("char *", address), nbytes), storage(self._dtype))
+        residual = self._feedback._residuals.get(self._name)
+        with np.errstate(all="ignore"):
+            if sent.dtype == _kept(self._dtype):
+                if residual is not None:
+                    sent += residual
+                lost = sent - lossy(self._codec, self._dtype, sent)
+            else:
+                wanted = widened(self._dtype, sent)
+                if residual is not None:
+                    wanted += residual
+                    sent[:] = narrowed(self._dtype, wanted)
+                self._rounded = _finite(wanted - widened(self._dtype, sent))
+                lost = wanted - widened(self._dtype, lossy(self._codec, self._dtype, sent))
+        self._next = _finite(lost)
+
+    def commit(self, algorithm: str, rank: int, world_size: int) -> None:
+        """The call is committed, with that algorithm and rank among the contributors. Doing it again is harmless."""
+        if self._next is not None:
+            start, stop = exact_part(algorithm, rank, world_size, self._count, self._codec)
+            self._next[start:stop] = 0 if self._rounded is None else self._rounded[start:stop]
+            self._feedback._residuals[self._name] = self._next
+
+
+def exact_part(algorithm: str, rank: int, world_size: int, count: int, codec: Codec) -> tuple[int, int]:
+    """[start, stop) of what *rank* contributed to an all-reduce without encoding it: it reduces that part itself."""
+    if world_size == 1 or (algorithm == "naive" and rank == 0):
+        return 0, count
+    if algorithm == "direct":
+        return chunk_bounds(count, world_size, max(1, block(codec)[0]))[rank]
+    return 0, 0
+
+
+def feed(
+    call: str, feedback: ErrorFeedback | None, name: str, dtype: DType, count: int, op: ReduceOp, how: Coding
+) -> Feed | None:
+    """What *call* does with its feedback argument; None: nothing."""
+    who = f"{call}(feedback=...)"
+    named: Any = name  # the callers are not all type-checked
+    if feedback is None:
+        if name:
+            raise ConfigError(
+                "a name is for error feedback", who=f"{call}(name=...)", expected="feedback= with it", got=repr(name)
+            )
+        return None
+    if not isinstance(feedback, ErrorFeedback):
+        raise ConfigError(
+            "this is no error feedback", who=who, expected="a wancoll.ErrorFeedback", got=type(feedback).__name__
+        )
+    if not isinstance(named, str) or not named:
+        raise ConfigError(
+            "error feedback needs the tensor's name", who=f"{call}(name=...)", expected="a name that stays the same",
+            got=repr(name),
+        )  # fmt: skip
+    if op not in (ReduceOp.sum, ReduceOp.avg):
+        raise ConfigError("only sums can make up for errors", who=who, expected="op sum or avg", got=op.name)
+    if dtype not in FLOATS:
+        raise ConfigError(
+            "only floating elements are encoded", who=who, expected=", ".join(each.name for each in FLOATS),
+            got=dtype.name,
+        )  # fmt: skip
+    if how.rounding != "nearest":
+        raise ConfigError(
+            "what stochastic rounding loses is not known here", who=who, expected="rounding='nearest'",
+            got=repr(how.rounding), hint="stochastic rounding needs no feedback: its errors have mean zero",
+        )  # fmt: skip
+    if how.codec is Codec.none and name not in feedback.names:
+        return None
+    return Feed(call, feedback, name, dtype, count, how.codec)
+
+
+def _kept(dtype: DType) -> np.dtype[Any]:
+    """Residuals of half types are kept in float32, so that what rounding loses is in them, too."""
+    return np.dtype(np.float64 if dtype is DType.float64 else np.float32)
+
+
+def _finite(lost: Array) -> Array:
+    """Without infinities and NaN, which travel as they are."""
+    return lost if np.isfinite(lost).all() else np.where(np.isfinite(lost), lost, lost.dtype.type(0))

@@ -1,37 +1,174 @@
-"""The communicator: one member's place in a group, its arrays, and the collectives it can call."""
+"""The communicator: one member's place in a group, its arrays, and every call that it can make.
+
+A collective checks its arguments, becomes a Descriptor by the ranks of the epoch that is current then, and a Work,
+which is posted. Arguments that mean the same in several calls are described once, in _ARGUMENTS: help() shows them with
+each call. Their types stand once, too, in the TypedDicts, for type checkers, which have to tell two cases apart: a call
+that blocks gives a Receipt, one with async_op=True a Work.
+"""
+
+# ruff: noqa: D417 -- _documented() adds the arguments that a docstring leaves out
 
 from __future__ import annotations
 
+import inspect
 import operator
-import time
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from wancoll.client.checks import check_options, check_timeout, unavailable
-from wancoll.client.exchanges import Exchanges
-from wancoll.client.reductions import Reductions
-from wancoll.client.results import new_array
-from wancoll.client.rooted import Rooted
-from wancoll.client.state_tensors import tensors
-from wancoll.client.sync import SyncWork
-from wancoll.client.tensors import numpy_dtype
+from wancoll.client.checks import (
+    ALGORITHMS,
+    block_of,
+    check_counts,
+    check_options,
+    check_other,
+    check_rank,
+    check_tag,
+    check_timeout,
+    reduce_op,
+    unavailable,
+    whole,
+)
+from wancoll.client.codecs import Coding, ErrorFeedback, coding, coding_where_taken, feed
+from wancoll.client.connection import Connection, deadline_after, seconds_left
+from wancoll.client.many import BUCKET_BYTES, ManyReceipt, ManyWork
+from wancoll.client.placement import Placement
+from wancoll.client.state import tensors_of
+from wancoll.client.sync_state import SyncWork
+from wancoll.client.tensors import (
+    Region,
+    check_out,
+    check_pair,
+    new_array,
+    new_result,
+    numpy_dtype,
+    region,
+    require_writable,
+)  # fmt: skip
 from wancoll.client.work import Work
-from wancoll.collective import Descriptor, Kind, Receipt
+from wancoll.collective import Descriptor, DType, Kind, Receipt
 from wancoll.errors import ConfigError
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
+from wancoll.wire.messages import EpochInfo
+
+Blocking: TypeAlias = Literal[False]
+Async: TypeAlias = Literal[True]
 
 
-class Communicator(Reductions, Rooted, Exchanges):
+class Options(TypedDict, total=False):
+    """What collectives take by keyword."""
+
+    algorithm: str
+    on_failure: str
+    timeout: float | None
+
+
+class Reducing(Options, total=False):
+    """Of calls that reduce."""
+
+    op: str
+
+
+class Coded(Reducing, total=False):
+    """Of calls that may travel in fewer bytes."""
+
+    codec: str
+    max_rel_error: float | None
+    rounding: str
+    seed: int
+    feedback: ErrorFeedback | None
+    name: str
+
+
+class Many(Coded, total=False):
+    """Of calls with many tensors."""
+
+    bucket_bytes: int
+
+
+class Blocks(Options, total=False):
+    """Of calls whose blocks may differ in size."""
+
+    counts: Sequence[int] | None
+
+
+class ReducedBlocks(Reducing, Blocks, total=False):
+    """Of both kinds."""
+
+
+_TENSORS = """\
+Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy arrays, CPU
+torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is finished. A new
+tensor lies in the arena."""
+
+_ARGUMENTS = {
+    "op": '"sum", "avg", "min", "max" or "prod".',
+    "codec": """how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only), "int8",
+        "int4".""",
+    "max_rel_error": """instead of codec: take the smallest format whose error is at most this. Nominal relative L2
+        errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005. All members must say the same.""",
+    "rounding": """of the codec: "nearest", or "stochastic", whose random bits depend on seed, seq and element only.""",
+    "seed": "of stochastic rounding, 64 bits; the same on all members.",
+    "feedback": """add what the codec lost of this tensor in earlier calls, and keep what it loses now. For sum and avg,
+        rounded to nearest.""",
+    "name": "of the tensor in *feedback*; no other call with it may be pending.",
+    "root": "rank. If it is lost, every other member gets OperationAborted.",
+    "counts": "elements of each rank's block, if they are not equal; a new tensor is flat then.",
+    "algorithm": """the schedule, by name: {}; "auto" for the group's choice.""",
+    "async_op": "return a Work at once.",
+    "on_failure": '"retry" runs again with the survivors; "raise" raises OperationAborted on every member.',
+    "timeout": """seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().""",
+}
+
+_RAISES = """\
+Raises:
+    ConfigError: an argument that cannot be used; nothing was sent.
+    TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+    WancollError: the operation failed; all tensors are as they were."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _documented(call: F) -> F:
+    """Complete a docstring: tensors, arguments that mean the same in all calls, and errors."""
+    if call.__doc__ is None:  # python -OO
+        return call
+    text, _, returns = inspect.cleandoc(call.__doc__).partition("\nReturns:\n")
+    text, _, own = text.partition("\nArgs:\n")
+    arguments = [own.rstrip()]
+    names = list(inspect.signature(call).parameters)[1:]
+    for name in names:
+        if f"\n    {name}:" not in "\n" + own:
+            said = " ".join(_ARGUMENTS[name].split())
+            if name == "algorithm":
+                said = said.format(" or ".join(f'"{each}"' for each in ALGORITHMS[call.__name__][1:]))
+            arguments.append(textwrap.fill(f"{name}: {said}", 110, initial_indent=" " * 4, subsequent_indent=" " * 8))
+    parts = [text.rstrip(), _TENSORS, "\n".join(("Args:", *arguments)), f"Returns:\n{returns.rstrip()}", _RAISES]
+    if names[0] not in ("x", "tensors"):
+        parts.remove(_TENSORS)
+    if "\nRaises:\n" in returns:
+        parts.remove(_RAISES)
+    call.__doc__ = "\n\n".join(parts) + "\n"
+    return call
+
+
+class Communicator:
     """One member's place in a group. Made by wancoll.connect(). A context manager; close() leaves the group.
 
     Any number of threads may call and wait at the same time; the order of their calls is the order that all members
-    must agree on.
+    must agree on. Every call is by the ranks of the epoch that was current when it was made.
+
+    Args:
+        connection: to the peer daemon, with a place in the group.
     """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     @property
     def group(self) -> str:
@@ -68,6 +205,498 @@ class Communicator(Reductions, Rooted, Exchanges):
         """Calls that are not finished, in program order: also those whose wait timed out or was interrupted."""
         return self._connection.pending
 
+    # ---- calls that reduce ---------------------------------------------------------------------------
+
+    @overload
+    def all_reduce(
+        self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Coded]
+    ) -> Receipt: ...
+
+    @overload
+    def all_reduce(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Coded]) -> Work: ...
+
+    @_documented
+    def all_reduce(
+        self, x: Any, out: Any = None, *, op: str = "sum", codec: str = "none", max_rel_error: float | None = None,
+        rounding: str = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
+        algorithm: str = "auto", async_op: bool = False, on_failure: str = "retry", timeout: float | None = None,
+    ) -> Receipt | Work:  # fmt: skip
+        """Reduce the members' tensors element by element; every member gets the same bytes.
+
+        All members must make the same call (op, dtype, count, codec, algorithm, on_failure) in the same order.
+
+        Args:
+            x: this member's tensor.
+            out: takes the result: same dtype and shape, writable, either x's own memory or none of it. None: in
+                place. Untouched until the commit.
+
+        Returns:
+            The receipt; its out is the caller's own object.
+        """
+        reduction = reduce_op("all_reduce", op)
+        check_options("all_reduce", async_op, on_failure, timeout, algorithm)
+        source = target = region(x, "all_reduce(x)")
+        if out is not None and out is not x:
+            target = region(out, "all_reduce(out=...)")
+            check_pair(source, target)
+        require_writable(target, "all_reduce(x)" if target is source else "all_reduce(out=...)")
+        how = coding("all_reduce", source.dtype, codec, max_rel_error, rounding, seed)
+        fed = feed("all_reduce", feedback, name, source.dtype, source.count, reduction, how)
+        descriptor = Descriptor(
+            Kind.all_reduce, source.dtype, reduction, source.count, codec=how.codec, algorithm=algorithm,
+            on_failure=on_failure, rounding=how.rounding, seed=how.seed,
+        )  # fmt: skip
+        connection = self._connection
+        placement = Placement(connection.arena, (source,), (target,), feed=fed)
+        return self._post(Work(connection, descriptor, connection.place.epoch, placement, target), async_op, timeout)
+
+    @overload
+    def all_reduce_many(
+        self, tensors: Sequence[Any], *, async_op: Blocking = False, **options: Unpack[Many]
+    ) -> ManyReceipt: ...
+
+    @overload
+    def all_reduce_many(self, tensors: Sequence[Any], *, async_op: Async, **options: Unpack[Many]) -> ManyWork: ...
+
+    @_documented
+    def all_reduce_many(
+        self, tensors: Sequence[Any], *, op: str = "sum", codec: str = "none", max_rel_error: float | None = None,
+        rounding: str = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
+        bucket_bytes: int = BUCKET_BYTES, algorithm: str = "auto", async_op: bool = False, on_failure: str = "retry",
+        timeout: float | None = None,
+    ) -> ManyReceipt | ManyWork:  # fmt: skip
+        """Reduce many tensors in place, in few operations: tensors of one dtype share buckets, in the list's order.
+
+        Each bucket is an operation of its own and all of them are under way together. The promise holds for each
+        bucket: its tensors change together or not at all. If one bucket fails others may have been committed.
+
+        The codec is for all tensors of dtypes that it takes; others travel as they are. With *feedback* each bucket has
+        a residual, named "NAME/0", "NAME/1", ...; for a list that stays the same from call to call.
+
+        Args:
+            tensors: writable; no two may share memory. The same list (dtypes and sizes) on all members.
+            name: of the list in *feedback*.
+            bucket_bytes: a bucket takes tensors up to this size together; a larger tensor is a bucket of its own.
+            async_op: return a ManyWork when all buckets are under way.
+
+        Returns:
+            A receipt for each bucket, and the tensors.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            TimeoutError: some buckets are pending: its .work goes on waiting.
+            WancollError: a bucket failed; its tensors are as they were. All buckets have ended.
+        """
+        call = "all_reduce_many"
+        reduction = reduce_op(call, op)
+        check_options(call, async_op, on_failure, timeout, algorithm)
+
+        def how(dtype: DType) -> Coding:
+            return coding_where_taken(call, dtype, codec, max_rel_error, rounding, seed)
+
+        like = Descriptor(Kind.all_reduce, op=reduction, algorithm=algorithm, on_failure=on_failure)
+        work = ManyWork(self._connection, tensors, like, how, bucket_bytes, feedback, name)
+        if async_op:
+            work.post()
+            return work
+        return work.wait(timeout)
+
+    @overload
+    def reduce_scatter(
+        self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[ReducedBlocks]
+    ) -> Receipt: ...
+
+    @overload
+    def reduce_scatter(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[ReducedBlocks]) -> Work: ...
+
+    @_documented
+    def reduce_scatter(
+        self, x: Any, out: Any = None, *, op: str = "sum", counts: Sequence[int] | None = None,
+        algorithm: str = "auto", async_op: bool = False, on_failure: str = "retry", timeout: float | None = None,
+    ) -> Receipt | Work:  # fmt: skip
+        """Reduce the members' tensors element by element; every member gets the block of its rank.
+
+        Blocks are by the ranks of the epoch in which the call was made: a survivor of a loss still gets its own block,
+        reduced over the survivors.
+
+        Args:
+            x: world_size blocks, one after the other in the order of the ranks.
+            out: takes this member's block. None: a new tensor, of shape x.shape[1:] if x is a stack of blocks (several
+                dimensions, the first of length world_size), else x's with the first dimension divided by world_size if
+                it can be, else flat.
+
+        Returns:
+            The receipt; its out has this member's block, its digest is that of the block.
+        """
+        call, place = "reduce_scatter", self._connection.place
+        reduction = reduce_op(call, op)
+        check_options(call, async_op, on_failure, timeout, algorithm)
+        source = region(x, f"{call}(x)")
+        world = len(place.members)
+        blocks: list[int] = []
+        if counts is None:
+            count, shape = block_of(call, source, world)
+            each = count
+        else:
+            blocks = check_counts(call, counts, world)
+            if sum(blocks) != source.count:
+                raise ConfigError(
+                    "counts do not add up to the tensor", who=f"{call}(counts=...)",
+                    expected=f"a sum of {source.count}", got=str(sum(blocks)),
+                )  # fmt: skip
+            count, each = blocks[place.rank], 0
+            shape = (count,)
+        target, fresh = self._result(call, out, source, count, shape)
+        descriptor = Descriptor(
+            Kind.reduce_scatter, source.dtype, reduction, each, tuple(blocks), algorithm=algorithm,
+            on_failure=on_failure,
+        )  # fmt: skip
+        return self._start(descriptor, place, source, target, fresh, async_op=async_op, timeout=timeout)
+
+    @overload
+    def reduce(
+        self, x: Any, out: Any = None, root: int = 0, *, async_op: Blocking = False, **options: Unpack[Reducing]
+    ) -> Receipt: ...
+
+    @overload
+    def reduce(
+        self, x: Any, out: Any = None, root: int = 0, *, async_op: Async, **options: Unpack[Reducing]
+    ) -> Work: ...
+
+    @_documented
+    def reduce(
+        self, x: Any, out: Any = None, root: int = 0, *, op: str = "sum", algorithm: str = "auto",
+        async_op: bool = False, on_failure: str = "retry", timeout: float | None = None,
+    ) -> Receipt | Work:  # fmt: skip
+        """Reduce the members' tensors element by element; the root gets the result.
+
+        Args:
+            x: this member's tensor.
+            out: takes the result at the root; may be x. None: a new tensor of x's shape. Not looked at elsewhere.
+
+        Returns:
+            The receipt; its out has the result at the root and is None elsewhere.
+        """
+        call, place = "reduce", self._connection.place
+        reduction = reduce_op(call, op)
+        check_options(call, async_op, on_failure, timeout, algorithm)
+        root = check_rank(call, "root", root, len(place.members))
+        source = region(x, f"{call}(x)")
+        target, fresh = None, False
+        if place.rank == root:
+            target, fresh = self._result(call, out, source, source.count, source.shape)
+        descriptor = Descriptor(
+            Kind.reduce, source.dtype, reduction, source.count, root=root, algorithm=algorithm, on_failure=on_failure
+        )
+        return self._start(descriptor, place, source, target, fresh, async_op=async_op, timeout=timeout)
+
+    # ---- calls that move tensors ---------------------------------------------------------------------
+
+    @overload
+    def broadcast(
+        self, x: Any, root: int = 0, *, out: Any = None, async_op: Blocking = False, **options: Unpack[Options]
+    ) -> Receipt: ...
+
+    @overload
+    def broadcast(
+        self, x: Any, root: int = 0, *, out: Any = None, async_op: Async, **options: Unpack[Options]
+    ) -> Work: ...
+
+    @_documented
+    def broadcast(
+        self, x: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", async_op: bool = False,
+        on_failure: str = "retry", timeout: float | None = None,
+    ) -> Receipt | Work:  # fmt: skip
+        """Give every member the root's tensor.
+
+        Args:
+            x: at the root what is given; elsewhere, without out, it takes the result. The same dtype and count on all
+                members.
+            out: takes the result in place of x.
+
+        Returns:
+            The receipt; its out is x or out.
+        """
+        call, place = "broadcast", self._connection.place
+        check_options(call, async_op, on_failure, timeout, algorithm)
+        root = check_rank(call, "root", root, len(place.members))
+        source = target = region(x, f"{call}(x)")
+        if out is not None and out is not x:
+            target = region(out, f"{call}(out=...)")
+            check_pair(source, target, call)
+        here = place.rank == root
+        kept = here and target.address == source.address  # the root's tensor is the result already
+        if not kept:
+            require_writable(target, f"{call}(x)" if target is source else f"{call}(out=...)")
+        placement = Placement(
+            self._connection.arena, (source,) if here else (), () if kept else (target,),
+            unwanted=source.nbytes if kept else 0,
+        )  # fmt: skip
+        descriptor = Descriptor(
+            Kind.broadcast, source.dtype, count=source.count, root=root, algorithm=algorithm, on_failure=on_failure
+        )
+        return self._post(Work(self._connection, descriptor, place.epoch, placement, target), async_op, timeout)
+
+    @overload
+    def gather(
+        self, x: Any, out: Any = None, root: int = 0, *, async_op: Blocking = False, **options: Unpack[Options]
+    ) -> Receipt: ...
+
+    @overload
+    def gather(
+        self, x: Any, out: Any = None, root: int = 0, *, async_op: Async, **options: Unpack[Options]
+    ) -> Work: ...
+
+    @_documented
+    def gather(
+        self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", async_op: bool = False,
+        on_failure: str = "retry", timeout: float | None = None,
+    ) -> Receipt | Work:  # fmt: skip
+        """Give the root the blocks of all members, in rank order.
+
+        If members are lost, the blocks of the others move together, as with all_gather.
+
+        Args:
+            x: this member's block.
+            out: takes the world_size blocks at the root. None: a new tensor of shape (world_size, *x.shape). Not looked
+                at elsewhere.
+
+        Returns:
+            The receipt; its out has the blocks at the root and is None elsewhere.
+        """
+        call, place = "gather", self._connection.place
+        check_options(call, async_op, on_failure, timeout, algorithm)
+        world = len(place.members)
+        root = check_rank(call, "root", root, world)
+        source = region(x, f"{call}(x)")
+        target, fresh = None, False
+        if place.rank == root:
+            target, fresh = self._result(call, out, source, world * source.count, (world, *source.shape))
+        descriptor = Descriptor(
+            Kind.gather, source.dtype, count=source.count, root=root, algorithm=algorithm, on_failure=on_failure
+        )
+        return self._start(
+            descriptor, place, source, target, fresh, blocks=dict.fromkeys(place.members, source.count),
+            async_op=async_op, timeout=timeout,
+        )  # fmt: skip
+
+    @overload
+    def scatter(
+        self, x: Any = None, out: Any = None, root: int = 0, *, async_op: Blocking = False, **options: Unpack[Options]
+    ) -> Receipt: ...
+
+    @overload
+    def scatter(
+        self, x: Any = None, out: Any = None, root: int = 0, *, async_op: Async, **options: Unpack[Options]
+    ) -> Work: ...
+
+    @_documented
+    def scatter(
+        self, x: Any = None, out: Any = None, root: int = 0, *, algorithm: str = "auto", async_op: bool = False,
+        on_failure: str = "retry", timeout: float | None = None,
+    ) -> Receipt | Work:  # fmt: skip
+        """Give every member its block of the root's tensor.
+
+        Blocks are by the ranks of the epoch in which the call was made.
+
+        Args:
+            x: at the root: world_size blocks, one after the other in the order of the ranks. Not looked at elsewhere.
+            out: takes this member's block; says its size and dtype where there is no x. None, at the root: a new
+                tensor as with reduce_scatter.
+
+        Returns:
+            The receipt; its out has this member's block.
+        """
+        call, place = "scatter", self._connection.place
+        check_options(call, async_op, on_failure, timeout, algorithm)
+        world = len(place.members)
+        root = check_rank(call, "root", root, world)
+        source, fresh = None, False
+        if place.rank == root:
+            source = region(x, f"{call}(x)")
+            count, shape = block_of(call, source, world)
+            target, fresh = self._result(call, out, source, count, shape)
+        elif out is None:
+            raise ConfigError(
+                "a member that is not the root must say what it expects", who=f"{call}(out=...)",
+                expected="an array of its block's size and dtype", got="None",
+                hint=f"the root is rank {root}, this is rank {place.rank}",
+            )  # fmt: skip
+        else:
+            target = region(out, f"{call}(out=...)")
+            require_writable(target, f"{call}(out=...)")
+        descriptor = Descriptor(
+            Kind.scatter, target.dtype, count=target.count, root=root, algorithm=algorithm, on_failure=on_failure
+        )
+        return self._start(descriptor, place, source, target, fresh, async_op=async_op, timeout=timeout)
+
+    @overload
+    def all_gather(
+        self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Blocks]
+    ) -> Receipt: ...
+
+    @overload
+    def all_gather(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Blocks]) -> Work: ...
+
+    @_documented
+    def all_gather(
+        self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, algorithm: str = "auto",
+        async_op: bool = False, on_failure: str = "retry", timeout: float | None = None,
+    ) -> Receipt | Work:  # fmt: skip
+        """Give every member the blocks of all, in rank order.
+
+        If members are lost, the blocks of the others move together: receipt.out is then the leading part of the
+        result, one block for each of receipt.contributors, and what follows in out is as it was.
+
+        Args:
+            x: this member's block.
+            out: takes the world_size blocks. None: a new tensor of shape (world_size, *x.shape).
+
+        Returns:
+            The receipt; its out has the blocks.
+        """
+        call, place = "all_gather", self._connection.place
+        check_options(call, async_op, on_failure, timeout, algorithm)
+        source = region(x, f"{call}(x)")
+        world = len(place.members)
+        blocks = [source.count] * world
+        shape = (world, *source.shape)
+        if counts is not None:
+            blocks = check_counts(call, counts, world)
+            if blocks[place.rank] != source.count:
+                raise ConfigError(
+                    "the tensor is not as large as counts says", who=f"{call}(x)",
+                    expected=f"{blocks[place.rank]} elements at rank {place.rank}", got=str(source.count),
+                )  # fmt: skip
+            shape = (sum(blocks),)
+        target, fresh = self._result(call, out, source, sum(blocks), shape)
+        descriptor = Descriptor(
+            Kind.all_gather, source.dtype, count=0 if counts is not None else source.count,
+            counts=tuple(blocks) if counts is not None else (), algorithm=algorithm, on_failure=on_failure,
+        )  # fmt: skip
+        return self._start(
+            descriptor, place, source, target, fresh, blocks=dict(zip(place.members, blocks, strict=True)),
+            async_op=async_op, timeout=timeout,
+        )  # fmt: skip
+
+    @overload
+    def all_to_all(
+        self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Options]
+    ) -> Receipt: ...
+
+    @overload
+    def all_to_all(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Options]) -> Work: ...
+
+    @_documented
+    def all_to_all(
+        self, x: Any, out: Any = None, *, algorithm: str = "auto", async_op: bool = False, on_failure: str = "retry",
+        timeout: float | None = None,
+    ) -> Receipt | Work:  # fmt: skip
+        """Give every member the blocks that are for it: block j of rank i becomes block i of rank j.
+
+        If members are lost, the blocks of the others move together, as with all_gather.
+
+        Args:
+            x: world_size equal blocks, one after the other in the order of the ranks.
+            out: takes the result: same dtype and count, either x's own memory or none of it. None: a new tensor of
+                x's shape.
+
+        Returns:
+            The receipt; its out has a block from each contributor.
+        """
+        call, place = "all_to_all", self._connection.place
+        check_options(call, async_op, on_failure, timeout, algorithm)
+        source = region(x, f"{call}(x)")
+        count, _ = block_of(call, source, len(place.members))
+        target, fresh = self._result(call, out, source, source.count, source.shape)
+        descriptor = Descriptor(
+            Kind.all_to_all, source.dtype, count=count, algorithm=algorithm, on_failure=on_failure
+        )  # fmt: skip
+        return self._start(
+            descriptor, place, source, target, fresh, blocks=dict.fromkeys(place.members, count),
+            async_op=async_op, timeout=timeout,
+        )  # fmt: skip
+
+    # ---- one member to another -----------------------------------------------------------------------
+
+    @overload
+    def send(
+        self, x: Any, dest: int, tag: int = 0, *, async_op: Blocking = False, timeout: float | None = None
+    ) -> Receipt: ...
+
+    @overload
+    def send(self, x: Any, dest: int, tag: int = 0, *, async_op: Async, timeout: float | None = None) -> Work: ...
+
+    @_documented
+    def send(
+        self, x: Any, dest: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Receipt | Work:
+        """Send a tensor to one other member, which calls recv with this rank and the same tag.
+
+        Sends with the same tag arrive in the order of their calls. No other member takes part.
+
+        Args:
+            x: what is sent.
+            dest: rank of the receiver. If it is lost: OperationAborted.
+            tag: 0 to 2^64 - 2^56 - 1.
+
+        Returns:
+            The receipt, when the receiver has the data (out is None).
+        """
+        call, place = "send", self._connection.place
+        check_options(call, async_op, timeout=timeout)
+        peer = check_other(call, "dest", dest, place.rank, len(place.members))
+        tag = check_tag(call, tag)
+        source = region(x, f"{call}(x)")
+        descriptor = Descriptor(Kind.send, source.dtype, count=source.count)
+        return self._start(descriptor, place, source, None, peer=peer, tag=tag, async_op=async_op, timeout=timeout)
+
+    @overload
+    def recv(
+        self, x: Any, source: int, tag: int = 0, *, async_op: Blocking = False, timeout: float | None = None
+    ) -> Receipt: ...
+
+    @overload
+    def recv(self, x: Any, source: int, tag: int = 0, *, async_op: Async, timeout: float | None = None) -> Work: ...
+
+    @_documented
+    def recv(
+        self, x: Any, source: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Receipt | Work:
+        """Receive into a tensor what one other member sends with send.
+
+        Args:
+            x: takes the data: dtype and count as sent. Untouched until the commit.
+            source: rank of the sender. If it is lost: OperationAborted.
+            tag: the sender's.
+
+        Returns:
+            The receipt; its out is x.
+        """
+        call, place = "recv", self._connection.place
+        check_options(call, async_op, timeout=timeout)
+        peer = check_other(call, "source", source, place.rank, len(place.members))
+        tag = check_tag(call, tag)
+        target = region(x, f"{call}(x)")
+        require_writable(target, f"{call}(x)")
+        descriptor = Descriptor(Kind.recv, target.dtype, count=target.count)
+        return self._start(descriptor, place, None, target, peer=peer, tag=tag, async_op=async_op, timeout=timeout)
+
+    # ---- the group -----------------------------------------------------------------------------------
+
+    @_documented
+    def barrier(self, timeout: float | None = None) -> Receipt:
+        """Return when all members have called it.
+
+        Args:
+            timeout: seconds; None: as long as it takes.
+
+        Returns:
+            A receipt without tensor (out is None).
+        """
+        return self._wait_for_all(Kind.barrier, timeout)
+
+    @_documented
     def update_membership(self, timeout: float | None = None) -> Receipt:
         """Admit the joiners that wait. A collective: all members call it, in the same place of their programs.
 
@@ -78,24 +707,13 @@ class Communicator(Reductions, Rooted, Exchanges):
 
         Returns:
             A receipt without tensor (out is None). rank, world_size, epoch and members are those of the new epoch.
-
-        Raises:
-            TimeoutError: still pending: its .work goes on waiting.
-            WancollError: it failed.
         """
-        check_timeout(timeout)
-        connection = self._connection
-        return self._run(Work(connection, Descriptor(Kind.update_membership), connection.place.epoch), timeout)
+        return self._wait_for_all(Kind.update_membership, timeout)
 
     def sync_state(
-        self,
-        state: Mapping[str, Any],
-        *,
-        revision: int,
-        strategy: str = MAJORITY,
-        on_failure: str = "retry",
+        self, state: Mapping[str, Any], *, revision: int, strategy: str = MAJORITY, on_failure: str = "retry",
         timeout: float | None = None,
-    ) -> SyncReceipt:
+    ) -> SyncReceipt:  # fmt: skip
         """Give all members the same state: parameters, optimizer state, counters. A collective: all members call it.
 
         The state with the highest revision wins; of several the one that most members hold; of equals that of the
@@ -125,22 +743,21 @@ class Communicator(Reductions, Rooted, Exchanges):
             TimeoutError: still pending, nothing is lost: its .work goes on waiting.
             WancollError: it failed. Whatever is raised, the tensors are as they were.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         check_options("sync_state", False, on_failure, timeout)
+        deadline = deadline_after(timeout)
         if strategy not in STRATEGIES:
             raise unavailable("sync_state", "strategy", strategy, STRATEGIES)
-        try:
-            number = operator.index(revision)
-        except TypeError:
-            number = -1
+        number = whole(revision)
         if not 0 <= number < 1 << 63:
             raise ConfigError(
                 "revision cannot be used", who="sync_state(revision=...)",
                 expected="a whole number from 0 to 2^63 - 1", got=repr(revision),
             )  # fmt: skip
-        found = tensors(state, changing=strategy != SEND_ONLY)
-        work = SyncWork(self, self._connection, found, number, strategy, on_failure)
-        return work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        found = tensors_of(state, changing=strategy != SEND_ONLY)
+        work = SyncWork(self.all_gather, self._connection, found, number, strategy, on_failure)
+        return work.wait(seconds_left(deadline))
+
+    # ---- arrays --------------------------------------------------------------------------------------
 
     def empty(
         self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32
@@ -171,6 +788,8 @@ class Communicator(Reductions, Rooted, Exchanges):
         array.fill(0)
         return array
 
+    # ---- the end -------------------------------------------------------------------------------------
+
     def close(self) -> None:
         """Leave the group. Pending calls fail. Arrays from empty() stay readable. Safe to call again."""
         self._connection.close()
@@ -185,3 +804,40 @@ class Communicator(Reductions, Rooted, Exchanges):
 
     def __repr__(self) -> str:
         return f"<Communicator {self.name!r} of group {self.group!r}: {self._connection.state}>"
+
+    # ---- what calls share ----------------------------------------------------------------------------
+
+    def _result(self, call: str, out: Any, source: Region, count: int, shape: tuple[int, ...]) -> tuple[Region, bool]:
+        """Where a result of *count* elements goes, and whether that was made for it (with *shape*), as out is None."""
+        if out is None:
+            self._connection.check_usable()
+            return new_result(self._connection.arena, shape, source), True
+        target = region(out, f"{call}(out=...)")
+        check_out(source, target, count, call)
+        require_writable(target, f"{call}(out=...)")
+        return target, False
+
+    def _start(
+        self, descriptor: Descriptor, place: EpochInfo, source: Region | None, target: Region | None,
+        fresh: bool = False, *, blocks: dict[str, int] | None = None, peer: int = -1, tag: int = 0, async_op: bool,
+        timeout: float | None,
+    ) -> Receipt | Work:  # fmt: skip
+        sources, targets = (source,) if source is not None else (), (target,) if target is not None else ()
+        placement = Placement(self._connection.arena, sources, targets, fresh=fresh)
+        work = Work(self._connection, descriptor, place.epoch, placement, target, blocks=blocks, peer=peer, tag=tag)
+        return self._post(work, async_op, timeout)
+
+    def _wait_for_all(self, kind: Kind, timeout: float | None) -> Receipt:
+        check_timeout(timeout)
+        return self._run(Work(self._connection, Descriptor(kind), self._connection.place.epoch), timeout)
+
+    def _post(self, work: Work, async_op: bool, timeout: float | None) -> Receipt | Work:
+        if async_op:
+            self._connection.post(work)
+            return work
+        return self._run(work, timeout)
+
+    def _run(self, work: Work, timeout: float | None) -> Receipt:
+        deadline = deadline_after(timeout)
+        self._connection.post(work, deadline)
+        return work.wait(seconds_left(deadline))

@@ -6,16 +6,15 @@ import atexit
 import contextlib
 import os
 import socket as sockets
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from wancoll.client.arena import Arena
 from wancoll.client.channel import Channel
 from wancoll.client.checks import check_timeout
 from wancoll.client.communicator import Communicator
-from wancoll.client.connection import Connection
-from wancoll.client.memory import Arena
+from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.private import START_SECONDS, PrivateDaemon
 from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
@@ -66,7 +65,7 @@ def connect(
     """
     start_world = min_world if start_world is None else start_world
     _check(group, name, start_world, min_world, timeout)
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = deadline_after(timeout)
     path, private_master = _where(socket, master)
     options = [*(["--lanes", str(lanes)] if lanes is not None else []), *peer_options]
     if options and private_master is None:
@@ -77,8 +76,10 @@ def connect(
     with contextlib.ExitStack() as undo:
         private = None
         if private_master is not None:
-            left = START_SECONDS if deadline is None else min(START_SECONDS, max(0.0, deadline - time.monotonic()))
-            private = PrivateDaemon(private_master, options, left)
+            left = seconds_left(deadline)
+            private = PrivateDaemon(
+                private_master, options, START_SECONDS if left is None else min(START_SECONDS, left)
+            )
             undo.callback(private.stop)
             path = private.socket
         attach = m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid())

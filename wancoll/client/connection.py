@@ -14,9 +14,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from wancoll.client.arena import Arena
 from wancoll.client.channel import Channel
 from wancoll.client.checks import check_timeout
-from wancoll.client.memory import Arena
+from wancoll.client.placement import Placement
 from wancoll.client.private import PrivateDaemon
 from wancoll.client.work import Work, as_failure, rebuild
 from wancoll.errors import ConfigError, ProtocolError, WancollError
@@ -26,6 +27,7 @@ from wancoll.wire.framing import encode
 
 _READ_WHILE_POSTING = 128  # pending calls from which on a call also takes in the answers that are there
 _FOLLOW_SECONDS = 1.0  # then look again: the thread that reads may have been interrupted before it woke the others
+_READ_SECONDS = 1.0  # then look again: a Ctrl-C just before the call into the kernel does not interrupt that call
 _CLOSE_SECONDS = 5.0  # close() waits this long for a thread that is reading
 
 
@@ -79,8 +81,8 @@ class Connection:
         while not hasattr(self, "place"):
             if self._over is not None:
                 raise rebuild(self._over)
-            left = _left(deadline)
-            if left is not None and left <= 0:
+            left = seconds_left(deadline)
+            if left == 0:
                 raise TimeoutError(
                     f"group {self.group!r} did not take this member in by the time given: {self._channel.who} waits "
                     "for more members, or for the group's next update_membership(); `wancoll status` shows which"
@@ -104,24 +106,33 @@ class Connection:
             while len(pending) >= DEFAULT.ops_in_flight:
                 self._wait_for_room(work, deadline)
         with self._posting:
-            self.check_free(work)
             if work.placement is not None:
+                self.check_free(work.placement, work.descriptor)
                 work.placement.prepare()
             while not self._send(work):
                 self._wait_for_room(work, deadline)
 
-    def check_free(self, work: Work) -> None:
+    def check_free(
+        self,
+        placement: Placement,
+        who: object,
+        expected: str = "a tensor that no pending call writes, and an out that none uses",
+    ) -> None:
         """Refuse memory that a pending call uses.
 
         Raises:
             ConfigError: so it is.
         """
-        placement = work.placement
-        if placement is not None:
-            for other in self.pending:
-                earlier = other.placement  # another thread may be finishing it
-                if earlier is not None and placement.conflicts(earlier):
-                    raise _in_use(work, other)
+        for other in self.pending:
+            earlier = other.placement  # another thread may be finishing it
+            if earlier is not None and placement.conflicts(earlier):
+                raise ConfigError(
+                    "the memory is in use by a call that is not finished",
+                    who=str(who),
+                    expected=expected,
+                    got=f"memory of call {other.id}, {other.descriptor}",
+                    hint="wait() for that call first",
+                )
 
     def _send(self, work: Work) -> bool:
         number = self._last_id + 1
@@ -146,8 +157,8 @@ class Connection:
 
     def _wait_for_room(self, work: Work, deadline: float | None) -> None:
         """The daemon is behind: take in answers until it reads again."""
-        left = _left(deadline)
-        if left is not None and left <= 0:
+        left = seconds_left(deadline)
+        if left == 0:
             raise TimeoutError(
                 f"{work.descriptor} of group {self.group!r} was not posted in time: "
                 f"{len(self._pending)} calls are pending"
@@ -167,23 +178,20 @@ class Connection:
             TimeoutError: it is not, after *timeout* seconds.
         """
         check_timeout(timeout)
-        self._check_process()
-        deadline = _deadline(timeout)
-        while not work.finished:
-            left = _left(deadline)
-            self._step(work, left if left is None else max(0.0, left))
-            if left is not None and left <= 0 and not work.finished:
-                raise self._still_pending(work)
+        if not self._finish(work, timeout):
+            raise self._still_pending(work)
 
     def wait_any(self, works: Sequence[Work], timeout: float | None) -> bool:
         """Return once one of *works* is finished (True), or after *timeout* seconds (False)."""
+        return self._finish(_AnyOf(works), timeout)
+
+    def _finish(self, work: Work | _AnyOf, timeout: float | None) -> bool:
         self._check_process()
-        deadline = _deadline(timeout)
-        any_of = _AnyOf(works)
-        while not any_of.finished:
-            left = _left(deadline)
-            self._step(any_of, left if left is None else max(0.0, left))
-            if left is not None and left <= 0 and not any_of.finished:
+        deadline = deadline_after(timeout)
+        while not work.finished:
+            left = seconds_left(deadline)
+            self._step(work, left)
+            if left == 0 and not work.finished:
                 return False
         return True
 
@@ -222,7 +230,7 @@ class Connection:
             if not mine:
                 follower.acquire(timeout=_FOLLOW_SECONDS if timeout is None else min(timeout, _FOLLOW_SECONDS))
             elif self._over is None:
-                self._channel.receive(self._handle, timeout)
+                self._channel.receive(self._handle, _READ_SECONDS if timeout is None else min(timeout, _READ_SECONDS))
             else:
                 self._end(self._over)  # whoever came first may have been interrupted
         except WancollError as bad:
@@ -328,22 +336,14 @@ def _post(number: int, work: Work) -> m.Post:
     )  # fmt: skip
 
 
-def _deadline(timeout: float | None) -> float | None:
+def deadline_after(timeout: float | None) -> float | None:
+    """The time.monotonic() that is *timeout* seconds from now; None: never."""
     return None if timeout is None or math.isinf(timeout) else time.monotonic() + timeout
 
 
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else deadline - time.monotonic()
-
-
-def _in_use(work: Work, other: Work) -> ConfigError:
-    return ConfigError(
-        "the memory is in use by a call that is not finished",
-        who=str(work.descriptor),
-        expected="a tensor that no pending call writes, and an out that none uses",
-        got=f"memory of call {other.id}, {other.descriptor}",
-        hint="wait() for that call first",
-    )
+def seconds_left(deadline: float | None) -> float | None:
+    """Seconds until *deadline*, at least 0; None: no limit."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _closed(group: str) -> ConfigError:

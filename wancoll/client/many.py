@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import operator
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wancoll.client.checks import check_timeout
-from wancoll.client.codecs import FLOATS, Wire
-from wancoll.client.connection import Connection
-from wancoll.client.feedback import ErrorFeedback, feed
-from wancoll.client.memory import ArenaFull
+from wancoll.client.arena import ArenaFull
+from wancoll.client.checks import check_timeout, whole
+from wancoll.client.codecs import FLOATS, Coding, ErrorFeedback, feed
+from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.placement import Placement
 from wancoll.client.tensors import Region, region, require_writable
 from wancoll.client.work import Work
@@ -46,7 +43,7 @@ class ManyWork:
         connection: to the peer daemon, with a place in the group.
         tensors: the caller's.
         like: descriptor of a bucket, but for dtype, count and codec.
-        wire: how elements of a dtype travel.
+        coding: how elements of a dtype travel.
         bucket_bytes: see buckets().
         feedback: the caller's, or None.
         name: of the list in *feedback*.
@@ -60,7 +57,7 @@ class ManyWork:
         connection: Connection,
         tensors: Sequence[Any],
         like: Descriptor,
-        wire: Callable[[DType], Wire],
+        coding: Callable[[DType], Coding],
         bucket_bytes: int,
         feedback: ErrorFeedback | None,
         name: str,
@@ -72,18 +69,19 @@ class ManyWork:
         self.works: list[Work] = []  # one for each bucket
         self._posted = 0
         epoch = connection.place.epoch
-        wires = {dtype: wire(dtype) for dtype in (DType.float32, *(each.dtype for each in regions))}
+        codings = {dtype: coding(dtype) for dtype in (DType.float32, *(each.dtype for each in regions))}
         for number, bucket in enumerate(buckets([(each.dtype, each.nbytes) for each in regions], bucket_bytes)):
             parts = tuple(regions[i] for i in bucket)
             dtype, count = parts[0].dtype, sum(part.count for part in parts)
-            how = wires[dtype]
+            how = codings[dtype]
             fed = None
             if dtype in FLOATS:
                 fed = feed(_CALL, feedback, name and f"{name}/{number}", dtype, count, like.op, how)
             descriptor = replace(like, dtype=dtype, count=count, codec=how.codec, rounding=how.rounding, seed=how.seed)
-            work = _Bucket(connection, descriptor, epoch, Placement(connection.arena, parts, parts, feed=fed))
+            placement = Placement(connection.arena, parts, parts, feed=fed)
+            connection.check_free(placement, descriptor)
+            work = _Bucket(connection, descriptor, epoch, placement)
             work.parts = parts
-            connection.check_free(work)
             self.works.append(work)
 
     def post(self, deadline: float | None = None) -> None:
@@ -102,7 +100,7 @@ class ManyWork:
                 flying = next((each for each in self.works[: self._posted] if not each.finished), None)
                 if flying is None:
                     raise
-                self._connection.wait(flying, None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self._connection.wait(flying, seconds_left(deadline))
             else:
                 self._posted += 1
 
@@ -120,14 +118,14 @@ class ManyWork:
             WancollError: a bucket failed, the first of them is named; its tensors are as they were. Notes say how many.
         """
         check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         receipts: list[Receipt] = []
         failures: list[WancollError] = []
         try:
             self.post(deadline)
             for work in self.works:
                 try:
-                    receipts.append(work.wait(None if deadline is None else max(0.0, deadline - time.monotonic())))
+                    receipts.append(work.wait(seconds_left(deadline)))
                 except WancollError as bad:
                     failures.append(bad)
         except TimeoutError as late:
@@ -174,10 +172,7 @@ def buckets(sizes: Sequence[tuple[DType, int]], bucket_bytes: int) -> list[list[
     Raises:
         ConfigError: *bucket_bytes* is no size.
     """
-    try:
-        limit = operator.index(bucket_bytes)
-    except TypeError:
-        limit = 0
+    limit = whole(bucket_bytes)
     if limit < 1:
         raise ConfigError(
             "bucket_bytes cannot be used", who=f"{_CALL}(bucket_bytes=...)", expected="a number of bytes, 1 or more",

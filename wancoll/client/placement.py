@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wancoll._native import lib
-from wancoll.client.feedback import Feed
-from wancoll.client.memory import EXCHANGE_BYTES, Arena, Block, Lease
+from wancoll.client.arena import Arena, Block, Lease
+from wancoll.client.codecs import Feed
 from wancoll.client.tensors import Region
 
 Spans = tuple[tuple[int, int], ...]  # (start, end) addresses, ascending, apart from each other
@@ -15,8 +15,8 @@ class Placement:
 
     Args:
         arena: of the connection.
-        sources: the input's parts, one after the other in front. None: this member gives nothing.
-        targets: the result's parts, one after the other in back. None: this member gets nothing.
+        sources: the input's parts, one after the other in front; none where this member gives nothing.
+        targets: the result's parts, one after the other in back; none where this member gets nothing.
         fresh: nobody uses the target, which lies in the arena, before the commit: the result is built in it.
         unwanted: bytes of a result that the daemon builds here and nobody needs; without targets.
         feed: changes the input on its way into front.
@@ -25,10 +25,10 @@ class Placement:
     __slots__ = (
         "_arena",
         "_back",
-        "_exchanged",
         "_fresh",
         "_front",
         "_inside",
+        "_swapped",
         "_unwanted",
         "back",
         "feed",
@@ -54,7 +54,7 @@ class Placement:
         self.sources, self.targets = sources, targets
         self._front: Lease | None = None
         self._back: Lease | None = None
-        self._exchanged: Block | None = None  # the target's block, if its pages will be exchanged
+        self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
         self.front = self.back = 0
         # The block that front is a part of; what lies outside the arena, or in pieces, is copied first.
         self._inside: Block | None = None
@@ -76,11 +76,7 @@ class Placement:
         )
 
     def prepare(self) -> None:
-        """Take the blocks, and copy the input to its block unless it can stay. May be called again after an error.
-
-        Raises:
-            ConfigError: the arena is full.
-        """
+        """Take the blocks, and copy the input to its block unless it can stay. Again after ArenaFull is harmless."""
         arena = self._arena
         self._front = self._back = None
         nbytes = sum(target.nbytes for target in self.targets) or self._unwanted
@@ -88,7 +84,9 @@ class Placement:
             block = arena.find(self.targets[0].address, nbytes)
             self.back = block.offset + self.targets[0].address - block.address if block is not None else 0
         elif nbytes:
-            self._back = arena.take(nbytes, self._exchangeable())
+            one = self.targets[0] if len(self.targets) == 1 else None
+            self._swapped = arena.swappable(one.address, one.nbytes) if one is not None else None
+            self._back = arena.take(nbytes, self._swapped.nbytes if self._swapped is not None else None)
             self.back = self._back.block.offset
         if self._inside is not None:
             self.front = self._inside.offset + self.sources[0].address - self._inside.address
@@ -102,22 +100,10 @@ class Placement:
             if self.feed is not None:
                 self.feed.add(self._front.block.address)
 
-    def _exchangeable(self) -> int | None:
-        """The exact size that back must have for an exchange of pages; None: the result will be copied."""
-        self._exchanged = None
-        if len(self.targets) == 1 and (target := self.targets[0]).nbytes >= EXCHANGE_BYTES:
-            block = self._arena.find(target.address, target.nbytes)
-            # Only whole arrays: a block then always shows one contiguous part of the file.
-            if block is not None and block.address == target.address and block.used == target.nbytes:
-                self._exchanged = block
-                return block.nbytes
-        return None
-
     def commit(self, nbytes: int) -> None:
-        """Bring the result to its targets. Doing it again, after an interruption, is harmless.
+        """Bring the first *nbytes* of the result to its targets: fewer than they hold if members were lost.
 
-        Args:
-            nbytes: of the result, from its beginning; less than the targets hold if members were lost.
+        Doing it again, after an interruption, is harmless.
         """
         back = self._back
         if back is None or not self.targets:
@@ -130,8 +116,8 @@ class Placement:
             return
         target = self.targets[0]
         # Of a part the rest of the target must stay as it is, so its pages cannot go.
-        exchanged = self._exchanged if nbytes == target.nbytes else None
-        if exchanged is None or not self._arena.exchange(exchanged, back.block, self.back):
+        swapped = self._swapped if nbytes == target.nbytes else None
+        if swapped is None or not self._arena.swap(swapped, back.block, self.back):
             lib.wc_pages_copy(target.address, at, nbytes)
 
 

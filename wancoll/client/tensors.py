@@ -1,18 +1,21 @@
-"""What the caller passed, as memory: address, count, dtype, shape, and whether it may be written.
+"""Tensors as memory: what the caller passed, and new ones in the arena, of the same kind, for results.
 
 numpy arrays, CPU torch tensors (torch is never imported here), anything with DLPack, anything with the buffer protocol.
+What cannot be used is refused with a ConfigError: dtype, layout, device.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from wancoll._native import ffi
-from wancoll.client import dlpack
+from wancoll.client.arena import Arena, ArrayMemory
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
 
@@ -64,15 +67,10 @@ def region(x: Any, who: str) -> Region:
     Args:
         x: the caller's tensor.
         who: names it in errors, for example "all_reduce(out=...)".
-
-    Raises:
-        ConfigError: not a tensor that can be used: dtype, layout, device.
     """
     if isinstance(x, np.ndarray):
         return _numpy(x, who)
-    torch = sys.modules.get("torch")
-    tensor_type = getattr(torch, "Tensor", None)
-    if tensor_type is not None and isinstance(x, tensor_type):
+    if is_torch(x):
         return _torch(x, who)
     if hasattr(type(x), "__dlpack__"):
         return _dlpack(x, who)
@@ -80,11 +78,7 @@ def region(x: Any, who: str) -> Region:
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """The numpy dtype that *dtype* means, if it is one of DType's.
-
-    Raises:
-        ConfigError: unknown, or bfloat16 without the package ml_dtypes.
-    """
+    """The numpy dtype that *dtype* means, if it is one of DType's."""
     if dtype == "bfloat16":
         try:
             import ml_dtypes
@@ -104,11 +98,7 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def check_pair(x: Region, out: Region, call: str = "all_reduce") -> None:
-    """Refuse an *out* that is not like *x*, or overlaps it in part.
-
-    Raises:
-        ConfigError: they differ in dtype or shape, or overlap in part.
-    """
+    """Refuse an *out* that is not like *x*, or overlaps it in part."""
     if out.shape != x.shape and out.dtype is x.dtype:
         raise ConfigError(
             "out has another shape than the tensor",
@@ -120,11 +110,7 @@ def check_pair(x: Region, out: Region, call: str = "all_reduce") -> None:
 
 
 def check_out(x: Region, out: Region, count: int, call: str) -> None:
-    """Refuse an *out* that cannot take a result of *count* elements of x's dtype, or overlaps *x* in part.
-
-    Raises:
-        ConfigError: so it is.
-    """
+    """Refuse an *out* that cannot take a result of *count* elements of x's dtype, or overlaps *x* in part."""
     who = f"{call}(out=...)"
     if out.dtype is not x.dtype:
         raise ConfigError("out has another dtype than the tensor", who=who, expected=x.dtype.name, got=out.dtype.name)
@@ -145,11 +131,7 @@ def check_out(x: Region, out: Region, count: int, call: str) -> None:
 
 
 def require_writable(x: Region, who: str) -> None:
-    """Refuse to write into *x*.
-
-    Raises:
-        ConfigError: it is read-only.
-    """
+    """Refuse to write into *x*."""
     if not x.writable:
         raise ConfigError(
             "the result cannot be written into a read-only tensor",
@@ -173,11 +155,7 @@ def _numpy(x: np.ndarray[Any, Any], who: str) -> Region:
 
 
 def check_numpy(x: np.ndarray[Any, Any], who: str) -> None:
-    """Refuse an array whose elements are not all there is to it, one after the other.
-
-    Raises:
-        ConfigError: so it is.
-    """
+    """Refuse an array whose elements are not all there is to it, one after the other."""
     flags = x.flags
     if not flags.c_contiguous:
         raise not_contiguous(
@@ -209,11 +187,7 @@ def _torch(x: Any, who: str) -> Region:
 
 
 def check_torch(x: Any, who: str) -> None:
-    """Refuse a tensor whose memory cannot be used.
-
-    Raises:
-        ConfigError: so it is.
-    """
+    """Refuse a tensor whose memory cannot be used."""
     if x.device.type != "cpu":
         raise not_on_cpu(who, f"a torch tensor on {x.device}", "pass x.cpu()")
     if x.requires_grad:
@@ -244,18 +218,14 @@ def _dlpack(x: Any, who: str) -> Region:
     return Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable)
 
 
-def open_dlpack(x: Any, who: str) -> tuple[dlpack.Exported, bool]:
-    """What *x* exports, and whether it may be written.
-
-    Raises:
-        ConfigError: its memory cannot be used.
-    """
+def open_dlpack(x: Any, who: str) -> tuple[Exported, bool]:
+    """What *x* exports, and whether it may be written."""
     device, number = x.__dlpack_device__()
-    if int(device) not in dlpack.HOST_DEVICES:
-        name = dlpack.DEVICE_NAMES.get(int(device), f"device type {int(device)}")
+    if int(device) not in _HOST_DEVICES:
+        name = _DEVICE_NAMES.get(int(device), f"device type {int(device)}")
         raise not_on_cpu(who, f"{kind_of(x)} on {name}:{number}", "copy it to the host first")
     try:
-        found = dlpack.open_capsule(x)
+        found = _open_capsule(x)
     except Exception as bad:  # whatever the exporter finds wrong with it: it is the caller's tensor
         raise ConfigError(
             "the tensor cannot be exported", who=who, expected="a tensor whose __dlpack__ works",
@@ -288,11 +258,7 @@ def _buffer(x: Any, who: str) -> Region:
 
 
 def check_view(x: Any, view: memoryview, who: str) -> None:
-    """Refuse the buffer *view* of *x* if its elements do not lie one after the other.
-
-    Raises:
-        ConfigError: so it is.
-    """
+    """Refuse the buffer *view* of *x* if its elements do not lie one after the other."""
     if not view.c_contiguous:
         raise not_contiguous(
             who, f"{kind_of(x)} with shape {view.shape or ()} and strides {view.strides} in bytes", view.f_contiguous
@@ -320,3 +286,174 @@ def not_contiguous(who: str, got: str, fortran: bool = False) -> ConfigError:
     if fortran:
         hint = "its order is Fortran's: pass x.T, which shares the memory"
     return ConfigError("the tensor is not C-contiguous", who=who, expected="C-contiguous elements", got=got, hint=hint)
+
+
+def is_torch(x: Any) -> bool:
+    """Whether *x* is a torch tensor; without torch nothing is."""
+    tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor_type is not None and isinstance(x, tensor_type)
+
+
+# ---- DLPack ---------------------------------------------------------------------------------------------
+
+
+# Capsules, versioned (1.x) and older, are read without copying. The layout is that of dlpack.h 1.0.
+_HOST_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost: all plain host memory
+_DEVICE_NAMES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda-managed", 14: "oneapi"}
+_CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
+_READ_ONLY, _IS_COPIED = 1, 2
+_VERSION = (1, 0)
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes, _is_valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.argtypes, _pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A tensor as its capsule describes it. The memory is valid while this object lives.
+
+    Attributes:
+        capsule: never consumed; its destructor hands the memory back to the exporter.
+        address: of the first element.
+        dtype: numpy's name for it ("bfloat16" too), or a description.
+        shape: in elements.
+        strides: in elements; None where the exporter says C-contiguous.
+        read_only: the exporter forbids writing, or what it exported is a copy.
+    """
+
+    capsule: Any
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    read_only: bool
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements are C-contiguous."""
+        if self.strides is None or 0 in self.shape:
+            return True
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+def _open_capsule(x: Any) -> Exported:
+    """Call x.__dlpack__ and read what it returns; raises whatever the exporter raises."""
+    try:
+        capsule = x.__dlpack__(max_version=_VERSION)
+    except TypeError:
+        capsule = x.__dlpack__()  # an exporter from before 1.0
+    if _is_valid(capsule, b"dltensor_versioned"):
+        versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major != _VERSION[0]:
+            raise ValueError(f"DLPack {versioned.major}.{versioned.minor} is not known, only {_VERSION[0]}.x")
+        return _read(capsule, versioned.tensor, bool(versioned.flags & (_READ_ONLY | _IS_COPIED)))
+    if _is_valid(capsule, b"dltensor"):
+        return _read(capsule, _Tensor.from_address(_pointer(capsule, b"dltensor")), False)
+    raise TypeError(f"__dlpack__ returned {type(capsule).__name__}, not a DLPack capsule")
+
+
+def _read(capsule: Any, tensor: _Tensor, read_only: bool) -> Exported:
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
+    name = f"{_CODES.get(tensor.code, f'code {tensor.code}')}{tensor.bits}"
+    if tensor.lanes != 1:
+        name += f"x{tensor.lanes}"
+    return Exported(capsule, (tensor.data or 0) + tensor.byte_offset, name, shape, strides, read_only)
+
+
+# ---- results --------------------------------------------------------------------------------------------
+
+
+def new_array(arena: Arena, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A numpy array in the arena, contents undefined."""
+    nbytes = prod(shape, start=dtype.itemsize)
+    if not nbytes:
+        return np.empty(shape, dtype)
+    return np.asarray(ArrayMemory(arena.take(nbytes), nbytes)).view(dtype).reshape(shape)
+
+
+def new_result(arena: Arena, shape: tuple[int, ...], like: Region) -> Region:
+    """A tensor in the arena, of like's dtype: torch's where like's owner is torch's, else numpy's."""
+    if is_torch(like.owner):
+        torch = sys.modules["torch"]
+        dtype = getattr(torch, like.dtype.name)
+        if not prod(shape):
+            return Region(torch.empty(shape, dtype=dtype), None, 0, 0, like.dtype, shape, True)
+        flat = new_array(arena, (prod(shape) * like.dtype.itemsize,), np.dtype(np.uint8))
+        tensor = torch.from_numpy(flat).view(dtype).view(shape)
+        return Region(tensor, None, flat.ctypes.data, prod(shape), like.dtype, shape, True)
+    array = new_array(arena, shape, numpy_dtype(like.dtype.name))
+    return Region(array, None, array.__array_interface__["data"][0], array.size, like.dtype, shape, True)
+
+
+def leading(out: Region, blocks: int, of: int, count: int) -> Any:
+    """The first *blocks* of a result's *of* equal blocks: a view that has fewer rows where the shape allows it.
+
+    Args:
+        out: the tensor with the result.
+        blocks: how many are there.
+        of: how many fit; 0: they are not equal.
+        count: elements of the part.
+
+    Returns:
+        A view of the caller's tensor; for what is neither numpy's nor torch's a numpy array over its memory.
+    """
+    tensor = out.owner
+    if not isinstance(tensor, np.ndarray) and not is_torch(tensor):
+        tensor = np.asarray(_Memory(out)).view(_viewed(out.dtype)).reshape(out.shape)
+    if of and out.shape and out.shape[0] % of == 0:
+        return tensor[: out.shape[0] // of * blocks]
+    return tensor.reshape(-1)[:count]
+
+
+class _Memory:
+    """Lets numpy look at a region; keeps it alive."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self.__array_interface__: dict[str, Any] = {
+            "data": (region.address, not region.writable),
+            "shape": (region.nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _viewed(dtype: DType) -> np.dtype[Any]:
+    if dtype is DType.bfloat16 and "ml_dtypes" not in sys.modules:
+        return np.dtype(np.uint16)
+    return numpy_dtype(dtype.name)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from wancoll import errors
 from wancoll.client.placement import Placement
-from wancoll.client.results import leading
-from wancoll.client.tensors import Region
+from wancoll.client.tensors import Region, leading
 from wancoll.collective import Descriptor, Receipt
 from wancoll.wire import messages as m
 
-if TYPE_CHECKING:
-    from wancoll.client.connection import Connection
+
+class Waiter(Protocol):
+    """The connection, as its calls see it."""
+
+    group: str
+    place: m.EpochInfo
+
+    def wait(self, work: Work, timeout: float | None) -> None:
+        """Return once *work* is finished, or raise TimeoutError."""
+
+    def poll(self, work: Work) -> None:
+        """Take in what is there."""
 
 
 class Work:
@@ -46,7 +55,7 @@ class Work:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Waiter,
         descriptor: Descriptor,
         epoch: int,
         placement: Placement | None = None,

@@ -1,1 +1,1 @@
-"""What members agree on when they bring their state together: manifests, the election, who sends which stripe."""
+"""What members agree on when they bring their state together: manifests, the verdict, who sends which stripe."""

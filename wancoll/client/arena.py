@@ -1,7 +1,7 @@
 """The client's side of the arena: blocks of shared memory, who holds them, and which file pages they show.
 
 A block is a range of addresses bound to an equally long range of the arena's file, which is what the daemon
-knows. A commit in place exchanges the ranges of two blocks. Blocks that nobody holds stay bound and warm for the
+knows. A commit in place swaps the ranges of two blocks. Blocks that nobody holds stay bound and warm for the
 next of their size, up to a bound; what is beyond gives its memory back.
 """
 
@@ -10,18 +10,17 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from typing import Any
 
 from wancoll._native import ffi, lib
-from wancoll.client.ranges import Ranges
 from wancoll.errors import ConfigError
 from wancoll.limits import MIB
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LARGE = 2 * MIB  # from here on aligned such that page tables move as a whole
-EXCHANGE_BYTES = 1 * MIB  # below, copying is as fast as exchanging pages (both about 20 us; 64 MiB: 3000 us against 80)
+SWAP_BYTES = 1 * MIB  # below, copying is as fast as swapping pages (both about 20 us; 64 MiB: 3000 us against 80)
 IDLE_BYTES = 256 * MIB  # kept warm at least, if it was ever used
 
 
@@ -44,7 +43,7 @@ class Block:
     """Addresses that show a part of the arena's file.
 
     Attributes:
-        pages: the wc_block; its offset changes when pages are exchanged.
+        pages: the wc_block; its offset changes when pages are swapped.
         address: of the first byte, for good.
         nbytes: size, for good.
         used: bytes that the holder asked for.
@@ -101,6 +100,41 @@ class ArrayMemory:
         }
 
 
+class Ranges:
+    """Which parts of [0, size) are free: hands out the first that fits, merges what comes back."""
+
+    def __init__(self, size: int) -> None:
+        self._free: list[tuple[int, int]] = [(0, size)] if size else []  # (start, end), sorted, never adjacent
+
+    def take(self, size: int, align: int) -> int | None:
+        """The start of *size* free bytes that is a multiple of *align*, or None."""
+        for i, (start, end) in enumerate(self._free):
+            first = -(-start // align) * align
+            if first + size <= end:
+                rest = [(start, first)] if start < first else []
+                if first + size < end:
+                    rest.append((first + size, end))
+                self._free[i : i + 1] = rest
+                return first
+        return None
+
+    def give(self, start: int, size: int) -> None:
+        """Take back what take() handed out."""
+        end = start + size
+        at = bisect_left(self._free, (start, end))
+        before = after = at
+        if at and self._free[at - 1][1] == start:
+            before, start = at - 1, self._free[at - 1][0]
+        if at < len(self._free) and self._free[at][0] == end:
+            after, end = at + 1, self._free[at][1]
+        self._free[before:after] = [(start, end)]
+
+    @property
+    def free(self) -> int:
+        """Free bytes."""
+        return sum(end - start for start, end in self._free)
+
+
 class Arena:
     """One connection's arena.
 
@@ -116,7 +150,7 @@ class Arena:
         self._fd, self.nbytes = fd, nbytes
         self._base = 0
         address = ffi.new("uint64_t *")
-        # The second half is the spare room that exchanging needs for a moment.
+        # The second half is the spare room that swapping needs for a moment.
         error = lib.wc_pages_reserve(2 * nbytes, address)
         if error:
             os.close(fd)
@@ -134,7 +168,7 @@ class Arena:
         self._blocks: dict[int, Block] = {}  # address -> block
         self._idle: dict[int, dict[Block, None]] = {}  # size -> blocks nobody holds, the last one is the warmest
         self._returned: deque[_Returning] = deque()  # their leases died, not in _idle yet
-        self._lock, self._exchanging = threading.Lock(), threading.Lock()
+        self._lock, self._swapping = threading.Lock(), threading.Lock()
         self._stamp = 0
         self._leased = self._peak = 0  # bytes of blocks that are held; their recent maximum
         self._closed = False
@@ -175,6 +209,14 @@ class Arena:
         at = bisect_right(self._starts, address) - 1
         block = self._blocks.get(self._starts[at]) if at >= 0 else None
         return block if block is not None and address + nbytes <= block.address + block.nbytes else None
+
+    def swappable(self, address: int, nbytes: int) -> Block | None:
+        """The block that a result for these bytes may be swapped with; None: copy it.
+
+        Only whole arrays: a block then always shows one contiguous part of the file.
+        """
+        block = self.find(address, nbytes) if nbytes >= SWAP_BYTES else None
+        return block if block is not None and block.address == address and block.used == nbytes else None
 
     def touch(self, block: Block, start: int, nbytes: int) -> None:
         """Get memory for a part of *block*, so that whoever writes it first need not: half of what a first write costs.
@@ -252,13 +294,13 @@ class Arena:
         self._addresses.give(block.address - self._base, block.nbytes)
         self._offsets.give(block.offset, block.nbytes)
 
-    def exchange(self, a: Block, b: Block, wanted: int) -> bool:
+    def swap(self, a: Block, b: Block, wanted: int) -> bool:
         """Let *a* show what *b* shows, the file from offset *wanted* on, and the other way round; again is harmless.
 
         Returns:
             False if the system refused: nothing has changed then.
         """
-        with self._exchanging:  # there is one spare room
+        with self._swapping:  # there is one spare room
             status = lib.wc_pages_exchange(a.pages, b.pages, wanted, self._spare, self._fd)
         if status > 0:
             self._abandon(b)

@@ -1,10 +1,14 @@
-"""The tensors of a state as plain bytes with the name of a dtype, so that any element type can be synchronised."""
+"""A state in this process's memory: its tensors as plain bytes, and the blocks that take what is missing of them.
+
+Bytes with the name of a dtype, so that any element type can be synchronised.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,20 +16,27 @@ from typing import Any
 import numpy as np
 
 from wancoll._native import ffi, lib
+from wancoll.client.arena import Arena, Block, Lease
 from wancoll.client.tensors import (
     Region,
     check_numpy,
     check_torch,
     check_view,
+    is_torch,
     kind_of,
     open_dlpack,
     unknown_dtype,
 )
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
+from wancoll.limits import MIB
 from wancoll.sync.manifest import STRIPE, Content, Entry, lengths
+from wancoll.sync.verdict import Goal
 
 _CALL = "sync_state"
+_SLAB = 64 * MIB  # stripes that will be copied lie in blocks of this size
+_ALIGN = 64
+_PIECE = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +47,12 @@ class Tensor:
     entry: Entry
 
 
-def tensors(state: Any, *, changing: bool) -> list[Tensor]:
+def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
     """Look at a state without copying it; ascending by key.
 
     Args:
         state: the caller's, key -> tensor.
         changing: whether the tensors may be changed, and so have to be writable.
-
-    Raises:
-        ConfigError: no mapping of names to tensors that can be used.
     """
     if not isinstance(state, Mapping):
         raise ConfigError(
@@ -85,10 +93,9 @@ def digest_stripes(address: int, nbytes: int) -> bytes:
 
 def _look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
     """Memory as bytes, name of the dtype, shape."""
-    tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)
     if isinstance(x, np.ndarray):
         return _array(x, x, None, x.flags.writeable, who)
-    if tensor_type is not None and isinstance(x, tensor_type):
+    if is_torch(x):
         return _torch(x, who)
     if hasattr(type(x), "__dlpack__"):
         found, writable = open_dlpack(x, who)
@@ -164,3 +171,105 @@ def _shared(found: list[Tensor]) -> list[Tensor]:
                 got=f"{found[one].entry.key!r} and {found[other].entry.key!r}", hint="leave one of them out",
             )  # fmt: skip
     return result
+
+
+class Incoming:
+    """Arena memory for the stripes that a member lacks, and how they get to their tensors: all of them, or none.
+
+    A tensor that lacks all of its stripes and is a whole block of the arena gets its pages swapped in the end; the
+    others are copied. The memory is held as long as this and the thread that touches it live.
+
+    Args:
+        arena: of the connection.
+        goal: what there is to move.
+        missing: numbers of the stripes that this member lacks.
+        tensors: its tensors, in the order of the goal's entries.
+
+    Raises:
+        ArenaFull: so it is.
+    """
+
+    def __init__(self, arena: Arena, goal: Goal, missing: frozenset[int], tensors: Sequence[Tensor]) -> None:
+        self._arena = arena
+        self._leases: list[Lease] = []
+        self._swaps: list[tuple[Block, Block, int, int, int]] = []  # target, taken, its offset; address and size
+        self._copies: list[tuple[int, int, int]] = []  # to, from, bytes
+        self._addresses: dict[int, int] = {}  # address of each stripe
+        of_tensor: dict[int, list[int]] = {}
+        for number in sorted(missing):
+            of_tensor.setdefault(goal.stripes[number].entry, []).append(number)
+        loose: list[int] = []
+        for entry, numbers in of_tensor.items():
+            memory, nbytes = tensors[entry].memory, goal.entries[entry].nbytes
+            block = arena.swappable(memory.address, nbytes) if goal.nbytes(numbers) == nbytes else None
+            if block is None:
+                loose += numbers
+                continue
+            lease = arena.take(nbytes, block.nbytes)
+            self._leases.append(lease)
+            self._swaps.append((block, lease.block, lease.block.offset, block.address, nbytes))
+            for number in numbers:
+                self._addresses[number] = lease.block.address + goal.stripes[number].offset
+        self._lay(goal, loose, tensors)
+        # Beside the transfers: the daemon, which writes there first, is busy enough with the bytes.
+        self._toucher = threading.Thread(
+            target=_touch, args=(arena, tuple(self._leases)), name="wancoll-incoming", daemon=True
+        )
+        self._toucher.start()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the memory."""
+        return sum(lease.block.nbytes for lease in self._leases)
+
+    def address(self, stripe: int) -> int | None:
+        """Where a stripe is received; None: it was not missing."""
+        return self._addresses.get(stripe)
+
+    def install(self) -> None:
+        """Put everything in place. An interruption shows when it is done."""
+        try:
+            self._install()
+        except BaseException:
+            self._install()  # doing it again is harmless
+            raise
+
+    def _install(self) -> None:
+        self._toucher.join()
+        for target, taken, offset, address, nbytes in self._swaps:
+            if not self._arena.swap(target, taken, offset):
+                lib.wc_pages_copy(address, taken.address, nbytes)
+        for to, source, nbytes in self._copies:
+            lib.wc_pages_copy(to, source, nbytes)
+
+    def _lay(self, goal: Goal, numbers: list[int], tensors: Sequence[Tensor]) -> None:
+        """Give each of these stripes an address in a slab."""
+        slab: list[int] = []
+        used = 0
+        for number in numbers:
+            nbytes = goal.stripes[number].nbytes
+            if slab and used + nbytes > _SLAB:
+                self._fill(goal, slab, used, tensors)
+                slab, used = [], 0
+            slab.append(number)
+            used += nbytes + -nbytes % _ALIGN
+        if slab:
+            self._fill(goal, slab, used, tensors)
+
+    def _fill(self, goal: Goal, slab: list[int], used: int, tensors: Sequence[Tensor]) -> None:
+        lease = self._arena.take(used)
+        self._leases.append(lease)
+        at = lease.block.address
+        for number in slab:
+            stripe = goal.stripes[number]
+            self._addresses[number] = at
+            self._copies.append((tensors[stripe.entry].memory.address + stripe.offset, at, stripe.nbytes))
+            at += stripe.nbytes + -stripe.nbytes % _ALIGN
+
+
+def _touch(arena: Arena, leases: Sequence[Lease]) -> None:
+    """Get memory for these blocks, in pieces, so that the system's locks on the file are short."""
+    with contextlib.suppress(OSError):  # then the first write finds out
+        for lease in leases:
+            for start in range(0, lease.block.used, _PIECE):
+                arena.touch(lease.block, start, min(_PIECE, lease.block.used - start))

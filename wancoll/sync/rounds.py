@@ -1,6 +1,6 @@
 """Who sends which stripes to whom in a round, and what the members tell each other between rounds. Pure.
 
-Every member posts its transfers in the order of the plan and waits for nothing else, so the first one that is not
+Every member posts its deliveries in the order of next_round() and waits for nothing else, so the first one that is not
 finished is always under way on both sides, whatever bounds there are on how many are.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from wancoll.errors import OperationAborted, ProtocolError
 from wancoll.limits import MIB
-from wancoll.sync.election import Goal, lost_holders
+from wancoll.sync.verdict import Goal, lost_holders
 
 PACK = 4 * MIB  # stripes that are smaller go together up to this size
 
@@ -20,7 +20,7 @@ _TEXT_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class Delivery:
     """One send and recv: these stripes, one after the other."""
 
     sender: str
@@ -71,8 +71,8 @@ def decode_report(data: bytes, stripes: int, members: Sequence[str], who: str) -
     return Report(_numbers(data[:at], stripes), names, problem)
 
 
-def next_round(goal: Goal, reports: Mapping[str, Report]) -> list[Transfer]:
-    """The transfers of the next round; empty: nobody misses anything.
+def next_round(goal: Goal, reports: Mapping[str, Report]) -> list[Delivery]:
+    """The deliveries of the next round; empty: nobody misses anything.
 
     Every stripe that a member lacks and that some member can send it is sent once, and all that can send it have about
     the same to send.
@@ -92,7 +92,7 @@ def next_round(goal: Goal, reports: Mapping[str, Report]) -> list[Transfer]:
             )  # fmt: skip
     senders = [name for name in reports if name not in goal.silent]
     load = dict.fromkeys(senders, 0)
-    queues: dict[tuple[str, str], list[Transfer]] = {}
+    queues: dict[tuple[str, str], list[Delivery]] = {}
     stuck: list[tuple[int, str]] = []
     portions = [(*portion, receiver) for receiver in reports for portion in _packs(goal, reports, senders, receiver)]
     for holders, numbers, receiver in sorted(portions, key=lambda each: len(each[0])):  # those with a choice make up
@@ -102,7 +102,7 @@ def next_round(goal: Goal, reports: Mapping[str, Report]) -> list[Transfer]:
         sender = min(holders, key=lambda name: (load[name], len(queues.get((name, receiver), ()))))
         nbytes = goal.nbytes(numbers)
         load[sender] += nbytes
-        queues.setdefault((sender, receiver), []).append(Transfer(sender, receiver, tuple(numbers), nbytes))
+        queues.setdefault((sender, receiver), []).append(Delivery(sender, receiver, tuple(numbers), nbytes))
     for number, receiver in stuck:  # somebody may pass it on in a later round
         if not queues or all(number in reports[name].missing for name in senders):
             raise lost_holders(goal, number, receiver)
@@ -130,7 +130,7 @@ def _packs(
     return found
 
 
-def _in_turn(queues: Mapping[tuple[str, str], list[Transfer]]) -> list[Transfer]:
+def _in_turn(queues: Mapping[tuple[str, str], list[Delivery]]) -> list[Delivery]:
     """The pairs take turns, so that all of them are busy."""
     depth = max((len(queue) for queue in queues.values()), default=0)
     return [queue[k] for k in range(depth) for queue in queues.values() if k < len(queue)]

@@ -13,8 +13,8 @@ _CALL = "sync_state"
 
 
 @dataclass(frozen=True, slots=True)
-class Winner:
-    """The state that wins.
+class Verdict:
+    """Which state wins.
 
     Attributes:
         member: the first in rank order that has it and votes.
@@ -61,7 +61,7 @@ class Goal:
         return sum(self.stripes[number].nbytes for number in numbers)
 
 
-def elect(headers: Mapping[str, Header]) -> Winner:
+def judge(headers: Mapping[str, Header]) -> Verdict:
     """The highest revision wins, among those the state of most members, among those that of the lowest rank.
 
     Args:
@@ -92,24 +92,24 @@ def elect(headers: Mapping[str, Header]) -> Winner:
                 hint=f"drop strategy={SEND_ONLY!r} there, or give its state the highest revision",
             )  # fmt: skip
     holders = tuple(name for name, header in voters.items() if header.fingerprint == won)
-    return Winner(party[0], revision, holders, differing)
+    return Verdict(party[0], revision, holders, differing)
 
 
-def goal(winner: Winner, headers: Mapping[str, Header], contents: Mapping[str, Content]) -> Goal:
+def goal(verdict: Verdict, headers: Mapping[str, Header], contents: Mapping[str, Content]) -> Goal:
     """What every member lacks.
 
     Args:
-        winner: from elect().
+        verdict: from judge().
         headers: of all members, in rank order.
         contents: of the same members.
 
     Raises:
         ConfigError: a member has other keys, shapes or dtypes than the winner.
     """
-    won = contents[winner.member]
+    won = contents[verdict.member]
     for name, content in contents.items():
         if content.entries != won.entries:
-            raise _misfit(winner.member, won.entries, name, content.entries)
+            raise _misfit(verdict.member, won.entries, name, content.entries)
     count = len(won.digests) // 8
     missing = {name: _differing(content.digests, won.digests, count) for name, content in contents.items()}
     silent = frozenset(name for name, header in headers.items() if header.strategy == RECEIVE_ONLY)

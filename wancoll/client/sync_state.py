@@ -4,7 +4,7 @@
     headers     all_gather of fixed size                                    all alike -> end; else contents
     contents    all_gather of keys and digests; all decide the same         memory is taken -> reports
     reports     all_gather of what each member lacks                        nothing -> put in place, end; else round
-    round       sends and recvs of stripes, in the order of the plan        reports
+    round       deliveries: sends and recvs of stripes, all in one order    reports
 
 What is decided is decided in wancoll.sync, from what was gathered, by all members alike.
 
@@ -16,37 +16,28 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from wancoll.client.arena import ArenaFull
 from wancoll.client.checks import LIBRARY_TAGS, check_timeout
-from wancoll.client.connection import Connection
-from wancoll.client.exchanges import Exchanges
-from wancoll.client.memory import ArenaFull
+from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.placement import Placement
-from wancoll.client.staging import Staging
-from wancoll.client.state_tensors import Tensor, content, digest_stripes
+from wancoll.client.state import Incoming, Tensor, content, digest_stripes
 from wancoll.client.tensors import Region
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, DType, Kind, Receipt
-from wancoll.errors import ConfigError, OperationAborted, WancollError
-from wancoll.sync.election import Goal, Winner, elect, goal
-from wancoll.sync.manifest import (
-    Header,
-    decode,
-    encode,
-    fingerprint,
-    pack_header,
-    unpack_header,
-)
-from wancoll.sync.plan import Report, Transfer, decode_report, encode_report, next_round
+from wancoll.errors import OperationAborted, WancollError
+from wancoll.sync.manifest import Header, decode, encode, fingerprint, pack_header, unpack_header
 from wancoll.sync.receipt import SyncReceipt
+from wancoll.sync.rounds import Delivery, Report, decode_report, encode_report, next_round
 from wancoll.sync.strategy import SEND_ONLY
+from wancoll.sync.verdict import Goal, Verdict, goal, judge
 
-_AHEAD = 3  # transfers under way for each partner
-_MOST = 32  # transfers under way
+_AHEAD = 3  # deliveries under way for each partner
+_MOST = 32  # deliveries under way
 
 Waits = Generator[Sequence[Work], None, Any]  # yields calls; goes on when one of them is finished
 
@@ -55,8 +46,8 @@ class SyncWork:
     """Handle of a sync_state that was not finished in time.
 
     Args:
-        calls: the communicator.
-        connection: its connection.
+        all_gather: of the communicator.
+        connection: of the communicator.
         tensors: the state.
         revision: of the state.
         strategy: of this member.
@@ -67,18 +58,20 @@ class SyncWork:
     """
 
     def __init__(
-        self, calls: Exchanges, connection: Connection, tensors: list[Tensor], revision: int, strategy: str,
-        on_failure: str,
+        self, all_gather: Callable[..., Work], connection: Connection, tensors: list[Tensor], revision: int,
+        strategy: str, on_failure: str,
     ) -> None:  # fmt: skip
         self._began = time.monotonic()
-        self._calls, self._connection, self._on_failure = calls, connection, on_failure
-        self._tensors, self._strategy = tensors, strategy
+        self._all_gather, self._connection, self._on_failure = all_gather, connection, on_failure
+        self._tensors = tensors
         connection.check_usable()
-        self._check_free()
+        regions = tuple(tensor.memory for tensor in tensors if tensor.memory.nbytes)
+        touched = Placement(connection.arena, regions, regions if strategy != SEND_ONLY else ())
+        connection.check_free(touched, "sync_state(state)", "tensors that no pending call uses")
         self._content = content(tensors)
         self._encoded = encode(self._content)
         self._header = Header(revision, strategy, fingerprint(self._encoded), len(self._encoded))
-        self._staging: Staging | None = None
+        self._incoming: Incoming | None = None
         self._members: tuple[str, ...] = ()  # of the first gather
         self._missing: set[int] = set()
         self._bad: set[str] = set()
@@ -101,9 +94,9 @@ class SyncWork:
             WancollError: it failed; the tensors are as they were.
         """
         check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         while self._answer is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = seconds_left(deadline)
             if self._waits and not self._connection.wait_any(self._waits, left):
                 raise self._late()
             self._step()
@@ -135,35 +128,35 @@ class SyncWork:
             )  # fmt: skip
             raise
         finally:
-            if self._answer is not None and self._staging is not None:
-                self._connection.arena.cool(self._staging.nbytes)
-                self._staging = None  # transfers that are still under way, after an interruption, hold it
+            if self._answer is not None and self._incoming is not None:
+                self._connection.arena.cool(self._incoming.nbytes)
+                self._incoming = None  # deliveries that are still under way, after an interruption, hold it
 
     # ---- the steps -----------------------------------------------------------------------------------
 
     def _run(self) -> Generator[Sequence[Work], None, SyncReceipt]:
         receipt, headers = yield from self._gather_headers()
-        winner = elect(headers)
-        if not winner.differing:
-            return self._finished(receipt, winner, None)
+        verdict = judge(headers)
+        if not verdict.differing:
+            return self._finished(receipt, verdict, None)
         receipt, contents = yield from self._gather_contents(headers)
         headers = {name: headers[name] for name in receipt.contributors}
-        winner = elect(headers)
-        found = goal(winner, headers, {name: decode(data, name) for name, data in contents.items()})
+        verdict = judge(headers)
+        found = goal(verdict, headers, {name: decode(data, name) for name, data in contents.items()})
         self._members = receipt.contributors
-        problem = self._stage(found)
+        problem = self._make_room(found)
         while True:
             receipt, reports = yield from self._gather_reports(found, problem)
-            transfers = next_round(found, reports)
-            if not transfers:
+            deliveries = next_round(found, reports)
+            if not deliveries:
                 break
             self._rounds += 1
-            yield from self._move(found, transfers, receipt.seq)
-        if self._staging is not None:
-            self._staging.install()
-        return self._finished(receipt, winner, found)
+            yield from self._move(found, deliveries, receipt.seq)
+        if self._incoming is not None:
+            self._incoming.install()
+        return self._finished(receipt, verdict, found)
 
-    def _finished(self, receipt: Receipt, winner: Winner, found: Goal | None) -> SyncReceipt:
+    def _finished(self, receipt: Receipt, verdict: Verdict, found: Goal | None) -> SyncReceipt:
         changed: dict[str, list[int]] = {}
         nbytes = 0
         if found is not None:
@@ -171,8 +164,8 @@ class SyncWork:
             nbytes = sum(found.nbytes(found.missing[name]) for name in receipt.contributors)
         mine = changed.get(self._connection.place.member, [])
         return SyncReceipt(
-            revision=winner.revision,
-            holders=winner.holders,
+            revision=verdict.revision,
+            holders=verdict.holders,
             tensors=tuple(self._tensors[number].entry.key for number in mine),
             bytes_received=self._received,
             bytes_sent=self._sent,
@@ -185,14 +178,14 @@ class SyncWork:
             seconds=time.monotonic() - self._began,
         )
 
-    def _stage(self, found: Goal) -> str:
+    def _make_room(self, found: Goal) -> str:
         """Take memory for what is missing here; says why that is not possible."""
         missing = found.missing[self._connection.place.member]
         self._missing = set(missing)
         if not missing:
             return ""
         try:
-            self._staging = Staging(self._connection.arena, found, missing, self._tensors)
+            self._incoming = Incoming(self._connection.arena, found, missing, self._tensors)
         except ArenaFull as bad:
             return str(bad)
         return ""
@@ -203,9 +196,7 @@ class SyncWork:
         """(receipt, what each contributor gave)."""
         names = self._connection.place.members
         sizes = None if counts is None else [counts.get(name, 0) for name in names]
-        work = self._calls.all_gather(
-            np.frombuffer(data, np.uint8), counts=sizes, async_op=True, on_failure=self._on_failure
-        )
+        work = self._all_gather(np.frombuffer(data, np.uint8), counts=sizes, async_op=True, on_failure=self._on_failure)
         while not work.finished:
             yield (work,)
         receipt = work.wait()
@@ -245,47 +236,47 @@ class SyncWork:
 
     # ---- a round -------------------------------------------------------------------------------------
 
-    def _move(self, found: Goal, transfers: Sequence[Transfer], seq: int) -> Waits:
-        """Post this member's transfers in the order of the plan, a bounded number at a time."""
+    def _move(self, found: Goal, deliveries: Sequence[Delivery], seq: int) -> Waits:
+        """Post this member's deliveries in the order of the plan, a bounded number at a time."""
         me = self._connection.place.member
-        mine = deque((i, each) for i, each in enumerate(transfers) if me in (each.sender, each.receiver))
+        mine = deque((i, each) for i, each in enumerate(deliveries) if me in (each.sender, each.receiver))
         partners = {name for _, each in mine for name in (each.sender, each.receiver)}
         most = min(_MOST, _AHEAD * (len(partners) - 1))
-        flying: dict[Work, Transfer] = {}
+        flying: dict[Work, Delivery] = {}
         while mine or flying:
             while mine and len(flying) < most:
-                index, transfer = mine[0]
+                index, delivery = mine[0]
                 tag = LIBRARY_TAGS | (seq & 0xFFFFFFF) << 28 | index & 0xFFFFFFF
                 try:
-                    work = self._post(found, transfer, tag)
+                    work = self._post(found, delivery, tag)
                 except ArenaFull:
                     if flying:
                         break  # what they hold comes back
-                    work = self._post(found, transfer, tag, refuse=True)
+                    work = self._post(found, delivery, tag, refuse=True)
                 mine.popleft()
                 if work is not None:
-                    flying[work] = transfer
+                    flying[work] = delivery
             if not flying:
                 continue
             yield tuple(flying)
             for work in [each for each in flying if each.finished]:
                 self._ended(found, work, flying.pop(work))
 
-    def _post(self, found: Goal, transfer: Transfer, tag: int, refuse: bool = False) -> Work | None:
+    def _post(self, found: Goal, delivery: Delivery, tag: int, refuse: bool = False) -> Work | None:
         """Get one under way; None: the other side is gone.
 
         Args:
             found: what there is to move.
-            transfer: which.
+            delivery: which.
             tag: its own.
             refuse: this side cannot: call it with another size, which ends it on both sides.
         """
         place = self._connection.place
-        sends = transfer.sender == place.member
-        other = transfer.receiver if sends else transfer.sender
+        sends = delivery.sender == place.member
+        other = delivery.receiver if sends else delivery.sender
         if other not in place.members:
             return None
-        parts = () if refuse else tuple(self._place(found, number) for number in transfer.stripes)
+        parts = () if refuse else tuple(self._region(found, number) for number in delivery.stripes)
         nbytes = sum(part.nbytes for part in parts)
         kind = Kind.send if sends else Kind.recv
         placement = Placement(
@@ -298,55 +289,39 @@ class SyncWork:
         self._connection.post(work)
         return work
 
-    def _place(self, found: Goal, number: int) -> Region:
+    def _region(self, found: Goal, number: int) -> Region:
         """Where a stripe lies here: where it is received, or in the caller's tensor."""
         stripe = found.stripes[number]
-        staged = self._staging.address(number) if self._staging is not None else None
-        if staged is not None:
-            return Region(None, self._staging, staged, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
+        address = self._incoming.address(number) if self._incoming is not None else None
+        if address is not None:
+            return Region(None, self._incoming, address, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
         memory = self._tensors[stripe.entry].memory
         address = memory.address + stripe.offset
         return Region(memory.owner, memory.keep, address, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
 
-    def _ended(self, found: Goal, work: Work, transfer: Transfer) -> None:
+    def _ended(self, found: Goal, work: Work, delivery: Delivery) -> None:
         sends = work.descriptor.kind is Kind.send
         try:
             receipt = work.wait()
         except WancollError:  # whatever it is: the next gather fails, too, or another member can do it
-            self._bad.add(transfer.receiver if sends else transfer.sender)
-            self._repeated += transfer.nbytes
+            self._bad.add(delivery.receiver if sends else delivery.sender)
+            self._repeated += delivery.nbytes
             return
-        self._repeated += (receipt.attempts - 1) * transfer.nbytes
+        self._repeated += (receipt.attempts - 1) * delivery.nbytes
         if sends:
-            self._sent += transfer.nbytes
+            self._sent += delivery.nbytes
             return
-        if len(transfer.stripes) == 1:
-            right = [int(receipt.digest, 16) == found.digest(transfer.stripes[0])]
+        if len(delivery.stripes) == 1:
+            right = [int(receipt.digest, 16) == found.digest(delivery.stripes[0])]
         else:
-            right = [self._is_right(found, number) for number in transfer.stripes]
-        for number, good in zip(transfer.stripes, right, strict=True):
+            right = [self._is_right(found, number) for number in delivery.stripes]
+        for number, good in zip(delivery.stripes, right, strict=True):
             if good:
                 self._missing.discard(number)
                 self._received += found.stripes[number].nbytes
             else:
-                self._bad.add(transfer.sender)
+                self._bad.add(delivery.sender)
 
     def _is_right(self, found: Goal, number: int) -> bool:
-        region = self._place(found, number)
+        region = self._region(found, number)
         return int.from_bytes(digest_stripes(region.address, region.nbytes), "little") == found.digest(number)
-
-    # ---- before anything is sent ---------------------------------------------------------------------
-
-    def _check_free(self) -> None:
-        """Refuse tensors that a pending call uses."""
-        regions = tuple(tensor.memory for tensor in self._tensors if tensor.memory.nbytes)
-        targets = regions if self._strategy != SEND_ONLY else ()
-        placement = Placement(self._connection.arena, regions, targets)
-        for other in self._connection.pending:
-            earlier = other.placement
-            if earlier is not None and placement.conflicts(earlier):
-                raise ConfigError(
-                    "the memory is in use by a call that is not finished", who="sync_state(state)",
-                    expected="tensors that no pending call uses", got=f"memory of call {other.id}, {other.descriptor}",
-                    hint="wait() for that call first",
-                )  # fmt: skip
