@@ -1,4 +1,4 @@
-/* The codecs' formats, in plain C, GROUP float32 elements at a time. They are described in ARCHITECTURE.md, "Codecs, bit for bit". codec_body.h
+/* The codecs' formats, in plain C, GROUP float32 elements at a time. They are described in docs/numbers.md, "Codecs". codec_body.h
    includes this and makes whole tensors of it. */
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "scales and codes are written as they lie in memory");

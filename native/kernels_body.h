@@ -5,7 +5,7 @@
      HALF_LANES, half_load(p), half_store(p, v), codes_store(p, a, b, c, d)
                                 optional: float16 by instructions, HALF_LANES at a time, in a vector of floats called `lanes`;
                                 four such vectors, rounded to nearest even and below 128, as bytes
-   The rules of arithmetic are in ARCHITECTURE.md, "Numbers". */
+   The rules of arithmetic are in docs/numbers.md, "Numbers". */
 
 #include <float.h>
 #include <string.h>

@@ -26,7 +26,8 @@ from wancoll.wire.framing import encode
 from wancoll.wire.messages import Bye, EventRecord, GroupStatus, MemberStatus, Status
 
 WANCOLL = [sys.executable, "-m", "wancoll"]
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 DEADLINE = 20.0  # seconds for anything that a test waits for
 
 # A service that has started and never stops by itself: what a user meets who signals twice.
@@ -154,19 +155,21 @@ def test_help_shows_variable_default_and_unit_of_every_option(command):
             assert re.search("Bytes|connections|threads", text), name
 
 
-def test_the_readme_names_only_options_and_variables_that_exist():
+def test_the_documents_name_only_options_and_variables_that_exist():
     arguments = [
         argument
-        for command in ("master", "peer", "status", "model", "perf", "chaos")
+        for command in ("master", "peer", "status", "model", "perf", "chaos", "demo")
         for argument in app[command].assemble_argument_collection(parse_docstring=False)
     ]
     options = {name for argument in arguments for name in argument.names}
     variables = {"WANCOLL_" + argument.name.removeprefix("--").replace("-", "_").upper() for argument in arguments}
-    readme = README.read_text()
-    others = {"--help", "--index-url", "--now"}  # of all commands, pip and systemctl
-    assert "--advertise" in readme
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - options - others == set()
-    assert set(re.findall(r"WANCOLL_[A-Z_]+", readme)) - variables == set()
+    variables.add("WANCOLL_FAILPOINTS")  # of master and peer, and no option
+    # --help: of all commands; --now: of systemctl; --strict: of mypy; --delay, --rate: of python -m tests.wan
+    others = {"--help", "--now", "--strict", "--delay", "--rate"}
+    text = "\n".join(path.read_text() for path in DOCUMENTS)
+    assert "--advertise" in text
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - options - others == set()
+    assert set(re.findall(r"WANCOLL_[A-Z_]+", text)) - variables == set()
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_killed_daemon_restarts_under_its_name_and_its_client_rejoins(cluster: C
 
 
 def test_a_second_daemon_of_the_same_name_ends_the_first(cluster: Cluster) -> None:
-    """protocol.md, race 9: the old one is stopped, so only the new one's Hello can tell."""
+    """docs/protocol.md, race 9: the old one is stopped, so only the new one's Hello can tell."""
     group = new_group()
     comms = join(cluster, [0, 1, 3], group=group)
     reduce_all(comms, [0, 1, 3])

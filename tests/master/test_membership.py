@@ -1,4 +1,4 @@
-"""The master's rules (protocol.md R1 to R5 and R8), told as transcripts of step()."""
+"""The master's rules (docs/protocol.md, R1 to R5 and R8), told as transcripts of step()."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What must be true, looked at whenever a master decides, a member speaks and a client is told something.
 
-The promise (design.md, section 1) and R1 to R8 of protocol.md. Members are called by their clients' names, which are
+The promise (ARCHITECTURE.md) and R1 to R8 of docs/protocol.md. Members are called by their clients' names, which are
 never used again; a *life* is a group's history from its first epoch to the loss of its last member.
 """
 

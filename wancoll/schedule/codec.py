@@ -1,6 +1,6 @@
 """The numpy reference of the codecs: what the engine's kernels must equal bit for bit.
 
-The formats are in ARCHITECTURE.md, "Codecs, bit for bit". Arrays hold elements as in `reference`.
+The formats are in docs/numbers.md, "Codecs". Arrays hold elements as in `reference`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the numbers mean, in numpy: a reduction, the last step of avg, the digest of a result.
 
 Arrays hold elements as numpy has them; bfloat16, which numpy lacks, is uint16 with its bits. The rules are in
-ARCHITECTURE.md, "Numbers". The engine equals all of this bit for bit.
+docs/numbers.md, "Numbers". The engine equals all of this bit for bit.
 """
 
 from __future__ import annotations

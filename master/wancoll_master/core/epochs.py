@@ -1,4 +1,4 @@
-"""The life of a group: epochs, commits, admissions and voids (protocol.md, R1 to R5). Pure.
+"""The life of a group: epochs, commits, admissions and voids (docs/protocol.md, R1 to R5). Pure.
 
 An epoch ends by new_epoch() alone. Whatever was collected in it (Done, calls, complaints) is dropped with it.
 """

@@ -1,7 +1,7 @@
 """One member's state, pure: what the client, the master, the links and the engine say, and what has to happen next.
 
 Every method takes what happened and returns the commands that the shell must carry out, in order. The
-rules are those of protocol.md's R1 to R8: a result goes to the client only after its commit, and every
+rules are those of docs/protocol.md: a result goes to the client only after its commit, and every
 retry happens in a new epoch. The states of operations are in operations.py.
 """
 
