@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import io
 import re
 import tokenize
@@ -11,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+import wancoll
+from wancoll.client.communicator import Communicator
+
 ROOT = Path(__file__).parent.parent
 SOURCES = ("wancoll", "master", "native", "tests", "deploy")
 LAW = "docs/protocol.md"
+MESSAGES = "wancoll/wire/messages.py"
 WIDTH = 120
 
 RULE = re.compile(r"\bR(\d{1,2})\b(?!\.py)")  # R2
@@ -22,6 +27,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w@.*-]*(?:/[\w@.*-]+)*(?:\.(?:py|pyi|c|h|service|env)|/)")
 OTHERS = {"PERFORMANCE.md"}  # of nccl-tests
+FILES = {("wancoll", "env"), ("wancoll", "sqlite")}  # and no names
 
 
 def documents(root: Path) -> list[Path]:
@@ -153,7 +159,37 @@ def long_lines(root: Path) -> list[str]:
     ]
 
 
-CHECKS = (unknown_rules, unknown_documents, dead_links, unknown_files, long_lines)
+def unknown_targets(root: Path) -> list[str]:
+    """What documents tell people to make."""
+    known = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    return [
+        f"{path.relative_to(root)}:{line}: make knows no {target}"
+        for path in documents(root)
+        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", text)
+        if target not in known
+    ]
+
+
+def unknown_messages(root: Path) -> list[str]:
+    """What the law says that processes say to each other, in its pictures and in its text."""
+    known = set(re.findall(r"^class (\w+)", (root / MESSAGES).read_text(), re.MULTILINE))
+    text = (root / LAW).read_text()
+    said = [re.sub(r"\(.*?\)", "(", match[1]) for match in re.finditer(r"-[->x]+\w+: (.*)", text)]
+    names = {name for one in said for name in re.findall(r"\b([A-Z]\w+)(?=[(,]|$)", one)}
+    names |= set(re.findall(r"`([A-Z][a-z]\w+)[(.][^`]*`", text))
+    return [f"{LAW}: there is no message {name}" for name in sorted(names - known)]
+
+
+CHECKS = (
+    unknown_rules,
+    unknown_documents,
+    dead_links,
+    unknown_files,
+    unknown_targets,
+    unknown_messages,
+    long_lines,
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -165,6 +201,23 @@ def test_documents_and_citations(check: Callable[[Path], list[str]]):
 def test_rules_are_numbered_without_gaps():
     assert sorted(rules(ROOT)) == list(range(1, len(rules(ROOT)) + 1))
     assert len(rules(ROOT)) >= 8
+
+
+def blocks(path: Path) -> list[str]:
+    """The Python in a document."""
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_python_in_documents_is_python_and_names_what_there_is():
+    whole = {"comm": Communicator, "wancoll": wancoll}
+    found = [block for path in documents(ROOT) for block in blocks(path)]
+    assert found
+    for block in found:
+        compile(block, "a document", "exec")
+    for path in documents(ROOT):
+        for owner, name in re.findall(r"\b(comm|wancoll)\.([a-zA-Z_]+)\b(?!/)", path.read_text(encoding="utf-8")):
+            if (owner, name) not in FILES:
+                assert hasattr(whole[owner], name) or importlib.util.find_spec(f"wancoll.{name}"), (path.name, name)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +234,15 @@ def test_rules_are_numbered_without_gaps():
         (dead_links, {"a.md": "# A b, c\n[here](#a-b-c) [there](#d)\n"}, "a.md:2: #d"),
         (unknown_files, {"a.md": "`wancoll/`, `a.py`, `b.py`\n", "wancoll/a.py": ""}, "a.md:1: there is no b.py"),
         (unknown_files, {"a.md": "`wancoll/x/`\n", "wancoll/a.py": ""}, "a.md:1: there is no wancoll/x/"),
+        (unknown_targets, {"a.md": "```\nmake test\nmake peace\n```\n"}, "a.md:3: make knows no peace"),
+        (unknown_messages, {LAW: "`Hello(1)` `Fine`\nA->>B: Hello, Nope(e, f)\n"}, f"{LAW}: there is no message Nope"),
+        (unknown_messages, {LAW: "`Nope.upto`\nA--xB: Hello(Not, seen)\n"}, f"{LAW}: there is no message Nope"),
         (long_lines, {"a.md": f"| {'x' * 150} |\n```\n{'x' * 150}\n```\n{'x ' * 75}\n"}, "a.md:5: 150"),
     ],
 )  # fmt: skip
 def test_each_check_finds_an_offender_and_says_where(tmp_path, check, files, where):
-    for name, text in {LAW: "# The law\n**R1. One.** It is so.\n", **files}.items():
+    there = {LAW: "# The law\n**R1. One.** It is so.\n", MESSAGES: "class Hello:\n", "Makefile": "test: all\n"}
+    for name, text in {**there, **files}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
