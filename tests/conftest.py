@@ -35,3 +35,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if reason := why_not():
             pytest.skip(reason)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write what comes of tests/master/scripts into them")

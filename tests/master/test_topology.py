@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from random import Random
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wancoll_master.plan.ring_search import search
-from wancoll_master.plan.topology import EXACT_BEST, best_ring, better_ring, pair, rate
+from wancoll_master.plan.topology import EXACT_BEST, best_ring, better_ring, pair, rate, ring_order
 
 Matrix = list[list[float]]
 
@@ -192,3 +192,46 @@ def test_bad_pairs_are_left_even_if_the_ring_gets_slower_by_it():
     assert all(pair(a, b) not in bad for a, b in edges(found.order))
     assert found.bottleneck == 60.0
     assert better_ring(range(5), bandwidth, latency, {pair(a, b) for a, b in product(range(5), repeat=2)}) is None
+
+
+# ---- pairs that cannot meet --------------------------------------------------------------------------
+
+
+def fits(order: list[int], bad: set[tuple[int, int]]) -> bool:
+    return all(pair(a, b) not in bad for a, b in edges(order) if a != b)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
+def test_ring_orders_are_found_exactly_where_they_exist(count):
+    members = list(range(10, 10 + count))
+    pairs = list(combinations(members, 2))
+    for size in range(min(len(pairs), 5) + 1):
+        for bad in map(set, combinations(pairs, size)):
+            found = ring_order(members, bad)
+            possible = any(fits([members[0], *rest], bad) for rest in permutations(members[1:]))
+            assert (found is not None) == possible
+            if found is not None:
+                assert sorted(found) == members
+                assert found[0] == members[0]
+                assert fits(found, bad)
+
+
+def test_an_order_without_bad_pairs_stays_as_it_is():
+    assert ring_order([5, 3, 9, 1], set()) == [5, 3, 9, 1]
+    assert ring_order([5, 3, 9, 1], {pair(5, 9)}) == [5, 3, 9, 1]
+
+
+def test_large_worlds_with_some_bad_pairs():
+    members = list(range(200))
+    bad = {pair(i, i + 1) for i in range(0, 190, 7)} | {pair(0, 199)}
+    found = ring_order(members, bad)
+    assert found is not None
+    assert fits(found, bad)
+
+
+def test_ten_members_in_the_worst_case_end_soon():
+    members = list(range(10))
+    bad = {pair(a, b) for a in range(5) for b in range(a)} | {pair(5, 6)}
+    assert ring_order(members, bad) is not None  # alternating between the halves
+    bad |= {pair(0, b) for b in range(1, 9)}
+    assert ring_order(members, bad) is None

@@ -29,6 +29,32 @@ from wancoll_master.plan.planning import propose
 GROUP = "g"
 
 
+def report_of(mid: int, epoch: int = 1, *, of: tuple[int, ...] = (1, 2, 3), **fields: Any) -> m.Report:
+    """What member m<mid> of daemon d<mid> reports."""
+    basis = m.Report(
+        group=GROUP,
+        mid=mid,
+        epoch=epoch,
+        members=[(each, f"m{each}", f"d{each}") for each in of],
+        plan=m.Plan(4, 1024, True, {}, [], 0, ""),
+        key=b"k" * 16,
+        start_world=3,
+        min_world=1,
+        reason="formed",
+        base=0,
+        committed_upto=0,
+        voids=[],
+        aborted=False,
+        done=[],
+        updates=[],
+        p2p=[],
+        heard=0,
+        settled=[],
+        failed=[],
+    )
+    return msgspec.structs.replace(basis, **fields)
+
+
 class Room:
     """A master's state and the daemons d0, d1, ... that talk to it. Member mI is on daemon dI unless said otherwise."""
 
@@ -124,6 +150,18 @@ class Room:
         self.conns.clear()
         self.inbox.clear()
         self.closed.clear()
+
+    def restarted(self, epoch: int = 1, mids: tuple[int, ...] = (1, 2, 3), base: int = 0) -> None:
+        """A new master whose journal says that the newest epoch had these members, and began with *base* committed.
+
+        Daemons d1, d2 and d3 have introduced themselves, and will report().
+        """
+        self.restart()
+        self.persisted, self.journal = (epoch, 1025), {GROUP: Used(epoch, frozenset(mids), base)}
+        self.restart()
+        for mid in (1, 2, 3):
+            self.hello(f"d{mid}")
+        self.clear()
 
     def stranger(self, message: Any) -> int:
         """A connection whose first message is *message*."""

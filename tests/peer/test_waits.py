@@ -7,6 +7,7 @@ from wancoll.collective import Kind
 from wancoll.peer.core import waits
 from wancoll.peer.core.ops import OpState
 from wancoll.peer.core.stalls import LinkView
+from wancoll.peer.core.waits import SAID_AGAIN, WaitLog
 from wancoll.wire import messages as m
 
 SLOW = 1.0
@@ -124,3 +125,14 @@ def test_how_far_the_client_is() -> None:
     d.member.op_finished(100, digest=7, bytes_sent=9)
     d.member.commit(m.Commit("g", 1, 1, 1), 3.0)
     assert (d.member.called, d.member.oldest_call) == (2, 2)
+
+
+def test_the_daemons_log_says_it_once() -> None:
+    log = WaitLog()
+    assert log.begins(1, 10.0, 12.0)
+    assert not log.begins(1, 10.0, 13.0)
+    assert log.ended(1, 13.0) == 0.0
+    assert log.ended(2, 14.0) == 4.0
+    assert not log.begins(2, 13.0, 15.0)
+    assert log.ended(None, 16.0) == 0.0
+    assert log.begins(3, 40.0, 12.0 + SAID_AGAIN)

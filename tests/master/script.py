@@ -1,0 +1,313 @@
+"""Scripts: text files that say what happens to a master, and below each line all that came of it.
+
+    == r1: a commit needs everyone        a scenario begins, in a room of its own; lines with # explain
+    limits heartbeat_timeout=1.5          what the room is like: limits of it, or of its state (`state term=5`)
+    form 3                                a verb of Script or Room, with its arguments
+    done m0 1
+        all < Commit(...)                 what the master did: messages by who gets them, lines of its event log, ...
+
+`python -m pytest tests/master/test_scripts.py --rewrite` writes what comes now into the files: read the diff.
+Messages are written without their group (if it is g), without the term (if it is the master's), and without what has
+its default. `+0.1 d0 < ...` came a tenth of a second after the line began; in the event log ... stands for the reason
+that a message has just told. Pongs are not told of.
+"""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.master.transcript import GROUP, Room, report_of
+from wancoll.cli import status
+from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.wire import messages as m
+from wancoll_master.core import report
+from wancoll_master.core.ready import Announce, Broadcast, Event, Message, Send, Tick
+
+FILES = sorted(Path(__file__).with_name("scripts").glob("*.txt"))
+SHOWN = "    "
+USUAL = m.Plan(4, 256 << 10, True, {}, [], 0, "", tracks=4)  # plans show what differs from this
+
+
+@dataclass
+class Scenario:
+    """One scenario of a file, its lines without what came of them."""
+
+    name: str
+    lines: list[str]
+    shown: list[str]  # the whole text, as it stands in the file
+
+
+def read(path: Path) -> tuple[str, list[Scenario]]:
+    """What stands before the first scenario, and all scenarios."""
+    head, *rest = path.read_text().split("\n== ")
+    found = []
+    for text in rest:
+        name, *lines = text.rstrip("\n").split("\n")
+        found.append(Scenario(name, [line for line in lines if not line.startswith(SHOWN)], lines))
+    return head, found
+
+
+def write(path: Path, head: str, scenarios: list[Scenario]) -> None:
+    path.write_text(
+        "\n\n== ".join([head.rstrip("\n"), *("\n".join([s.name, *s.shown]).rstrip() for s in scenarios)]) + "\n"
+    )
+
+
+def play(lines: list[str]) -> list[str]:
+    """The lines again, each with what came of it."""
+    limits: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    script: Script | None = None
+    told = []
+    for line in lines:
+        told.append(line)
+        verb, _, rest = line.partition(" ")
+        if not verb or verb == "#":
+            continue
+        if verb in ("limits", "state"):
+            assert script is None, "a room is made before anything happens"
+            (limits if verb == "limits" else state).update(_arguments(rest)[1])
+            continue
+        script = script or Script(Limits(**limits), **state)
+        told += [SHOWN + one for one in script.play(verb, rest)]
+    return told
+
+
+def _arguments(rest: str) -> tuple[list[Any], dict[str, Any]]:
+    words, named = [], {}
+    for word in shlex.split(rest):
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            named[name] = _value(value)
+        else:
+            words.append(_value(word))
+    return words, named
+
+
+def _value(word: str) -> Any:
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
+
+
+# What `say` may write: messages by their names, in the group g unless it says another.
+_WORDS: dict[str, Any] = {
+    name: partial(kind, group=GROUP) if "group" in kind.__struct_fields__ else kind
+    for name, kind in vars(m).items()
+    if isinstance(kind, type) and issubclass(kind, m.Message)
+}
+_WORDS |= {"report": report_of, "PROTOCOL_VERSION": PROTOCOL_VERSION}
+
+
+def _message(text: str) -> Any:
+    return eval(text, dict(_WORDS))
+
+
+class Script(Room):
+    """A room that plays lines and tells what the master did."""
+
+    def __init__(self, limits: Limits | None = None, **state: Any) -> None:
+        self._labels: dict[int, str] = {}  # of connections: d1, then d1' and d1'' when the daemon comes again
+        self._keys: list[bytes] = []
+        self._told: list[str] = []
+        self._began = 0.0
+        self._verb = ""
+        super().__init__(limits, **state)
+
+    def play(self, verb: str, rest: str) -> list[str]:
+        """Carry the line out."""
+        self._told, self._began, self._verb = [], self.now, verb
+        if verb == "?":
+            known = {"state": self.state, "group": self.state.groups.get(GROUP)}
+            found = getattr(self, rest) if rest.isidentifier() else eval(rest, known)
+            return found if isinstance(found, list) and found else [str(found)]
+        if verb == "say":
+            daemon, _, message = rest.partition(" ")
+            self.say(daemon, _message(message))
+        elif verb == "first":  # of a connection that nobody knows
+            self.stranger(_message(rest))
+        elif verb == "report":
+            reported = _message(f"report({rest})")
+            self.say(f"d{reported.mid}", reported)
+        else:
+            words, named = _arguments(rest)
+            getattr(self, verb)(*words, **named)
+        return self._told
+
+    # ---- verbs beside those of Room ------------------------------------------------------------------
+
+    def hello(self, daemon: str, *, at: str = "", **named: Any) -> int:
+        return super().hello(daemon, addresses=tuple(at.split(",")) if at else (), **named)
+
+    def join(self, member: str, *, daemon: str = "", **named: Any) -> None:
+        """A daemon that is not here yet introduces itself without words."""
+        daemon = daemon or "d" + member[1:]
+        if daemon not in self.conns:
+            self.hello(daemon)
+            self._told.clear()
+        super().join(member, daemon=daemon, **named)
+
+    def form(self, count: int, *, least: int = 1) -> None:
+        """Members m0, m1, ... in epoch 1, without words."""
+        super().form(count, least=least)
+        self._told.clear()
+
+    def sleeps(self, *daemons: str) -> None:
+        """They send no heartbeats from now on."""
+        self.asleep.update(daemons)
+
+    def wakes(self, *daemons: str) -> None:
+        self.asleep.difference_update(daemons)
+
+    def later(self, seconds: float) -> None:
+        """The clock goes on, and nobody does anything."""
+        self.now += seconds
+        self._began = self.now
+
+    def tick(self) -> None:
+        self.step(Tick())
+
+    def restarted(self, *, epoch: int = 1, mids: tuple[int, ...] = (1, 2, 3), base: int = 0) -> None:
+        """A new master: by the journal the newest epoch had these members, and began with *base* committed."""
+        super().restarted(epoch, mids, base)
+        self._told.clear()
+
+    def beat(self, **called: int) -> None:
+        """Heartbeats of all members that are awake; how many operations their clients have called, if not one."""
+        for member in self.group.members:
+            if member.daemon.name not in self.asleep:
+                self.say(member.daemon.name, m.Heartbeat(1, [(member.mid, self.epoch, called.get(member.name, 1))]))
+
+    def slow(
+        self,
+        name: str,
+        *,
+        ops: bool = True,
+        seq: int = 1,
+        stage: str = "moving",
+        age: float = 2.0,
+        still: float = 0.1,
+        since: float = 1.5,
+        heard: float = 1.5,
+        reason: str = "",
+        **links: str,
+    ) -> None:
+        """The member says that an operation of it (if *ops*) is slow, and in what state its links are."""
+        found = [m.OpWait(seq, "all_reduce(10 x float32, op=sum)", 40, stage, age, still)] if ops else []
+        seen = [m.LinkWait(self.mid(other), False, at, since, heard, 100, reason) for other, at in links.items()]
+        self.say(self._daemon(name), m.Waits(GROUP, self.mid(name), self.epoch, found, seen))
+
+    # ---- what can be asked for with ? ----------------------------------------------------------------
+
+    @property
+    def waiting(self) -> str:
+        """What the group waits for, as `wancoll status` says it."""
+        return report.groups(self.state, self.now)[0].waiting_for
+
+    @property
+    def waits(self) -> list[str]:
+        """What its slow operations wait for, as `wancoll status` says it."""
+        found = report.groups(self.state, self.now)[0].waits
+        return [line for wait in found for line in (f"seq {wait.seq}, {wait.nbytes} bytes", *status.wait_lines(wait))]
+
+    @property
+    def pairs(self) -> list[str]:
+        """Who could not reach whom, and what was done."""
+        found = report.groups(self.state, self.now)[0].pairs
+        return [
+            f"{one.source} -> {one.target}: {one.kind} {one.times} times in {one.seconds:.3g} s, "
+            f"last {one.last:.3g} s ago; {one.done}; {one.why}"
+            for one in found
+        ]
+
+    @property
+    def status(self) -> list[str]:
+        """The group and its members."""
+        found = report.groups(self.state, self.now)[0]
+        members = [f"{one.name}: {one.state}, rank {one.rank}, done up to {one.done_upto}" for one in found.members]
+        return [f"{found.phase}, min_world={found.min_world}, committed up to {found.committed_upto}", *members]
+
+    # ---- telling -------------------------------------------------------------------------------------
+
+    def step(self, event: Event) -> None:
+        for daemon, conn in self.conns.items():
+            if conn not in self._labels:
+                same = sum(label.rstrip("'") == daemon for label in self._labels.values())
+                self._labels[conn] = daemon + "'" * same
+        super().step(event)
+        told = [f"{self._label(one.conn)} < its status" for one in self.ready.answers if not isinstance(one, Send)]
+        told += [self._line(one) for one in self.ready.answers if isinstance(one, Send) and not self._of_a_beat(one)]
+        told += map(self._line, self.ready.messages)
+        told += [f"{self._label(one.conn)} closed: {one.reason}".rstrip() for one in self.ready.closes]
+        for one in self.ready.log:
+            told.append(f"{'log' if one.kept else 'note'}{_group(one.group)} {one.kind}: {self._short(one.text)}")
+        at = f"+{self.now - self._began:.4g} " if self.now > self._began + 1e-9 else ""
+        self._told += [at + line for line in told]
+
+    def _of_a_beat(self, answer: Send) -> bool:
+        return isinstance(answer.message, m.Pong) and self._verb in ("sleep", "beat")
+
+    def _line(self, message: Message) -> str:
+        match message:
+            case Send(conn, said):
+                return f"{self._label(conn)} < {self._text(said)}"
+            case Broadcast(conns, said):
+                return f"{' '.join(map(self._label, conns))} < {self._text(said)}"
+            case Announce(to, epoch):
+                return f"{' '.join(self._label(conn) for conn, _ in to)} < {self._text(epoch)}"
+
+    def _short(self, text: str) -> str:
+        """The text, with ... for what a message of the same step has said."""
+        for told in self.ready.messages:
+            if reason := getattr(told.epoch if isinstance(told, Announce) else told.message, "reason", ""):
+                text = text.replace(reason, "...")
+        return text
+
+    def _label(self, conn: int) -> str:
+        return self._labels.get(conn, f"connection {conn}")
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, m.MemberInfo):
+            where = "" if value.addresses == [f"{value.daemon}:7000"] else f" at {','.join(value.addresses)}"
+            return f"{value.mid}:{value.name}@{value.daemon}{where}" + (f" in {value.site}" if value.site else "")
+        if isinstance(value, list):
+            return "[" + ", ".join(map(self._text, value)) + "]"
+        if isinstance(value, float):
+            return f"{value:.6g}"
+        if not isinstance(value, msgspec.Struct):
+            return repr(value)
+        names, defaults = value.__struct_fields__, value.__struct_defaults__
+        usual = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        usual |= {"group": GROUP, "term": self.state.term, "protocol": PROTOCOL_VERSION, "voids": []}
+        if isinstance(value, m.Plan):
+            usual = msgspec.structs.asdict(USUAL)
+        elif isinstance(value, m.Welcome):
+            usual = {name: getattr(self.limits, name) for name in ("heartbeat_interval", "heartbeat_timeout")}
+            usual["protocol"] = PROTOCOL_VERSION
+        elif isinstance(value, m.Epoch):
+            usual |= {"plan": USUAL, "to": value.to, "min_world": 1}
+        fields = []
+        for name in names:
+            found = getattr(value, name)
+            if name == "key":
+                if found not in self._keys:
+                    self._keys.append(found)
+                if self._keys.index(found):
+                    fields.append(f"key=#{self._keys.index(found)}")
+            elif name == "master":
+                assert found == self.state.identity
+            elif name not in usual or found != usual[name]:
+                fields.append(f"{name}={self._text(found)}")
+        return f"{type(value).__name__}({', '.join(fields)})"
+
+
+def _group(name: str) -> str:
+    return "" if name in ("", GROUP) else f" of {name}"
