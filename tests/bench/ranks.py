@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wancoll.chaos.tether import die_with_parent
 from wancoll.cli.perf_values import known_values, reduced
+from wancoll.process import die_with_parent
 
 ANSWER_TIMEOUT = 120.0  # seconds for one command
 START_TIMEOUT = 60.0

@@ -14,7 +14,7 @@ import numpy as np
 import wancoll
 from tests.bench.report import Bar, table
 from wancoll.chaos import Cluster
-from wancoll.chaos.clients import ClientProcess
+from wancoll.testing import ClientProcess
 
 GIB, MIB = 1 << 30, 1 << 20
 STATE = GIB

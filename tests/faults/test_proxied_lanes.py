@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import permutations
-from socket import create_server
 from typing import Any
 
 import numpy as np
@@ -13,45 +12,29 @@ import pytest
 
 from tests.faults.support import Background, attempt, check_agreed, close_all, contribution, join, new_group, reduce_all
 from wancoll.chaos import Cluster
-from wancoll.chaos.middle import Middle
+from wancoll.testing import Proxies
+from wancoll.testing.proxy import proxied_cluster
 
 PEERS = 3
 COUNT = 1 << 18  # elements: 1 MiB
 
 
 @pytest.fixture(scope="module")
-def proxied() -> Iterator[tuple[Cluster, Middle]]:
-    with create_server(("127.0.1.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with (
-        Middle(PEERS, [(f"127.0.1.{i + 1}", port) for i in range(PEERS)]) as middle,
-        Cluster(
-            PEERS,
-            fork=True,
-            lanes=2,
-            peer_args=[
-                f"--listen=127.0.1.{{i}}:{port}",
-                f"--advertise=127.0.0.{{i}}:{middle.port}",
-                "--max-lanes=2",
-                "--lane-timeout=2",
-                "--link-timeout=2",
-                "--connect-timeout=2",
-            ],
-        ) as cluster,
-    ):
-        yield cluster, middle
+def proxied() -> Iterator[tuple[Cluster, Proxies]]:
+    options = ["--max-lanes=2", "--lane-timeout=2", "--link-timeout=2", "--connect-timeout=2"]
+    with proxied_cluster(PEERS, fork=True, lanes=2, peer_args=options) as both:
+        yield both
 
 
 @pytest.fixture
-def group(proxied: tuple[Cluster, Middle]) -> Iterator[tuple[Middle, list[Any]]]:
+def group(proxied: tuple[Cluster, Proxies]) -> Iterator[tuple[Proxies, list[Any]]]:
     """Three members that have reduced once, known to the proxies."""
-    cluster, middle = proxied
+    cluster, proxies = proxied
     name = new_group()
     comms = join(cluster, range(PEERS), group=name)
-    found = next(one for one in cluster.status().groups if one.name == name)
-    middle.members({member.mid: int(member.name[1:]) for member in found.members})
+    proxies.learn(next(one for one in cluster.status().groups if one.name == name))
     reduce_all(comms, range(PEERS), COUNT)
-    yield middle, comms
+    yield proxies, comms
     close_all(comms)
 
 
@@ -66,36 +49,36 @@ def reduced(comms: list[Any]) -> tuple[list[Any], float]:
 
 
 @pytest.mark.parametrize("kind", ["flip", "truncate"])
-def test_a_broken_frame_costs_a_try_and_no_bytes(group: tuple[Middle, list[Any]], kind: str) -> None:
-    middle, comms = group
-    rules = [middle.add(kind, 0, other, amount=1000) for other in (1, 2)]
+def test_a_broken_frame_costs_a_try_and_no_bytes(group: tuple[Proxies, list[Any]], kind: str) -> None:
+    proxies, comms = group
+    rules = [proxies.add(kind, 0, other, amount=1000) for other in (1, 2)]
     outcomes, _ = reduced(comms)
-    assert any(middle.fired(rule, 0) for rule in rules)
+    assert any(proxies.fired(rule, 0) for rule in rules)
     assert all(outcome.receipt.attempts >= 2 for outcome in outcomes)
     for rule in rules:
-        middle.clear(rule)
+        proxies.clear(rule)
     reduced(comms)
 
 
 @pytest.mark.parametrize(("kind", "amount"), [("delay", 0.3), ("slow", 1e6)])
-def test_slow_lanes_cost_time_and_nobody(group: tuple[Middle, list[Any]], kind: str, amount: float) -> None:
-    middle, comms = group
-    rules = [middle.add(kind, *ends, amount=amount) for ends in permutations(range(PEERS), 2)]
+def test_slow_lanes_cost_time_and_nobody(group: tuple[Proxies, list[Any]], kind: str, amount: float) -> None:
+    proxies, comms = group
+    rules = [proxies.add(kind, *ends, amount=amount) for ends in permutations(range(PEERS), 2)]
     outcomes, seconds = reduced(comms)
     assert seconds > 0.2
     assert all(outcome.receipt.attempts == 1 for outcome in outcomes)
     for rule in rules:
-        middle.clear(rule)
+        proxies.clear(rule)
     assert reduced(comms)[1] < seconds
 
 
-def test_a_cut_in_one_direction_is_noticed(group: tuple[Middle, list[Any]]) -> None:
+def test_a_cut_in_one_direction_is_noticed(group: tuple[Proxies, list[Any]]) -> None:
     """What m0 sends to m1 is lost, acknowledgements too: after lane_timeout the group finds a way or puts one out."""
-    middle, comms = group
-    rule = middle.add("oneway", 0, 1)
+    proxies, comms = group
+    rule = proxies.add("oneway", 0, 1)
     tensors = [contribution(i, COUNT) for i in range(PEERS)]
     running = Background(lambda i: attempt(lambda: comms[i].all_reduce(tensors[i], op="sum")), PEERS)
-    assert middle.fired(rule, 10)
+    assert proxies.fired(rule, 10)
     outcomes = running.results(30)
     committed = [i for i in range(PEERS) if outcomes[i].error is None]
     assert len(committed) >= 2, [outcome.error for outcome in outcomes]
@@ -103,5 +86,5 @@ def test_a_cut_in_one_direction_is_noticed(group: tuple[Middle, list[Any]]) -> N
     for i in set(range(PEERS)) - set(committed):
         assert type(outcomes[i].error).__name__ == "Evicted"
         assert (tensors[i] == contribution(i, COUNT)).all()
-    middle.clear(rule)
+    proxies.clear(rule)
     reduce_all([comms[i] for i in committed], committed, COUNT)

@@ -15,7 +15,7 @@ from tests.wan import namespace
 from tests.wan.network import Host, Wan, why_not
 from tests.wan.speed import report
 from tests.wan.units import BITS, BYTES, RATIO, SECONDS, parse
-from wancoll.chaos.tether import die_with_parent
+from wancoll.process import die_with_parent
 
 app = App(name="python -m tests.wan", help=__doc__)
 Word = Annotated[str, Parameter(allow_leading_hyphen=True)]

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from wancoll.chaos.cluster import Cluster
-from wancoll.chaos.middle import Middle
-from wancoll.chaos.process import is_stopped
-from wancoll.churn.invariants import Injected
-from wancoll.churn.plan import Fault
+from wancoll.chaos.core.faults import Fault
+from wancoll.chaos.core.invariants import Injected
 from wancoll.errors import ConfigError, WancollError
+from wancoll.process import is_stopped
+from wancoll.testing import Cluster, Proxies
 
 _ARMED = 5.0  # seconds that a failpoint or a lane's fault has to find something
 _MASTER_UP = 3.0  # seconds between two faults of the master
@@ -42,7 +41,7 @@ class Injector:
 
     Args:
         cluster: to break.
-        middle: proxies of its daemons.
+        proxies: of its daemons.
         crew: its clients.
         neighbour: right neighbour in the ring of a slot's member, -1: not known.
         stopping: set when the run ends: what waits to be healed is healed at once.
@@ -55,14 +54,14 @@ class Injector:
     def __init__(
         self,
         cluster: Cluster,
-        middle: Middle,
+        proxies: Proxies,
         crew: Crew,
         neighbour: Callable[[int], int],
         stopping: threading.Event,
         peers: int,
         keep: int,
     ) -> None:
-        self._cluster, self._middle, self._crew = cluster, middle, crew
+        self._cluster, self._proxies, self._crew = cluster, proxies, crew
         self._neighbour, self._stopping = neighbour, stopping
         self._peers, self._keep = peers, keep
         self._master = threading.Lock()  # one fault of the master at a time
@@ -209,16 +208,16 @@ class Injector:
                 self._cluster.heal(i, j)
 
     def _lanes(self, one: Injected, fault: Fault) -> None:
-        rule = self._middle.add(fault.kind, fault.slot, fault.other, fault.lane, fault.amount)
+        rule = self._proxies.add(fault.kind, fault.slot, fault.other, fault.lane, fault.amount)
         try:
-            one.hit = self._until(lambda: self._middle.fired(rule, _POLL))
+            one.hit = self._until(lambda: self._proxies.fired(rule, _POLL))
             if not one.hit:
                 one.note = "there was nothing on these lanes"
                 return
             one.began = max(one.began, time.monotonic() - 0.1)
             self._wait(fault.seconds)
         finally:
-            self._middle.clear(rule)
+            self._proxies.clear(rule)
 
     # ---- the master ----------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ import numpy as np
 
 import wancoll
 from wancoll import resources
-from wancoll.churn import workload
-from wancoll.churn.records import Called, Held, Joined, NotJoined, Record
-from wancoll.churn.workload import Array, Step
+from wancoll.chaos.core import workload
+from wancoll.chaos.core.records import Called, Held, Joined, NotJoined, Record
+from wancoll.chaos.core.workload import Array, Step
 from wancoll.collective import Receipt
 
 _UPDATE_EVERY = 8  # steps between update_memberships

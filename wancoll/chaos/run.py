@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import random
 import sqlite3
 import tempfile
@@ -13,23 +12,22 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from socket import create_server
 from typing import Protocol
 
 from wancoll import resources
-from wancoll.chaos.cluster import Cluster
-from wancoll.chaos.crew import Client, Clients
+from wancoll.chaos.clients import Client, Clients
+from wancoll.chaos.core import faults, invariants
+from wancoll.chaos.core.invariants import LOST, Agreement, Injected, Times, Violation
+from wancoll.chaos.core.records import Called, Held, Joined, NotJoined, Record
+from wancoll.chaos.core.report import Commit, Findings
 from wancoll.chaos.inject import Injector
 from wancoll.chaos.member import LAST, Settings
-from wancoll.chaos.middle import Middle
 from wancoll.chaos.watch import StallWatch, StatusWatch
-from wancoll.churn import invariants, plan
-from wancoll.churn.invariants import LOST, Agreement, Injected, Times, Violation
-from wancoll.churn.records import Called, Held, Joined, NotJoined, Record
-from wancoll.churn.report import Commit, Findings
 from wancoll.errors import WancollError
-from wancoll.failpoints import MASTER, PEER
+from wancoll.testing import Cluster, Proxies
+from wancoll.testing.proxy import proxied_cluster
 
 QUIET, HOLD, FAULTS, HOLD_AGAIN = range(LAST)
 _GROUP = "chaos"
@@ -44,15 +42,10 @@ TIMES = Times(heartbeat=3.0, lane=4.0, link=3.0, rejoin=4.0, deadline=45.0)
 class Options:
     """Of a run; see `wancoll chaos --help`."""
 
-    peers: int
-    seconds: float
+    shape: faults.Shape
     seed: int
-    kinds: tuple[str, ...]
-    interval: tuple[float, float]
     largest: int
     min_world: int
-    master_every: float
-    lanes: int = 2
     quiet: float = 4.0
     times: Times = TIMES
     command: str = ""
@@ -80,20 +73,8 @@ class Run:
 
     def __init__(self, options: Options, watcher: Watcher) -> None:
         self.options, self._watcher = options, watcher
-        self._keep = max(2, options.min_world + 1)
-        shape = plan.Shape(
-            options.peers,
-            options.seconds,
-            options.interval,
-            options.kinds,
-            options.lanes,
-            self._keep,
-            options.master_every,
-            options.times.heartbeat,
-            PEER,
-            MASTER,
-        )
-        self.faults = plan.draw(random.Random(options.seed).random, shape)
+        self.peers = options.shape.peers
+        self.faults = faults.draw(random.Random(options.seed).random, options.shape)
         self.injected: list[Injected] = []
         self.violations: list[Violation] = []
         self.commits: list[Commit] = []
@@ -125,16 +106,13 @@ class Run:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wancoll-chaos-"))
             self._phase_file = os.path.join(folder, "phase")
             self._go(QUIET)
-            port = _free_port()
-            targets = [(f"127.0.1.{i + 1}", port) for i in range(options.peers)]
-            self._middle = stack.enter_context(Middle(options.peers, targets))
-            self._cluster = stack.enter_context(self._start_cluster(port))
+            self._cluster, self._proxies = stack.enter_context(self._start_cluster())
             settings = Settings(
-                _GROUP, options.seed, options.peers + plan.STORM, options.largest, options.peers, options.min_world,
+                _GROUP, options.seed, self.peers + faults.STORM, options.largest, self.peers, options.min_world,
                 options.times.deadline, self._phase_file, options.spoil,
             )  # fmt: skip
             self._clients = Clients(self._cluster, settings)
-            self.status = stack.enter_context(StatusWatch(self._cluster, self._middle, options.peers))
+            self.status = stack.enter_context(StatusWatch(self._cluster, self._proxies, self.peers))
             stalls = stack.enter_context(StallWatch(self._pids))
             quiet = self._be_quiet()
             self._take_stock("before", HOLD)
@@ -157,18 +135,16 @@ class Run:
 
     # ---- phases --------------------------------------------------------------------------------------
 
-    def _start_cluster(self, port: int) -> Cluster:
-        times = self.options.times
-        return Cluster(
-            self.options.peers,
+    def _start_cluster(self) -> AbstractContextManager[tuple[Cluster, Proxies]]:
+        times, lanes = self.options.times, self.options.shape.lanes
+        return proxied_cluster(
+            self.peers,
             fork=True,
-            lanes=self.options.lanes,
+            lanes=lanes,
             heartbeat_timeout=times.heartbeat,
             master_args=[f"--rejoin-grace={times.rejoin}"],
             peer_args=[
-                f"--listen=127.0.1.{{i}}:{port}",
-                f"--advertise=127.0.0.{{i}}:{self._middle.port}",
-                f"--max-lanes={self.options.lanes}",
+                f"--max-lanes={lanes}",
                 f"--lane-timeout={times.lane}",
                 f"--link-timeout={times.link}",
                 f"--connect-timeout={times.link}",
@@ -178,9 +154,9 @@ class Run:
 
     def _be_quiet(self) -> tuple[float, float]:
         """Start the clients, and let them work in peace for a while; returns from when to when."""
-        for slot in range(self.options.peers):
+        for slot in range(self.peers):
             self._clients.start(slot, slot)
-        everyone = set(range(self.options.peers))
+        everyone = set(range(self.peers))
         if not self._until(lambda: self._members >= everyone and bool(self.commits), 60.0, "all clients take part"):
             raise WancollError("the group did not start", who="wancoll chaos", got=self._cluster.master_logs(20))
         begin = time.monotonic()
@@ -192,8 +168,9 @@ class Run:
         self._go(FAULTS)
         stopping = threading.Event()
         self._injector = Injector(
-            self._cluster, self._middle, self._clients, self.status.right_of, stopping, self.options.peers, self._keep
-        )
+            self._cluster, self._proxies, self._clients, self.status.right_of, stopping, self.peers,
+            self.options.shape.keep,
+        )  # fmt: skip
         self.started = time.monotonic()
         under_way: list[Future[None]] = []
         with ThreadPoolExecutor(max_workers=16, thread_name_prefix="fault") as pool:
@@ -203,17 +180,19 @@ class Run:
                 self.injected.append(one)
                 self._watcher.said(str(fault))
                 under_way.append(pool.submit(self._injector.carry_out, one))
-            self._run_until(self.started + self.options.seconds)
+            self._run_until(self.started + self.options.shape.seconds)
             stopping.set()
             self._until(lambda: all(each.done() for each in under_way), 60.0, "the faults are healed")
+            repaired = pool.submit(self._injector.repair)
+            self._until(repaired.done, 60.0, "what is left is repaired")
+        under_way.append(repaired)
         for each in under_way:
             if bad := each.exception():
                 self._violated("tool", "wancoll chaos", f"a fault could not be carried out: {bad!r}")
-        self._injector.repair()
 
     def _come_back(self) -> None:
         """All members have to be in one epoch again, and to commit."""
-        everyone = {f"m{slot}" for slot in range(self.options.peers)}
+        everyone = {f"m{slot}" for slot in range(self.peers)}
         times = self.options.times
         limit = times.deadline + times.heartbeat + times.lane + times.link + times.rejoin
         if not self._until(lambda: everyone <= set(self.status.members), limit, "all members are back"):
@@ -231,7 +210,7 @@ class Run:
         """Let the clients stand still and count what every process holds; until it is right, for a while."""
         self._held.clear()
         self._go(phase)
-        everyone = set(range(self.options.peers))
+        everyone = set(range(self.peers))
         held = self._until(lambda: everyone <= set(self._held), self.options.times.deadline, "all clients stand still")
         if not held:
             missing = ", ".join(f"m{slot}" for slot in sorted(everyone - set(self._held)))
@@ -245,7 +224,7 @@ class Run:
 
     def _count(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
-        for i in range(self.options.peers):
+        for i in range(self.peers):
             with contextlib.suppress(WancollError):
                 found[f"peer-{i}"] = self._cluster.peer_status(i)["resources"]
         with contextlib.suppress(WancollError):
@@ -282,10 +261,8 @@ class Run:
         while not condition():
             if time.monotonic() > deadline:
                 return False
-            with contextlib.suppress(queue.Empty):
-                self._hear(*self._clients.heard.get(timeout=_TICK))
-                for _ in range(1000):
-                    self._hear(*self._clients.heard.get_nowait())
+            for client, record in self._clients.hear(_TICK):
+                self._hear(client, record)
             self._watcher.tick(self)
         return True
 
@@ -351,7 +328,7 @@ class Run:
         for slot, call in self._lost:
             slack = sum(seconds for at, seconds in stalls if call.begun - times.heartbeat <= at <= call.ended)
             reason = invariants.unexplained_loss(slot, call, self.injected, times, slack)
-            if reason and slot < self.options.peers:
+            if reason and slot < self.peers:
                 got = f"{call.error}: {call.text}"
                 found.append(Violation(call.ended, "loss", f"m{slot}", f"{call.what}: {reason}", "no loss", got))
         within = sorted(one.at for one in self.commits if self.started <= one.at <= self._whole)
@@ -371,13 +348,8 @@ class Run:
         return [(at - self._clock, epoch, kind, text) for at, epoch, kind, text in rows]
 
     def _pids(self) -> list[int]:
-        pids = [*self._clients.pids(), self._middle.pid]
+        pids = [*(client.process.pid for client in self._clients.alive()), self._proxies.pid]
         pids += [self._cluster.pid(i) for i in range(len(self._cluster)) if self._cluster.running(i)]
         with contextlib.suppress(WancollError):
             pids.append(self._cluster.master_pid)
         return pids
-
-
-def _free_port() -> int:
-    with create_server(("127.0.1.1", 0)) as probe:
-        return int(probe.getsockname()[1])

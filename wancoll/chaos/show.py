@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from wancoll.chaos.core.report import MIB, goodput
 from wancoll.chaos.run import Run
-from wancoll.churn.report import MIB, goodput
 
 _EVERY = 0.25  # seconds between pictures
 _PLAIN_EVERY = 10.0  # seconds between plain lines
@@ -66,7 +66,7 @@ class Show:
         group = run.status.group
         known = {member.name: member for member in group.members} if group is not None else {}
         last = {slot: one for one in run.injected for slot in one.fault.touches}
-        for slot in range(run.options.peers):
+        for slot in range(run.peers):
             name = f"m{slot}"
             member, fault = known.get(name), last.get(slot)
             table.add_row(
@@ -83,7 +83,7 @@ def _summary(run: Run, now: float) -> str:
     group = run.status.group
     recent = [one for one in run.commits[-5000:] if one.at >= now - _WINDOW]
     passed = now - run.started
-    where = f"{passed:.0f} of {run.options.seconds:.0f} s" if passed > 0 else "without faults"
+    where = f"{passed:.0f} of {run.options.shape.seconds:.0f} s" if passed > 0 else "without faults"
     return (
         f"{where}, epoch {group.epoch if group is not None else 0}, {len(run.status.members)} members, "
         f"{len(run.commits)} operations, {goodput(recent, now - _WINDOW, now) / MIB:.1f} MiB/s, "

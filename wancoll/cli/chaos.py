@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.churn.plan import KINDS
+from wancoll.chaos.core.faults import KINDS, Shape
 from wancoll.cli.options import Seconds, between
 from wancoll.cli.units import parse_size
 from wancoll.errors import ConfigError
@@ -68,9 +68,10 @@ def run(
     """Break a cluster on this machine in every way, by a seeded schedule, and check what it promises."""
     from rich.console import Console
 
-    from wancoll.chaos.run import Options, Run
+    from wancoll.chaos.core.report import build
+    from wancoll.chaos.run import TIMES, Options, Run
     from wancoll.chaos.show import Show
-    from wancoll.churn.report import build
+    from wancoll.failpoints import MASTER, PEER
 
     kinds = _kinds(faults)
     least, most = _interval(interval)
@@ -84,9 +85,13 @@ def run(
     command = ["wancoll", "chaos", f"--peers={peers}", f"--seconds={seconds:g}", f"--seed={seed}"]
     command += [f"--interval={interval}", f"--size={size}", f"--min-world={min_world}", f"--quiet={quiet:g}"]
     command += [f"--master-every={master_every:g}", *([f"--faults={faults}"] if faults else [])]
+    shape = Shape(
+        peers, seconds, (least, most), kinds, keep=max(2, min_world + 1), master_every=master_every,
+        heartbeat_timeout=TIMES.heartbeat, points=PEER, master_points=MASTER,
+    )  # fmt: skip
     options = Options(
-        peers, seconds, seed, kinds, (least, most), largest, min_world, master_every, quiet=quiet,
-        command=shlex.join(command), keep_logs=str(keep_logs or ""), spoil=spoil,
+        shape, seed, largest, min_world, quiet=quiet, command=shlex.join(command), keep_logs=str(keep_logs or ""),
+        spoil=spoil,
     )  # fmt: skip
     console = Console(markup=False, highlight=False)
     signal.signal(signal.SIGTERM, _terminated)
@@ -132,7 +137,7 @@ def _print(console: Any, report: dict[str, Any]) -> None:
     """Which fault hit in which phase, and the numbers."""
     from rich.table import Table
 
-    from wancoll.churn.report import lines
+    from wancoll.chaos.core.report import lines
 
     phases = sorted({phase for counts in report["phases"].values() for phase in counts})
     table = Table("fault", *phases, title="faults by phase", title_justify="left")
@@ -146,7 +151,7 @@ def _print(console: Any, report: dict[str, Any]) -> None:
 
 
 def _write(report: dict[str, Any], as_json: Path | None, as_html: Path | None) -> None:
-    from wancoll.churn.page import page
+    from wancoll.chaos.core.page import page
 
     if as_json is not None:
         as_json.write_text(json.dumps(report, indent=1), encoding="utf-8")

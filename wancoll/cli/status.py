@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +16,7 @@ from wancoll.cli.options import DEFAULT_MASTER, MASTER_PORT, Seconds, addresses
 from wancoll.errors import MasterUnreachable, ProtocolError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
-from wancoll.wire.framing import Decoder, encode
+from wancoll.net.ask import ask
 from wancoll.wire.messages import (
     Bye,
     FromMaster,
@@ -35,7 +33,6 @@ from wancoll.wire.messages import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-RECEIVE_BYTES = 65536
 OTHERS_TIMEOUT = 1.0  # seconds for the other masters, once the leader has answered
 PLAIN_WIDTH = 160  # columns where stdout is no terminal
 MATRIX = 12  # daemons up to which paths are shown as a matrix, beyond as a list
@@ -142,29 +139,9 @@ def fetch(master: str, timeout: float) -> Status | StandsBy:
         MasterUnreachable: no connection, or no answer in time.
         ProtocolError: the answer is no status.
     """
-    deadline = time.monotonic() + timeout
-    decoder: Decoder[Any] = Decoder(FromMaster, DEFAULT.message_bytes, who=f"master {master}")
+    who = f"master {master}"
     try:
-        with socket.create_connection(split_address(master), timeout=timeout) as connection:
-            connection.sendall(encode(StatusRequest(PROTOCOL_VERSION)))
-            while True:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise TimeoutError(f"no answer within {timeout:g} s")
-                connection.settimeout(remaining)
-                data = connection.recv(RECEIVE_BYTES)
-                if not data:
-                    raise ConnectionError("it closed the connection without an answer")
-                for message in decoder.feed(data):
-                    if isinstance(message, Status | StandsBy):
-                        return message
-                    reason = message.reason if isinstance(message, Bye) else ""
-                    raise ProtocolError(
-                        "did not answer a status request",
-                        who=decoder.who,
-                        expected="Status",
-                        got=f"{type(message).__name__} {reason}".strip(),
-                    )
+        answer = ask(split_address(master), StatusRequest(PROTOCOL_VERSION), FromMaster, timeout=timeout, who=who)
     except OSError as error:
         raise MasterUnreachable(
             "the master gives no status",
@@ -172,6 +149,11 @@ def fetch(master: str, timeout: float) -> Status | StandsBy:
             got=str(error) or type(error).__name__,
             hint="is `wancoll master` running there, and is --master right?",
         ) from error
+    if isinstance(answer, Status | StandsBy):
+        return answer
+    reason = answer.reason if isinstance(answer, Bye) else ""
+    got = f"{type(answer).__name__} {reason}".strip()
+    raise ProtocolError("did not answer a status request", who=who, expected="Status", got=got)
 
 
 def plain(value: Any) -> Any:

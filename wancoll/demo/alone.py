@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
-from wancoll.chaos.tether import die_with_parent
 from wancoll.demo import data, reports
 from wancoll.demo.model import Replica, accuracy, loss_and_gradient
+from wancoll.process import die_with_parent
 
 
 def train(digits: data.Digits, *, seed: int, steps: int) -> tuple[Replica, list[float]]:

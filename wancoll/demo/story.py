@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from wancoll.chaos import Cluster
-from wancoll.chaos.process import wait_stopped
 from wancoll.demo import data, reports
 from wancoll.demo.outcome import Outcome
 from wancoll.demo.show import Show
 from wancoll.demo.trainers import Crew, Trainer
+from wancoll.process import wait_stopped
 
 _ALONE = "single process"
 _MID_OP_TIMEOUT = 10.0  # seconds for the armed all-reduce to come to its middle

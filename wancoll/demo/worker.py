@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import wancoll
-from wancoll.chaos.tether import die_with_parent
 from wancoll.demo import data, reports
 from wancoll.demo.model import PARAMETERS, Array, Replica, accuracy, loss_and_gradient
+from wancoll.process import die_with_parent
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator

@@ -11,12 +11,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from wancoll.churn import invariants, plan, report, workload
-from wancoll.churn.invariants import Agreement, Injected, Times
-from wancoll.churn.page import page
-from wancoll.churn.plan import MASTER_SLOT, Fault, Shape
-from wancoll.churn.records import Called
-from wancoll.churn.report import Commit, Findings
+from wancoll.chaos.core import faults as drawing
+from wancoll.chaos.core import invariants, report, workload
+from wancoll.chaos.core.faults import MASTER_SLOT, Fault, Shape
+from wancoll.chaos.core.invariants import Agreement, Injected, Times
+from wancoll.chaos.core.page import page
+from wancoll.chaos.core.records import Called
+from wancoll.chaos.core.report import Commit, Findings
 from wancoll.failpoints import MASTER, PEER
 
 TIMES = Times(heartbeat=3.0, lane=4.0, link=3.0, rejoin=4.0, deadline=30.0)
@@ -24,7 +25,7 @@ TIMES = Times(heartbeat=3.0, lane=4.0, link=3.0, rejoin=4.0, deadline=30.0)
 
 def faults(seed: int, **shape: Any) -> tuple[Fault, ...]:
     settings: dict[str, Any] = {"peers": 6, "seconds": 600.0, "points": PEER, "master_points": MASTER}
-    return plan.draw(random.Random(seed).random, Shape(**(settings | shape)))
+    return drawing.draw(random.Random(seed).random, Shape(**(settings | shape)))
 
 
 # ---- the schedule -----------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ def test_the_same_seed_draws_the_same_faults() -> None:
 
 def test_every_kind_and_every_failpoint_is_drawn() -> None:
     drawn = [fault for seed in range(5) for fault in faults(seed)]
-    assert {fault.kind for fault in drawn} == set(plan.KINDS)
+    assert {fault.kind for fault in drawn} == set(drawing.KINDS)
     assert {fault.point for fault in drawn} - {""} == {*PEER, *MASTER}
     assert {fault.action for fault in drawn if fault.kind == "point"} == {"kill", "pause"}
     assert any(a.at == b.at for a, b in pairwise(drawn)), "two at once"

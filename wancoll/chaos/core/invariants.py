@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wancoll.churn.plan import MASTER_SLOT, Fault
-from wancoll.churn.records import Called
+from wancoll.chaos.core.faults import MASTER_SLOT, Fault
+from wancoll.chaos.core.records import Called
 
 LOST = frozenset({"Evicted", "MasterUnreachable", "OutcomeUnknown", "PeerDaemonLost"})  # the membership is over
 LONGEST_GAP = 5.0  # seconds between two commits beside stated detection times

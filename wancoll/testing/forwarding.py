@@ -1,26 +1,19 @@
-"""A process in front of daemons' data ports that forwards lanes, and breaks them on demand. A trio shell.
-
-`python -m wancoll.chaos.proxy PARENT` reads one JSON object a line: first {"listen": [host, ...], "targets": [[host,
-port], ...]}, answered by {"port": the same for all}; then {"members": {mid: index}}, {"rule": ...}, {"clear": id}. A
-rule is answered by {"fired": id} when it first applies. The process ends when its standard input does.
-"""
+"""The process of `Proxies`: forwards lanes to daemons' data ports, and breaks them by rules. A trio shell."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import socket
 import struct
-import sys
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import trio
 
-from wancoll.chaos.tether import die_with_parent
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
@@ -35,23 +28,14 @@ _SLICE = 0.02  # seconds of a slow lane's bytes that are forwarded at once
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """What happens to some lanes, until it is cleared.
-
-    Attributes:
-        id: names it.
-        kind: "oneway", "slow", "delay", "flip" or "truncate"; the last two apply once.
-        source: index of the daemon whose bytes are concerned.
-        to: index of the one that they are for.
-        lane: -1: all.
-        amount: slow: bytes per second; delay: seconds; truncate: bytes until the connection is closed.
-    """
+    """What happens to some lanes, until it is cleared; see Proxies.add."""
 
     id: int
     kind: str
     source: int
     to: int
-    lane: int = -1
-    amount: float = 0.0
+    lane: int
+    amount: float
     fired: bool = False
     gone: trio.Event = field(default_factory=trio.Event)
 
@@ -63,31 +47,37 @@ class Lane:
     dialler: int  # mid of the member that dialled, 0: not a lane
     target: int  # index of the daemon that was dialled
     number: int  # of the lane
+    born: int  # rules that there had been when it was dialled
 
 
 class Proxy:
     """See the module. Rules are looked up for every piece that is forwarded."""
 
-    def __init__(self, targets: list[tuple[str, int]]) -> None:
-        self._targets = targets
+    def __init__(self, pipe: Connection, targets: list[tuple[str, int]]) -> None:
+        self._pipe, self._targets = pipe, targets
+        self._newest = 0  # rule
         self._members: dict[int, int] = {}  # mid -> index of its daemon
         self._rules: dict[int, Rule] = {}
         self._changed = trio.Event()
 
-    def command(self, line: str) -> None:
-        """Carry out one line of standard input."""
-        order: dict[str, Any] = json.loads(line)
-        if "members" in order:
-            self._members = {int(mid): index for mid, index in order["members"].items()}
-        if "rule" in order:
-            rule = Rule(**order["rule"])
-            self._rules[rule.id] = rule
-        if "clear" in order:
-            cleared = self._rules.pop(int(order["clear"]), None)
-            if cleared is not None:
+    async def obey(self) -> None:
+        """Carry out what Proxies says, until it is gone."""
+        while True:
+            await trio.lowlevel.wait_readable(self._pipe.fileno())
+            try:
+                order, value = self._pipe.recv()  # it is there, and short
+            except (EOFError, ConnectionResetError):
+                return
+            if order == "members":
+                self._members = value
+            elif order == "rule":
+                rule = Rule(*value)
+                self._rules[rule.id], self._newest = rule, rule.id
+                self._pipe.send(-rule.id)  # it holds
+            elif (cleared := self._rules.pop(value, None)) is not None:
                 cleared.gone.set()
-        self._changed.set()
-        self._changed = trio.Event()
+            self._changed.set()
+            self._changed = trio.Event()
 
     async def accept(self, index: int, stream: trio.SocketStream) -> None:
         """Forward one connection to daemon *index*."""
@@ -123,27 +113,28 @@ class Proxy:
         while len(data) < size:
             more = await near.recv(size - len(data))
             if not more:
-                return b"", Lane(0, index, 0)
+                return b"", Lane(0, index, 0, 0)
             data += more
             if len(data) == HEADER_BYTES:
                 size += body_length(data, _HELLO_BYTES, who="dialler")
         hello = decode_body(data[HEADER_BYTES:], m.LaneFirst, who="dialler")
         if isinstance(hello, m.LaneHello):
-            return data, Lane(hello.sender, index, hello.lane)
-        return data, Lane(0, index, 0)
+            return data, Lane(hello.sender, index, hello.lane, self._newest)
+        return data, Lane(0, index, 0, 0)
 
     def _rule(self, lane: Lane, *, inward: bool, kinds: tuple[str, ...]) -> Rule | None:
         dialler = self._members.get(lane.dialler, -1)
         ends = (dialler, lane.target) if inward else (lane.target, dialler)
         for rule in self._rules.values():
-            if rule.kind in kinds and (rule.source, rule.to) == ends and rule.lane in (-1, lane.number):
+            met = rule.kind in kinds and (rule.source, rule.to) == ends and rule.lane in (-1, lane.number)
+            if met and (rule.kind != "freeze" or lane.born < rule.id):
                 return rule
         return None
 
     def _fire(self, rule: Rule) -> None:
         if not rule.fired:
             rule.fired = True
-            print(json.dumps({"fired": rule.id}), flush=True)
+            self._pipe.send(rule.id)  # two short messages a rule: there is room
 
     async def _pump(self, lane: Lane, inward: bool, source: Any, to: Any, scope: trio.CancelScope) -> None:
         """Forward one direction until it ends; then the connection ends, unless the other direction goes on."""
@@ -152,7 +143,7 @@ class Proxy:
             nursery.start_soon(self._deliver, lane, inward, get, to, scope)
             nursery.start_soon(self._drop_while_cut, lane, inward, source)
             try:
-                while data := await source.recv(_CHUNK):
+                while data := await self._receive(lane, inward, source):
                     delay = self._rule(lane, inward=inward, kinds=("delay",))
                     due = 0.0
                     if delay is not None:
@@ -163,6 +154,14 @@ class Proxy:
                 scope.cancel()  # reset: so is the other half
             put.close()
             await trio.sleep_forever()
+
+    async def _receive(self, lane: Lane, inward: bool, source: Any) -> bytes:
+        await trio.lowlevel.wait_readable(source)
+        while (rule := self._rule(lane, inward=inward, kinds=("freeze",))) is not None:
+            self._fire(rule)
+            await rule.gone.wait()
+        data: bytes = await source.recv(_CHUNK)
+        return data
 
     async def _deliver(
         self,
@@ -255,24 +254,20 @@ def _listen_all(hosts: list[str]) -> list[socket.socket]:
     raise AssertionError
 
 
-async def _main() -> None:
-    stdin = trio.wrap_file(sys.stdin)
-    setup = json.loads(await stdin.readline())
-    proxy = Proxy([(host, port) for host, port in setup["targets"]])
-    sockets = _listen_all(setup["listen"])
+async def _main(pipe: Connection, hosts: list[str], targets: list[tuple[str, int]]) -> None:
+    proxy = Proxy(pipe, targets)
+    sockets = _listen_all(hosts)
     async with trio.open_nursery() as nursery:
         for index, sock in enumerate(sockets):
             listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
             nursery.start_soon(trio.serve_listeners, partial(proxy.accept, index), [listener])
-        print(json.dumps({"port": sockets[0].getsockname()[1]}), flush=True)
-        async for line in stdin:
-            proxy.command(line)
+        pipe.send(sockets[0].getsockname()[1])
+        await proxy.obey()
         nursery.cancel_scope.cancel()
 
 
-if __name__ == "__main__":
-    die_with_parent(int(sys.argv[1]))
+def forward(pipe: Connection, hosts: list[str], targets: list[tuple[str, int]]) -> None:
+    """Listen on one port of all hosts, which is said first; obey the pipe's other end until it is closed."""
     with contextlib.suppress(PermissionError):
         os.nice(-5)  # all lanes go through this one process
-    trio.run(_main)
-    os._exit(0)  # a thread may still read standard input
+    trio.run(_main, pipe, hosts, targets)

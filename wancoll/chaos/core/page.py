@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from wancoll.churn.report import lines
+from wancoll.chaos.core.report import lines
 
 _WIDTH, _LEFT, _ROW, _CHART = 1400, 80, 20, 90  # pixels
 _COLOURS = {

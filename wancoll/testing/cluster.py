@@ -8,24 +8,21 @@ import pathlib
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
-from wancoll.chaos.clients import ClientProcess
-from wancoll.chaos.network import Host, Network, inside
-from wancoll.chaos.process import Service, is_stopped
-from wancoll.chaos.zygote import Zygote
 from wancoll.errors import BY_NAME, ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
+from wancoll.net.ask import ask
+from wancoll.process import Child, end, is_stopped, start
+from wancoll.testing.network import Host, Network, inside
+from wancoll.testing.processes import ClientProcess, fork_service
 from wancoll.wire import messages as m
-from wancoll.wire.framing import Decoder, encode
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
@@ -95,12 +92,11 @@ class Cluster:
         }
         self._env.update(env or {})
         self._folder = tempfile.mkdtemp(prefix="wancoll-")
-        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wancoll-chaos")
-        self._zygote = Zygote(self._starter) if fork and network is None else None
+        self._fork = fork and network is None
         self._lock = threading.Lock()
-        self._masters: list[Service | None] = [None] * masters
+        self._masters: list[Child | None] = [None] * masters
         self._master_addresses = [("", 0)] * masters
-        self._peers: list[Service] = []
+        self._peers: list[Child] = []
         self._names: list[str] = []
         self._extra_args: list[list[str]] = []  # of each peer, for its restart
         self._peer_addresses: list[tuple[str, int]] = []
@@ -253,8 +249,7 @@ class Cluster:
         """
         with self._lock:
             label = f"client-{len(self._clients)} of {self.name(i)}"
-            fork = self._zygote is not None
-            client = ClientProcess(self._starter, label, target, self.socket(i), arguments, fork=fork)
+            client = ClientProcess(label, target, (self.socket(i), *arguments), fork=self._fork)
             self._clients.append(client)
         return client
 
@@ -332,11 +327,7 @@ class Cluster:
             for end in ("", "-wal", "-shm"):
                 pathlib.Path(journal + end).unlink(missing_ok=True)
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
-        place = inside(self._network, "master")
-        environment = {**self._env, "WANCOLL_FAILPOINTS": self._token}
-        master = self._masters[k] = Service(
-            self._starter, label, arguments, self._folder, environment, place, self._zygote
-        )
+        master = self._masters[k] = self._start(label, arguments, {}, "master")
         self._master_addresses[k] = _dialable(master.ready(self._startup_timeout).split()[0])
 
     # ---- faults inside -------------------------------------------------------------------------------
@@ -386,19 +377,12 @@ class Cluster:
         for client in self._clients:
             client.close()
         services = [*self._peers, *(master for master in self._masters if master is not None)]
-        for service in services:
-            service.ask_to_end()
-        deadline = time.monotonic() + _END_TIMEOUT
-        for service in services:
-            service.end(deadline)
-        if self._zygote is not None:
-            self._zygote.close()
-        self._starter.shutdown()
+        end(services, _END_TIMEOUT)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ---- inside --------------------------------------------------------------------------------------
 
-    def _running_master(self, k: int) -> Service:
+    def _running_master(self, k: int) -> Child:
         master = self._masters[k]
         if master is None or not master.running:
             raise ConfigError("the master does not run", who=f"master {k}", hint="start_master() first")
@@ -407,15 +391,21 @@ class Cluster:
     def _ask_master(self, k: int, question: m.Arm | m.StatusRequest, who: str) -> Any:
         try:
             with inside(self._network, "master"):
-                connection = socket.create_connection(self._master_addresses[k], _ANSWER_TIMEOUT)
+                return ask(self._master_addresses[k], question, m.FromMaster, timeout=_ANSWER_TIMEOUT, who=who)
         except OSError as bad:
-            raise ConfigError("the master cannot be asked", who=who, got=str(bad), hint="was it killed?") from bad
-        return _ask(connection, question, m.FromMaster, who)
+            raise ConfigError("does not answer", who=who, got=str(bad), hint="was it killed or paused?") from bad
 
     def _listen_on(self, host: Host) -> str:
         if self._network is not None:
             return join_address(self._network.address(host), 0)
         return self._listen.format(i=1 if host == "master" else host + 1)
+
+    def _start(self, label: str, arguments: list[str], environment: Mapping[str, str], host: Host) -> Child:
+        environment = {**self._env, "WANCOLL_FAILPOINTS": self._token, **environment}
+        if self._fork:
+            return fork_service(label, arguments, self._folder, environment)
+        place = inside(self._network, host)
+        return start(label, ["wancoll", *arguments], self._folder, environment=environment, place=place)
 
     def _launch(self, i: int, name: str, extra: list[str]) -> None:
         options = [
@@ -428,10 +418,7 @@ class Cluster:
             *extra,
         ]
         last = {option.partition("=")[0]: option for option in options}
-        environment = {**self._env, "WANCOLL_FAILPOINTS": self._token, **self._peer_env.get(i, {})}
-        place = inside(self._network, i)
-        arguments = ["peer", *last.values()]
-        service = Service(self._starter, f"peer-{i}", arguments, self._folder, environment, place, self._zygote)
+        service = self._start(f"peer-{i}", ["peer", *last.values()], self._peer_env.get(i, {}), i)
         if i < len(self._peers):
             self._peers[i] = service
         else:
@@ -465,14 +452,10 @@ class Cluster:
         self._ask_peer(i, m.Arm(self._token, name, action), f"{self.name(i)}, {action} {name}")
 
     def _ask_peer(self, i: int, question: m.Arm | m.LocalStatusRequest, who: str) -> Any:
-        local = socket.socket(socket.AF_UNIX)
         try:
-            local.settimeout(_ANSWER_TIMEOUT)
-            local.connect(self.socket(i))
+            answer = ask(self.socket(i), question, m.FromDaemon, timeout=_ANSWER_TIMEOUT, who=who)
         except OSError as bad:
-            local.close()
-            raise ConfigError("the daemon cannot be asked", who=who, got=str(bad), hint="was it killed?") from bad
-        answer = _ask(local, question, m.FromDaemon, who)
+            raise ConfigError("does not answer", who=who, got=str(bad), hint="was it killed or paused?") from bad
         if isinstance(answer, m.Failure):
             kind = BY_NAME.get(answer.error, ConfigError)
             raise kind(answer.what, who=answer.who, expected=answer.expected, got=answer.got, hint=answer.hint)
@@ -483,19 +466,3 @@ def _dialable(bound: str) -> tuple[str, int]:
     """Where to dial what is bound there; all interfaces include the loopback one."""
     host, port = split_address(bound, what="a readiness line")
     return ("127.0.0.1" if host in ("", "*", "0.0.0.0", "::") else host), port
-
-
-def _ask(
-    connection: socket.socket, question: m.Arm | m.LocalStatusRequest | m.StatusRequest, kind: Any, who: str
-) -> Any:
-    """Send one message, return the one that comes back, close."""
-    decoder: Decoder[Any] = Decoder(kind, DEFAULT.message_bytes, who)
-    try:
-        with connection:
-            connection.sendall(encode(question))
-            while data := connection.recv(65536):
-                for answer in decoder.feed(data):
-                    return answer
-    except OSError as bad:
-        raise ConfigError("does not answer", who=who, got=str(bad), hint="was it killed or paused?") from bad
-    raise ConfigError("closed the connection without an answer", who=who)

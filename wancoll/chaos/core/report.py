@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wancoll.churn.invariants import Gap, Injected, Violation
+from wancoll.chaos.core.invariants import Gap, Injected, Violation
 
 _RECOVERY_AT_MOST = 60.0  # seconds; later it has other reasons
 MIB = 1 << 20

@@ -1,0 +1,25 @@
+"""What multiprocessing's fork server imports before it forks: all that a service or a client needs, and its tie to us.
+
+Imported by the fork server alone: whoever imports this ends with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+from wancoll.process import die_with_parent
+
+for _module in (
+    "numpy",
+    "wancoll.cli.logs",
+    "wancoll.cli.main",
+    "wancoll.cli.master",
+    "wancoll.cli.peer",
+    "wancoll.cli.service",
+    "wancoll.client.connect",
+    "wancoll.peer.daemon",
+    "wancoll_master.server",
+):
+    importlib.import_module(_module)
+die_with_parent(os.getppid())

@@ -1,0 +1,129 @@
+"""Proxies in front of daemons' data ports that break lanes on demand, and clusters that stand behind them."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from socket import create_server
+from typing import Any, Self
+
+from wancoll.errors import ConfigError
+from wancoll.testing.cluster import Cluster
+from wancoll.testing.processes import ClientProcess
+from wancoll.wire import messages as m
+
+_START_SECONDS = 20.0
+_POLL = 0.005
+
+
+class Proxies:
+    """Proxies in front of the data ports of daemons 0, 1, ...: 127.0.0.1 for the first, 127.0.0.2 for the next.
+
+    They forward in one process, which ends with this object. A context manager.
+
+    Args:
+        targets: where the daemons' data ports are, as (host, port).
+
+    Attributes:
+        port: of all proxies.
+    """
+
+    def __init__(self, targets: Sequence[tuple[str, int]]) -> None:
+        self._numbers = itertools.count(1)
+        self._fired: set[int] = set()
+        self._saying, self._hearing = threading.Lock(), threading.Lock()
+        self._pipe, theirs = multiprocessing.Pipe()
+        hosts = [f"127.0.0.{i + 1}" for i in range(len(targets))]
+        self._process = ClientProcess("the proxies", _forward, (theirs, hosts, list(targets)))
+        theirs.close()
+        try:
+            self.port: int = self._hear(_START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+        self._pipe.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def learn(self, group: m.GroupStatus) -> None:
+        """Tell which members are of which daemons; rules hold for lanes of known ones only."""
+        here = {one.mid: int(one.daemon[5:]) for one in group.members if one.daemon.startswith("peer-")}
+        self._say("members", here)
+
+    def add(self, kind: str, source: int, to: int, lane: int = -1, amount: float = 0.0) -> int:
+        """Add a rule, which holds when this returns; returns its number.
+
+        Args:
+            kind: "oneway" (bytes are lost, acknowledgements too), "slow", "delay", "freeze" (nothing more is read from
+                the lanes that there are), "flip" (a bit) or "truncate" (the connection ends); the last two apply once.
+            source: index of the daemon whose bytes are concerned.
+            to: index of the one that they are for.
+            lane: its number; -1: all.
+            amount: slow: bytes per second; delay: seconds; truncate: bytes until the connection is closed.
+        """
+        with self._saying:
+            number = next(self._numbers)
+            self._pipe.send(("rule", (number, kind, source, to, lane, amount)))
+        self.fired(-number, _START_SECONDS)
+        return number
+
+    def fired(self, number: int, timeout: float) -> bool:
+        """Whether the rule has met a lane, waiting for that at most *timeout* seconds."""
+        deadline = time.monotonic() + timeout
+        while number not in self._fired:
+            with self._hearing:
+                if self._pipe.poll(_POLL):
+                    self._fired.add(self._hear(_POLL))
+                elif time.monotonic() > deadline:
+                    return False
+        return True
+
+    def clear(self, number: int) -> None:
+        """Take the rule away."""
+        self._say("clear", number)
+
+    def _say(self, order: str, value: Any) -> None:
+        with self._saying:
+            self._pipe.send((order, value))
+
+    def _hear(self, timeout: float) -> int:
+        try:
+            if self._pipe.poll(timeout):
+                return int(self._pipe.recv())
+        except EOFError:
+            self._process.result(timeout)  # raises what it raised
+        raise ConfigError("do not answer", who="the proxies", got=f"exit code {self._process.exit_code}")
+
+
+def _forward(*arguments: Any) -> None:
+    from wancoll.testing.forwarding import forward  # only that process needs trio
+
+    forward(*arguments)
+
+
+@contextmanager
+def proxied_cluster(peers: int, *, peer_args: Sequence[str] = (), **options: Any) -> Iterator[tuple[Cluster, Proxies]]:
+    """A Cluster whose lanes go through proxies; *options* are the Cluster's."""
+    with create_server(("127.0.1.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with Proxies([(f"127.0.1.{i + 1}", port) for i in range(peers)]) as proxies:
+        places = [f"--listen=127.0.1.{{i}}:{port}", f"--advertise=127.0.0.{{i}}:{proxies.port}"]
+        with Cluster(peers, peer_args=[*places, *peer_args], **options) as cluster:
+            yield cluster, proxies
