@@ -29,7 +29,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.core import membership, report
-from wancoll_master.core.lobby import Lobby
+from wancoll_master.core.leadership import Lobby
 from wancoll_master.core.ready import Announce, Disconnected, Event, Held, Message, Ready, Received, Send, Tick, frames
 from wancoll_master.core.state import State
 from wancoll_master.plan.planning import propose

@@ -67,7 +67,7 @@ def test_a_send_and_a_recv_meet_and_commit_when_both_are_done(book: Book, first:
     book.exchange_done("m1", 1, 77)
     assert book.settled("m0") == book.settled("m1") == [(1, 77, "")]
     assert book.take("d2") == []
-    assert book.group.p2p.running == book.group.p2p.waiting == {}
+    assert book.group.current.p2p.running == book.group.current.p2p.waiting == {}
 
 
 def test_the_kth_send_meets_the_kth_recv_of_the_same_tag_and_direction(book: Book) -> None:

@@ -307,10 +307,10 @@ class Master(Process):
             "connections": len(state.connections),
             "members": len(state.members),
             "asked": len(state.asked),
-            "pending": sum(len(group.pending) for group in groups),
+            "pending": sum(len(group.current.pending) for group in groups),
             "voids": sum(len(group.voids) for group in groups),
             "digest_failures": sum(len(group.digest_failures) for group in groups),
-            "p2p": sum(len(group.p2p.waiting) + len(group.p2p.running) for group in groups),
+            "p2p": sum(len(group.current.p2p.waiting) + len(group.current.p2p.running) for group in groups),
             "joining": sum(len(group.joining) for group in groups),
             "rebuild": sum(group.rebuild is not None for group in groups),
         }

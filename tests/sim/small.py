@@ -310,7 +310,7 @@ class SmallWorld:
                     self.do(action)
             if not pending:
                 if self.state.rejoin_until <= self.now and not any(
-                    g.rebuild or g.hold_until < 1e9 for g in self.state.groups.values()
+                    g.rebuild or g.current.hold_until < 1e9 for g in self.state.groups.values()
                 ):
                     break
                 self._pass_time()
@@ -327,9 +327,9 @@ class SmallWorld:
             (
                 group.epoch, group.used, group.committed, [(one.mid, one.done_upto) for one in group.members],
                 [(one.mid, one.name, one.was) for one in group.joining],
-                [(seq, sorted(one.done.items()), one.update) for seq, one in sorted(group.pending.items())],
+                [(seq, sorted(one.done.items()), one.update) for seq, one in sorted(group.current.pending.items())],
                 sorted((void.seq, void.error) for void in group.voids.values()), sorted(group.digest_failures.items()),
-                (group.asking.seq, sorted(group.asking.calls)) if group.asking else None,
+                (group.current.asking.seq, sorted(group.current.asking.calls)) if group.current.asking else None,
                 [group.rebuild.reports[mid][1] for mid in sorted(group.rebuild.reports)] if group.rebuild else None,
             )
             for group in master.groups.values()

@@ -12,7 +12,7 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import measuring, probing
 from wancoll_master.core.ready import Announce, Used
-from wancoll_master.core.state import Asking, Daemon, Gone, Group, Member, P2PBook, Pending, Slow, Step, clip, names
+from wancoll_master.core.state import Asking, Daemon, Gone, Group, Member, Pending, Slow, Step, clip, names
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Request
 
@@ -31,15 +31,10 @@ def new_epoch(step: Step, group: Group, reason: str, *, free: bool = False) -> N
     """
     group.epoch = max(group.epoch, group.used) + 1
     persist(step, group)
-    group.reason = clip(reason)
-    group.pending.clear()
-    group.p2p = P2PBook()
-    group.complaints.clear()
-    group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False
     _forget_bad_pairs(step, group)
     plan = _plan(step, group, free=free)
+    group.begin(reason)
     members = group.members
-    group.conns = tuple(dict.fromkeys(member.daemon.conn for member in members))
     epoch = m.Epoch(
         group=group.name,
         to=0,
@@ -53,10 +48,10 @@ def new_epoch(step: Step, group: Group, reason: str, *, free: bool = False) -> N
         min_world=group.min_world,
         committed_upto=group.committed,
         voids=list(group.voids.values()),
-        reason=group.reason,
+        reason=group.current.reason,
     )
     step.ready.messages.append(Announce(tuple((member.daemon.conn, member.mid) for member in members), epoch))
-    step.record(group, "epoch", f"{group.reason}; {len(members)} members: {names(members)}")
+    step.record(group, "epoch", f"{group.current.reason}; {len(members)} members: {names(members)}")
     probing.ensure_probes(step, group)
     measuring.ask_bandwidths(step, group)
 
@@ -174,13 +169,8 @@ def _evicted(member: Member, why: str) -> m.Evicted:
 def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:
     if was_member and group.members:
         new_epoch(step, group, text)
-    elif was_member:  # nobody is left who knows what was done: who is there starts afresh
-        group.committed, group.conns, group.p2p = 0, (), P2PBook()
-        for each in (group.pending, group.voids, group.digest_failures, group.bad_pairs, group.complaints):
-            each.clear()
-        group.asking, group.settle_at, group.hold_until, group.waited = None, inf, inf, False
-        for joiner in group.joining:
-            joiner.probes.clear()
+    elif was_member:  # nobody is left who knows what was done
+        group = step.state.groups[group.name] = group.afresh()
         form_if_complete(step, group)
     elif group.members:
         consider_update(step, group)
@@ -204,13 +194,13 @@ def done(step: Step, member: Member, message: m.Done) -> None:
         ProtocolError: the message contradicts the state.
     """
     group, seq = member.group, message.seq
-    if group.asking is not None or seq <= group.committed or seq in group.voids or group.small:
+    pending = group.current.pending
+    if group.current.asking is not None or seq <= group.committed or seq in group.voids or group.small:
         return
-    entry = group.pending.get(seq)
+    entry = pending.get(seq)
     if entry is None:
         check_window(step, group, seq)
-        entry = Pending(step.now, False, message.digest, message.fingerprint)
-        group.pending[seq] = entry
+        entry = pending[seq] = Pending(step.now, False, message.digest, message.fingerprint)
     elif entry.update or entry.fingerprint != message.fingerprint:
         ask_calls(step, group, seq)
         return
@@ -237,12 +227,12 @@ def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
         ProtocolError: the message contradicts the state.
     """
     group, seq = member.group, message.seq
-    if group.asking is not None or seq <= group.committed or seq in group.voids:
+    if group.current.asking is not None or seq <= group.committed or seq in group.voids:
         return
-    entry = group.pending.get(seq)
+    entry = group.current.pending.get(seq)
     if entry is None:
         check_window(step, group, seq)
-        entry = group.pending[seq] = Pending(step.now, True, 0, 0)
+        entry = group.current.pending[seq] = Pending(step.now, True, 0, 0)
     elif not entry.update:
         ask_calls(step, group, seq)
         return
@@ -263,11 +253,11 @@ def advance(step: Step, group: Group) -> None:
             seq += 1
             if seq in group.voids:
                 continue
-            entry = group.pending.get(seq)
+            entry = group.current.pending.get(seq)
             if entry is None or len(entry.done) < world or entry.differs or (entry.update and held):
                 break
             reach = seq
-            del group.pending[seq]
+            del group.current.pending[seq]
         if reach > group.committed:
             _commit(step, group, reach)
     if held or group.small:
@@ -281,7 +271,7 @@ def _commit(step: Step, group: Group, upto: int) -> None:
 
 def _set_committed(step: Step, group: Group, upto: int) -> None:
     group.committed = upto
-    group.hold_until, group.waited = inf, False
+    group.current.hold_until, group.current.waited = inf, False
     if group.slow is not None and group.slow.seq <= upto:
         _wait_ended(step, group, group.slow)
     for known in (group.voids, group.digest_failures, group.stalls):
@@ -304,7 +294,7 @@ def check_window(step: Step, group: Group, seq: int) -> None:
     """
     window = WINDOW_FACTOR * step.limits.ops_in_flight
     bound = group.committed + window
-    if seq == 0 or (seq > bound and not group.small) or len(group.pending) >= window:
+    if seq == 0 or (seq > bound and not group.small) or len(group.current.pending) >= window:
         raise ProtocolError("names an impossible operation", expected=f"1 to {bound}", got=str(seq))
 
 
@@ -329,13 +319,13 @@ def _digests_differ(step: Step, group: Group, seq: int, entry: Pending) -> None:
 def consider_update(step: Step, group: Group) -> None:
     """If all members stand at an update_membership: admit joiners, change the plan, let the members pass, or wait."""
     seq = _ready_update(group)
-    if seq is None or group.asking is not None:
+    if seq is None or group.current.asking is not None:
         return
     ready = [joiner for joiner in group.joining if joiner.reachable]
-    if len(ready) < len(group.joining) and not group.waited:
-        if group.hold_until == inf:
-            group.hold_until = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval
-            step.alarm(group.hold_until)
+    if len(ready) < len(group.joining) and not group.current.waited:
+        if group.current.hold_until == inf:
+            group.current.hold_until = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval
+            step.alarm(group.current.hold_until)
     elif len(group.members) + len(ready) < group.min_world:
         pass  # held until enough joiners are there
     elif ready and measuring.waits_until(step, group) > step.now:
@@ -346,7 +336,7 @@ def consider_update(step: Step, group: Group) -> None:
         _set_committed(step, group, seq)
         new_epoch(step, group, f"plan: {better}", free=True)
     else:
-        del group.pending[seq]
+        del group.current.pending[seq]
         _commit(step, group, seq)
         advance(step, group)
 
@@ -355,11 +345,11 @@ def _ready_update(group: Group) -> int | None:
     """The update_membership that all members have posted, with nothing open below it."""
     world = len(group.members)
     if group.small:  # members have failed everything below by themselves
-        return min((s for s, e in group.pending.items() if e.update and len(e.done) == world), default=None)
+        return min((s for s, e in group.current.pending.items() if e.update and len(e.done) == world), default=None)
     seq = group.committed + 1
     while seq in group.voids:
         seq += 1
-    entry = group.pending.get(seq)
+    entry = group.current.pending.get(seq)
     return seq if entry is not None and entry.update and len(entry.done) == world else None
 
 
@@ -376,12 +366,12 @@ def _admit(step: Step, group: Group, joiners: list[Member], seq: int) -> None:
 
 def _void_strayed_updates(step: Step, group: Group) -> None:
     """In a small world members fail ops by themselves; if that led them to different seqs, the one behind is told."""
-    posted = {mid for entry in group.pending.values() for mid in entry.done}
+    posted = {mid for entry in group.current.pending.values() for mid in entry.done}
     if len(posted) < len(group.members):
         return
-    seq = min(group.pending)
+    seq = min(group.current.pending)
     calls = {
-        member.name: "update_membership()" if member.mid in group.pending[seq].done else "an earlier operation"
+        member.name: "update_membership()" if member.mid in group.current.pending[seq].done else "an earlier operation"
         for member in group.members
     }
     _set_committed(step, group, seq - 1)
@@ -398,12 +388,12 @@ def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
         ProtocolError: the message contradicts the state.
     """
     group, seq = member.group, message.seq
-    if group.asking is None:
+    if group.current.asking is None:
         if seq <= group.committed or seq in group.voids:
             return
         check_window(step, group, seq)
         ask_calls(step, group, seq)
-    asking = group.asking
+    asking = group.current.asking
     if asking is not None and asking.seq == seq:
         asking.calls[member.mid] = clip(message.call, _CALL_CHARS)
         if len(asking.calls) == len(group.members):
@@ -412,15 +402,15 @@ def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
 
 def ask_calls(step: Step, group: Group, seq: int) -> None:
     """Abort the epoch: no commit follows in it. Every member tells what it calls at *seq*."""
-    group.asking = Asking(seq, step.now + step.limits.mismatch_wait)
-    step.alarm(group.asking.deadline)
+    group.current.asking = Asking(seq, step.now + step.limits.mismatch_wait)
+    step.alarm(group.current.asking.deadline)
     reason = f"members call different collectives at operation {seq}"
     step.broadcast(group, m.Abort(group.name, group.epoch, seq, reason))
 
 
 def conclude_asking(step: Step, group: Group) -> None:
     """All have answered, or had the time to: the op fails on every member, with all calls named."""
-    asking = group.asking
+    asking = group.current.asking
     if asking is not None:
         calls = {member.name: asking.calls.get(member.mid, "not called yet") for member in group.members}
         _void_mismatch(step, group, asking.seq, calls)
@@ -444,7 +434,7 @@ def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     if not seqs:
         return
     check_window(step, group, seqs[-1])
-    text = clip(message.reason or f"the membership changed: {group.reason}", 300)
+    text = clip(message.reason or f"the membership changed: {group.current.reason}", 300)
     for seq in seqs:
         group.voids[seq] = m.Void(seq, "OperationAborted", text, {})
     several = f"operations {seqs[0]} to {seqs[-1]}" if len(seqs) > 1 else f"operation {seqs[0]}"

@@ -1,4 +1,4 @@
-"""Until when a master with a lease may lead, and when it renews the lease. Pure: time is an argument.
+"""Which master leads: until when one with a lease may (R10), and who waits where nobody does. Pure.
 
 The lease's keeper counts from when it hears of a renewal, the leader from when it sent for it: whatever the network
 does, the leader stops first. Both clocks must run equally fast but for SAFETY.
@@ -7,6 +7,9 @@ does, the leader stops first. Both clocks must run equally fast but for SAFETY.
 from __future__ import annotations
 
 from math import inf
+
+from wancoll.wire import messages as m
+from wancoll_master.core.ready import Received
 
 SAFETY = 0.1  # share of the lease that is not used
 RENEWALS_PER_TTL = 3
@@ -48,3 +51,40 @@ class Leadership:
     def renew_at(self) -> float:
         """When to renew next, if nothing has failed."""
         return self._sent_at + self.ttl / RENEWALS_PER_TTL
+
+
+class Lobby:
+    """First messages that come while a master stands by: it says who leads, or keeps daemons until somebody does.
+
+    Args:
+        room: for so many; others are sent away, and come again.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._open = False
+        self._waiting: dict[int, Received] = {}
+        self.answer = m.StandsBy("", 0)
+
+    def leader_is(self, leader: str, term: int, *, wait: bool) -> list[int]:
+        """Take in who leads ("": nobody) and whether that will be known soon; returns connections to send away."""
+        self.answer = m.StandsBy(leader, term)
+        self._open = wait and not leader
+        return [] if self._open else [event.conn for event in self.empty()]
+
+    def keeps(self, event: Received) -> bool:
+        """Whether the one who said this waits; else the answer is for it."""
+        known = self._waiting.pop(event.conn, None) is not None
+        if known or not self._open or len(self._waiting) >= self._room or not isinstance(event.message, m.Hello):
+            return False
+        self._waiting[event.conn] = event
+        return True
+
+    def gone(self, conn: int) -> None:
+        """The connection is over."""
+        self._waiting.pop(conn, None)
+
+    def empty(self) -> list[Received]:
+        """What was said by those who wait, oldest first; nobody does any more."""
+        waiting, self._waiting = list(self._waiting.values()), {}
+        return waiting

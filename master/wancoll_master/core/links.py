@@ -6,12 +6,13 @@ from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core import reach
 from wancoll_master.core.epochs import lose, new_epoch
-from wancoll_master.core.state import Complaint, Group, Member, Step, clip, names
+from wancoll_master.core.state import Complaint, Group, Member, Step, Trouble, clip, names
 from wancoll_master.plan.topology import pair, ring_order
 
 BAD_PAIR_SECONDS = 60.0  # how long a pair that cannot reach each other is kept apart
+_TROUBLES_KEPT = 64  # pairs of a group
+_TROUBLES_SECONDS = 600.0  # after they were last told of
 _OLDER = 0.5  # seconds that a link must have been up before the other end lost it, to be taken for the same one
 
 
@@ -29,59 +30,59 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch:
         return
-    known = group.complaints.get((member.mid, other.mid))
+    known = group.current.complaints.get((member.mid, other.mid))
     if known is None or known.kind == "lost":
-        group.complaints[member.mid, other.mid] = Complaint(
+        group.current.complaints[member.mid, other.mid] = Complaint(
             message.kind, clip(message.reason, 300), step.now, group.committed
         )
-    reach.note(step, group, member, other, message.kind, message.reason)
+    _note(step, group, member, other, message.kind, message.reason)
     if message.kind == "unreachable":
         group.bad_pairs[pair(member.mid, other.mid)] = step.now + BAD_PAIR_SECONDS
-    group.settle_at = min(group.settle_at, step.now + step.limits.link_settle)
-    step.alarm(group.settle_at)
+    group.current.settle_at = min(group.current.settle_at, step.now + step.limits.link_settle)
+    step.alarm(group.current.settle_at)
 
 
 def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
     """The complaint is of an earlier epoch, which has ended, perhaps for the other end's: people want to know."""
     other = step.state.members.get(message.other)
     if other is not None and other.group is member.group and other is not member:
-        reach.note(step, member.group, member, other, message.kind[:32], message.reason)
-        reach.same_as_other_end(member.group, member, other)
+        _note(step, member.group, member, other, message.kind[:32], message.reason)
+        _same_as_other_end(member.group, member, other)
 
 
 def settle(step: Step, group: Group) -> None:
     """Both ends of the links complained of are alive: end the epoch, at most once per link_settle."""
-    group.settle_at = inf
-    if group.asking is not None:
+    group.current.settle_at = inf
+    if group.current.asking is not None:
         return  # a new epoch follows anyway
     present = {member.mid: member for member in group.members}
-    lost = [(ends, told) for ends, told in group.complaints.items() if told.kind == "lost"]
-    unreachable = [(ends, told) for ends, told in group.complaints.items() if told.kind == "unreachable"]
+    lost = [(ends, told) for ends, told in group.current.complaints.items() if told.kind == "lost"]
+    unreachable = [(ends, told) for ends, told in group.current.complaints.items() if told.kind == "unreachable"]
     for (who, whom), complaint in lost:
-        reach.acted(group, {(present[who].name, present[whom].name)}, "dialled again")
-        if (whom, who) not in group.complaints:
+        _acted(group, {(present[who].name, present[whom].name)}, "dialled again")
+        if (whom, who) not in group.current.complaints:
             _tell_other_end(step, group, present[whom], who, complaint)
     if unreachable:
         (one, other), told = unreachable[0]
         ends = {(present[who].name, present[whom].name) for who, whom in dict(unreachable)}
         text = f"{present[one].name} and {present[other].name} cannot reach each other ({told.reason})"
         if ring_order(list(present), group.bad_pairs) is not None:
-            step.record(group, "link", f"{text}: {reach.words(step, group, ends)}")
-            reach.acted(group, ends, "routed around")
+            step.record(group, "link", f"{text}: {_words(step, group, ends)}")
+            _acted(group, ends, "routed around")
             new_epoch(step, group, f"{text}: other ways around")
             return
         if all(told.committed < group.committed for _, told in unreachable):
             for mids, _ in unreachable:  # operations went through since: the links came up after all
-                del group.complaints[mids]
+                del group.current.complaints[mids]
                 group.bad_pairs.pop(pair(*mids), None)
-            reach.acted(group, ends, "nothing: it came up")
+            _acted(group, ends, "nothing: it came up")
         elif (until := told.at + step.limits.link_timeout / 2) > step.now:
-            group.settle_at = until  # whose fault it is shows when others have complained, too
+            group.current.settle_at = until  # whose fault it is shows when others have complained, too
             step.alarm(until)
             same = {pair(*mids) for mids, _ in unreachable}
             lost = [(mids, told) for mids, told in lost if pair(*mids) not in same]  # the other end's word for it
         else:
-            text = f"{text}; {reach.words(step, group, ends)}"
+            text = f"{text}; {_words(step, group, ends)}"
             _evict(step, group, [pair(*mids) for mids, _ in unreachable], ends, text)
             return
     if lost:
@@ -107,5 +108,56 @@ def _evict(step: Step, group: Group, complained: list[tuple[int, int]], ends: se
         left.remove(worst)
         victims.append(worst)
     members = [member for member in group.members if member.mid in victims]
-    reach.acted(group, ends, f"evicted {names(members)}")
+    _acted(group, ends, f"evicted {names(members)}")
     lose(step, members, f"{text}, and no ring order avoids that", "evicted", tell=True)
+
+
+# ---- what people are told -----------------------------------------------------------------------------
+
+
+def _note(step: Step, group: Group, source: Member, target: Member, kind: str, why: str) -> None:
+    """*source* says that its link to *target* is down."""
+    key = source.name, target.name
+    known = group.troubles.pop(key, None)
+    if known is None or step.now - known.last > _TROUBLES_SECONDS:
+        known = Trouble(kind, why, step.now, step.now)
+    known.kind, known.why, known.last = kind, clip(why, 300), step.now
+    known.times += 1
+    group.troubles[key] = known  # the newest last
+    while len(group.troubles) > _TROUBLES_KEPT:
+        del group.troubles[next(iter(group.troubles))]
+
+
+def _acted(group: Group, pairs: set[tuple[str, str]], what: str) -> None:
+    """The master did *what* about these pairs of names, in whichever direction they were told."""
+    for (source, target), trouble in group.troubles.items():
+        if (source, target) in pairs or (target, source) in pairs:
+            trouble.done = what
+
+
+def _same_as_other_end(group: Group, source: Member, target: Member) -> None:
+    """What the master did when *target* told of the pair, it did for *source*, too."""
+    other = group.troubles.get((target.name, source.name))
+    if other is not None:
+        group.troubles[source.name, target.name].done = other.done
+
+
+def pairs(group: Group, now: float) -> list[m.PairStatus]:
+    """For `wancoll status`, newest first."""
+    return [
+        m.PairStatus(*ends, one.kind, one.why, now - one.since, now - one.last, one.times, one.done)
+        for ends, one in reversed(group.troubles.items())
+        if now - one.last <= _TROUBLES_SECONDS
+    ]
+
+
+def _words(step: Step, group: Group, pairs: set[tuple[str, str]]) -> str:
+    """What was told of these pairs, in either direction, in a sentence."""
+    told = [
+        f"{source} cannot reach {target} for {step.now - one.since:.1f} s ({one.why})"
+        if one.kind == "unreachable"
+        else f"{source} lost its link to {target} {step.now - one.since:.1f} s ago ({one.why})"
+        for (source, target), one in group.troubles.items()
+        if (source, target) in pairs or (target, source) in pairs
+    ]
+    return clip("; ".join(told), 600)

@@ -1,12 +1,37 @@
-"""The master as a state machine: step(step, now, event) gives the commands to carry out, in order. Pure.
+"""The master as a state machine: step(state, now, event, planner) gives what must happen, and in which order. Pure.
+
+A *group* is a name under which clients reduce together. It is forming until start_world of them have joined, then it
+runs from epoch to epoch. An *epoch* is one fixed list of members in rank order, with a plan; its number is never used
+twice. A *commit* says of all operations up to a number that they have happened, for every member of the epoch. All
+that a master decides is one of three: this is committed; this epoch is over, and the next one has these members; this
+member is out. Everything else is what it has to know before it may say so:
+
+    epochs      Done of all members, equal: commit (R1). One decision ends an epoch, and all that was collected in it
+                goes with it: group.current is replaced as a whole (R2). Joiners enter where all stand at
+                update_membership (R5). What is given up is given up for all (R14)
+    p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
+    links       who says that a link is down, and what is tried before anybody is put out (R17)
+    waits       whom slow operations wait for; what does not move for long is ended, so that nothing waits for ever
+    probing     a joiner and the members reach each other before it is admitted (R5)
+    measuring   what daemons are asked about the paths between them, for the plan
+    rebuilding  after a restart the members say what happened, and the group goes on from there (R7, R8)
+    leadership  until when a master that was elected may lead (R10)
+    ready       what a step wants done, as fields that are an order: durable first, then told (R9)
+    state       all that is known. report: the same for people
+
+Why pure: the order in which messages, losses and deadlines come is all that this can go wrong by. So one function
+takes them one at a time, with the time as an argument; the simulation and the small worlds (tests/sim) put them into
+orders that no network would show in a year, and a seed says them all again. A step never waits, so nothing comes
+between what it reads and what it decides. Work that grows with the square of the members is not its own: the planner
+is handed in.
 
     member states: joining -> member -> gone
     joining  Join was accepted; the group forms, or the joiner is being probed and waits for update_membership
     member   has a rank in the group's current epoch
-    gone     left, lost with its daemon, or evicted: forgotten here; its mid is never given out again
+    gone     left, lost with its daemon, or evicted: forgotten here; its mid is never given out again (R18)
 
-The shell calls step() for everything that happens, one at a time, and a Tick at next_deadline(). Expected
-failures are events; a peer that talks nonsense is told so and cut off, and that is all it can do.
+Expected failures are events; a peer that talks nonsense is told so and cut off, and that is all it can do. What a
+member says of an epoch counts in that epoch alone (R12): late words are dropped here, in one place.
 """
 
 from __future__ import annotations
@@ -357,15 +382,15 @@ def _tick(step: Step) -> None:
     for group in list(step.state.groups.values()):
         if group.rebuild is not None:
             rebuilding.consider(step, group)
-        if group.asking is not None and group.asking.deadline <= now:
+        if group.current.asking is not None and group.current.asking.deadline <= now:
             epochs.conclude_asking(step, group)
-        if group.settle_at <= now:
+        if group.current.settle_at <= now:
             links.settle(step, group)
         if probing.deadline(group) <= now:
             probing.overdue(step, group)
             epochs.consider_update(step, group)
-        if group.hold_until <= now:
-            group.hold_until, group.waited = inf, True
+        if group.current.hold_until <= now:
+            group.current.hold_until, group.current.waited = inf, True
             epochs.consider_update(step, group)
         if group.joining:  # it may have waited for a round trip
             epochs.form_if_complete(step, group)
@@ -384,6 +409,6 @@ def _tick(step: Step) -> None:
 
 
 def _group_deadline(group: Group) -> float:
-    asking = group.asking.deadline if group.asking is not None else inf
+    asking = group.current.asking.deadline if group.current.asking is not None else inf
     rebuild = group.rebuild.deadline if group.rebuild is not None else inf
-    return min(asking, rebuild, group.settle_at, group.hold_until, probing.deadline(group))
+    return min(asking, rebuild, group.current.settle_at, group.current.hold_until, probing.deadline(group))

@@ -23,7 +23,7 @@ def call(step: Step, member: Member, message: m.P2PCall) -> None:
     Raises:
         ProtocolError: the message contradicts the state.
     """
-    group, book = member.group, member.group.p2p
+    group, book = member.group, member.group.current.p2p
     other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch or other is member:
         raise ProtocolError("calls a stranger", expected="another member of its epoch", got=str(message.other))
@@ -54,7 +54,7 @@ def _meet(step: Step, group: Group, match: Match) -> None:
         _settle(step, group, match, "CollectiveMismatch", MISFIT, calls)
         return
     group.p2p_count += 1
-    group.p2p.running[group.p2p_count] = match
+    group.current.p2p.running[group.p2p_count] = match
     for half in (match.send, match.recv):
         told = m.Matched(group.name, half.member.mid, group.epoch, half.call.number, group.p2p_count)
         step.send(half.member.daemon.conn, told)
@@ -67,7 +67,7 @@ def done(step: Step, member: Member, message: m.P2PDone) -> None:
         ProtocolError: the pair is not the member's.
     """
     group = member.group
-    match = group.p2p.running.get(message.order)
+    match = group.current.p2p.running.get(message.order)
     if match is None:
         return
     if member is match.send.member:
@@ -77,14 +77,14 @@ def done(step: Step, member: Member, message: m.P2PDone) -> None:
     else:
         raise ProtocolError("is done with a send or recv of others", got=f"pair {message.order}")
     if match.sent and match.received:
-        del group.p2p.running[message.order]
+        del group.current.p2p.running[message.order]
         _settle(step, group, match, "", "", {})
 
 
 def _settle(step: Step, group: Group, match: Match, error: str, text: str, calls: dict[str, str]) -> None:
     for half, other in ((match.send, match.recv), (match.recv, match.send)):
         member, number = half.member, half.call.number
-        group.p2p.open[member.mid] -= 1
+        group.current.p2p.open[member.mid] -= 1
         head = (group.name, member.mid, group.epoch, number)
         told = m.Settled(*head, match.digest, error, text, calls, other.call.number)
         step.send(member.daemon.conn, told)

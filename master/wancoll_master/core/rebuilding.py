@@ -204,7 +204,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
             numbers = f"start_world={newest.start_world}, min_world={newest.min_world}"
             probing.refuse(step, joiner, f"the group that came back has {numbers}")
     group.start_world, group.min_world, group.key = newest.start_world, newest.min_world, newest.key
-    group.epoch, group.reason = newest.epoch, newest.reason
+    group.epoch = newest.epoch
     used = step.state.used.get(group.name)
     group.used = max(step.state.floor, used.epoch if used is not None else 0)
     group.committed = max(report.committed_upto for report in top.values())
@@ -302,7 +302,7 @@ def _finished_by_all(group: Group, reports: list[m.Report], *, updates_too: bool
 
 def _go_on(step: Step, group: Group, reports: list[m.Report]) -> None:
     """Everyone is here and knows the same: the epoch was never interrupted."""
-    group.conns = tuple(dict.fromkeys(member.daemon.conn for member in group.members))
+    group.begin(reports[0].reason)
     for ends in reports[0].plan.avoid:
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
     epochs.persist(step, group)

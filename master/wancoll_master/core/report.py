@@ -7,7 +7,8 @@ from importlib import metadata
 from math import inf
 
 from wancoll.wire import messages as m
-from wancoll_master.core import reach, rebuilding, waits
+from wancoll_master.core import rebuilding, waits
+from wancoll_master.core.links import pairs
 from wancoll_master.core.state import Group, Member, State, clip, names
 from wancoll_master.plan.measures import Measures
 from wancoll_master.plan.planning import ring_of
@@ -43,7 +44,7 @@ def _group(state: State, group: Group, now: float) -> m.GroupStatus:
         waiting_for=clip(waiting_for(group, now, slow)),
         plan=_plan(state.measures, group),
         waits=slow,
-        pairs=reach.statuses(group, now),
+        pairs=pairs(group, now),
     )
 
 
@@ -83,21 +84,21 @@ def waiting_for(group: Group, now: float, slow: Sequence[m.WaitStatus] = ()) -> 
     if not group.members:
         here = len(group.joining)
         return f"{group.start_world - here} more members to start: {here} of {group.start_world} are here"
-    if group.asking is not None:
-        silent = [member for member in group.members if member.mid not in group.asking.calls]
-        return f"what {names(silent)} called at operation {group.asking.seq}: the members' calls differ"
-    if group.settle_at < inf:
-        ends = next(iter(group.complaints))
+    if group.current.asking is not None:
+        silent = [member for member in group.members if member.mid not in group.current.asking.calls]
+        return f"what {names(silent)} called at operation {group.current.asking.seq}: the members' calls differ"
+    if group.current.settle_at < inf:
+        ends = next(iter(group.current.complaints))
         who = {member.mid: member.name for member in group.members}
         return f"the link between {who[ends[0]]} and {who[ends[1]]}"
     world = len(group.members)
     if slow and slow[0].causes:
         return f"{waits.words(slow[0])}, for {slow[0].seconds:.1f} s"
     small = f"joiners: {world} of min_world={group.min_world} members" if group.small else ""
-    seq = min(group.pending, default=0)
+    seq = min(group.current.pending, default=0)
     if not seq:
         return small
-    entry = group.pending[seq]
+    entry = group.current.pending[seq]
     age = f"for {now - entry.since:.1f} s"
     if entry.update and len(entry.done) == world:
         if group.small:

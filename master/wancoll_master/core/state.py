@@ -161,6 +161,22 @@ class Complaint:
 
 
 @dataclass(slots=True)
+class Current:
+    """What belongs to a group's current epoch and ends with it (R2, R12): the next epoch begins with a new one."""
+
+    reason: str = ""  # why it began
+    conns: tuple[int, ...] = ()  # of the members' daemons, each once
+    pending: dict[int, Pending] = field(default_factory=dict)  # by seq
+    p2p: P2PBook = field(default_factory=P2PBook)
+    asking: Asking | None = None
+    complaints: dict[tuple[int, int], Complaint] = field(default_factory=dict)  # (who, about whom)
+    settle_at: float = inf  # when they are acted upon
+    hold_until: float = inf  # an update_membership waits for probes until then
+    waited: bool = False  # it has waited long enough
+    waits: tuple[float, list[m.WaitStatus]] | None = None  # when found, what
+
+
+@dataclass(slots=True)
 class Asked:
     """A daemon was asked to measure its path to another one."""
 
@@ -187,34 +203,38 @@ class Group:
     key: bytes
     epoch: int  # the current one; before the first: those up to here are used up
     used: int = 0  # epochs up to here may have been used, beside the current one
-    reason: str = ""  # why the current epoch began
     members: list[Member] = field(default_factory=list)  # in rank order
     joining: list[Member] = field(default_factory=list)  # by mid
     rebuild: Rebuild | None = None  # without members: what an earlier master's members report
-    conns: tuple[int, ...] = ()  # of the members' daemons, each once
+    current: Current = field(default_factory=Current)
     committed: int = 0
-    pending: dict[int, Pending] = field(default_factory=dict)  # by seq
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq, all above committed
     digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which digests differed
-    p2p: P2PBook = field(default_factory=P2PBook)
     p2p_count: int = 0
-    asking: Asking | None = None
-    complaints: dict[tuple[int, int], Complaint] = field(default_factory=dict)  # (who, about whom), this epoch
-    settle_at: float = inf  # when complaints are acted upon
     bad_pairs: dict[tuple[int, int], float] = field(default_factory=dict)  # pair of mids -> until when
     troubles: dict[tuple[str, str], Trouble] = field(default_factory=dict)  # by names: who, with whom; newest last
-    waits: tuple[int, float, list[m.WaitStatus]] | None = None  # epoch, when found, what
     slow: Slow | None = None
     slow_at: float = -inf  # when the log last said that an operation waits
     stalls: dict[int, int] = field(default_factory=dict)  # seq -> times that nothing moved
-    hold_until: float = inf  # an update_membership waits for probes until then
-    waited: bool = False  # it has waited long enough
     planned: Planned | None = None
 
     @property
     def small(self) -> bool:
         """Members fail their ops themselves here; only update_membership goes on."""
         return len(self.members) < self.min_world
+
+    def begin(self, reason: str) -> None:
+        """The members have another epoch: nothing of the last one counts any more."""
+        self.current = Current(clip(reason), tuple(dict.fromkeys(member.daemon.conn for member in self.members)))
+
+    def afresh(self) -> Group:
+        """The group without its members, and all that they had done: those who wait to join may form it anew."""
+        group = Group(self.name, self.start_world, self.min_world, self.key, self.epoch, self.used)
+        group.joining, group.planned, group.troubles = self.joining, self.planned, self.troubles
+        for joiner in group.joining:
+            joiner.group = group
+            joiner.probes.clear()
+        return group
 
 
 @dataclass(slots=True)
@@ -286,7 +306,7 @@ class Step:
 
     def broadcast(self, group: Group, message: m.FromMaster) -> None:
         """Say it to all members' daemons."""
-        self.ready.messages.append(Broadcast(group.conns, message))
+        self.ready.messages.append(Broadcast(group.current.conns, message))
 
     def close(self, conn: int, reason: str) -> None:
         """End a connection once all is said."""

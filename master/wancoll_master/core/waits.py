@@ -53,11 +53,11 @@ def heard(daemon: Daemon, called: list[tuple[int, int, int]], now: float) -> Non
 
 def statuses(limits: Limits, group: Group, now: float) -> list[m.WaitStatus]:
     """The group's slow operations, oldest first, each with whom it waits for."""
-    if not group.members or group.asking is not None:
+    if not group.members or group.current.asking is not None:
         return []
     found = []
     for seq in sorted(_slow(limits, group, now))[:MOST]:
-        entry = group.pending.get(seq)
+        entry = group.current.pending.get(seq)
         told = [op for _, told in _fresh(limits, group, now) for op in told.message.ops if op.seq == seq]
         age = max([op.age for op in told] + ([now - entry.since] if entry is not None else []))
         what = next((op.what for op in told if op.what), "update_membership()" if entry and entry.update else "")
@@ -87,10 +87,10 @@ def cause_words(cause: m.WaitCause) -> str:
 def _current(step: Step, group: Group) -> list[m.WaitStatus]:
     """statuses(), found at most twice in a heartbeat's time: large groups have many reporters."""
     grain = step.limits.heartbeat_interval / 2
-    known = group.waits
-    if known is None or known[0] != group.epoch or step.now - known[1] >= grain:
-        known = group.waits = group.epoch, step.now, statuses(step.limits, group, step.now)
-    return known[2]
+    known = group.current.waits
+    if known is None or step.now - known[0] >= grain:
+        known = group.current.waits = step.now, statuses(step.limits, group, step.now)
+    return known[1]
 
 
 def _fresh(limits: Limits, group: Group, now: float) -> Iterator[tuple[Member, Told]]:
@@ -108,7 +108,7 @@ def _parks(told: Told, mid: int) -> bool:
 
 def _slow(limits: Limits, group: Group, now: float) -> set[int]:
     after = limits.slow_after
-    slow = {seq for seq, entry in group.pending.items() if now - entry.since >= after}
+    slow = {seq for seq, entry in group.current.pending.items() if now - entry.since >= after}
     for _, told in _fresh(limits, group, now):
         slow |= {op.seq for op in told.message.ops if op.seq > group.committed and op.seq not in group.voids}
     return slow
@@ -217,9 +217,9 @@ def _note(step: Step, group: Group, wait: m.WaitStatus) -> None:
 
 def _stalled(step: Step, group: Group, wait: m.WaitStatus) -> None:
     """Nothing moves and nothing is to blame: make links anew; after some times give the operation up for all."""
-    if wait.causes or not wait.seq or group.small or group.settle_at < inf:
+    if wait.causes or not wait.seq or group.small or group.current.settle_at < inf:
         return
-    entry = group.pending.get(wait.seq)
+    entry = group.current.pending.get(wait.seq)
     absent = [member for member in group.members if entry is None or member.mid not in entry.done]
     fresh = {member.mid: told for member, told in _fresh(step.limits, group, step.now)}
     for member in absent:
