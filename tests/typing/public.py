@@ -3,7 +3,6 @@
 A line that must be refused ends in "# refused:" and the error's code.
 """
 
-
 from __future__ import annotations
 
 from typing import Any, assert_type

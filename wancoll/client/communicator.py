@@ -28,12 +28,11 @@ from wancoll.client.checks import (
     check_other,
     check_rank,
     check_tag,
-    check_timeout,
     reduce_op,
     unavailable,
     whole,
 )
-from wancoll.client.codecs import Coding, ErrorFeedback, coding, coding_where_taken, feed
+from wancoll.client.codecs import RAW, Coding, ErrorFeedback, Feed, coding, coding_where_taken, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.many import BUCKET_BYTES, ManyReceipt, ManyWork
 from wancoll.client.placement import Placement
@@ -54,7 +53,6 @@ from wancoll.collective import Descriptor, DType, Kind, Receipt
 from wancoll.errors import ConfigError
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
-from wancoll.wire.messages import EpochInfo
 
 Blocking: TypeAlias = Literal[False]
 Async: TypeAlias = Literal[True]
@@ -211,10 +209,8 @@ class Communicator:
     def all_reduce(
         self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Coded]
     ) -> Receipt: ...
-
     @overload
     def all_reduce(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Coded]) -> Work: ...
-
     @_documented
     def all_reduce(
         self, x: Any, out: Any = None, *, op: str = "sum", codec: str = "none", max_rel_error: float | None = None,
@@ -233,31 +229,19 @@ class Communicator:
         Returns:
             The receipt; its out is the caller's own object.
         """
-        reduction = reduce_op("all_reduce", op)
-        check_options("all_reduce", async_op, on_failure, timeout, algorithm)
-        source = target = region(x, "all_reduce(x)")
-        if out is not None and out is not x:
-            target = region(out, "all_reduce(out=...)")
-            check_pair(source, target)
+        call = _Call(self._connection, Kind.all_reduce, async_op, on_failure, timeout, algorithm, op)
+        source, target = call.source_and_target(x, out)
         require_writable(target, "all_reduce(x)" if target is source else "all_reduce(out=...)")
         how = coding("all_reduce", source.dtype, codec, max_rel_error, rounding, seed)
-        fed = feed("all_reduce", feedback, name, source.dtype, source.count, reduction, how)
-        descriptor = Descriptor(
-            Kind.all_reduce, source.dtype, reduction, source.count, codec=how.codec, algorithm=algorithm,
-            on_failure=on_failure, rounding=how.rounding, seed=how.seed,
-        )  # fmt: skip
-        connection = self._connection
-        placement = Placement(connection.arena, (source,), (target,), feed=fed)
-        return self._post(Work(connection, descriptor, connection.place.epoch, placement, target), async_op, timeout)
+        fed = feed("all_reduce", feedback, name, source.dtype, source.count, call.op, how)
+        return call.start(source, target, source.count, coding=how, feed=fed)
 
     @overload
     def all_reduce_many(
         self, tensors: Sequence[Any], *, async_op: Blocking = False, **options: Unpack[Many]
     ) -> ManyReceipt: ...
-
     @overload
     def all_reduce_many(self, tensors: Sequence[Any], *, async_op: Async, **options: Unpack[Many]) -> ManyWork: ...
-
     @_documented
     def all_reduce_many(
         self, tensors: Sequence[Any], *, op: str = "sum", codec: str = "none", max_rel_error: float | None = None,
@@ -305,10 +289,8 @@ class Communicator:
     def reduce_scatter(
         self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[ReducedBlocks]
     ) -> Receipt: ...
-
     @overload
     def reduce_scatter(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[ReducedBlocks]) -> Work: ...
-
     @_documented
     def reduce_scatter(
         self, x: Any, out: Any = None, *, op: str = "sum", counts: Sequence[int] | None = None,
@@ -328,41 +310,30 @@ class Communicator:
         Returns:
             The receipt; its out has this member's block, its digest is that of the block.
         """
-        call, place = "reduce_scatter", self._connection.place
-        reduction = reduce_op(call, op)
-        check_options(call, async_op, on_failure, timeout, algorithm)
-        source = region(x, f"{call}(x)")
-        world = len(place.members)
-        blocks: list[int] = []
+        call = _Call(self._connection, Kind.reduce_scatter, async_op, on_failure, timeout, algorithm, op)
+        source = region(x, "reduce_scatter(x)")
         if counts is None:
-            count, shape = block_of(call, source, world)
-            each = count
-        else:
-            blocks = check_counts(call, counts, world)
-            if sum(blocks) != source.count:
-                raise ConfigError(
-                    "counts do not add up to the tensor", who=f"{call}(counts=...)",
-                    expected=f"a sum of {source.count}", got=str(sum(blocks)),
-                )  # fmt: skip
-            count, each = blocks[place.rank], 0
-            shape = (count,)
-        target, fresh = self._result(call, out, source, count, shape)
-        descriptor = Descriptor(
-            Kind.reduce_scatter, source.dtype, reduction, each, tuple(blocks), algorithm=algorithm,
-            on_failure=on_failure,
-        )  # fmt: skip
-        return self._start(descriptor, place, source, target, fresh, async_op=async_op, timeout=timeout)
+            count, shape = block_of(call.name, source, call.world)
+            target, fresh = call.result(out, source, count, shape)
+            return call.start(source, target, count, fresh=fresh)
+        blocks = check_counts(call.name, counts, call.world)
+        if sum(blocks) != source.count:
+            raise ConfigError(
+                "counts do not add up to the tensor", who="reduce_scatter(counts=...)",
+                expected=f"a sum of {source.count}", got=str(sum(blocks)),
+            )  # fmt: skip
+        count = blocks[call.place.rank]
+        target, fresh = call.result(out, source, count, (count,))
+        return call.start(source, target, 0, counts=tuple(blocks), fresh=fresh)
 
     @overload
     def reduce(
         self, x: Any, out: Any = None, root: int = 0, *, async_op: Blocking = False, **options: Unpack[Reducing]
     ) -> Receipt: ...
-
     @overload
     def reduce(
         self, x: Any, out: Any = None, root: int = 0, *, async_op: Async, **options: Unpack[Reducing]
     ) -> Work: ...
-
     @_documented
     def reduce(
         self, x: Any, out: Any = None, root: int = 0, *, op: str = "sum", algorithm: str = "auto",
@@ -377,18 +348,10 @@ class Communicator:
         Returns:
             The receipt; its out has the result at the root and is None elsewhere.
         """
-        call, place = "reduce", self._connection.place
-        reduction = reduce_op(call, op)
-        check_options(call, async_op, on_failure, timeout, algorithm)
-        root = check_rank(call, "root", root, len(place.members))
-        source = region(x, f"{call}(x)")
-        target, fresh = None, False
-        if place.rank == root:
-            target, fresh = self._result(call, out, source, source.count, source.shape)
-        descriptor = Descriptor(
-            Kind.reduce, source.dtype, reduction, source.count, root=root, algorithm=algorithm, on_failure=on_failure
-        )
-        return self._start(descriptor, place, source, target, fresh, async_op=async_op, timeout=timeout)
+        call = _Call(self._connection, Kind.reduce, async_op, on_failure, timeout, algorithm, op, root)
+        source = region(x, "reduce(x)")
+        target, fresh = call.result(out, source, source.count, source.shape)
+        return call.start(source, target, source.count, fresh=fresh)
 
     # ---- calls that move tensors ---------------------------------------------------------------------
 
@@ -396,12 +359,10 @@ class Communicator:
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, async_op: Blocking = False, **options: Unpack[Options]
     ) -> Receipt: ...
-
     @overload
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, async_op: Async, **options: Unpack[Options]
     ) -> Work: ...
-
     @_documented
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", async_op: bool = False,
@@ -417,36 +378,21 @@ class Communicator:
         Returns:
             The receipt; its out is x or out.
         """
-        call, place = "broadcast", self._connection.place
-        check_options(call, async_op, on_failure, timeout, algorithm)
-        root = check_rank(call, "root", root, len(place.members))
-        source = target = region(x, f"{call}(x)")
-        if out is not None and out is not x:
-            target = region(out, f"{call}(out=...)")
-            check_pair(source, target, call)
-        here = place.rank == root
-        kept = here and target.address == source.address  # the root's tensor is the result already
+        call = _Call(self._connection, Kind.broadcast, async_op, on_failure, timeout, algorithm, root=root)
+        source, target = call.source_and_target(x, out)
+        kept = call.here and target.address == source.address  # the root's tensor is the result already
         if not kept:
-            require_writable(target, f"{call}(x)" if target is source else f"{call}(out=...)")
-        placement = Placement(
-            self._connection.arena, (source,) if here else (), () if kept else (target,),
-            unwanted=source.nbytes if kept else 0,
-        )  # fmt: skip
-        descriptor = Descriptor(
-            Kind.broadcast, source.dtype, count=source.count, root=root, algorithm=algorithm, on_failure=on_failure
-        )
-        return self._post(Work(self._connection, descriptor, place.epoch, placement, target), async_op, timeout)
+            require_writable(target, "broadcast(x)" if target is source else "broadcast(out=...)")
+        return call.start(source if call.here else None, target, source.count, kept=kept)
 
     @overload
     def gather(
         self, x: Any, out: Any = None, root: int = 0, *, async_op: Blocking = False, **options: Unpack[Options]
     ) -> Receipt: ...
-
     @overload
     def gather(
         self, x: Any, out: Any = None, root: int = 0, *, async_op: Async, **options: Unpack[Options]
     ) -> Work: ...
-
     @_documented
     def gather(
         self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", async_op: bool = False,
@@ -464,32 +410,19 @@ class Communicator:
         Returns:
             The receipt; its out has the blocks at the root and is None elsewhere.
         """
-        call, place = "gather", self._connection.place
-        check_options(call, async_op, on_failure, timeout, algorithm)
-        world = len(place.members)
-        root = check_rank(call, "root", root, world)
-        source = region(x, f"{call}(x)")
-        target, fresh = None, False
-        if place.rank == root:
-            target, fresh = self._result(call, out, source, world * source.count, (world, *source.shape))
-        descriptor = Descriptor(
-            Kind.gather, source.dtype, count=source.count, root=root, algorithm=algorithm, on_failure=on_failure
-        )
-        return self._start(
-            descriptor, place, source, target, fresh, blocks=dict.fromkeys(place.members, source.count),
-            async_op=async_op, timeout=timeout,
-        )  # fmt: skip
+        call = _Call(self._connection, Kind.gather, async_op, on_failure, timeout, algorithm, root=root)
+        source = region(x, "gather(x)")
+        target, fresh = call.result(out, source, call.world * source.count, (call.world, *source.shape))
+        return call.start(source, target, source.count, fresh=fresh, blocks=[source.count] * call.world)
 
     @overload
     def scatter(
         self, x: Any = None, out: Any = None, root: int = 0, *, async_op: Blocking = False, **options: Unpack[Options]
     ) -> Receipt: ...
-
     @overload
     def scatter(
         self, x: Any = None, out: Any = None, root: int = 0, *, async_op: Async, **options: Unpack[Options]
     ) -> Work: ...
-
     @_documented
     def scatter(
         self, x: Any = None, out: Any = None, root: int = 0, *, algorithm: str = "auto", async_op: bool = False,
@@ -507,37 +440,28 @@ class Communicator:
         Returns:
             The receipt; its out has this member's block.
         """
-        call, place = "scatter", self._connection.place
-        check_options(call, async_op, on_failure, timeout, algorithm)
-        world = len(place.members)
-        root = check_rank(call, "root", root, world)
-        source, fresh = None, False
-        if place.rank == root:
-            source = region(x, f"{call}(x)")
-            count, shape = block_of(call, source, world)
-            target, fresh = self._result(call, out, source, count, shape)
-        elif out is None:
+        call = _Call(self._connection, Kind.scatter, async_op, on_failure, timeout, algorithm, root=root)
+        if call.here:
+            source = region(x, "scatter(x)")
+            count, shape = block_of("scatter", source, call.world)
+            target, fresh = call.result(out, source, count, shape)
+            return call.start(source, target, count, fresh=fresh)
+        if out is None:
             raise ConfigError(
-                "a member that is not the root must say what it expects", who=f"{call}(out=...)",
+                "a member that is not the root must say what it expects", who="scatter(out=...)",
                 expected="an array of its block's size and dtype", got="None",
-                hint=f"the root is rank {root}, this is rank {place.rank}",
+                hint=f"the root is rank {call.root}, this is rank {call.place.rank}",
             )  # fmt: skip
-        else:
-            target = region(out, f"{call}(out=...)")
-            require_writable(target, f"{call}(out=...)")
-        descriptor = Descriptor(
-            Kind.scatter, target.dtype, count=target.count, root=root, algorithm=algorithm, on_failure=on_failure
-        )
-        return self._start(descriptor, place, source, target, fresh, async_op=async_op, timeout=timeout)
+        target = region(out, "scatter(out=...)")
+        require_writable(target, "scatter(out=...)")
+        return call.start(None, target, target.count)
 
     @overload
     def all_gather(
         self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Blocks]
     ) -> Receipt: ...
-
     @overload
     def all_gather(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Blocks]) -> Work: ...
-
     @_documented
     def all_gather(
         self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, algorithm: str = "auto",
@@ -555,38 +479,26 @@ class Communicator:
         Returns:
             The receipt; its out has the blocks.
         """
-        call, place = "all_gather", self._connection.place
-        check_options(call, async_op, on_failure, timeout, algorithm)
-        source = region(x, f"{call}(x)")
-        world = len(place.members)
-        blocks = [source.count] * world
-        shape = (world, *source.shape)
-        if counts is not None:
-            blocks = check_counts(call, counts, world)
-            if blocks[place.rank] != source.count:
-                raise ConfigError(
-                    "the tensor is not as large as counts says", who=f"{call}(x)",
-                    expected=f"{blocks[place.rank]} elements at rank {place.rank}", got=str(source.count),
-                )  # fmt: skip
-            shape = (sum(blocks),)
-        target, fresh = self._result(call, out, source, sum(blocks), shape)
-        descriptor = Descriptor(
-            Kind.all_gather, source.dtype, count=0 if counts is not None else source.count,
-            counts=tuple(blocks) if counts is not None else (), algorithm=algorithm, on_failure=on_failure,
-        )  # fmt: skip
-        return self._start(
-            descriptor, place, source, target, fresh, blocks=dict(zip(place.members, blocks, strict=True)),
-            async_op=async_op, timeout=timeout,
-        )  # fmt: skip
+        call = _Call(self._connection, Kind.all_gather, async_op, on_failure, timeout, algorithm)
+        source = region(x, "all_gather(x)")
+        if counts is None:
+            target, fresh = call.result(out, source, call.world * source.count, (call.world, *source.shape))
+            return call.start(source, target, source.count, fresh=fresh, blocks=[source.count] * call.world)
+        blocks = check_counts(call.name, counts, call.world)
+        if blocks[call.place.rank] != source.count:
+            raise ConfigError(
+                "the tensor is not as large as counts says", who="all_gather(x)",
+                expected=f"{blocks[call.place.rank]} elements at rank {call.place.rank}", got=str(source.count),
+            )  # fmt: skip
+        target, fresh = call.result(out, source, sum(blocks), (sum(blocks),))
+        return call.start(source, target, 0, counts=tuple(blocks), fresh=fresh, blocks=blocks)
 
     @overload
     def all_to_all(
         self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Options]
     ) -> Receipt: ...
-
     @overload
     def all_to_all(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Options]) -> Work: ...
-
     @_documented
     def all_to_all(
         self, x: Any, out: Any = None, *, algorithm: str = "auto", async_op: bool = False, on_failure: str = "retry",
@@ -604,18 +516,11 @@ class Communicator:
         Returns:
             The receipt; its out has a block from each contributor.
         """
-        call, place = "all_to_all", self._connection.place
-        check_options(call, async_op, on_failure, timeout, algorithm)
-        source = region(x, f"{call}(x)")
-        count, _ = block_of(call, source, len(place.members))
-        target, fresh = self._result(call, out, source, source.count, source.shape)
-        descriptor = Descriptor(
-            Kind.all_to_all, source.dtype, count=count, algorithm=algorithm, on_failure=on_failure
-        )  # fmt: skip
-        return self._start(
-            descriptor, place, source, target, fresh, blocks=dict.fromkeys(place.members, count),
-            async_op=async_op, timeout=timeout,
-        )  # fmt: skip
+        call = _Call(self._connection, Kind.all_to_all, async_op, on_failure, timeout, algorithm)
+        source = region(x, "all_to_all(x)")
+        count, _ = block_of("all_to_all", source, call.world)
+        target, fresh = call.result(out, source, source.count, source.shape)
+        return call.start(source, target, count, fresh=fresh, blocks=[count] * call.world)
 
     # ---- one member to another -----------------------------------------------------------------------
 
@@ -623,10 +528,8 @@ class Communicator:
     def send(
         self, x: Any, dest: int, tag: int = 0, *, async_op: Blocking = False, timeout: float | None = None
     ) -> Receipt: ...
-
     @overload
     def send(self, x: Any, dest: int, tag: int = 0, *, async_op: Async, timeout: float | None = None) -> Work: ...
-
     @_documented
     def send(
         self, x: Any, dest: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
@@ -643,22 +546,17 @@ class Communicator:
         Returns:
             The receipt, when the receiver has the data (out is None).
         """
-        call, place = "send", self._connection.place
-        check_options(call, async_op, timeout=timeout)
-        peer = check_other(call, "dest", dest, place.rank, len(place.members))
-        tag = check_tag(call, tag)
-        source = region(x, f"{call}(x)")
-        descriptor = Descriptor(Kind.send, source.dtype, count=source.count)
-        return self._start(descriptor, place, source, None, peer=peer, tag=tag, async_op=async_op, timeout=timeout)
+        call = _Call(self._connection, Kind.send, async_op, timeout=timeout)
+        call.pair("dest", dest, tag)
+        given = region(x, "send(x)")
+        return call.start(given, None, given.count)
 
     @overload
     def recv(
         self, x: Any, source: int, tag: int = 0, *, async_op: Blocking = False, timeout: float | None = None
     ) -> Receipt: ...
-
     @overload
     def recv(self, x: Any, source: int, tag: int = 0, *, async_op: Async, timeout: float | None = None) -> Work: ...
-
     @_documented
     def recv(
         self, x: Any, source: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
@@ -673,14 +571,11 @@ class Communicator:
         Returns:
             The receipt; its out is x.
         """
-        call, place = "recv", self._connection.place
-        check_options(call, async_op, timeout=timeout)
-        peer = check_other(call, "source", source, place.rank, len(place.members))
-        tag = check_tag(call, tag)
-        target = region(x, f"{call}(x)")
-        require_writable(target, f"{call}(x)")
-        descriptor = Descriptor(Kind.recv, target.dtype, count=target.count)
-        return self._start(descriptor, place, None, target, peer=peer, tag=tag, async_op=async_op, timeout=timeout)
+        call = _Call(self._connection, Kind.recv, async_op, timeout=timeout)
+        call.pair("source", source, tag)
+        target = region(x, "recv(x)")
+        require_writable(target, "recv(x)")
+        return call.start(None, target, target.count)
 
     # ---- the group -----------------------------------------------------------------------------------
 
@@ -694,7 +589,7 @@ class Communicator:
         Returns:
             A receipt without tensor (out is None).
         """
-        return self._wait_for_all(Kind.barrier, timeout)
+        return _Call(self._connection, Kind.barrier, timeout=timeout).wait_for_all()
 
     @_documented
     def update_membership(self, timeout: float | None = None) -> Receipt:
@@ -708,7 +603,7 @@ class Communicator:
         Returns:
             A receipt without tensor (out is None). rank, world_size, epoch and members are those of the new epoch.
         """
-        return self._wait_for_all(Kind.update_membership, timeout)
+        return _Call(self._connection, Kind.update_membership, timeout=timeout).wait_for_all()
 
     def sync_state(
         self, state: Mapping[str, Any], *, revision: int, strategy: str = MAJORITY, on_failure: str = "retry",
@@ -805,39 +700,95 @@ class Communicator:
     def __repr__(self) -> str:
         return f"<Communicator {self.name!r} of group {self.group!r}: {self._connection.state}>"
 
-    # ---- what calls share ----------------------------------------------------------------------------
 
-    def _result(self, call: str, out: Any, source: Region, count: int, shape: tuple[int, ...]) -> tuple[Region, bool]:
-        """Where a result of *count* elements goes, and whether that was made for it (with *shape*), as out is None."""
+class _Call:
+    """One call on its way from arguments, checked here, to a Work that is posted: by the ranks of the current epoch.
+
+    What is refused is refused in one order: op, other options, root, tensors.
+    """
+
+    def __init__(
+        self, connection: Connection, kind: Kind, async_op: bool = False, on_failure: str = "retry",
+        timeout: float | None = None, algorithm: str = "auto", op: str = "sum", root: int | None = None,
+    ) -> None:  # fmt: skip
+        self._connection, self._kind, self.name, self.place = connection, kind, kind.name, connection.place
+        self.op = reduce_op(self.name, op)
+        check_options(self.name, async_op, on_failure, timeout, algorithm)
+        self._async_op, self._on_failure, self._timeout, self._algorithm = async_op, on_failure, timeout, algorithm
+        self.world = len(self.place.members)
+        self.root = -1 if root is None else check_rank(self.name, "root", root, self.world)
+        self.here = root is None or self.root == self.place.rank  # whether this member is the root, if there is one
+        self._peer, self._tag = -1, 0
+
+    def pair(self, argument: str, peer: int, tag: int) -> None:
+        """It is between this member and *peer*."""
+        self._peer = check_other(self.name, argument, peer, self.place.rank, self.world)
+        self._tag = check_tag(self.name, tag)
+
+    def source_and_target(self, x: Any, out: Any) -> tuple[Region, Region]:
+        """Of calls that are in place without *out*."""
+        source = region(x, f"{self.name}(x)")
+        if out is None or out is x:
+            return source, source
+        target = region(out, f"{self.name}(out=...)")
+        check_pair(source, target, self.name)
+        return source, target
+
+    def result(self, out: Any, source: Region, count: int, shape: tuple[int, ...]) -> tuple[Region | None, bool]:
+        """Where *count* elements go, and whether that was made for them (with *shape*), as out is None; at a root."""
+        if not self.here:
+            return None, False
         if out is None:
             self._connection.check_usable()
             return new_result(self._connection.arena, shape, source), True
-        target = region(out, f"{call}(out=...)")
-        check_out(source, target, count, call)
-        require_writable(target, f"{call}(out=...)")
+        target = region(out, f"{self.name}(out=...)")
+        check_out(source, target, count, self.name)
+        require_writable(target, f"{self.name}(out=...)")
         return target, False
 
-    def _start(
-        self, descriptor: Descriptor, place: EpochInfo, source: Region | None, target: Region | None,
-        fresh: bool = False, *, blocks: dict[str, int] | None = None, peer: int = -1, tag: int = 0, async_op: bool,
-        timeout: float | None,
+    def start(
+        self, source: Region | None, target: Region | None, count: int, *, counts: tuple[int, ...] = (),
+        blocks: Sequence[int] = (), coding: Coding = RAW, feed: Feed | None = None, fresh: bool = False,
+        kept: bool = False,
     ) -> Receipt | Work:  # fmt: skip
-        sources, targets = (source,) if source is not None else (), (target,) if target is not None else ()
-        placement = Placement(self._connection.arena, sources, targets, fresh=fresh)
-        work = Work(self._connection, descriptor, place.epoch, placement, target, blocks=blocks, peer=peer, tag=tag)
-        return self._post(work, async_op, timeout)
+        """Post it, and wait for it unless it is asynchronous.
 
-    def _wait_for_all(self, kind: Kind, timeout: float | None) -> Receipt:
-        check_timeout(timeout)
-        return self._run(Work(self._connection, Descriptor(kind), self._connection.place.epoch), timeout)
+        Args:
+            source: what this member gives.
+            target: what takes the result here.
+            count: as Descriptor has it.
+            counts: as Descriptor has it.
+            blocks: where the result has a block from each contributor: their elements, in rank order.
+            coding: how elements travel.
+            feed: changes what is given.
+            fresh: the target was made for the result.
+            kept: the target has the result already.
+        """
+        either = source or target
+        assert either is not None
+        descriptor = Descriptor(
+            self._kind, either.dtype, self.op, count, counts, self.root, coding.codec, self._algorithm,
+            self._on_failure, coding.rounding, coding.seed,
+        )  # fmt: skip
+        placement = Placement(
+            self._connection.arena, () if source is None else (source,), () if target is None or kept else (target,),
+            fresh=fresh, feed=feed, unwanted=either.nbytes if kept else 0,
+        )  # fmt: skip
+        work = Work(
+            self._connection, descriptor, self.place.epoch, placement, target,
+            blocks=dict(zip(self.place.members, blocks, strict=True)) if blocks else None,
+            peer=self._peer, tag=self._tag,
+        )  # fmt: skip
+        if not self._async_op:
+            return self._run(work)
+        self._connection.post(work)
+        return work
 
-    def _post(self, work: Work, async_op: bool, timeout: float | None) -> Receipt | Work:
-        if async_op:
-            self._connection.post(work)
-            return work
-        return self._run(work, timeout)
+    def wait_for_all(self) -> Receipt:
+        """Run it, as it moves no tensors."""
+        return self._run(Work(self._connection, Descriptor(self._kind), self.place.epoch))
 
-    def _run(self, work: Work, timeout: float | None) -> Receipt:
-        deadline = deadline_after(timeout)
+    def _run(self, work: Work) -> Receipt:
+        deadline = deadline_after(self._timeout)
         self._connection.post(work, deadline)
         return work.wait(seconds_left(deadline))
