@@ -177,7 +177,7 @@ class Server:
         self._on_end(reason, heard)
 
     def _overslept(self) -> bool:
-        """Whether this process stood still for so long that daemons have given it up. They are not to be put out."""
+        """Whether this process stood still for so long that daemons have given it up: it judges nobody then (R11)."""
         limits = self._limits
         most = max(limits.heartbeat_timeout / 2, limits.heartbeat_timeout - 2 * limits.heartbeat_interval)
         return self.state is not None and trio.current_time() - self._awake_at > most

@@ -115,7 +115,7 @@ class Judge:
     # ---- members -------------------------------------------------------------------------------------
 
     def enters(self, name: str, epoch: m.Epoch) -> None:
-        """R2: epochs only grow, and what they void is void."""
+        """R2, R14: epochs only grow, and what they void stays so."""
         if not (epoch.epoch > self.entered.get(name, 0)):
             raise Violation(f"{name} goes back to epoch {epoch.epoch}")
         self.entered[name] = epoch.epoch

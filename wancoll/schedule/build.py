@@ -283,7 +283,7 @@ class Builder:
         """The schedule.
 
         Every rank sends at least one frame to its right neighbour, empty if need be: members whose calls differ find
-        out wherever they differ, since around the ring some neighbours do.
+        out wherever they differ, since around the ring some neighbours do (R15).
         """
         n = self.world_size
         right, left = (self.rank + 1) % n, (self.rank - 1) % n

@@ -25,7 +25,7 @@ _CALL_CHARS = 200
 
 
 def new_epoch(step: Step, group: Group, reason: str, *, free: bool = False) -> None:
-    """Begin the group's next epoch with the members it has; what is not committed is void and runs again (R2).
+    """Begin the group's next epoch with the members it has; what is not committed has not happened and runs again (R2).
 
     *free*: nothing is void and nobody is in a hurry, so the plan may change what links are made with.
     """

@@ -1,4 +1,4 @@
-"""What fences masters from each other, and the face of the places that keep it: the journal, or etcd."""
+"""What fences masters from each other (R9), and the face of the places that keep it: the journal, or etcd."""
 
 from __future__ import annotations
 
