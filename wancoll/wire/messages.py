@@ -63,7 +63,7 @@ class Void(Message, frozen=True):
 
 
 class Epoch(Message, frozen=True):
-    """A new epoch for member *to*. What lies above *committed_upto* has not happened and runs again, but for *voids*."""
+    """A new epoch for member *to*. What lies above *committed_upto* has not happened and runs again, but *voids*."""
 
     group: Name
     to: U64
