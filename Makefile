@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
-BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py native/*.c native/*.h native/vendor/*.h)
+BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h,native/*.$e native/*/*.$e))
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: demo test chaos churn sim bench bench-wan lint san clean
@@ -75,8 +75,8 @@ SAN_TESTS := test_kernels test_engine
 SAN_FLAGS := -std=c11 -O2 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative
 SAN_DIR := build/san
 SAN_BINARIES := $(foreach test,$(SAN_TESTS),$(SAN_DIR)/$(test).address $(SAN_DIR)/$(test).thread)
-SAN_SOURCES := $(wildcard native/*.c)
-SAN_HEADERS := $(wildcard native/*.h native/vendor/*.h native/tests/*.h)
+SAN_SOURCES := $(wildcard native/*.c native/engine/*.c native/kernels/*.c)
+SAN_HEADERS := $(wildcard native/*.h native/*/*.h)
 
 # The thread sanitizer needs its fixed address ranges free: newer kernels randomise over them.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)

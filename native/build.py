@@ -1,4 +1,4 @@
-"""Builds wancoll._native with cffi (API mode). The headers are the one source of truth for its declarations."""
+"""Builds wancoll._native with cffi (API mode). The headers beside this file are the one source of its declarations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-FACES = [name for name in ("kernels.h", "engine.h", "digest.h", "pages.h") if (HERE / name).exists()]
+FACES = ("kernels.h", "engine.h", "digest.h", "pages.h")
+ROOMS = ("engine", "kernels")
 FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
 
 
@@ -34,8 +35,8 @@ for _face in FACES:
 ffi_builder.set_source(
     "wancoll._native",
     "\n".join(f'#include "{face}"' for face in FACES),
-    sources=[relative(source) for source in sorted(HERE.glob("*.c"))],
-    depends=[relative(header) for header in sorted(HERE.rglob("*.h"))],
+    sources=[relative(source) for room in (".", *ROOMS) for source in sorted((HERE / room).glob("*.c"))],
+    depends=[relative(header) for room in (".", "vendor", *ROOMS) for header in sorted((HERE / room).glob("*.h"))],
     include_dirs=[relative(HERE)],
     extra_compile_args=FLAGS,
     extra_link_args=["-pthread"],

@@ -1,4 +1,4 @@
-/* The engine's face: worker threads that move framed bytes over lanes and reduce them on the way. */
+/* The engine's face: worker threads that move framed bytes over lanes and reduce them on the way. Its files are in engine/. */
 #ifndef WC_ENGINE_H
 #define WC_ENGINE_H
 
@@ -7,19 +7,20 @@
 
 #define WC_FRAME_MAGIC 0x4c434e57u /* "WNCL" */
 #define WC_FRAME_VERSION 1
-#define WC_DIGEST_BLOCK 65536u /* bytes; digest = XXH3_64(le64(XXH3_64(block 0)), le64(XXH3_64(block 1)), ...), blocks at absolute tensor offsets */
+/* Bytes. A digest is XXH3_64(le64(XXH3_64(block 0)), le64(XXH3_64(block 1)), ...), blocks at absolute offsets of the tensor. */
+#define WC_DIGEST_BLOCK 65536u
 
 /* Every frame on a lane: this header, little endian, then `length` payload bytes. */
 typedef struct {
     uint32_t magic;
     uint8_t version;
     uint8_t flags; /* bit 0: checksum present */
-    uint16_t number; /* counts the transfers between two ranks, within an op */
+    uint16_t number; /* counts the steps from one rank to another, within an op */
     uint64_t epoch;
     uint64_t seq;
     uint64_t fingerprint; /* of the op's descriptor */
     uint64_t offset; /* in the whole, bytes of raw elements */
-    uint32_t length; /* payload bytes, at most the receiver's segment limit; encoded ones are fewer than the raw ones they stand for */
+    uint32_t length; /* payload bytes, at most the receiver's segment; encoded ones are fewer than the raw ones they stand for */
     uint32_t checksum; /* crc32c of the 44 bytes before it and the payload; 0 without checksum */
 } wc_frame;
 
@@ -28,13 +29,13 @@ typedef struct wc_engine wc_engine;
 typedef struct {
     uint32_t workers; /* threads; track t of every link belongs to worker t % workers */
     uint32_t segment; /* largest frame payload, bytes, a multiple of WC_DIGEST_BLOCK */
-    uint32_t stripe; /* a transfer is not cut into parts smaller than this, bytes */
+    uint32_t stripe; /* a step is not cut into parts smaller than this, bytes */
     uint32_t checksum; /* 0 or 1: checksum outgoing frames (incoming ones are verified where the flag is set) */
 } wc_config;
 
-enum { WC_SEND, WC_RECV, WC_LOCAL }; /* as wancoll.schedule.plan.Direction */
-enum { WC_COPY, WC_REDUCE, WC_FINAL, WC_ENCODE, WC_DECODE }; /* as wancoll.schedule.plan.Action */
-enum { WC_FRONT, WC_BACK, WC_SCRATCH, WC_BUFFERS }; /* as wancoll.schedule.plan.Buffer */
+enum { WC_SEND, WC_RECV, WC_LOCAL }; /* as wancoll.schedule.steps.Direction */
+enum { WC_COPY, WC_REDUCE, WC_FINAL, WC_ENCODE, WC_DECODE }; /* as wancoll.schedule.steps.Action */
+enum { WC_FRONT, WC_BACK, WC_SCRATCH, WC_BUFFERS }; /* as wancoll.schedule.steps.Buffer */
 enum { WC_AFTER = 2 }; /* steps that may bound one */
 
 typedef struct {
@@ -43,7 +44,7 @@ typedef struct {
     uint8_t encoded; /* the bytes there are in the op's codec (scratch only) */
 } wc_place;
 
-/* One step of a schedule: wancoll.schedule.plan.Transfer says what the fields mean. */
+/* One step of a schedule: wancoll.schedule.steps.Step says what the fields mean. */
 typedef struct {
     uint64_t link; /* of a wire step */
     uint64_t start, length; /* bytes of raw elements; length may be 0: one empty frame still travels */
@@ -54,7 +55,7 @@ typedef struct {
     uint8_t action;
     uint8_t result; /* what is written to back is final */
     uint8_t measured; /* of WC_ENCODE: its error is added up */
-} wc_transfer;
+} wc_step;
 
 typedef struct {
     uint64_t id; /* the caller's, unique among live ops */
@@ -67,13 +68,13 @@ typedef struct {
     uint32_t stochastic; /* rounding of the codec; nearest otherwise */
     uint64_t noise[2]; /* keys of stochastic rounding: for measured encodes (results), and for all others */
     uint32_t divisor; /* for WC_FINAL of avg: the world size */
-    uint32_t lanes; /* of the epoch's links; part p is meant for lane (seq + p) % lanes: small ops take turns on the lanes */
+    uint32_t lanes; /* of the epoch's links; part p is meant for lane (seq + p) % lanes: small ops take turns */
     uint32_t tracks; /* of the epoch's links */
-    uint32_t no_turns; /* 1: part p goes to lane p % lanes and no other, for all ops of the epoch: the first lane stays warm */
+    uint32_t no_turns; /* 1: part p goes to lane p % lanes and no other, for all ops of the epoch: lane 0 stays warm */
     uint32_t stripe; /* as in wc_config, for this op; 0: the engine's */
-    uint32_t transfers_count;
+    uint32_t steps_count;
     uint32_t digest; /* 0: no digest wanted (no data) */
-    const wc_transfer *transfers; /* copied by wc_post */
+    const wc_step *steps; /* copied by wc_post */
 } wc_op;
 
 enum {
@@ -81,7 +82,7 @@ enum {
                        error_squares and norm_squares = sums over the measured encodes */
     WC_EV_CANCELLED, /* the engine no longer touches the op's memory */
     WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end, EPROTO: broke the protocol, EBADMSG: checksum);
-                        value = which attach of this lane, from 1; text says more */
+                        text says more. The link is of no use any more: close it */
     WC_EV_MISMATCH, /* link; op's seq met another fingerprint: value = seq, extra = the other's fingerprint */
 };
 
@@ -110,22 +111,23 @@ int wc_engine_events(wc_engine *engine, wc_event *out, int cap);
 /* All calls below only queue a command for the workers: they return at once and take effect in the order of the calls.
    0, or -1 with errno (EINVAL: arguments; ENOMEM). */
 
-/* A link with `lanes` lanes, none attached yet, at `epoch`. Lane i is of track i % tracks. The lanes of a track share what is to be sent: any of them
-   carries what it has room for. Both ends must say the same numbers. */
+/* A link with `lanes` lanes, none attached yet, at `epoch`. Lane i is of track i % tracks. The lanes of a track share what is
+   to be sent: any of them carries what it has room for. Both ends must say the same numbers. */
 int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint32_t tracks, uint64_t epoch);
-/* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. A lane that was attached before is replaced.
-   If bytes of the link's present epoch were on the former socket, some may be lost: the lane then moves nothing until the next epoch. */
+/* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. EINVAL: a lane takes one
+   socket in its life, since bytes that were on a lost one are lost: a link that loses a lane is made anew. */
 int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd);
-/* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and queued transfers of older epochs are dropped
+/* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and so are parts of older epochs that wait
    (a frame that is half sent is completed from a private copy). Call it for every link of the group before posting the first op of the epoch. */
 int wc_link_epoch(wc_engine *engine, uint64_t link, uint64_t epoch);
 /* From now on each lane of the link sends at most `rate` bytes per second; 0: no limit. */
 int wc_link_pace(wc_engine *engine, uint64_t link, uint64_t rate);
 /* Closes the link's lanes; no LANE_DOWN events follow for it. */
 int wc_link_close(wc_engine *engine, uint64_t link);
-/* Starts an op. EINVAL: the id is taken by a live op, a link is not open, is not at the op's epoch or has another number of lanes or tracks, two
-   transfers from one rank have the same number, or a chunk does not lie within the tensor. Post in ascending seq within an epoch. The memory of an op
-   that was cancelled before may be used again at once: no worker starts before all have let go of that one. */
+/* Starts an op. EINVAL: the id is taken by a live op, a link is not open, is not at the op's epoch or has another number of
+   lanes or tracks, two steps from one rank have the same number, or a place does not lie within its buffer. Post in ascending
+   seq within an epoch. The memory of an op that was cancelled before may be used again at once: no worker starts before all
+   have let go of that one. */
 int wc_post(wc_engine *engine, const wc_op *op);
 /* Takes an op out of everything; answered by one WC_EV_CANCELLED, or by WC_EV_DONE and then WC_EV_CANCELLED if it had just finished.
    An unknown op is answered with WC_EV_CANCELLED too. */

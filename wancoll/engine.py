@@ -50,13 +50,12 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class LaneDown:
-    """A lane is closed. error: errno, 0 if the other end closed it; attachment: which attach of this lane, from 1."""
+    """A lane is closed, and its link of no use any more: close it. error: errno, 0 if the other end closed it."""
 
     link: int
     lane: int
     error: int
     text: str
-    attachment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ def prepare(
         ConfigError: a rank without a link.
     """
     steps = schedule.steps
-    transfers = ffi.new("wc_transfer[]", max(len(steps), 1))
+    transfers = ffi.new("wc_step[]", max(len(steps), 1))
     for step, out in zip(steps, transfers, strict=False):
         _translate(step, out, links)
     prepared = ffi.new("wc_op *")
@@ -144,8 +143,8 @@ def prepare(
     prepared.dtype, prepared.op, prepared.codec, prepared.stochastic = int(dtype), int(op), int(codec), int(stochastic)
     prepared.divisor, prepared.lanes, prepared.tracks = world_size, lanes, tracks
     prepared.stripe, prepared.no_turns = stripe, int(not turns)
-    prepared.transfers_count, prepared.digest = len(steps), int(digest)
-    prepared.transfers = transfers
+    prepared.steps_count, prepared.digest = len(steps), int(digest)
+    prepared.steps = transfers
     return Prepared(prepared, transfers)
 
 
@@ -240,7 +239,7 @@ class Engine:
         )
 
     def attach_lane(self, link: int, lane: int, fd: int) -> None:
-        """Hand over the connected socket *fd*; the engine owns it from here on, also when this raises."""
+        """Hand over the connected socket *fd*, once; the engine owns it from here on, also when this raises."""
         _check(lib.wc_lane_attach(self._live, link, lane, fd), f"lane {lane} of link {link} cannot be attached")
 
     def set_epoch(self, link: int, epoch: int) -> None:
@@ -338,7 +337,7 @@ def _event(e: Any) -> Event:
     if kind == lib.WC_EV_CANCELLED:
         return Cancelled(e.op)
     if kind == lib.WC_EV_LANE_DOWN:
-        return LaneDown(e.link, e.lane, e.error, ffi.string(e.text).decode(errors="replace"), e.value)
+        return LaneDown(e.link, e.lane, e.error, ffi.string(e.text).decode(errors="replace"))
     return Mismatch(e.link, e.op, e.value, e.extra)
 
 

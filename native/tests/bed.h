@@ -153,7 +153,7 @@ static void bed_epoch(bed *b, int r, uint64_t epoch)
 }
 
 /* The ring of wancoll.schedule.ring; `ring` lists the members in order, me is an index into it. */
-static uint32_t ring_schedule(wc_transfer *out, const int *ring, int n, int me, uint64_t count, size_t itemsize)
+static uint32_t ring_schedule(wc_step *out, const int *ring, int n, int me, uint64_t count, size_t itemsize)
 {
     uint32_t lines = 0;
     int32_t last = -1;
@@ -170,7 +170,7 @@ static uint32_t ring_schedule(wc_transfer *out, const int *ring, int n, int me, 
             if (length == 0)
                 continue;
             wc_place back = {.buffer = WC_BACK, .offset = begin}, front = {.buffer = WC_FRONT, .offset = begin};
-            out[lines++] = (wc_transfer){
+            out[lines++] = (wc_step){
                 .link = links[way],
                 .start = begin,
                 .length = length,
@@ -187,9 +187,9 @@ static uint32_t ring_schedule(wc_transfer *out, const int *ring, int n, int me, 
     }
     for (int way = WC_SEND; n > 1 && way <= WC_RECV; way++)
         if (numbers[way] == 0)
-            out[lines++] = (wc_transfer){.link = links[way], .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = (uint8_t)way};
+            out[lines++] = (wc_step){.link = links[way], .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = (uint8_t)way};
     if (n == 1 && count)
-        out[lines++] = (wc_transfer){.length = count * itemsize, .to = {.buffer = WC_BACK}, .after = {-1, -1},
+        out[lines++] = (wc_step){.length = count * itemsize, .to = {.buffer = WC_BACK}, .after = {-1, -1},
                                      .direction = WC_LOCAL, .result = 1};
     return lines;
 }
@@ -201,12 +201,12 @@ typedef struct {
 
 static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer front, buffer back)
 {
-    wc_transfer lines[4 * MAX_RANKS];
+    wc_step lines[4 * MAX_RANKS];
     size_t itemsize = wc_dtype_size((int)c.dtype);
     wc_op op = {
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
         .bytes = {c.count * itemsize, c.count * itemsize}, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes, .tracks = b->tracks,
-        .transfers_count = ring_schedule(lines, ring, n, me, c.count, itemsize), .digest = 1, .transfers = lines,
+        .steps_count = ring_schedule(lines, ring, n, me, c.count, itemsize), .digest = 1, .steps = lines,
     };
     return wc_post(b->engines[ring[me]], &op);
 }

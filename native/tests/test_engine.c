@@ -188,7 +188,7 @@ static void test_cancel(void)
         CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
 }
 
-/* A lost lane stands still until it is attached again and a new epoch begins. */
+/* A lane is lost for good, and its link with it: another link takes its place. */
 static void test_lane_loss(void)
 {
     enum { COUNT = 1000000 };
@@ -204,14 +204,22 @@ static void test_lane_loss(void)
     shutdown(b.fds[0][1][1], SHUT_RDWR);
     for (int r = 0; r < 2; r++) {
         wc_event event = next_event(b.engines[r], DEADLINE_MS);
-        CHECK(event.type == WC_EV_LANE_DOWN && event.lane == 1 && event.link == link_to(1 - r) && event.value == 1);
+        CHECK(event.type == WC_EV_LANE_DOWN && event.lane == 1 && event.link == link_to(1 - r));
     }
     wc_lane_stats stats;
     CHECK(wc_lane_statistics(b.engines[0], link_to(1), 1, &stats) == 0 && !stats.attached);
     CHECK(wc_lane_statistics(b.engines[0], link_to(1), 2, &stats) == -1 && errno == ENOENT);
-    bed_attach(&b, 0, 1, 1);
+    int pair[2];
+    tcp_pair(pair);
+    CHECK(wc_lane_attach(b.engines[0], link_to(1), 1, pair[0]) == -1 && errno == EINVAL);
+    CHECK(wc_lane_attach(b.engines[1], link_to(0), 0, pair[1]) == -1 && errno == EINVAL); /* it has one that is well */
     for (int r = 0; r < 2; r++) {
-        bed_epoch(&b, r, 2);
+        CHECK(wc_link_close(b.engines[r], link_to(1 - r)) == 0);
+        must(wc_link_open(b.engines[r], link_to(1 - r), b.lanes, b.tracks, 2) == 0, "link");
+    }
+    for (uint32_t lane = 0; lane < b.lanes; lane++)
+        bed_attach(&b, 0, 1, lane);
+    for (int r = 0; r < 2; r++) {
         if (r == 0)
             CHECK(wc_cancel(b.engines[r], 1) == 0 && next_event(b.engines[r], DEADLINE_MS).type == WC_EV_CANCELLED);
         CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 2, 1, COUNT), front[r], back[r]) == 0);
@@ -228,7 +236,7 @@ static void test_lane_loss(void)
 }
 
 /* An all-reduce of whole tensors in int8: encode, send to all, receive from all into scratch, add up in rank order. */
-static uint32_t exchange_schedule(wc_transfer *out, uint64_t *scratch, int n, int me, uint64_t count)
+static uint32_t exchange_schedule(wc_step *out, uint64_t *scratch, int n, int me, uint64_t count)
 {
     const wc_codec_block block = wc_codec_shape(WC_CODEC_INT8);
     const uint64_t coded = (count + block.elements - 1) / block.elements * block.bytes;
@@ -239,7 +247,7 @@ static uint32_t exchange_schedule(wc_transfer *out, uint64_t *scratch, int n, in
     for (int r = 0; r < n; r++)
         codes[r] = (wc_place){.buffer = WC_SCRATCH, .encoded = 1, .offset = (uint64_t)r * coded};
     *scratch = (uint64_t)n * coded;
-    wc_transfer line = {.length = count * 4, .after = {-1, -1}};
+    wc_step line = {.length = count * 4, .after = {-1, -1}};
     here[me] = (int32_t)lines;
     out[lines] = line, out[lines].direction = WC_LOCAL, out[lines].action = WC_ENCODE, out[lines].to = codes[me], out[lines].left = front;
     out[lines++].measured = 1;
@@ -266,13 +274,13 @@ static uint32_t exchange_schedule(wc_transfer *out, uint64_t *scratch, int n, in
 
 static int post_exchange(bed *b, int n, int me, call c, buffer front, buffer back)
 {
-    wc_transfer lines[4 * MAX_RANKS];
+    wc_step lines[4 * MAX_RANKS];
     wc_op op = {
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
         .bytes = {c.count * 4, c.count * 4}, .dtype = WC_F32, .op = c.op, .codec = WC_CODEC_INT8, .divisor = (uint32_t)n,
-        .lanes = b->lanes, .tracks = b->tracks, .digest = 1, .transfers = lines,
+        .lanes = b->lanes, .tracks = b->tracks, .digest = 1, .steps = lines,
     };
-    op.transfers_count = exchange_schedule(lines, &op.bytes[WC_SCRATCH], n, me, c.count);
+    op.steps_count = exchange_schedule(lines, &op.bytes[WC_SCRATCH], n, me, c.count);
     return wc_post(b->engines[me], &op);
 }
 
@@ -365,14 +373,14 @@ enum { RAW_BYTES = 256 };
 static raw raw_start(void)
 {
     wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536, .checksum = 1};
-    wc_transfer line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
+    wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
     raw r = {.engine = wc_engine_new(&config), .back = buffer_new(RAW_BYTES)};
     int pair[2];
     tcp_pair(pair);
     r.fd = pair[0];
     must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1]) == 0, "raw");
     wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data, .bytes = {0, RAW_BYTES},
-                .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .transfers_count = 1, .transfers = &line};
+                .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
     CHECK(wc_post(r.engine, &op) == 0);
     return r;
 }
@@ -466,9 +474,9 @@ static void test_parked(void)
             wc_event event = next_event(r.engine, DEADLINE_MS);
             CHECK(event.type == WC_EV_LANE_DOWN && event.error == 0);
         } else {
-            wc_transfer line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
+            wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
             wc_op op = {.id = 2, .epoch = 6, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data,
-                        .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .transfers_count = 1, .transfers = &line};
+                        .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
             CHECK(wc_post(r.engine, &op) == -1 && errno == EINVAL); /* not the link's epoch */
             CHECK(wc_link_epoch(r.engine, RAW_LINK, 6) == 0 && wc_cancel(r.engine, 1) == 0 && wc_post(r.engine, &op) == 0);
             CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_CANCELLED);
@@ -514,11 +522,11 @@ static void test_arguments(void)
     CHECK(wc_link_open(engine, 1, 0, 1, 1) == -1 && wc_link_open(engine, 1, 2, 3, 1) == -1 && wc_link_open(engine, 1, 2, 0, 1) == -1);
     CHECK(wc_link_open(engine, 1, 2, 1, 1) == 0 && wc_link_open(engine, 1, 2, 1, 1) == -1);
     CHECK(wc_lane_attach(engine, 1, 2, -1) == -1 && wc_lane_attach(engine, 2, 0, -1) == -1);
-    wc_transfer good = {.link = 1, .length = 64, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};
+    wc_step good = {.link = 1, .length = 64, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};
     wc_op op = {.id = 1, .epoch = 1, .front = memory, .back = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2, .tracks = 1,
-                .transfers_count = 1};
+                .steps_count = 1};
     enum { BAD = 14 };
-    wc_transfer lines[BAD];
+    wc_step lines[BAD];
     for (int i = 0; i < BAD; i++)
         lines[i] = good;
     lines[0].length = 65, lines[1].to.offset = UINT64_MAX - 3, lines[2].link = 9, lines[3].action = WC_DECODE, lines[4].after[0] = 0;
@@ -526,10 +534,10 @@ static void test_arguments(void)
     lines[9].to.buffer = WC_SCRATCH, lines[10].to.encoded = 1, lines[11].direction = WC_LOCAL, lines[11].after[1] = 5;
     lines[12].direction = WC_LOCAL, lines[12].length = 0, lines[13].direction = WC_SEND, lines[13].result = 1;
     for (int i = 0; i < BAD; i++) {
-        op.transfers = &lines[i];
+        op.steps = &lines[i];
         CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
     }
-    op.transfers = &good;
+    op.steps = &good;
     CHECK(wc_post(engine, &op) == 0 && wc_post(engine, &op) == -1); /* the id is taken */
     wc_engine_free(engine);
 }

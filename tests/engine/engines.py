@@ -65,14 +65,18 @@ class Mesh:
         self.engines = [
             Engine(**{"segment": 64 * KIB, "stripe": 64 * KIB, "workers": 2, **config}) for _ in range(world)
         ]
-        for rank, engine in enumerate(self.engines):
+        for rank in range(world):
             for other in range(rank):
-                engine.open_link(100 + other, lanes, 1, self.tracks)
-                self.engines[other].open_link(100 + rank, lanes, 1, self.tracks)
-                for lane in range(lanes):
-                    a, b = tcp_pair()
-                    engine.attach_lane(100 + other, lane, hand_over(a))
-                    self.engines[other].attach_lane(100 + rank, lane, hand_over(b))
+                self.link(rank, other, [tcp_pair() for _ in range(lanes)])
+
+    def link(self, rank: int, other: int, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> None:
+        """Open the link between two ranks; *pairs*: the ends that each has of every lane."""
+        for engine, link, ends in zip(
+            (self.engines[rank], self.engines[other]), (100 + other, 100 + rank), zip(*pairs, strict=True), strict=True
+        ):
+            engine.open_link(link, self.lanes, self.epoch, self.tracks)
+            for lane, end in enumerate(ends):
+                engine.attach_lane(link, lane, hand_over(end))
 
     def close(self) -> None:
         for engine in self.engines:

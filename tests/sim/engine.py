@@ -1,7 +1,7 @@
 """The engine as a model: real schedules on tensors of a few Python integers, frames over links, done when all is.
 
-Mirrors native/lane_receive.c (match(): which frame is taken, parked, drained or a mismatch), engine.c (cancel) and
-engine_op.c (settle(): DONE unless given up, then CANCELLED). One lane to a link, one part to a step.
+Mirrors native/engine/match.c (which frame is taken, parked, drained or a mismatch), engine.c (cancel) and
+op.c (settle(): DONE unless given up, then CANCELLED). One lane to a link, one part to a step.
 """
 
 from __future__ import annotations

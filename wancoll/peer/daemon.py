@@ -279,7 +279,7 @@ class Daemon:
                         session = self._by_engine_id.pop(op, None)
                         if session is not None:
                             session.op_cancelled(op)
-                    case LaneDown(link, lane, _, text, _):
+                    case LaneDown(link, lane, _, text):
                         self.links.lane_down(link, lane, text)
                     case Mismatch(link, op, seq, _):
                         session = self._by_engine_id.get(op)

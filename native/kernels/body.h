@@ -10,7 +10,7 @@
 #include <float.h>
 #include <string.h>
 
-#include "kernels_internal.h"
+#include "tables.h"
 
 #define XXH_INLINE_ALL
 #define XXH_NO_STREAM

@@ -1,5 +1,5 @@
 /* A worker thread: one epoll over its lanes, one queue of commands. It parks in epoll_wait and never spins. */
-#include "engine_internal.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -28,6 +28,26 @@ void wc_worker_push(wc_worker *worker, wc_command *command)
     pthread_mutex_unlock(&worker->mutex);
     if (first)
         wc_worker_wake(worker);
+}
+
+/* Frees a command and what it holds. */
+static void drop(wc_engine *engine, wc_command *command)
+{
+    if (command->type == WC_CMD_ATTACH && command->fd >= 0)
+        close(command->fd);
+    if (command->type == WC_CMD_CLOSE)
+        wc_link_unref(command->link);
+    if (command->work)
+        wc_work_unref(engine, command->work);
+    free(command);
+}
+
+static void drop_all(wc_engine *engine, wc_command *list)
+{
+    for (wc_command *next; list; list = next) {
+        next = list->next;
+        drop(engine, list);
+    }
 }
 
 /* Ops given up by another worker may still be writing where this op will: it starts when all cancels before it are through. */
@@ -63,10 +83,10 @@ static void post(wc_worker *worker, wc_work *work)
         wc_part *part = &work->parts[i];
         if (part->worker != worker->index)
             continue;
-        if (part->direction == WC_SEND && wc_frame_ready(part))
-            wc_share_ready(part);
+        if (part->direction == WC_SEND && wc_frame_complete(part))
+            wc_share_offer(part);
         else if (part->direction == WC_LOCAL && waits_for_nothing(part))
-            wc_fifo_push(&worker->locals, part);
+            wc_list_append(&worker->locals, part);
     }
     for (size_t i = 0; i < work->shares_count; i++)
         if (work->shares[i].worker == worker->index && work->shares[i].track) /* else the op is done already */
@@ -82,8 +102,8 @@ static void cancel(wc_worker *worker, wc_work *work)
         wc_part *part = &work->parts[i];
         if (part->worker != worker->index)
             continue;
-        if (part->direction == WC_LOCAL && part->queued)
-            wc_fifo_remove(&worker->locals, part);
+        if (part->direction == WC_LOCAL && part->listed)
+            wc_list_remove(&worker->locals, part);
     }
     for (size_t i = 0; i < work->shares_count; i++) {
         wc_track *track = work->shares[i].worker == worker->index ? work->shares[i].track : NULL;
@@ -122,7 +142,7 @@ static void execute(wc_worker *worker, wc_command *command)
 {
     switch (command->type) {
     case WC_CMD_ATTACH:
-        wc_lane_set_fd(&command->link->lanes[command->lane], command->fd);
+        wc_lane_attach_fd(&command->link->lanes[command->lane], command->fd);
         command->fd = -1;
         break;
     case WC_CMD_EPOCH:
@@ -170,7 +190,7 @@ static void run_commands(wc_worker *worker)
         worker->todo = command->next;
         cancelled |= command->type == WC_CMD_CANCEL;
         execute(worker, command);
-        wc_command_drop(worker->engine, command);
+        drop(engine, command);
     }
     for (uint32_t i = 0; cancelled && i < engine->config.workers; i++)
         if (i != worker->index)
@@ -185,11 +205,11 @@ static void *run(void *argument)
     while (!atomic_load(&engine->stopping)) {
         struct epoll_event events[BATCH];
         int n = epoll_wait(worker->epoll, events, BATCH, worker->locals.head ? 0 : -1);
-        worker->turn++;
+        worker->round++;
         bool woken = false;
         for (int i = 0; i < n; i++) {
             if (events[i].data.ptr)
-                wc_lane_ready(events[i].data.ptr, events[i].events);
+                wc_lane_serve(events[i].data.ptr, events[i].events);
             else
                 woken = true;
         }
@@ -227,11 +247,11 @@ int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index)
     worker->index = index;
     worker->epoll = epoll_create1(EPOLL_CLOEXEC);
     worker->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    worker->scratch = aligned_alloc(4096, WC_READ_BYTES + 4096);
+    worker->read_buffer = aligned_alloc(4096, WC_READ_BYTES + 4096);
     worker->decoded = aligned_alloc(4096, WC_DIGEST_BLOCK);
     pthread_mutex_init(&worker->mutex, NULL);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    if (worker->epoll >= 0 && worker->wake >= 0 && worker->scratch && worker->decoded &&
+    if (worker->epoll >= 0 && worker->wake >= 0 && worker->read_buffer && worker->decoded &&
         epoll_ctl(worker->epoll, EPOLL_CTL_ADD, worker->wake, &event) == 0 && start_thread(worker) == 0) {
         worker->started = true;
         return 0;
@@ -244,19 +264,13 @@ int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index)
 
 void wc_worker_destroy(wc_worker *worker)
 {
-    for (wc_command *list = worker->todo, *next; list; list = next) {
-        next = list->next;
-        wc_command_drop(worker->engine, list);
-    }
-    for (wc_command *list = worker->in_head, *next; list; list = next) {
-        next = list->next;
-        wc_command_drop(worker->engine, list);
-    }
+    drop_all(worker->engine, worker->todo);
+    drop_all(worker->engine, worker->in_head);
     if (worker->epoll >= 0)
         close(worker->epoll);
     if (worker->wake >= 0)
         close(worker->wake);
-    free(worker->scratch);
+    free(worker->read_buffer);
     free(worker->decoded);
     pthread_mutex_destroy(&worker->mutex);
 }

@@ -1,5 +1,5 @@
 /* Events to the caller: a ring that grows only when its room is reserved, and one eventfd. */
-#include "engine_internal.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <stdlib.h>

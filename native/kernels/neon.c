@@ -24,5 +24,5 @@ static inline void codes_store(void *p, lanes a, lanes b, lanes c, lanes d) {
 #define NAME "neon"
 #define CRC32C wc_crc32c_generic
 #define XXH_VECTOR XXH_NEON
-#include "kernels_body.h"
+#include "body.h"
 #endif

@@ -1,5 +1,5 @@
 /* The sending half of a lane: frames of the parts that it has begun and of further ones, as far as the bytes that bound them are there. */
-#include "engine_internal.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -19,7 +19,7 @@ static bool frame_end(const wc_part *part, uint64_t *end)
     return wc_part_bound(part) >= *end;
 }
 
-bool wc_frame_ready(const wc_part *part)
+bool wc_frame_complete(const wc_part *part)
 {
     uint64_t end;
     return frame_end(part, &end);
@@ -54,14 +54,14 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
     part->cursor = end;
     frame->last = end == part->end;
     if (frame->last)
-        wc_fifo_remove(&lane->begun, part);
+        wc_list_remove(&lane->begun, part);
 }
 
 /* A part whose next frame can leave: one that the lane has begun, or a further one. */
 static wc_part *next_part(wc_lane *lane, uint32_t *begun, uint32_t *quota)
 {
     for (wc_part *part = lane->begun.head; part; part = part->next)
-        if (wc_frame_ready(part))
+        if (wc_frame_complete(part))
             return part;
     if (*quota && *begun == *quota) {
         lane->track->more = true;
@@ -89,7 +89,6 @@ static void fill(wc_lane *lane, uint32_t *begun, uint32_t *quota)
 /* The kernel has taken n more bytes. */
 static void advance(wc_lane *lane, size_t n)
 {
-    lane->touched = true;
     wc_count(&lane->counters.bytes_sent, n);
     lane->tx_sent += n;
     while (lane->tx_count) {
@@ -171,11 +170,11 @@ static void take_info(wc_lane *lane)
 /* What it may still send before others have their turn. */
 static size_t *budget_of(wc_lane *lane)
 {
-    if (lane->turn != lane->worker->turn) {
-        lane->turn = lane->worker->turn;
-        lane->turn_bytes = WC_WAKE_BYTES;
+    if (lane->round != lane->worker->round) {
+        lane->round = lane->worker->round;
+        lane->round_bytes = WC_ROUND_BYTES;
     }
-    return &lane->turn_bytes;
+    return &lane->round_bytes;
 }
 
 void wc_lane_send(wc_lane *lane)
@@ -183,7 +182,7 @@ void wc_lane_send(wc_lane *lane)
     uint32_t begun = 0, quota = 0;
     size_t *budget = budget_of(lane);
     while (lane->fd >= 0 && !lane->blocked) {
-        if (!lane->barred && lane->tx_count == 0)
+        if (lane->tx_count == 0)
             fill(lane, &begun, &quota);
         if (lane->tx_count == 0)
             break;

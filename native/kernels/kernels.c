@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels_internal.h"
+#include "tables.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -72,6 +72,12 @@ size_t wc_dtype_size(int dtype) {
     static const size_t sizes[WC_DTYPES] = {
         [WC_F32] = 4, [WC_F64] = 8, [WC_F16] = 2, [WC_BF16] = 2, [WC_I8] = 1, [WC_I16] = 2, [WC_I32] = 4, [WC_I64] = 8, [WC_U8] = 1};
     return dtype >= 0 && dtype < WC_DTYPES ? sizes[dtype] : 0;
+}
+
+wc_codec_block wc_codec_shape(int codec) {
+    static const wc_codec_block shapes[WC_CODECS] = {
+        [WC_CODEC_BF16] = {1, 2}, [WC_CODEC_FP16] = {128, 260}, [WC_CODEC_INT8] = {128, 132}, [WC_CODEC_INT4] = {32, 20}};
+    return codec >= 0 && codec < WC_CODECS ? shapes[codec] : (wc_codec_block){0, 0};
 }
 
 #if defined(__x86_64__)

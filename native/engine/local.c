@@ -1,47 +1,7 @@
 /* Local steps: parts that combine bytes which are here, slice by slice, as far as the parts that they come after have come. */
-#include "engine_internal.h"
+#include "shared.h"
 
 #include <string.h>
-
-/* Wire bytes of raw bytes [from, to) of the part; `from` is at a block's boundary. */
-uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to)
-{
-    if (!part->encoded)
-        return to - from;
-    const wc_work *work = part->work;
-    return (to - from + work->block_raw - 1) / work->block_raw * work->block_wire;
-}
-
-uint8_t *wc_spot_at(const wc_part *part, wc_spot spot, uint64_t cursor)
-{
-    uint64_t into = cursor - part->start;
-    if (spot.encoded)
-        into = into / part->work->block_raw * part->work->block_wire;
-    return spot.base + into;
-}
-
-uint64_t wc_part_bound(const wc_part *part)
-{
-    uint64_t bound = part->end;
-    for (int i = 0; i < WC_AFTER; i++)
-        if (part->after[i] && part->after[i]->cursor < bound)
-            bound = part->after[i]->cursor;
-    if (part->encoded && bound < part->end)
-        bound -= (bound - part->start) % part->work->block_raw;
-    return bound;
-}
-
-void wc_part_moved(wc_part *part)
-{
-    wc_worker *worker = &part->work->engine->workers[part->worker];
-    for (wc_part *next, *waiting = part->dependents; waiting; waiting = next) {
-        next = waiting->next_dependent[waiting->after[0] == part ? 0 : 1];
-        if (waiting->direction == WC_LOCAL)
-            wc_local_go(worker, waiting, UINT64_MAX);
-        else
-            wc_track_ready(waiting);
-    }
-}
 
 static void measure(wc_part *part, const uint8_t *source, const uint8_t *coded, size_t n)
 {
@@ -114,12 +74,12 @@ void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit)
         run_slice(worker, part, slice);
         part->cursor += slice;
         if (part->result)
-            wc_work_hash(engine, part->work, part, part->cursor - slice, part->cursor);
+            wc_part_final(part, part->cursor - slice);
         wc_part_moved(part); /* while the slice is hot */
     }
     if (part->cursor < part->end)
         return;
-    if (part->queued)
-        wc_fifo_remove(&worker->locals, part);
+    if (part->listed)
+        wc_list_remove(&worker->locals, part);
     wc_part_finish(engine, part);
 }

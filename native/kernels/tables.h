@@ -1,6 +1,6 @@
 /* What the kernel files share among themselves: the tables of the instruction sets. */
-#ifndef WC_KERNELS_INTERNAL_H
-#define WC_KERNELS_INTERNAL_H
+#ifndef WC_TABLES_H
+#define WC_TABLES_H
 
 #include "crc32c.h"
 #include "kernels.h"

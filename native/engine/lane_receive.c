@@ -1,104 +1,27 @@
-/* The receiving half of a lane: headers are matched with the parts that are awaited, payload is reduced as it arrives. */
-#include "engine_internal.h"
+/* The receiving half of a lane: payload is checksummed, reduced and hashed as it arrives. */
+#include "shared.h"
 
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-typedef enum { ACCEPT, DRAIN, PARK, DOWN } verdict;
-
-/* Wire bytes that cannot be taken in by halves: an element, or a block of the codec. */
-static size_t grain(const wc_part *part)
+/* The next n bytes enter the frame's checksum, if it has one. */
+static void check(wc_lane *lane, const void *src, size_t n)
 {
-    return part->encoded ? (size_t)part->work->block_wire : part->work->itemsize;
-}
-
-/* The frame belongs to the share's op; is it the next one of a part? */
-static verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *frame)
-{
-    wc_part *part = wc_share_part(share, frame->number, frame->offset);
-    if (!part || part->arrived) {
-        wc_lane_down(lane, EPROTO, "protocol: transfer %u of seq %llu at offset %llu, %s", frame->number,
-                     (unsigned long long)frame->seq, (unsigned long long)frame->offset, part ? "which is here" : "expected none");
-        return DOWN;
-    }
-    if (part->lane && part->lane != lane) {
-        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, which lane %u has begun", (unsigned long long)frame->offset,
-                     (unsigned long long)frame->seq, part->lane->index);
-        return DOWN;
-    }
-    if (frame->offset != part->cursor) {
-        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, expected %llu", (unsigned long long)frame->offset,
-                     (unsigned long long)frame->seq, (unsigned long long)part->cursor);
-        return DOWN;
-    }
-    uint64_t most = wc_wire_bytes(part, part->cursor, part->end);
-    if (frame->length > most || frame->length % grain(part) || (frame->length == 0 && part->begin != part->end)) {
-        wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes in seq %llu, expected 1 to %llu", frame->length,
-                     (unsigned long long)frame->seq, (unsigned long long)most);
-        return DOWN;
-    }
-    lane->rx_part = part;
-    part->lane = lane;
-    return ACCEPT;
-}
-
-static void report_mismatch(wc_lane *lane, wc_work *work, const wc_frame *frame)
-{
-    if (atomic_exchange(&work->mismatched, true))
-        return;
-    wc_event event = {
-        .type = WC_EV_MISMATCH,
-        .link = lane->link->id,
-        .lane = lane->index,
-        .op = work->op.id,
-        .value = frame->seq,
-        .extra = frame->fingerprint,
-    };
-    wc_events_push(&lane->worker->engine->events, &event);
-}
-
-/* What to do with the frame whose header has arrived. */
-static verdict match(wc_lane *lane)
-{
-    const wc_frame *frame = &lane->rx_frame;
-    uint32_t limit = lane->worker->engine->config.segment;
-    if (frame->magic != WC_FRAME_MAGIC || frame->version != WC_FRAME_VERSION || (frame->flags & ~WC_FLAG_CHECKSUM)) {
-        wc_lane_down(lane, EPROTO, "protocol: magic %08x version %u flags %02x, expected %08x %u", frame->magic, frame->version,
-                     frame->flags, WC_FRAME_MAGIC, WC_FRAME_VERSION);
-        return DOWN;
-    }
-    if (frame->length > limit) {
-        wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes, expected at most %u", frame->length, limit);
-        return DOWN;
-    }
-    const wc_track *track = lane->track;
-    if (frame->epoch != track->epoch)
-        return frame->epoch < track->epoch ? DRAIN : PARK;
-    wc_share *share = track->head;
-    while (share && share->work->op.seq != frame->seq)
-        share = share->next;
-    if (!share)
-        return frame->seq < track->next_seq ? DRAIN : PARK; /* done or cancelled, or not posted yet */
-    if (frame->fingerprint != share->work->op.fingerprint) {
-        report_mismatch(lane, share->work, frame);
-        return PARK;
-    }
-    return match_part(lane, share, frame);
+    if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
+        lane->rx_crc = lane->worker->engine->kernels->crc32c(lane->rx_crc, src, n);
 }
 
 /* n bytes of whole elements at src follow part's cursor: checksum, reduce, hash, slice by slice while they are hot. */
 static void consume(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
 {
-    wc_engine *engine = lane->worker->engine;
     wc_work *work = part->work;
     while (n) {
         size_t slice = WC_DIGEST_BLOCK - part->cursor % WC_DIGEST_BLOCK;
         if (slice > n)
             slice = n;
-        if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
-            lane->rx_crc = engine->kernels->crc32c(lane->rx_crc, src, slice);
+        check(lane, src, slice);
         if (part->action != WC_COPY) {
             uint8_t *to = wc_spot_at(part, part->to, part->cursor);
             const uint8_t *left = wc_spot_at(part, part->left, part->cursor);
@@ -109,7 +32,7 @@ static void consume(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
         }
         part->cursor += slice;
         if (part->result)
-            wc_work_hash(engine, work, part, part->cursor - slice, part->cursor);
+            wc_part_final(part, part->cursor - slice);
         src += slice;
         n -= slice;
     }
@@ -118,8 +41,7 @@ static void consume(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
 /* The same for n bytes of whole blocks of the codec, which stay as they are. */
 static void consume_encoded(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
 {
-    if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
-        lane->rx_crc = lane->worker->engine->kernels->crc32c(lane->rx_crc, src, n);
+    check(lane, src, n);
     uint64_t raw = n / part->work->block_wire * part->work->block_raw;
     part->cursor = raw < part->end - part->cursor ? part->cursor + raw : part->end;
 }
@@ -128,17 +50,16 @@ static void consume_encoded(wc_lane *lane, wc_part *part, const uint8_t *src, si
 static void take_payload(wc_lane *lane, size_t n)
 {
     wc_part *part = lane->rx_part;
-    uint8_t *scratch = lane->worker->scratch;
+    uint8_t *buffer = lane->worker->read_buffer;
     lane->rx_left -= (uint32_t)n;
     if (!part) {
-        if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
-            lane->rx_crc = lane->worker->engine->kernels->crc32c(lane->rx_crc, scratch, n);
+        check(lane, buffer, n);
         return;
     }
     bool in_place = part->action == WC_COPY;
     size_t have = lane->rx_tail_bytes + n;
-    size_t tail = have % grain(part);
-    const uint8_t *src = in_place ? wc_spot_at(part, part->to, part->cursor) : scratch;
+    size_t tail = have % wc_grain(part);
+    const uint8_t *src = in_place ? wc_spot_at(part, part->to, part->cursor) : buffer;
     if (!in_place && tail)
         memcpy(lane->rx_tail, src + have - tail, tail);
     lane->rx_tail_bytes = (uint32_t)tail;
@@ -155,14 +76,14 @@ static void take_payload(wc_lane *lane, size_t n)
 static uint8_t *payload_target(wc_lane *lane, size_t *room)
 {
     wc_part *part = lane->rx_part;
-    uint8_t *scratch = lane->worker->scratch;
+    uint8_t *buffer = lane->worker->read_buffer;
     *room = lane->rx_left < WC_READ_BYTES ? lane->rx_left : WC_READ_BYTES;
     if (!part)
-        return scratch;
+        return buffer;
     if (part->action == WC_COPY)
         return wc_spot_at(part, part->to, part->cursor) + lane->rx_tail_bytes;
-    memcpy(scratch, lane->rx_tail, lane->rx_tail_bytes);
-    return scratch + lane->rx_tail_bytes;
+    memcpy(buffer, lane->rx_tail, lane->rx_tail_bytes);
+    return buffer + lane->rx_tail_bytes;
 }
 
 /* The frame's last byte is here. */
@@ -190,17 +111,17 @@ static bool begin_frame(wc_lane *lane)
 {
     memcpy(&lane->rx_frame, lane->rx_buffer, sizeof lane->rx_frame);
     lane->rx_part = NULL;
-    verdict found = match(lane);
-    if (found == PARK)
+    wc_verdict found = wc_match(lane);
+    if (found == WC_PARK)
         lane->rx_parked = true;
-    if (found == PARK || found == DOWN)
+    if (found == WC_PARK || found == WC_DOWN)
         return false;
     lane->rx_have = 0;
     lane->rx_body = true;
     lane->rx_left = lane->rx_frame.length;
     lane->rx_tail_bytes = 0;
-    if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
-        lane->rx_crc = lane->worker->engine->kernels->crc32c(0, &lane->rx_frame, WC_CHECKED_BYTES);
+    lane->rx_crc = 0;
+    check(lane, &lane->rx_frame, WC_CHECKED_BYTES);
     if (lane->rx_left == 0)
         end_frame(lane);
     return lane->fd >= 0;
@@ -238,7 +159,6 @@ static size_t read_once(wc_lane *lane, bool *full)
         wc_lane_down(lane, 0, "closed by the other end%s", lane->rx_body || lane->rx_have ? " within a frame" : "");
         return 0;
     }
-    lane->touched = true;
     wc_count(&lane->counters.bytes_received, (uint64_t)n);
     *full = (size_t)n == wanted;
     size_t payload = (size_t)n < room ? (size_t)n : room;
@@ -255,9 +175,9 @@ static size_t read_once(wc_lane *lane, bool *full)
 
 void wc_lane_receive(wc_lane *lane)
 {
-    size_t budget = WC_WAKE_BYTES;
+    size_t budget = WC_ROUND_BYTES;
     bool full = true;
-    while (lane->fd >= 0 && !lane->rx_parked && !lane->barred) {
+    while (lane->fd >= 0 && !lane->rx_parked) {
         if (!lane->rx_body && lane->rx_have == sizeof lane->rx_buffer) {
             if (!begin_frame(lane))
                 return;
@@ -275,13 +195,10 @@ void wc_lane_receive(wc_lane *lane)
 /* The frame that is arriving is no longer wanted if it is work's (NULL: any op's): the rest of it is drained. */
 void wc_lane_forget_rx(wc_lane *lane, const wc_work *work)
 {
-    if (!lane->rx_part || (work && lane->rx_part->work != work))
+    const wc_part *part = lane->rx_part;
+    if (!part || (work && part->work != work))
         return;
-    if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
-        lane->rx_crc = lane->worker->engine->kernels->crc32c(
-            lane->rx_crc,
-            lane->rx_part->action == WC_COPY ? wc_spot_at(lane->rx_part, lane->rx_part->to, lane->rx_part->cursor) : lane->rx_tail,
-            lane->rx_tail_bytes);
+    check(lane, part->action == WC_COPY ? wc_spot_at(part, part->to, part->cursor) : lane->rx_tail, lane->rx_tail_bytes);
     lane->rx_tail_bytes = 0;
     lane->rx_part = NULL;
 }

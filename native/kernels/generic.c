@@ -3,4 +3,4 @@
 #define NAME "generic"
 #define CRC32C wc_crc32c_generic
 #define XXH_VECTOR XXH_SCALAR
-#include "kernels_body.h"
+#include "body.h"

@@ -28,7 +28,7 @@ static inline void codes_store(void *p, lanes a, lanes b, lanes c, lanes d) { /*
 #define NAME "avx512"
 #define CRC32C wc_crc32c_sse42
 #define XXH_VECTOR XXH_AVX512
-#include "kernels_body.h"
+#include "body.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -1,5 +1,5 @@
-/* A lane: one socket, the parts that it has begun, and what happens to them when sockets or epochs come and go. */
-#include "engine_internal.h"
+/* A lane: one socket, the parts that it has begun, and what happens to them when the socket is lost or an epoch ends. */
+#include "shared.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -35,9 +35,8 @@ void wc_lane_interest(wc_lane *lane)
 {
     if (lane->fd < 0)
         return;
-    bool parked = lane->rx_parked || lane->barred;
-    uint32_t wanted = EPOLLRDHUP | (parked ? 0 : EPOLLIN) | (lane->blocked ? EPOLLOUT : 0);
-    atomic_store_explicit(&lane->counters.parked, parked, memory_order_relaxed);
+    uint32_t wanted = EPOLLRDHUP | (lane->rx_parked ? 0 : EPOLLIN) | (lane->blocked ? EPOLLOUT : 0);
+    atomic_store_explicit(&lane->counters.parked, lane->rx_parked, memory_order_relaxed);
     if (wanted == lane->armed)
         return;
     struct epoll_event event = {.events = wanted, .data.ptr = lane};
@@ -47,21 +46,15 @@ void wc_lane_interest(wc_lane *lane)
         lane->armed = wanted;
 }
 
-/* Drops the socket and all that depends on it. Parts that it has begun stay with it until their epoch or op ends: no other lane may go on with them. */
+/* The lane is lost: no other lane may go on with the parts that it has begun, they wait for the end of their epoch or op. */
 static void drop_socket(wc_lane *lane)
 {
     epoll_ctl(lane->worker->epoll, EPOLL_CTL_DEL, lane->fd, NULL); /* a forked child may hold a copy: close is not enough */
     close(lane->fd);
     lane->fd = -1;
-    lane->armed = 0;
-    lane->blocked = false;
-    if (lane->touched || lane->tx_count)
-        lane->barred = true;
-    lane->tx_first = lane->tx_count = 0;
-    lane->tx_sent = 0;
-    lane->rx_have = lane->rx_left = lane->rx_tail_bytes = 0;
-    lane->rx_body = lane->rx_parked = false;
+    lane->tx_count = 0;
     lane->rx_part = NULL;
+    lane->rx_parked = false;
     atomic_store_explicit(&lane->counters.attached, false, memory_order_relaxed);
     atomic_store_explicit(&lane->counters.parked, false, memory_order_relaxed);
 }
@@ -70,13 +63,7 @@ void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
 {
     if (lane->fd < 0)
         return;
-    wc_event event = {
-        .type = WC_EV_LANE_DOWN,
-        .link = lane->link->id,
-        .lane = lane->index,
-        .error = error,
-        .value = lane->attachments,
-    };
+    wc_event event = {.type = WC_EV_LANE_DOWN, .link = lane->link->id, .lane = lane->index, .error = error};
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(event.text, sizeof event.text, format, arguments);
@@ -96,12 +83,8 @@ void wc_lane_set_pace(wc_lane *lane, uint64_t rate)
         setsockopt(lane->fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most); /* kinds of sockets that have no pace need none */
 }
 
-void wc_lane_set_fd(wc_lane *lane, int fd)
+void wc_lane_attach_fd(wc_lane *lane, int fd)
 {
-    if (lane->fd >= 0) {
-        drop_socket(lane);
-        wc_events_release(&lane->worker->engine->events, 1);
-    }
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
     lane->fd = fd;
@@ -110,7 +93,6 @@ void wc_lane_set_fd(wc_lane *lane, int fd)
         lane->unsent = 0; /* other kinds of sockets, or as the system has it */
     if (lane->pace)
         wc_lane_set_pace(lane, lane->pace);
-    lane->attachments++;
     lane->armed = EPOLLRDHUP;
     struct epoll_event event = {.events = lane->armed, .data.ptr = lane};
     if (epoll_ctl(lane->worker->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
@@ -129,7 +111,7 @@ void wc_lane_forget(wc_lane *lane, const wc_work *work)
     for (wc_part *part = lane->begun.head, *next; part; part = next) {
         next = part->next;
         if (!work || part->work == work)
-            wc_fifo_remove(&lane->begun, part);
+            wc_list_remove(&lane->begun, part);
     }
 }
 
@@ -152,7 +134,7 @@ void wc_lane_resume(wc_lane *lane)
     wc_lane_interest(lane);
 }
 
-void wc_lane_ready(wc_lane *lane, uint32_t events)
+void wc_lane_serve(wc_lane *lane, uint32_t events)
 {
     if (lane->fd < 0)
         return;
@@ -162,7 +144,7 @@ void wc_lane_ready(wc_lane *lane, uint32_t events)
         if (lane->track->more)
             wc_track_send(lane->track, lane->index);
     }
-    if (lane->fd >= 0 && !lane->rx_parked && !lane->barred && (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
+    if (lane->fd >= 0 && !lane->rx_parked && (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
         wc_lane_receive(lane);
     } else if (lane->fd >= 0 && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
         int error = 0;

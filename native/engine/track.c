@@ -3,24 +3,7 @@
    Frames of an op that the other end has not posted yet wait in its socket, and so does all that follows them on that lane. Hence a lane carries
    ops in ascending seq; and as long as parts of an op are not begun, the lanes that they are meant for do not go on to a later one. So there is
    always a lane that can carry them, whatever the other end has posted. Among the parts of one op any order will do. */
-#include "engine_internal.h"
-
-void wc_fifo_push(wc_fifo *fifo, wc_part *part)
-{
-    part->next = NULL;
-    part->prev = fifo->tail;
-    *(fifo->tail ? &fifo->tail->next : &fifo->head) = part;
-    fifo->tail = part;
-    part->queued = true;
-}
-
-void wc_fifo_remove(wc_fifo *fifo, wc_part *part)
-{
-    *(part->prev ? &part->prev->next : &fifo->head) = part->next;
-    *(part->next ? &part->next->prev : &fifo->tail) = part->prev;
-    part->prev = part->next = NULL;
-    part->queued = false;
-}
+#include "shared.h"
 
 void wc_track_post(wc_track *track, wc_share *share)
 {
@@ -39,8 +22,8 @@ void wc_track_leave(wc_share *share)
     wc_track *track = share->track;
     if (!track)
         return;
-    while (share->ready.head)
-        wc_fifo_remove(&share->ready, share->ready.head);
+    while (share->offered.head)
+        wc_list_remove(&share->offered, share->offered.head);
     *(share->prev ? &share->prev->next : &track->head) = share->next;
     *(share->next ? &share->next->prev : &track->tail) = share->prev;
     share->prev = share->next = NULL;
@@ -49,16 +32,16 @@ void wc_track_leave(wc_share *share)
 
 static bool has_room(const wc_lane *lane)
 {
-    return lane->fd >= 0 && !lane->blocked && !lane->barred && lane->tx_count == 0;
+    return lane->fd >= 0 && !lane->blocked && lane->tx_count == 0;
 }
 
-void wc_share_ready(wc_part *part)
+void wc_share_offer(wc_part *part)
 {
-    wc_fifo_push(&part->share->ready, part);
-    part->share->ready_count++;
+    wc_list_append(&part->share->offered, part);
+    part->share->offered_count++;
 }
 
-void wc_track_ready(wc_part *part)
+void wc_track_send_part(wc_part *part)
 {
     wc_track *track = part->share->track;
     if (!track || part->cursor == part->end)
@@ -67,10 +50,10 @@ void wc_track_ready(wc_part *part)
         wc_lane_send(part->lane);
         if (!track->more)
             return;
-    } else if (part->queued || !wc_frame_ready(part)) {
+    } else if (part->listed || !wc_frame_complete(part)) {
         return;
     } else {
-        wc_share_ready(part);
+        wc_share_offer(part);
     }
     wc_track_send(track, part->home);
 }
@@ -82,9 +65,9 @@ static bool meant_for(const wc_share *share, const wc_lane *lane)
     return (lane->index + lanes - share->work->first_lane) % lanes < share->homes;
 }
 
-static wc_part *ready_part(const wc_share *share, const wc_lane *lane)
+static wc_part *offered_part(const wc_share *share, const wc_lane *lane)
 {
-    wc_part *part = share->ready.head;
+    wc_part *part = share->offered.head;
     while (part && share->work->op.no_turns && part->home != lane->index)
         part = part->next;
     return part;
@@ -94,12 +77,12 @@ static wc_part *ready_part(const wc_share *share, const wc_lane *lane)
 static uint32_t fair_quota(const wc_share *share, const wc_lane *lane)
 {
     const wc_link *link = lane->link;
-    if (share->ready_count == 1 || share->work->op.no_turns)
+    if (share->offered_count == 1 || share->work->op.no_turns)
         return UINT32_MAX;
     uint32_t open = 1;
     for (uint32_t i = share->track->index; i < link->lanes_count; i += link->tracks_count)
         open += i != lane->index && has_room(&link->lanes[i]);
-    return open == 1 ? UINT32_MAX : (share->ready_count + open - 1) / open;
+    return open == 1 ? UINT32_MAX : (share->offered_count + open - 1) / open;
 }
 
 wc_part *wc_track_take(wc_lane *lane, uint32_t *quota)
@@ -111,20 +94,20 @@ wc_part *wc_track_take(wc_lane *lane, uint32_t *quota)
             continue;
         if (lane->begun.head && lane->begun.head->work->op.seq != seq)
             return NULL;
-        wc_part *part = ready_part(share, lane);
+        wc_part *part = offered_part(share, lane);
         if (!part && meant_for(share, lane))
             return NULL;
         if (!part)
             continue;
         if (*quota == 0)
             *quota = fair_quota(share, lane);
-        wc_fifo_remove(&share->ready, part);
-        share->ready_count--;
+        wc_list_remove(&share->offered, part);
+        share->offered_count--;
         if (--share->unbegun == 0)
             track->more = true; /* lanes that it was meant for may go on to later ops */
         lane->last_seq = seq;
         part->lane = lane;
-        wc_fifo_push(&lane->begun, part);
+        wc_list_append(&lane->begun, part);
         return part;
     }
     return NULL;
@@ -172,10 +155,7 @@ void wc_track_set_epoch(wc_track *track, uint64_t epoch)
     wc_track_forget(track, NULL);
     track->epoch = epoch;
     track->next_seq = 0;
-    for (uint32_t i = track->index; i < link->lanes_count; i += link->tracks_count) {
-        wc_lane *lane = &link->lanes[i];
-        lane->last_seq = 0;
-        lane->touched = lane->barred = false;
-    }
+    for (uint32_t i = track->index; i < link->lanes_count; i += link->tracks_count)
+        link->lanes[i].last_seq = 0;
     wc_track_go(track);
 }

@@ -1,5 +1,5 @@
 /* The engine's public calls: each checks its arguments, reserves what it needs, and queues commands for the workers. */
-#include "engine_internal.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -53,31 +53,6 @@ wc_engine *wc_engine_new(const wc_config *config)
     return engine;
 }
 
-static void link_free(wc_link *link)
-{
-    for (uint32_t i = 0; i < link->lanes_count; i++)
-        wc_lane_destroy(&link->lanes[i]);
-    free(link->tracks);
-    free(link);
-}
-
-void wc_link_unref(wc_link *link)
-{
-    if (atomic_fetch_sub(&link->refs, 1) == 1)
-        link_free(link);
-}
-
-void wc_command_drop(wc_engine *engine, wc_command *command)
-{
-    if (command->type == WC_CMD_ATTACH && command->fd >= 0)
-        close(command->fd);
-    if (command->type == WC_CMD_CLOSE)
-        wc_link_unref(command->link);
-    if (command->work)
-        wc_work_unref(engine, command->work);
-    free(command);
-}
-
 void wc_engine_free(wc_engine *engine)
 {
     if (!engine)
@@ -95,7 +70,7 @@ void wc_engine_free(wc_engine *engine)
     for (size_t b = 0; b < WC_BUCKETS; b++) {
         for (wc_link *link = engine->links[b], *next; link; link = next) {
             next = link->next;
-            link_free(link);
+            wc_link_free(link);
         }
         for (wc_work *work = engine->works[b], *next; work; work = next) {
             next = work->next;
@@ -118,14 +93,6 @@ int wc_engine_fd(const wc_engine *engine)
 int wc_engine_events(wc_engine *engine, wc_event *out, int cap)
 {
     return wc_events_take(&engine->events, out, cap);
-}
-
-wc_link *wc_link_find(const wc_engine *engine, uint64_t id)
-{
-    wc_link *link = engine->links[wc_bucket(id)];
-    while (link && link->id != id)
-        link = link->next;
-    return link;
 }
 
 static wc_work *work_find(const wc_engine *engine, uint64_t id)
@@ -176,20 +143,9 @@ int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks
 {
     if (lanes < 1 || lanes > WC_MAX_LANES || tracks < 1 || tracks > lanes)
         return fail(EINVAL);
-    wc_link *link = calloc(1, sizeof *link + lanes * sizeof link->lanes[0]);
-    if (!link || !(link->tracks = calloc(tracks, sizeof *link->tracks))) {
-        free(link);
+    wc_link *link = wc_link_new(engine, id, lanes, tracks, epoch);
+    if (!link)
         return fail(ENOMEM);
-    }
-    link->id = id;
-    link->epoch = epoch;
-    link->lanes_count = lanes;
-    link->tracks_count = tracks;
-    for (uint32_t i = 0; i < tracks; i++)
-        link->tracks[i] = (wc_track){.link = link, .index = i, .epoch = epoch};
-    atomic_init(&link->refs, engine->config.workers);
-    for (uint32_t i = 0; i < lanes; i++)
-        wc_lane_init(&link->lanes[i], link, &engine->workers[i % tracks % engine->config.workers], i);
     pthread_mutex_lock(&engine->mutex);
     int error = wc_link_find(engine, id) ? EINVAL : 0;
     if (!error) {
@@ -199,7 +155,7 @@ int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks
     pthread_mutex_unlock(&engine->mutex);
     if (!error)
         return 0;
-    link_free(link);
+    wc_link_free(link);
     return fail(error);
 }
 
@@ -211,11 +167,12 @@ int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd)
     wc_link *link = wc_link_find(engine, id);
     if (!command)
         error = ENOMEM;
-    else if (!link || lane >= link->lanes_count || fd < 0)
+    else if (!link || lane >= link->lanes_count || fd < 0 || link->lanes[lane].given)
         error = EINVAL;
     else if (wc_events_reserve(&engine->events, 1) < 0) /* for LANE_DOWN */
         error = ENOMEM;
     if (!error) {
+        link->lanes[lane].given = true;
         *command = (wc_command){.type = WC_CMD_ATTACH, .fd = fd, .lane = lane, .link = link};
         wc_worker_push(link->lanes[lane].worker, command);
     }

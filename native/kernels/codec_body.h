@@ -1,4 +1,4 @@
-/* Codecs of whole tensors: cuts them into groups and converts dtypes. kernels_body.h includes this once for each instruction set. */
+/* Codecs of whole tensors: cuts them into groups and converts dtypes. body.h includes this once for each instruction set. */
 
 #include "codec_groups.h"
 

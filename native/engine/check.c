@@ -1,0 +1,110 @@
+/* Which ops the engine takes: nothing that one names lies outside its buffers, and all of its links are there. */
+#include "shared.h"
+
+uint64_t wc_block_raw(const wc_op *op)
+{
+    uint64_t elements = wc_codec_shape((int)op->codec).elements;
+    return elements ? elements * wc_dtype_size((int)op->dtype) : 1;
+}
+
+static bool place_valid(const wc_op *op, const wc_step *step, const wc_place *place, size_t itemsize)
+{
+    if (place->buffer >= WC_BUFFERS || place->offset > op->bytes[place->buffer])
+        return false;
+    uint64_t room = op->bytes[place->buffer] - place->offset, need = step->length, raw = wc_block_raw(op);
+    if (place->encoded) {
+        if (op->codec == WC_CODEC_NONE || place->buffer != WC_SCRATCH || step->start % raw)
+            return false;
+        need = (step->length + raw - 1) / raw * wc_codec_shape((int)op->codec).bytes;
+    } else if (place->offset % itemsize) {
+        return false;
+    }
+    return need <= room;
+}
+
+static bool writable(const wc_op *op, const wc_step *step, size_t itemsize)
+{
+    return step->to.buffer != WC_FRONT && place_valid(op, step, &step->to, itemsize);
+}
+
+static bool bounds_valid(const wc_op *op, uint32_t index)
+{
+    const wc_step *step = &op->steps[index];
+    for (int i = 0; i < WC_AFTER; i++) {
+        int64_t at = step->after[i];
+        if (at < -1 || at >= (int64_t)index || (at >= 0 && (step->length == 0 || step->direction == WC_RECV)))
+            return false;
+        if (at < 0)
+            continue;
+        const wc_step *a = &op->steps[at];
+        if (a->direction == WC_SEND || a->start != step->start || a->length != step->length || (i && at == step->after[0]))
+            return false;
+    }
+    return true;
+}
+
+static bool local_valid(const wc_op *op, const wc_step *step, size_t itemsize)
+{
+    if (!writable(op, step, itemsize) || !place_valid(op, step, &step->left, itemsize) || step->length == 0)
+        return false;
+    switch (step->action) {
+    case WC_COPY:
+        return !step->to.encoded && !step->left.encoded;
+    case WC_REDUCE:
+    case WC_FINAL:
+        return !step->to.encoded && !step->left.encoded && place_valid(op, step, &step->right, itemsize);
+    case WC_ENCODE:
+        return step->to.encoded && !step->left.encoded;
+    case WC_DECODE:
+        return !step->to.encoded && step->left.encoded;
+    default:
+        return false;
+    }
+}
+
+static bool step_valid(const wc_op *op, uint32_t index, size_t itemsize)
+{
+    const wc_step *step = &op->steps[index];
+    if (step->length > INT64_MAX || step->start > INT64_MAX || step->start % itemsize || step->length % itemsize || !bounds_valid(op, index))
+        return false;
+    if (step->result && (step->direction == WC_SEND || step->to.buffer != WC_BACK))
+        return false;
+    switch (step->direction) {
+    case WC_SEND:
+        return step->action == WC_COPY && place_valid(op, step, &step->left, itemsize);
+    case WC_RECV:
+        if (step->action != WC_COPY && (step->action > WC_FINAL || step->to.encoded || step->left.encoded || !place_valid(op, step, &step->left, itemsize)))
+            return false;
+        return writable(op, step, itemsize);
+    case WC_LOCAL:
+        return local_valid(op, step, itemsize);
+    default:
+        return false;
+    }
+}
+
+bool wc_op_valid(const wc_engine *engine, const wc_op *op)
+{
+    if (op->dtype >= WC_DTYPES || op->op >= WC_OPS || op->codec >= WC_CODECS || op->steps_count > WC_MAX_STEPS)
+        return false;
+    for (int i = 0; i < WC_BUFFERS; i++)
+        if (op->bytes[i] > INT64_MAX)
+            return false;
+    if ((op->bytes[WC_FRONT] && !op->front) || (op->bytes[WC_BACK] && !op->back) || (op->steps_count && !op->steps))
+        return false;
+    if (op->divisor < 1 || op->lanes < 1 || op->lanes > WC_MAX_LANES || op->tracks < 1 || op->tracks > op->lanes)
+        return false;
+    if (op->codec != WC_CODEC_NONE && !engine->kernels->encode[op->codec][op->dtype])
+        return false;
+    size_t itemsize = wc_dtype_size((int)op->dtype);
+    for (uint32_t i = 0; i < op->steps_count; i++) {
+        if (!step_valid(op, i, itemsize))
+            return false;
+        if (op->steps[i].direction == WC_LOCAL)
+            continue;
+        const wc_link *link = wc_link_find(engine, op->steps[i].link);
+        if (!link || link->lanes_count != op->lanes || link->tracks_count != op->tracks || link->epoch != op->epoch)
+            return false;
+    }
+    return true;
+}

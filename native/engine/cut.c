@@ -1,0 +1,217 @@
+/* How an op is cut: steps into parts, and each track's share of them. Both ends of a link come to the same cuts, which depend on the op alone. */
+#include "shared.h"
+
+#include <string.h>
+
+/* How many parts a step has. One for each lane; more, so that lanes that are faster can take more, if they are not shorter
+   than a digest block, and than WC_COARSE_PART if there are many. */
+static uint32_t part_count(uint64_t length, uint32_t lanes, uint32_t stripe)
+{
+    uint64_t wanted = length / stripe, blocks = length / WC_DIGEST_BLOCK, coarse = length / WC_COARSE_PART;
+    uint64_t most = blocks < (uint64_t)lanes * WC_FINE_PARTS ? blocks : (uint64_t)lanes * WC_FINE_PARTS;
+    if (most < coarse)
+        most = coarse;
+    if (most < lanes)
+        most = lanes;
+    if (wanted > most)
+        wanted = most;
+    return wanted < 1 ? 1 : wanted > WC_MAX_PARTS ? WC_MAX_PARTS : (uint32_t)wanted;
+}
+
+static uint32_t op_stripe(const wc_engine *engine, const wc_op *op)
+{
+    uint32_t stripe = op->stripe ? op->stripe : engine->config.stripe;
+    return stripe < WC_MIN_STRIPE ? WC_MIN_STRIPE : stripe;
+}
+
+/* Cuts are at multiples of it: the digest's block, or less where parts are shorter, so that none is empty. */
+static uint64_t cut_align(uint64_t length, uint32_t count)
+{
+    uint64_t align = WC_DIGEST_BLOCK;
+    while (align > length / count)
+        align /= 2;
+    return align;
+}
+
+/* Where part `index` of `count` begins: inside the step at absolute multiples of align. */
+static uint64_t part_cut(uint64_t offset, uint64_t length, uint32_t count, uint32_t index, uint64_t align)
+{
+    if (index == 0)
+        return offset;
+    if (index == count)
+        return offset + length;
+    uint64_t at = offset + length / count * index + length % count * index / count;
+    return at - at % align;
+}
+
+/* The sender's choice: long frames cost less, several per part let the next rank begin while the rest is on its way; unless
+   parts are many. */
+static uint32_t part_segment(const wc_engine *engine, const wc_part *part, bool many)
+{
+    const wc_work *work = part->work;
+    uint64_t wanted = (part->end - part->begin) / (many ? 1 : WC_PART_FRAMES);
+    wanted += WC_DIGEST_BLOCK - 1 - (wanted + WC_DIGEST_BLOCK - 1) % WC_DIGEST_BLOCK;
+    uint64_t most = engine->config.segment;
+    if (part->encoded)
+        most = most / work->block_wire * work->block_raw;
+    most -= most % WC_DIGEST_BLOCK;
+    if (wanted > most)
+        wanted = most;
+    return wanted < WC_DIGEST_BLOCK ? WC_DIGEST_BLOCK : (uint32_t)wanted;
+}
+
+static wc_spot spot_of(const wc_work *work, wc_place place)
+{
+    uint8_t *buffers[WC_BUFFERS] = {(uint8_t *)work->op.front, work->op.back, work->scratch ? work->scratch->memory : NULL};
+    uint8_t *base = buffers[place.buffer];
+    return (wc_spot){.base = base ? base + place.offset : NULL, .encoded = place.encoded};
+}
+
+/* Fills in what a part has of its step. */
+static void describe_part(wc_part *part, const wc_step *step)
+{
+    const wc_work *work = part->work;
+    part->start = step->start;
+    part->number = step->number;
+    part->direction = step->direction;
+    part->action = step->action;
+    part->result = step->result;
+    part->measured = step->measured;
+    if (step->direction != WC_SEND) {
+        part->to = spot_of(work, step->to);
+        part->back = step->to.offset;
+    }
+    if (step->direction != WC_RECV || step->action != WC_COPY)
+        part->left = spot_of(work, step->left);
+    if (step->direction == WC_LOCAL && (step->action == WC_REDUCE || step->action == WC_FINAL))
+        part->right = spot_of(work, step->right);
+    part->encoded = part->to.encoded || part->left.encoded || part->right.encoded;
+}
+
+static void depend(wc_part *part, int slot, wc_part *after)
+{
+    part->after[slot] = after;
+    part->next_dependent[slot] = after->dependents;
+    after->dependents = part;
+}
+
+/* Also numbers the shares that the op needs: link->post_share, for each link that it uses. */
+wc_cut_sizes wc_cut_sizes_of(wc_engine *engine, const wc_op *op)
+{
+    wc_cut_sizes sizes = {0};
+    const uint32_t stripe = op_stripe(engine, op);
+    engine->posts++;
+    for (uint32_t i = 0; i < op->steps_count; i++) {
+        const wc_step *step = &op->steps[i];
+        sizes.parts += part_count(step->length, op->lanes, stripe);
+        if (step->direction == WC_LOCAL)
+            continue;
+        wc_link *link = wc_link_find(engine, step->link);
+        if (link->post != engine->posts) {
+            link->post = engine->posts;
+            link->post_share = sizes.shares;
+            link->post_numbers = 0;
+            sizes.shares += op->tracks;
+        }
+        if (step->direction == WC_RECV && step->number >= link->post_numbers) {
+            sizes.numbers += step->number + 1u - link->post_numbers;
+            link->post_numbers = step->number + 1u;
+        }
+    }
+    return sizes;
+}
+
+/* Fills in the shares. False: two steps from one rank have the same number. */
+static bool make_shares(wc_engine *engine, wc_work *work)
+{
+    const wc_op *op = &work->op;
+    uint32_t *numbers = work->numbers;
+    for (uint32_t i = 0; i < op->steps_count; i++) {
+        const wc_step *step = &op->steps[i];
+        if (step->direction == WC_LOCAL)
+            continue;
+        wc_link *link = wc_link_find(engine, step->link);
+        wc_share *shares = &work->shares[link->post_share];
+        if (!shares->work) {
+            for (uint32_t k = 0; k < op->tracks; k++)
+                shares[k] = (wc_share){.work = work, .track = &link->tracks[k], .worker = k % engine->config.workers,
+                                       .numbers = numbers, .numbers_count = link->post_numbers};
+            numbers += link->post_numbers;
+        }
+        if (step->direction != WC_RECV)
+            continue;
+        uint32_t *slot = &work->numbers[shares->numbers - work->numbers] + step->number;
+        if (*slot)
+            return false;
+        *slot = i + 1;
+    }
+    return true;
+}
+
+static void join_share(wc_part *part, wc_share *share, uint32_t count)
+{
+    uint32_t lanes = part->work->op.lanes;
+    part->share = share;
+    if (part->direction != WC_SEND)
+        return;
+    share->unbegun++;
+    if (share->homes < count)
+        share->homes = count < lanes ? count : lanes;
+}
+
+/* Fills in the parts of all steps. */
+static void make_parts(wc_engine *engine, wc_work *work)
+{
+    const wc_op *op = &work->op;
+    size_t next = 0;
+    const uint32_t stripe = op_stripe(engine, op);
+    /* Part 0 of any call with this seq is of this lane's track: members whose calls differ in size meet there and find out. */
+    work->first_lane = op->no_turns ? 0 : (uint32_t)(op->seq % op->lanes);
+    for (uint32_t i = 0; i < op->steps_count; i++) {
+        const wc_step *step = &op->steps[i];
+        wc_link *link = step->direction == WC_LOCAL ? NULL : wc_link_find(engine, step->link);
+        uint32_t count = part_count(step->length, op->lanes, stripe);
+        const uint64_t align = cut_align(step->length, count);
+        work->cuts[i] = (wc_cuts){.first = next, .count = count, .start = step->start, .length = step->length};
+        for (uint32_t p = 0; p < count; p++) {
+            wc_part *part = &work->parts[next++];
+            part->work = work;
+            part->home = (work->first_lane + p) % op->lanes;
+            part->worker = part->home % op->tracks % engine->config.workers;
+            part->begin = part->cursor = part_cut(step->start, step->length, count, p, align);
+            part->end = part_cut(step->start, step->length, count, p + 1, align);
+            describe_part(part, step);
+            part->segment = part_segment(engine, part, count > op->lanes);
+            for (int a = 0; a < WC_AFTER; a++)
+                if (step->after[a] >= 0)
+                    depend(part, a, &work->parts[work->cuts[step->after[a]].first + p]);
+            if (link)
+                join_share(part, &work->shares[link->post_share + part->home % op->tracks], count);
+            work->remaining[part->worker]++;
+        }
+    }
+}
+
+bool wc_cut(wc_engine *engine, wc_work *work)
+{
+    if (!make_shares(engine, work))
+        return false;
+    make_parts(engine, work);
+    return true;
+}
+
+wc_part *wc_share_part(wc_share *share, uint16_t number, uint64_t offset)
+{
+    const wc_work *work = share->work;
+    uint32_t index = number < share->numbers_count ? share->numbers[number] : 0;
+    if (!index)
+        return NULL;
+    const wc_cuts *step = &work->cuts[index - 1];
+    if (offset < step->start || offset - step->start > step->length)
+        return NULL;
+    uint64_t guess = (offset - step->start) / (step->length / step->count + 1);
+    wc_part *part = &work->parts[step->first + guess], *last = &work->parts[step->first + step->count - 1];
+    while (part < last && offset >= part->end)
+        part++;
+    return part->share == share ? part : NULL;
+}

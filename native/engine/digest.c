@@ -1,0 +1,71 @@
+/* Digests of memory: blocks are hashed, then their hashes. Of whole memory, and of results while they are being made. */
+#include "digest.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "hashes.h"
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void hash_block(wc_hashes *hashes, uint64_t block)
+{
+    uint64_t start = block * WC_DIGEST_BLOCK, n = least(WC_DIGEST_BLOCK, hashes->bytes - start);
+    hashes->block[block] = hashes->kernels->hash64(hashes->memory + start, (size_t)n);
+    hashes->known[block] = 1;
+}
+
+bool wc_hashes_init(wc_hashes *hashes, const wc_kernels *kernels, const void *memory, uint64_t bytes)
+{
+    *hashes = (wc_hashes){.kernels = kernels, .memory = memory, .bytes = bytes};
+    hashes->count = (bytes + WC_DIGEST_BLOCK - 1) / WC_DIGEST_BLOCK;
+    hashes->block = calloc(hashes->count + 1, sizeof *hashes->block);
+    hashes->known = calloc(hashes->count + 1, 1);
+    return hashes->block && hashes->known;
+}
+
+void wc_hashes_free(wc_hashes *hashes)
+{
+    free(hashes->block);
+    free(hashes->known);
+}
+
+void wc_hashes_extend(wc_hashes *hashes, uint64_t begin, uint64_t from, uint64_t to)
+{
+    uint64_t block = from / WC_DIGEST_BLOCK;
+    if (block * WC_DIGEST_BLOCK < begin)
+        block++;
+    for (; block < hashes->count && least((block + 1) * WC_DIGEST_BLOCK, hashes->bytes) <= to; block++)
+        hash_block(hashes, block);
+}
+
+uint64_t wc_hashes_digest(wc_hashes *hashes)
+{
+    for (uint64_t block = 0; block < hashes->count; block++)
+        if (!hashes->known[block])
+            hash_block(hashes, block);
+    return hashes->kernels->hash64(hashes->block, (size_t)hashes->count * sizeof *hashes->block);
+}
+
+int wc_digest_stripes(uint64_t address, uint64_t bytes, uint64_t stripe, uint64_t *out)
+{
+    if (stripe == 0 || stripe % WC_DIGEST_BLOCK)
+        return -EINVAL;
+    const wc_kernels *kernels = wc_kernels_default();
+    if (!kernels)
+        return -ENOSYS;
+    const uint8_t *memory = (const uint8_t *)(uintptr_t)address;
+    for (uint64_t start = 0; start < bytes; start += stripe) {
+        wc_hashes hashes;
+        bool made = wc_hashes_init(&hashes, kernels, memory + start, least(stripe, bytes - start));
+        if (made)
+            *out++ = wc_hashes_digest(&hashes);
+        wc_hashes_free(&hashes);
+        if (!made)
+            return -ENOMEM;
+    }
+    return 0;
+}

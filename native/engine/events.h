@@ -1,0 +1,22 @@
+/* Events to the caller. Telling one cannot fail: its room is reserved when its cause is accepted. */
+#ifndef WC_EVENTS_H
+#define WC_EVENTS_H
+
+#include "common.h"
+
+typedef struct {
+    pthread_mutex_t mutex;
+    int fd;
+    wc_event *ring;
+    size_t cap, head, count;
+    size_t reserved; /* events that exist or may still come; cap is never below it */
+} wc_events;
+
+int wc_events_init(wc_events *events);
+void wc_events_destroy(wc_events *events);
+int wc_events_reserve(wc_events *events, size_t n); /* 0 or -1, ENOMEM */
+void wc_events_release(wc_events *events, size_t n);
+void wc_events_push(wc_events *events, const wc_event *event); /* uses one reservation */
+int wc_events_take(wc_events *events, wc_event *out, int cap);
+
+#endif

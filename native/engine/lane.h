@@ -1,0 +1,84 @@
+/* Lanes: one socket each, the frames that are on their way out, and the one that is coming in. Its worker alone touches a lane. */
+#ifndef WC_LANE_H
+#define WC_LANE_H
+
+#include "common.h"
+#include "part.h"
+
+typedef struct {
+    wc_frame header;
+    const uint8_t *payload;
+    wc_part *part;  /* NULL: voided, completed from the lane's private copy */
+    uint64_t saved; /* raw bytes that it stands for, less its payload */
+    bool last;      /* of its part */
+} wc_tx_frame;
+
+typedef struct {
+    atomic_ullong bytes_sent, bytes_received, frames_sent, frames_received, frames_dropped, checksum_failures;
+    atomic_bool parked, attached;
+} wc_lane_counters;
+
+struct wc_lane {
+    wc_link *link;
+    wc_track *track;
+    wc_worker *worker;
+    uint32_t index;
+    bool given;         /* a socket was handed over, once and for all; guarded by engine->mutex */
+    int fd;             /* -1: not here yet, or lost */
+    uint32_t armed;     /* epoll interest */
+    uint64_t pace;      /* bytes per second; 0: no limit */
+    uint32_t unsent;    /* bytes that the socket takes beyond its window, as it is set there; 0: without limit */
+    uint64_t last_seq;  /* of the newest op that it has begun a part of in this epoch */
+    bool blocked;       /* the socket's send buffer is full, or it is others' turn */
+    uint64_t round;     /* of the worker, in which it may still send this much: */
+    size_t round_bytes;
+    wc_part_list begun; /* parts whose next frame only this lane may send */
+
+    wc_tx_frame tx[WC_TX_FRAMES];
+    uint32_t tx_first, tx_count;
+    size_t tx_sent;      /* bytes of frame tx_first, header included */
+    uint8_t *tx_private; /* payload of a voided, half-sent frame */
+
+    uint8_t rx_buffer[sizeof(wc_frame)];
+    uint32_t rx_have;  /* header bytes */
+    bool rx_body;      /* rx_frame is accepted (or drained), rx_left payload bytes follow */
+    bool rx_parked;
+    wc_frame rx_frame;
+    uint32_t rx_left, rx_crc;
+    wc_part *rx_part;   /* NULL: drained */
+    uint8_t rx_tail[8]; /* of a reduction: bytes of an element that has not arrived whole */
+    uint32_t rx_tail_bytes;
+
+    wc_lane_counters counters;
+    pthread_mutex_t info_mutex; /* guards the snapshot: the worker writes, callers read */
+    uint8_t info[WC_TCP_INFO_BYTES];
+    uint32_t info_bytes;
+    uint64_t info_at; /* ms */
+};
+
+/* lane.c */
+void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index);
+void wc_lane_destroy(wc_lane *lane);
+void wc_lane_attach_fd(wc_lane *lane, int fd);
+void wc_lane_set_pace(wc_lane *lane, uint64_t rate);
+void wc_lane_close(wc_lane *lane); /* for good, silently */
+void wc_lane_forget(wc_lane *lane, const wc_work *work); /* all parts of work, or with NULL all parts */
+void wc_lane_interest(wc_lane *lane);
+void wc_lane_serve(wc_lane *lane, uint32_t events); /* what epoll says of it */
+void wc_lane_down(wc_lane *lane, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void wc_lane_resume(wc_lane *lane); /* looks again at the frame that waits, if one does */
+
+/* lane_send.c */
+void wc_lane_send(wc_lane *lane); /* may set its track's `more` */
+bool wc_frame_complete(const wc_part *part); /* whether all bytes of its next frame are here */
+void wc_lane_forget_tx(wc_lane *lane, const wc_work *work);
+
+/* lane_receive.c */
+void wc_lane_receive(wc_lane *lane);
+void wc_lane_forget_rx(wc_lane *lane, const wc_work *work);
+
+/* match.c: what to do with the frame whose header has arrived. */
+typedef enum { WC_ACCEPT, WC_DRAIN, WC_PARK, WC_DOWN } wc_verdict; /* ACCEPT: it is rx_part's. DOWN: the lane is */
+wc_verdict wc_match(wc_lane *lane);
+
+#endif

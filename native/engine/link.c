@@ -1,0 +1,45 @@
+/* Links: made by callers, freed when the last worker has processed the close. */
+#include "shared.h"
+
+#include <stdlib.h>
+
+wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch)
+{
+    wc_link *link = calloc(1, sizeof *link + lanes * sizeof link->lanes[0]);
+    if (!link || !(link->tracks = calloc(tracks, sizeof *link->tracks))) {
+        free(link);
+        return NULL;
+    }
+    link->id = id;
+    link->epoch = epoch;
+    link->lanes_count = lanes;
+    link->tracks_count = tracks;
+    for (uint32_t i = 0; i < tracks; i++)
+        link->tracks[i] = (wc_track){.link = link, .index = i, .epoch = epoch};
+    atomic_init(&link->refs, engine->config.workers);
+    for (uint32_t i = 0; i < lanes; i++)
+        wc_lane_init(&link->lanes[i], link, &engine->workers[i % tracks % engine->config.workers], i);
+    return link;
+}
+
+void wc_link_free(wc_link *link)
+{
+    for (uint32_t i = 0; i < link->lanes_count; i++)
+        wc_lane_destroy(&link->lanes[i]);
+    free(link->tracks);
+    free(link);
+}
+
+void wc_link_unref(wc_link *link)
+{
+    if (atomic_fetch_sub(&link->refs, 1) == 1)
+        wc_link_free(link);
+}
+
+wc_link *wc_link_find(const wc_engine *engine, uint64_t id)
+{
+    wc_link *link = engine->links[wc_bucket(id)];
+    while (link && link->id != id)
+        link = link->next;
+    return link;
+}

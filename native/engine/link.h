@@ -1,0 +1,26 @@
+/* Links: all lanes to one other member, and the tracks that they are of. */
+#ifndef WC_LINK_H
+#define WC_LINK_H
+
+#include "common.h"
+#include "lane.h"
+#include "track.h"
+
+struct wc_link {
+    uint64_t id, epoch;     /* epoch: as the caller knows it; guarded by engine->mutex */
+    uint64_t post;          /* number of the last post that used it; guarded by engine->mutex */
+    size_t post_share;      /* there: index of its first share */
+    uint32_t post_numbers;  /* there: of steps to receive */
+    wc_link *next;
+    atomic_uint refs;       /* workers that have not processed the close */
+    uint32_t lanes_count, tracks_count;
+    wc_track *tracks;
+    wc_lane lanes[];
+};
+
+wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch); /* NULL: no memory */
+void wc_link_free(wc_link *link);
+void wc_link_unref(wc_link *link);
+wc_link *wc_link_find(const wc_engine *engine, uint64_t id); /* engine->mutex held */
+
+#endif

@@ -1,0 +1,78 @@
+/* Matching: which part a frame that arrives is of, or why it waits, is dropped or breaks the protocol. */
+#include "shared.h"
+
+#include <errno.h>
+
+/* The frame belongs to the share's op; is it the next one of a part? */
+static wc_verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *frame)
+{
+    wc_part *part = wc_share_part(share, frame->number, frame->offset);
+    if (!part || part->arrived) {
+        wc_lane_down(lane, EPROTO, "protocol: step %u of seq %llu at offset %llu, %s", frame->number,
+                     (unsigned long long)frame->seq, (unsigned long long)frame->offset, part ? "which is here" : "expected none");
+        return WC_DOWN;
+    }
+    if (part->lane && part->lane != lane) {
+        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, which lane %u has begun", (unsigned long long)frame->offset,
+                     (unsigned long long)frame->seq, part->lane->index);
+        return WC_DOWN;
+    }
+    if (frame->offset != part->cursor) {
+        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, expected %llu", (unsigned long long)frame->offset,
+                     (unsigned long long)frame->seq, (unsigned long long)part->cursor);
+        return WC_DOWN;
+    }
+    uint64_t most = wc_wire_bytes(part, part->cursor, part->end);
+    if (frame->length > most || frame->length % wc_grain(part) || (frame->length == 0 && part->begin != part->end)) {
+        wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes in seq %llu, expected 1 to %llu", frame->length,
+                     (unsigned long long)frame->seq, (unsigned long long)most);
+        return WC_DOWN;
+    }
+    lane->rx_part = part;
+    part->lane = lane;
+    return WC_ACCEPT;
+}
+
+static void report_mismatch(wc_lane *lane, wc_work *work, const wc_frame *frame)
+{
+    if (atomic_exchange(&work->mismatched, true))
+        return;
+    wc_event event = {
+        .type = WC_EV_MISMATCH,
+        .link = lane->link->id,
+        .lane = lane->index,
+        .op = work->op.id,
+        .value = frame->seq,
+        .extra = frame->fingerprint,
+    };
+    wc_events_push(&lane->worker->engine->events, &event);
+}
+
+/* What to do with the frame whose header has arrived. */
+wc_verdict wc_match(wc_lane *lane)
+{
+    const wc_frame *frame = &lane->rx_frame;
+    uint32_t limit = lane->worker->engine->config.segment;
+    if (frame->magic != WC_FRAME_MAGIC || frame->version != WC_FRAME_VERSION || (frame->flags & ~WC_FLAG_CHECKSUM)) {
+        wc_lane_down(lane, EPROTO, "protocol: magic %08x version %u flags %02x, expected %08x %u", frame->magic, frame->version,
+                     frame->flags, WC_FRAME_MAGIC, WC_FRAME_VERSION);
+        return WC_DOWN;
+    }
+    if (frame->length > limit) {
+        wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes, expected at most %u", frame->length, limit);
+        return WC_DOWN;
+    }
+    const wc_track *track = lane->track;
+    if (frame->epoch != track->epoch)
+        return frame->epoch < track->epoch ? WC_DRAIN : WC_PARK;
+    wc_share *share = track->head;
+    while (share && share->work->op.seq != frame->seq)
+        share = share->next;
+    if (!share)
+        return frame->seq < track->next_seq ? WC_DRAIN : WC_PARK; /* done or cancelled, or not posted yet */
+    if (frame->fingerprint != share->work->op.fingerprint) {
+        report_mismatch(lane, share->work, frame);
+        return WC_PARK;
+    }
+    return match_part(lane, share, frame);
+}

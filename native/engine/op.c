@@ -1,0 +1,133 @@
+/* One attempt of an op: made, kept alive, settled when every worker has let go of it. */
+#include "shared.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+void wc_work_free(wc_engine *engine, wc_work *work)
+{
+    wc_scratch_give(engine, work->scratch);
+    free(work->squares);
+    wc_hashes_free(&work->hashes);
+    free(work->remaining);
+    free(work->parts);
+    free(work->cuts);
+    free(work->shares);
+    free(work->numbers);
+    free(work);
+}
+
+wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
+{
+    if (!wc_op_valid(engine, op)) {
+        errno = EINVAL;
+        return NULL;
+    }
+    uint32_t workers = engine->config.workers;
+    const wc_cut_sizes sizes = wc_cut_sizes_of(engine, op);
+    wc_work *work = calloc(1, sizeof *work);
+    bool hashes = false;
+    if (work) {
+        work->remaining = calloc(workers, sizeof *work->remaining);
+        work->parts = calloc(sizes.parts + 1, sizeof *work->parts);
+        work->cuts = calloc((size_t)op->steps_count + 1, sizeof *work->cuts);
+        work->shares = calloc(sizes.shares + 1, sizeof *work->shares);
+        work->numbers = calloc(sizes.numbers + 1, sizeof *work->numbers);
+        hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->back, op->bytes[WC_BACK]);
+        work->squares = calloc(2 * workers, sizeof *work->squares);
+        work->scratch = op->bytes[WC_SCRATCH] ? wc_scratch_take(engine, op->bytes[WC_SCRATCH]) : NULL;
+    }
+    if (!work || !work->remaining || !work->parts || !work->cuts || !work->shares || !work->numbers || !hashes ||
+        !work->squares || (op->bytes[WC_SCRATCH] && !work->scratch)) {
+        if (work)
+            wc_work_free(engine, work);
+        errno = ENOMEM;
+        return NULL;
+    }
+    work->op = *op;
+    work->engine = engine;
+    work->block_raw = wc_block_raw(op);
+    work->block_wire = wc_codec_shape((int)op->codec).bytes;
+    work->itemsize = wc_dtype_size((int)op->dtype);
+    work->reduce = engine->kernels->reduce[op->dtype][op->op];
+    work->average = op->op == WC_AVG ? engine->kernels->average[op->dtype] : NULL;
+    work->parts_count = sizes.parts;
+    work->shares_count = sizes.shares;
+    if (!wc_cut(engine, work)) {
+        wc_work_free(engine, work);
+        errno = EINVAL;
+        return NULL;
+    }
+    work->op.steps = NULL;
+    if (op->steps_count == 0)
+        work->remaining[0] = 1; /* a worker has to say that there is nothing to do */
+    unsigned involved = 0;
+    for (uint32_t w = 0; w < workers; w++)
+        involved += work->remaining[w] > 0;
+    atomic_init(&work->unfinished, involved);
+    atomic_init(&work->refs, 1 + involved); /* settle, and the commands */
+    return work;
+}
+
+void wc_work_unref(wc_engine *engine, wc_work *work)
+{
+    if (atomic_fetch_sub(&work->refs, 1) == 1)
+        wc_work_free(engine, work);
+}
+
+static void table_remove(wc_engine *engine, wc_work *work)
+{
+    wc_work **at = &engine->works[wc_bucket(work->op.id)];
+    while (*at != work)
+        at = &(*at)->next;
+    *at = work->next;
+}
+
+/* The last worker has let go: DONE unless it was given up, and an answer to each cancel. */
+static void settle(wc_engine *engine, wc_work *work)
+{
+    bool aborted = atomic_load(&work->aborted);
+    wc_event event = {.type = WC_EV_DONE, .op = work->op.id};
+    if (!aborted) {
+        event.value = work->op.digest ? wc_hashes_digest(&work->hashes) : 0;
+        event.extra = atomic_load(&work->bytes_sent);
+        event.saved = atomic_load(&work->saved);
+        for (uint32_t w = 0; w < engine->config.workers; w++) {
+            event.error_squares += work->squares[2 * w];
+            event.norm_squares += work->squares[2 * w + 1];
+        }
+    }
+    pthread_mutex_lock(&engine->mutex);
+    table_remove(engine, work);
+    if (aborted)
+        wc_events_release(&engine->events, 1);
+    else
+        wc_events_push(&engine->events, &event);
+    if (!atomic_load(&work->mismatched))
+        wc_events_release(&engine->events, 1);
+    event = (wc_event){.type = WC_EV_CANCELLED, .op = work->op.id};
+    for (uint32_t i = 0; i < work->cancels; i++)
+        wc_events_push(&engine->events, &event);
+    pthread_mutex_unlock(&engine->mutex);
+    wc_work_unref(engine, work);
+}
+
+void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted)
+{
+    if (aborted)
+        atomic_store(&work->aborted, true);
+    if (atomic_fetch_sub(&work->unfinished, 1) == 1)
+        settle(engine, work);
+}
+
+void wc_part_finish(wc_engine *engine, wc_part *part)
+{
+    wc_work *work = part->work;
+    uint32_t worker = part->worker;
+    if (--work->remaining[worker])
+        return;
+    for (size_t i = 0; i < work->shares_count; i++)
+        if (work->shares[i].worker == worker)
+            wc_track_leave(&work->shares[i]);
+    wc_work_let_go(engine, work, false);
+}

@@ -1,0 +1,77 @@
+/* A posted op: its parts, what of them each track has to carry, and who still works on it. */
+#ifndef WC_OP_H
+#define WC_OP_H
+
+#include "common.h"
+#include "hashes.h"
+#include "part.h"
+
+/* What one op has to do on one track. */
+struct wc_share {
+    wc_share *prev, *next;   /* in the track's list */
+    wc_work *work;
+    wc_track *track;         /* NULL: the op is over, or given up */
+    uint32_t worker;
+    wc_part_list offered;    /* parts that no lane has begun, and whose first frame could leave */
+    uint32_t offered_count;
+    uint32_t unbegun;        /* parts to send that no lane has begun, offered or not */
+    uint32_t homes;          /* unbegun parts are meant for that many lanes of the link at most, from the op's first lane on */
+    uint32_t numbers_count;
+    const uint32_t *numbers; /* number of a step to receive -> 1 + its index, or 0 */
+};
+
+/* Where a step was cut into parts. */
+typedef struct {
+    size_t first; /* index of its first part */
+    uint32_t count;
+    uint64_t start, length;
+} wc_cuts;
+
+/* One attempt of an operation. Two counts: `unfinished` workers still touch its memory; `refs` keep this struct alive. */
+struct wc_work {
+    wc_op op;
+    wc_work *next;                  /* in the engine's table; guarded by engine->mutex */
+    uint32_t cancels;               /* guarded by engine->mutex */
+    atomic_uint unfinished, refs;
+    atomic_bool aborted;            /* a worker let go of parts that were not finished */
+    atomic_bool mismatched;         /* told to the caller */
+    atomic_ullong bytes_sent, saved;
+    size_t itemsize;
+    wc_reduce_fn reduce;
+    wc_average_fn average;          /* NULL: WC_FINAL is a plain reduction */
+    uint64_t block_raw, block_wire; /* bytes of the codec's block: of elements, on the wire */
+    wc_engine *engine;
+    wc_scratch *scratch;
+    double *squares;                /* per worker: sums of the measured encodes' errors, and of what they encoded */
+    wc_hashes hashes;               /* of back */
+    uint32_t *remaining;            /* per worker: parts not finished; touched by that worker only */
+    size_t parts_count;
+    wc_part *parts;                 /* by step, then by part */
+    wc_cuts *cuts;                  /* by step */
+    size_t shares_count;
+    wc_share *shares;               /* by link, then by track */
+    uint32_t *numbers;              /* of all shares */
+    uint32_t first_lane;            /* part 0 of each step is meant for it */
+};
+
+/* check.c */
+bool wc_op_valid(const wc_engine *engine, const wc_op *op); /* engine->mutex held */
+uint64_t wc_block_raw(const wc_op *op); /* raw bytes of the codec's block; 1 without codec */
+
+/* cut.c: how an op is cut into parts, the same on both ends of every link. All with engine->mutex held. */
+typedef struct {
+    size_t parts, shares, numbers;
+} wc_cut_sizes;
+wc_cut_sizes wc_cut_sizes_of(wc_engine *engine, const wc_op *op);
+bool wc_cut(wc_engine *engine, wc_work *work); /* fills in shares and parts; false: two steps from one rank have the same number */
+/* To receive: the part of the share's op that holds this offset, or NULL. */
+wc_part *wc_share_part(wc_share *share, uint16_t number, uint64_t offset);
+
+/* op.c */
+wc_work *wc_work_new(wc_engine *engine, const wc_op *op); /* NULL with errno; engine->mutex held */
+void wc_work_free(wc_engine *engine, wc_work *work);
+void wc_work_unref(wc_engine *engine, wc_work *work);
+void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted); /* by each involved worker, once */
+void wc_part_finish(wc_engine *engine, wc_part *part);
+
+#endif

@@ -1,0 +1,69 @@
+/* Parts: the lists that hold them, their places in memory, how far they may go, and who goes on when one has moved. */
+#include "shared.h"
+
+void wc_list_append(wc_part_list *list, wc_part *part)
+{
+    part->next = NULL;
+    part->prev = list->tail;
+    *(list->tail ? &list->tail->next : &list->head) = part;
+    list->tail = part;
+    part->listed = true;
+}
+
+void wc_list_remove(wc_part_list *list, wc_part *part)
+{
+    *(part->prev ? &part->prev->next : &list->head) = part->next;
+    *(part->next ? &part->next->prev : &list->tail) = part->prev;
+    part->prev = part->next = NULL;
+    part->listed = false;
+}
+
+size_t wc_grain(const wc_part *part)
+{
+    return part->encoded ? (size_t)part->work->block_wire : part->work->itemsize;
+}
+
+uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to)
+{
+    if (!part->encoded)
+        return to - from;
+    const wc_work *work = part->work;
+    return (to - from + work->block_raw - 1) / work->block_raw * work->block_wire;
+}
+
+uint8_t *wc_spot_at(const wc_part *part, wc_spot spot, uint64_t cursor)
+{
+    uint64_t into = cursor - part->start;
+    if (spot.encoded)
+        into = into / part->work->block_raw * part->work->block_wire;
+    return spot.base + into;
+}
+
+uint64_t wc_part_bound(const wc_part *part)
+{
+    uint64_t bound = part->end;
+    for (int i = 0; i < WC_AFTER; i++)
+        if (part->after[i] && part->after[i]->cursor < bound)
+            bound = part->after[i]->cursor;
+    if (part->encoded && bound < part->end)
+        bound -= (bound - part->start) % part->work->block_raw;
+    return bound;
+}
+
+void wc_part_moved(wc_part *part)
+{
+    wc_worker *worker = &part->work->engine->workers[part->worker];
+    for (wc_part *next, *waiting = part->dependents; waiting; waiting = next) {
+        next = waiting->next_dependent[waiting->after[0] == part ? 0 : 1];
+        if (waiting->direction == WC_LOCAL)
+            wc_local_go(worker, waiting, UINT64_MAX);
+        else
+            wc_track_send_part(waiting);
+    }
+}
+
+void wc_part_final(wc_part *part, uint64_t from)
+{
+    uint64_t shift = part->back - part->start; /* may wrap around: so do the sums */
+    wc_hashes_extend(&part->work->hashes, part->begin + shift, from + shift, part->cursor + shift);
+}

@@ -1,0 +1,27 @@
+/* The engine's own struct: what callers and workers share. */
+#ifndef WC_SHARED_H
+#define WC_SHARED_H
+
+#include "common.h"
+#include "events.h"
+#include "link.h"
+#include "op.h"
+#include "scratch.h"
+#include "worker.h"
+
+struct wc_engine {
+    wc_config config;
+    const wc_kernels *kernels;
+    wc_events events;
+    pthread_mutex_t mutex;    /* guards the tables and the order of commands. Taken before a worker's or the events' mutex */
+    wc_link *links[WC_BUCKETS];
+    wc_work *works[WC_BUCKETS];
+    uint64_t cancels, posts;  /* numbers of commands; guarded by mutex */
+    pthread_mutex_t scratch_mutex;
+    wc_scratch *idle_scratch; /* warm, the newest first; guarded by scratch_mutex */
+    size_t idle_scratch_bytes;
+    atomic_bool stopping;
+    wc_worker *workers;
+};
+
+#endif

@@ -1,0 +1,42 @@
+/* Workers: a thread each, and the commands that tell it what to do. */
+#ifndef WC_WORKER_H
+#define WC_WORKER_H
+
+#include "common.h"
+#include "part.h"
+
+enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL };
+
+typedef struct wc_command wc_command;
+struct wc_command {
+    wc_command *next;
+    int type;
+    int fd;
+    uint32_t lane;
+    uint64_t number; /* EPOCH: the epoch; PACE: the rate; CANCEL: its number; POST: cancels that must be through before */
+    wc_link *link;
+    wc_work *work;   /* holds a reference */
+};
+
+struct wc_worker {
+    wc_engine *engine;
+    uint32_t index;
+    pthread_t thread;
+    bool started;
+    int epoll, wake;
+    pthread_mutex_t mutex;   /* guards the incoming queue */
+    wc_command *in_head, *in_tail;
+    wc_command *todo;        /* taken from the queue; the first one may wait for other workers' cancels */
+    atomic_ullong cancelled; /* number of the last cancel processed */
+    uint64_t round;          /* counts its looks at epoll */
+    wc_part_list locals;     /* local parts that wait for nothing but their turn */
+    uint8_t *read_buffer;    /* WC_READ_BYTES, and room for a split element */
+    uint8_t *decoded;        /* a digest block, for reductions that have no kernel for encoded operands */
+};
+
+int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index);
+void wc_worker_push(wc_worker *worker, wc_command *command); /* engine->mutex held; takes the command */
+void wc_worker_wake(wc_worker *worker);
+void wc_worker_destroy(wc_worker *worker); /* after the thread has ended */
+
+#endif
