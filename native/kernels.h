@@ -15,7 +15,7 @@ typedef void (*wc_reduce_fn)(void *dst, const void *a, const void *b, size_t n);
 /* dst[i] = (a[i] + b[i]) / divisor: the last step of avg. divisor is at least 1. */
 typedef void (*wc_average_fn)(void *dst, const void *a, const void *b, size_t n, uint32_t divisor);
 
-/* Codecs: the formats are in ARCHITECTURE.md, "Codecs, bit for bit". A call begins at a block of the tensor; where n is no multiple of a block the
+/* Codecs: the formats are in docs/numbers.md. A call begins at a block of the tensor; where n is no multiple of a block the
    last one is padded with zeros. No alignment is needed; coded overlaps nothing. Any bits can be decoded. */
 typedef struct {
     uint32_t elements; /* that many elements ... */

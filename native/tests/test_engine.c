@@ -188,6 +188,16 @@ static void test_cancel(void)
         CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
 }
 
+/* The next event but for that of the other lane, which ends here too if the other end was faster. */
+static wc_event after_hang_up(wc_engine *engine)
+{
+    wc_event event;
+    do
+        event = next_event(engine, DEADLINE_MS);
+    while (event.type == WC_EV_LANE_DOWN && event.lane == 0);
+    return event;
+}
+
 /* A lane is lost for good, and its link with it: another link takes its place. */
 static void test_lane_loss(void)
 {
@@ -221,11 +231,11 @@ static void test_lane_loss(void)
         bed_attach(&b, 0, 1, lane);
     for (int r = 0; r < 2; r++) {
         if (r == 0)
-            CHECK(wc_cancel(b.engines[r], 1) == 0 && next_event(b.engines[r], DEADLINE_MS).type == WC_EV_CANCELLED);
+            CHECK(wc_cancel(b.engines[r], 1) == 0 && after_hang_up(b.engines[r]).type == WC_EV_CANCELLED);
         CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 2, 1, COUNT), front[r], back[r]) == 0);
     }
     for (int r = 0; r < 2; r++)
-        CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_DONE && is_sum(back[r], ALL, 2));
+        CHECK(after_hang_up(b.engines[r]).type == WC_EV_DONE && is_sum(back[r], ALL, 2));
     CHECK(wc_link_close(b.engines[0], link_to(1)) == 0);
     CHECK(next_event(b.engines[1], DEADLINE_MS).type == WC_EV_LANE_DOWN);
     CHECK(next_event(b.engines[0], 50).type == 0); /* closing says nothing here */
