@@ -1,7 +1,7 @@
 """Which of several masters leads: whoever holds the lease in etcd. The others stand by. A trio shell.
 
 One transaction makes a leader: it creates the leader's key, which ends with the lease, where there is none, and raises
-the term. leadership.py says until when the lease lets a master lead; etcd_store.py fences what it writes.
+the term. core/leadership.py says until when the lease lets a master lead; store/etcd_store.py fences what it writes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import math
 import secrets
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import httpx
 import structlog
@@ -22,33 +20,15 @@ import trio
 from wancoll.local import join_address, split_address
 from wancoll_master.config import EtcdConfig
 from wancoll_master.core.leadership import RENEWALS_PER_TTL, Leadership
+from wancoll_master.server import Server
 from wancoll_master.store.etcd import Entry, Etcd, EtcdError, Lease, check_endpoints, created, modified, put
 from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Numbers
-from wancoll_master.store.facts import Store
 
 log = structlog.get_logger("wancoll.master")
 
 _LOOKS_PER_TTL = 10  # of a standby, whether there is a leader
 _RETRY = 0.05  # seconds between tries to renew the lease
 _REVOKE_TIMEOUT = 1.0  # seconds to give the lease back
-
-
-class Candidate(Protocol):
-    """The master as the election sees it: server.Server."""
-
-    def lead(
-        self, store: Store, *, may_lead: Callable[[], bool], on_end: Callable[[str, int], None], lost_facts: bool
-    ) -> None:
-        """Begin to lead. *on_end* is called once it has stepped down, with the reason and the term it has heard of."""
-
-    def release(self) -> None:
-        """The store has written more."""
-
-    def stand_by(self, leader: str, term: int, *, wait: bool) -> None:
-        """Tell those who ask that *leader* leads, with *term*; "": nobody does, and daemons may *wait* for who will."""
-
-    def step_down(self, reason: str) -> None:
-        """End what lead() began, if it did."""
 
 
 def _clock() -> float:
@@ -83,6 +63,24 @@ class Won:
     lost_facts: bool
 
 
+class _Reign:
+    """A server.Reign by a lease."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self.leadership = leadership
+        self.over = trio.Event()
+        self.reason, self.heard = "the master is stopping", 0
+
+    def may_lead(self) -> bool:
+        return self.leadership.holds(_clock())
+
+    def end(self, reason: str, heard: int = 0) -> None:
+        if not self.over.is_set():
+            self.reason, self.heard = reason, heard
+            self.leadership.over()
+            self.over.set()
+
+
 class Election:
     """See the module.
 
@@ -92,7 +90,7 @@ class Election:
         address: "host:port" that standbys name to others while this master leads.
     """
 
-    def __init__(self, config: EtcdConfig, server: Candidate, address: str) -> None:
+    def __init__(self, config: EtcdConfig, server: Server, address: str) -> None:
         self._endpoints = check_endpoints(config.endpoints)
         self._keys = Keys(config.prefix)
         self._ttl = math.ceil(config.lease_ttl)
@@ -167,66 +165,57 @@ class Election:
 
     async def _lead(self, etcd: Etcd, won: Won) -> None:
         """Lead for as long as that is allowed."""
-        leadership, over, reason = won.leadership, trio.Event(), "the master is stopping"
-
-        def ended(why: str, term: int) -> None:
-            nonlocal reason
-            if not over.is_set():
-                reason, self._heard = why, max(self._heard, term)
-                leadership.over()
-                over.set()
-
-        def may_lead() -> bool:
-            return leadership.holds(_clock())
-
-        async def lead() -> None:
-            store = EtcdStore(etcd, self._keys, won.numbers, won.revision, self._ttl)
-            try:
-                await store.load()
-                log.info("leads", term=won.numbers.term, address=self._address, groups=len(store.facts.used))
-                self._server.lead(store, may_lead=may_lead, on_end=ended, lost_facts=won.lost_facts)
-                await store.write_forever(self._server.release)
-            except (Deposed, EtcdError) as bad:
-                self._server.step_down(str(bad))
-                ended(str(bad), 0)
-
+        reign = _Reign(won.leadership)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._renew, etcd, won, ended)
-                nursery.start_soon(self._watch, leadership, ended)
-                nursery.start_soon(lead)
-                await over.wait()
+                nursery.start_soon(self._renew, etcd, won.lease, reign)
+                nursery.start_soon(self._watch, reign)
+                nursery.start_soon(self._write, etcd, won, reign)
+                await reign.over.wait()
                 nursery.cancel_scope.cancel()
         finally:
-            leadership.over()
-            self._server.step_down(reason)
-            log.warning("leads no more", reason=reason)
+            won.leadership.over()
+            self._server.step_down(reign.reason)
+            self._heard = max(self._heard, reign.heard)
+            log.warning("leads no more", reason=reign.reason)
             self._known = ""
             await self._give_back(etcd, won.lease)
 
-    async def _renew(self, etcd: Etcd, won: Won, ended: Callable[[str, int], None]) -> None:
+    async def _write(self, etcd: Etcd, won: Won, reign: _Reign) -> None:
+        """Task: have the server lead, and write for it."""
+        store = EtcdStore(etcd, self._keys, won.numbers, won.revision, self._ttl)
+        try:
+            await store.load()
+            log.info("leads", term=won.numbers.term, address=self._address, groups=len(store.facts.used))
+            self._server.lead(store, reign, lost_facts=won.lost_facts)
+            await store.write_forever(self._server.release)
+        except (Deposed, EtcdError) as bad:
+            self._server.step_down(str(bad))
+            reign.end(str(bad))
+
+    async def _renew(self, etcd: Etcd, lease: Lease, reign: _Reign) -> None:
         """Task: keep the lease."""
-        leadership = won.leadership
+        leadership = reign.leadership
         while True:
             await trio.sleep(max(0.0, leadership.renew_at - _clock()))
             sent_at = _clock()
             try:
-                ttl = await etcd.keep_alive(won.lease.id)
+                ttl = await etcd.keep_alive(lease.id)
             except EtcdError as bad:
                 left = leadership.until - _clock()
                 log.warning("the lease was not renewed; it is tried again", left=round(left, 2), reason=str(bad))
                 await trio.sleep(_RETRY)
                 continue
             if ttl <= 0:
-                ended("its lease ran out", 0)
+                reign.end("its lease ran out")
                 return
             leadership.renewed(ttl, sent_at)
 
-    async def _watch(self, leadership: Leadership, ended: Callable[[str, int], None]) -> None:
+    async def _watch(self, reign: _Reign) -> None:
         """Task: step down in time, also where nothing happens."""
-        while leadership.holds(_clock()):  # noqa: ASYNC110 - until a time that moves
-            await trio.sleep(max(0.0, leadership.until - _clock()))
-        ended("its lease was not renewed in time", 0)
+        while reign.may_lead():  # noqa: ASYNC110 - until a time that moves
+            await trio.sleep(max(0.0, reign.leadership.until - _clock()))
+        reign.end("its lease was not renewed in time")
 
 
 def _who(entry: Entry | None) -> tuple[str, int]:

@@ -11,23 +11,22 @@ import secrets
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Protocol
 
 import structlog
 import trio
 
 from wancoll import resources
-from wancoll.errors import ConfigError, ProtocolError
+from wancoll.errors import ProtocolError
 from wancoll.failpoints import MASTER, Failpoints
-from wancoll.local import join_address
-from wancoll.net.listen import Handshakes, open_listeners, trio_listeners
+from wancoll.net.listen import Handshakes
 from wancoll.net.stream import Stream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
-from wancoll_master.config import EtcdConfig, MasterConfig
+from wancoll_master.config import MasterConfig
 from wancoll_master.core import membership, report
 from wancoll_master.core.leadership import Lobby
 from wancoll_master.core.ready import Announce, Disconnected, Event, Held, Message, Ready, Received, Send, Tick, frames
@@ -36,8 +35,6 @@ from wancoll_master.plan.planning import propose
 from wancoll_master.store.facts import Store
 from wancoll_master.store.journal import Journal
 
-__all__ = ["MasterConfig", "serve"]
-
 log = structlog.get_logger("wancoll.master")
 
 FIRST_MESSAGE_BYTES = 64 * 1024  # far above the largest Hello
@@ -45,49 +42,14 @@ STATUS_EVENTS = 50
 _HELD_FRAMES = 65536  # that may wait for the store
 
 
-async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
-    """Run a master until cancelled; then every peer is told Bye. Started value: the bound "host:port"s.
+class Reign(Protocol):
+    """One time as the leader among several masters."""
 
-    Raises:
-        ConfigError: the address, the journal or etcd's URLs cannot be used.
-    """
-    journal = Journal(config.journal)
-    try:
-        listeners = open_listeners(config.listen)
-        try:
-            server = Server(config, journal)
-            async with trio.open_nursery() as nursery:
-                bound = [join_address(*one.getsockname()[:2]) for one in listeners]
-                nursery.start_soon(server.keep_time)
-                nursery.start_soon(server.keep_awake)
-                if config.etcd is None:
-                    server.lead(journal)
-                else:
-                    nursery.start_soon(_elect(config, config.etcd, server, bound[0]))
-                task_status.started(bound)
-                await trio.serve_listeners(server.accept, trio_listeners(listeners))
-        finally:
-            for one in listeners:
-                one.close()
-    finally:
-        journal.close()
+    def may_lead(self) -> bool:
+        """Looked at before anything is taken in or sent."""
 
-
-def _elect(
-    config: MasterConfig, etcd: EtcdConfig, server: Server, bound: str
-) -> Callable[[], Coroutine[Any, Any, None]]:
-    """The task that makes the server lead and stand by.
-
-    Raises:
-        ConfigError: a setting, or a package that is not installed.
-    """
-    try:
-        from wancoll_master.election import Election, advertised
-    except ImportError as missing:
-        raise ConfigError(
-            "--etcd needs a package that is not installed", got=str(missing), hint="pip install 'wancoll[etcd]'"
-        ) from missing
-    return Election(etcd, server, advertised(config.advertise, bound, etcd.endpoints)).run
+    def end(self, reason: str, heard: int = 0) -> None:
+        """It leads no more, and has heard of terms up to *heard*."""
 
 
 class Server:
@@ -106,8 +68,7 @@ class Server:
         self._store: Store = journal
         self.state: State | None = None  # None: stands by
         self._lobby = Lobby(config.limits.pending_connections)
-        self._may_lead: Callable[[], bool] = lambda: True
-        self._on_end: Callable[[str, int], None] = lambda reason, term: None
+        self._reign: Reign | None = None
         self._held = Held(_HELD_FRAMES)
         self._closing: set[int] = set()  # connections that end once what is held for them has left
         self._connections: dict[int, Stream] = {}
@@ -120,24 +81,13 @@ class Server:
 
     # ---- leading and standing by ---------------------------------------------------------------------
 
-    def lead(
-        self,
-        store: Store,
-        *,
-        may_lead: Callable[[], bool] = lambda: True,
-        on_end: Callable[[str, int], None] = lambda reason, term: None,
-        lost_facts: bool = False,
-    ) -> None:
-        """Begin to lead, with what the store knows.
+    def lead(self, store: Store, reign: Reign | None = None, *, lost_facts: bool = False) -> None:
+        """Begin to lead, with what the store knows, for as long as the *reign*; None: this is the only master.
 
-        Args:
-            store: of the facts.
-            may_lead: looked at before anything is taken in or sent.
-            on_end: called once it leads no more, with the reason and the highest term that it has heard of.
-            lost_facts: the store has lost what earlier masters had written.
+        *lost_facts*: the store has lost what earlier masters had written.
         """
         facts = store.facts
-        self._store, self._may_lead, self._on_end = store, may_lead, on_end
+        self._store, self._reign = store, reign
         self.state = membership.new_state(
             self._limits,
             secrets.token_bytes(32),
@@ -174,7 +124,8 @@ class Server:
             connection.add(goodbye)
             connection.flush_batch()
             connection.end()
-        self._on_end(reason, heard)
+        if self._reign is not None:
+            self._reign.end(reason, heard)
 
     def _overslept(self) -> bool:
         """Whether this process stood still for so long that daemons have given it up: it judges nobody then (R11)."""
@@ -202,7 +153,7 @@ class Server:
 
     def _leading(self) -> State | None:
         """The state, if this master may lead at this moment."""
-        if self.state is not None and not self._may_lead():
+        if self.state is not None and self._reign is not None and not self._reign.may_lead():
             self.step_down("its lease ran out")
         return self.state
 

@@ -30,7 +30,8 @@ from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.core.leadership import SAFETY, Leadership
 from wancoll_master.core.ready import Announce, Broadcast, Close, Held, Persist, Ready, Record, Send, Used
 from wancoll_master.election import advertised
-from wancoll_master.server import Server, serve
+from wancoll_master.serve import serve
+from wancoll_master.server import Server
 from wancoll_master.store import etcd_store
 from wancoll_master.store.etcd import Etcd, EtcdError, TxnAnswer, check_endpoints, created, delete, modified, put
 from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Numbers
@@ -187,6 +188,15 @@ class Later:
         self.asked += 1
 
 
+class Told:
+    """A reign as the test says."""
+
+    def __init__(
+        self, on_end: Callable[[str, int], None] = lambda why, term: None, may_lead: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.end, self.may_lead = on_end, may_lead
+
+
 @contextlib.asynccontextmanager
 async def server(**limits: Any) -> AsyncIterator[tuple[Server, Connect]]:
     """One that stands by."""
@@ -272,7 +282,7 @@ async def test_who_steps_down_drops_what_it_held_and_says_why() -> None:
     async with server() as (found, connect):
         ends: list[tuple[str, int]] = []
         store = Later()
-        found.lead(store, on_end=lambda why, term: ends.append((why, term)))
+        found.lead(store, Told(lambda why, term: ends.append((why, term))))
         peer = await connect()
         await peer.say(hello("d"), m.Join("g", "me", 1, 1))
         await peer.expect(m.Welcome)
@@ -290,7 +300,7 @@ async def test_who_may_not_lead_takes_in_and_sends_nothing(what: str) -> None:
     """Its lease ran out while it slept."""
     async with server() as (found, connect):
         store, may = Later(), [True]
-        found.lead(store, may_lead=lambda: may[0])
+        found.lead(store, Told(may_lead=lambda: may[0]))
         peer = await connect()
         await peer.say(hello("d"), m.Join("g", "me", 1, 1))
         await peer.expect(m.Welcome)
@@ -368,7 +378,7 @@ async def test_a_standby_keeps_only_so_many() -> None:
 async def test_an_elected_master_does_not_raise_its_term_itself() -> None:
     async with server() as (found, connect):
         ends: list[int] = []
-        found.lead(Later(5), on_end=lambda why, term: ends.append(term))
+        found.lead(Later(5), Told(lambda why, term: ends.append(term)))
         peer = await connect()
         await peer.say(told(hello("d"), 8, 99))
         assert "has seen term 8, this master's is 5" in (await peer.hear()).reason

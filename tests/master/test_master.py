@@ -23,8 +23,10 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
+from wancoll_master.config import MasterConfig
 from wancoll_master.core.ready import Persist, Used, encode_epochs
-from wancoll_master.server import FIRST_MESSAGE_BYTES, MasterConfig, serve
+from wancoll_master.serve import serve
+from wancoll_master.server import FIRST_MESSAGE_BYTES
 from wancoll_master.store import journal as journal_module
 from wancoll_master.store.journal import Journal
 

@@ -95,7 +95,7 @@ def master(
     """
     from wancoll.cli import logs, service
     from wancoll_master.config import EtcdConfig, MasterConfig
-    from wancoll_master.server import serve
+    from wancoll_master.serve import serve
 
     logs.configure(log_level, log_format)
     limits = dataclasses.replace(

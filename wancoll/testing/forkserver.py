@@ -19,7 +19,7 @@ for _module in (
     "wancoll.cli.service",
     "wancoll.client.connect",
     "wancoll.peer.daemon",
-    "wancoll_master.server",
+    "wancoll_master.serve",
 ):
     importlib.import_module(_module)
 die_with_parent(os.getppid())

@@ -188,11 +188,7 @@ def forget_if_empty(step: Step, group: Group) -> None:
 
 
 def done(step: Step, member: Member, message: m.Done) -> None:
-    """A member is done with an op; the last one to be so commits it (R1). The hot path.
-
-    Raises:
-        ProtocolError: the message contradicts the state.
-    """
+    """A member is done with an op; the last one to be so commits it (R1). The hot path."""
     group, seq = member.group, message.seq
     pending = group.current.pending
     if group.current.asking is not None or seq <= group.committed or seq in group.voids or group.small:
@@ -221,11 +217,7 @@ def done(step: Step, member: Member, message: m.Done) -> None:
 
 
 def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
-    """A member has reached update_membership (R5).
-
-    Raises:
-        ProtocolError: the message contradicts the state.
-    """
+    """A member has reached update_membership (R5)."""
     group, seq = member.group, message.seq
     if group.current.asking is not None or seq <= group.committed or seq in group.voids:
         return
@@ -287,11 +279,7 @@ def _wait_ended(step: Step, group: Group, slow: Slow) -> None:
 
 
 def check_window(step: Step, group: Group, seq: int) -> None:
-    """Refuse a seq that no member can have reached, so that nobody fills the master's memory.
-
-    Raises:
-        ProtocolError: too far above the last commit.
-    """
+    """Refuse a seq that no member can have reached, so that nobody fills the master's memory."""
     window = WINDOW_FACTOR * step.limits.ops_in_flight
     bound = group.committed + window
     if seq == 0 or (seq > bound and not group.small) or len(group.current.pending) >= window:
@@ -318,20 +306,20 @@ def _digests_differ(step: Step, group: Group, seq: int, entry: Pending) -> None:
 
 def consider_update(step: Step, group: Group) -> None:
     """If all members stand at an update_membership: admit joiners, change the plan, let the members pass, or wait."""
-    seq = _ready_update(group)
+    seq = _update_at_hand(group)
     if seq is None or group.current.asking is not None:
         return
-    ready = [joiner for joiner in group.joining if joiner.reachable]
-    if len(ready) < len(group.joining) and not group.current.waited:
+    able = [joiner for joiner in group.joining if joiner.reachable]
+    if len(able) < len(group.joining) and not group.current.waited:
         if group.current.hold_until == inf:
             group.current.hold_until = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval
             step.alarm(group.current.hold_until)
-    elif len(group.members) + len(ready) < group.min_world:
+    elif len(group.members) + len(able) < group.min_world:
         pass  # held until enough joiners are there
-    elif ready and measuring.waits_until(step, group) > step.now:
+    elif able and measuring.waits_until(step, group) > step.now:
         pass  # a tick follows
-    elif ready:
-        _admit(step, group, ready, seq)
+    elif able:
+        _admit(step, group, able, seq)
     elif better := _better_plan(step, group):
         _set_committed(step, group, seq)
         new_epoch(step, group, f"plan: {better}", free=True)
@@ -341,7 +329,7 @@ def consider_update(step: Step, group: Group) -> None:
         advance(step, group)
 
 
-def _ready_update(group: Group) -> int | None:
+def _update_at_hand(group: Group) -> int | None:
     """The update_membership that all members have posted, with nothing open below it."""
     world = len(group.members)
     if group.small:  # members have failed everything below by themselves
@@ -382,11 +370,7 @@ def _void_strayed_updates(step: Step, group: Group) -> None:
 
 
 def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
-    """A member found that a neighbour calls something else, or answers what it calls itself.
-
-    Raises:
-        ProtocolError: the message contradicts the state.
-    """
+    """A member found that a neighbour calls something else, or answers what it calls itself."""
     group, seq = member.group, message.seq
     if group.current.asking is None:
         if seq <= group.committed or seq in group.voids:
@@ -424,11 +408,7 @@ def _void_mismatch(step: Step, group: Group, seq: int, calls: dict[str, str]) ->
 
 
 def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
-    """A member's ops cannot run, or its caller wants them to end: void for all, unless committed.
-
-    Raises:
-        ProtocolError: the message contradicts the state.
-    """
+    """A member's ops cannot run, or its caller wants them to end: void for all, unless committed."""
     group = member.group
     seqs = sorted({seq for seq in message.seqs if seq > group.committed and seq not in group.voids})
     if not seqs:

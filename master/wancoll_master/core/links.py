@@ -17,11 +17,7 @@ _OLDER = 0.5  # seconds that a link must have been up before the other end lost 
 
 
 def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
-    """Note the complaint; settle() acts once the other end had time to turn out dead.
-
-    Raises:
-        ProtocolError: an unknown kind, or a complaint about itself.
-    """
+    """Note the complaint; settle() acts once the other end had time to turn out dead."""
     group = member.group
     if message.kind not in ("lost", "unreachable"):
         raise ProtocolError("complains of an unknown kind", expected="lost or unreachable", got=message.kind[:32])

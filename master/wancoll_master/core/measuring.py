@@ -80,11 +80,7 @@ def _ask_bandwidth(step: Step, source: Daemon, target: Daemon, nbytes: int) -> b
 
 
 def take(step: Step, daemon: Daemon, report: m.LinkReport) -> list[Group]:
-    """Take in a report. Returns groups in which something may have waited for it.
-
-    Raises:
-        ProtocolError: it cannot be true.
-    """
+    """Take in a report. Returns groups in which something may have waited for it."""
     step.state.measures.take(daemon.name, report, step.state.daemons, step.now)
     answered = False
     for seen in report.links:

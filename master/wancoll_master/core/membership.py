@@ -30,8 +30,9 @@ is handed in.
     member   has a rank in the group's current epoch
     gone     left, lost with its daemon, or evicted: forgotten here; its mid is never given out again (R18)
 
-Expected failures are events; a peer that talks nonsense is told so and cut off, and that is all it can do. What a
-member says of an epoch counts in that epoch alone (R12): late words are dropped here, in one place.
+Expected failures are events. Whoever takes a message in raises ProtocolError where it contradicts what is known: its
+daemon is told so and cut off, and that is all that nonsense can do. What a member says of an epoch counts in that epoch
+alone (R12): late words are dropped here, in one place.
 """
 
 from __future__ import annotations

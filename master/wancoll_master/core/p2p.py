@@ -18,11 +18,7 @@ CALLS_PER_MEMBER = 4096  # that wait for their other half or run
 
 
 def call(step: Step, member: Member, message: m.P2PCall) -> None:
-    """A member called send or recv.
-
-    Raises:
-        ProtocolError: the message contradicts the state.
-    """
+    """A member called send or recv."""
     group, book = member.group, member.group.current.p2p
     other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch or other is member:
@@ -61,11 +57,7 @@ def _meet(step: Step, group: Group, match: Match) -> None:
 
 
 def done(step: Step, member: Member, message: m.P2PDone) -> None:
-    """A member's half of a pair is done; the second one commits it.
-
-    Raises:
-        ProtocolError: the pair is not the member's.
-    """
+    """A member's half of a pair is done; the second one commits it."""
     group = member.group
     match = group.current.p2p.running.get(message.order)
     if match is None:

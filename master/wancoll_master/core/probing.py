@@ -25,11 +25,7 @@ def ensure_probes(step: Step, group: Group) -> None:
 
 
 def result(step: Step, daemon: Daemon, message: m.ProbeResult) -> Group | None:
-    """Take in a probe's result. Returns the joiner's group where its admission has to be looked at again.
-
-    Raises:
-        ProtocolError: *daemon* was not asked.
-    """
+    """Take in a probe's result. Returns the joiner's group where its admission has to be looked at again."""
     joiner = step.state.members.get(message.joiner)
     if joiner is None or joiner.in_epoch or joiner.group.name != message.group:
         return None

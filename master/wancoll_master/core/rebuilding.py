@@ -49,11 +49,7 @@ def raise_mids(step: Step, known: int) -> None:
 
 
 def take(step: Step, daemon: Daemon, report: m.Report) -> None:
-    """A member of an earlier master reports.
-
-    Raises:
-        ProtocolError: the report contradicts itself or the others.
-    """
+    """A member of an earlier master reports."""
     _check(step, daemon, report)
     raise_mids(step, max(mid for mid, _, _ in report.members))
     fate = step.state.missing.get(report.mid)

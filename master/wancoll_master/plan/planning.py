@@ -66,7 +66,7 @@ _JUDGED = [1 << i for i in range(10, 29, 2)]  # bytes of all-reduces by which tw
 # ---- what a plan is made for, and from --------------------------------------------------------------
 
 
-class Host(Protocol):
+class Daemon(Protocol):
     """A daemon, as planning sees it."""
 
     name: str
@@ -77,13 +77,13 @@ class Host(Protocol):
     congestion_controls: frozenset[str]
 
 
-class Placed(Protocol):
+class Member(Protocol):
     """A member, as planning sees it."""
 
     mid: int
 
     @property
-    def daemon(self) -> Host:
+    def daemon(self) -> Daemon:
         """Where its lanes end."""
 
 
@@ -125,7 +125,7 @@ class Request:
     """
 
     measures: Measures
-    members: Sequence[Placed]
+    members: Sequence[Member]
     before: Planned | None
     bad_pairs: Collection[tuple[int, int]]
     now: float
@@ -180,7 +180,7 @@ def propose(request: Request) -> Proposal:
     return Proposal([member.mid for member in members], planned, changes)
 
 
-def _avoid(members: Sequence[Placed], bad: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _avoid(members: Sequence[Member], bad: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Pairs that cannot reach each other; not ring neighbours, which must try, since no order keeps them apart."""
     neighbours = {pair(one.mid, other.mid) for one, other in [*pairwise(members), (members[-1], members[0])]}
     return [ends for ends in bad if ends not in neighbours][:MAX_AVOID]
@@ -220,8 +220,8 @@ def _gain(old: m.Plan, new: m.Plan, world: int, cost: LinkCost) -> tuple[float, 
 
 
 def _order(
-    measures: Measures, members: Sequence[Placed], bad: Sequence[tuple[int, int]], material: float, *, free: bool
-) -> tuple[Sequence[Placed], list[str]]:
+    measures: Measures, members: Sequence[Member], bad: Sequence[tuple[int, int]], material: float, *, free: bool
+) -> tuple[Sequence[Member], list[str]]:
     present = {member.mid: member for member in members}
     bandwidth, latency = _matrices(measures, members)
     if not free and len(members) > EXACT_BEST:  # survivors wait for it
@@ -241,7 +241,7 @@ def _order(
     return ordered, [f"ring order {', '.join(gains)}"] if gains else ["ring order"]
 
 
-def ring_of(measures: Measures, members: Sequence[Placed]) -> Ring:
+def ring_of(measures: Measures, members: Sequence[Member]) -> Ring:
     """The members' ring as it was measured, edges within a machine left out.
 
     The bottleneck is 0 where an edge is not known, inf where all are within a machine. Unknown latencies are left out.
@@ -255,7 +255,7 @@ def ring_of(measures: Measures, members: Sequence[Placed]) -> Ring:
     )
 
 
-def _matrices(measures: Measures, members: Sequence[Placed]) -> tuple[list[list[float]], list[list[float]]]:
+def _matrices(measures: Measures, members: Sequence[Member]) -> tuple[list[list[float]], list[list[float]]]:
     """Bandwidth and latency between members, coarsely; what is not known is as the median of what is."""
     speeds, delays = [], []
     for one in members:
@@ -277,12 +277,12 @@ def _median(values: list[float], nothing: float) -> float:
     return sorted(values)[len(values) // 2] if values else nothing
 
 
-def near(one: Host, other: Host) -> bool:
+def near(one: Daemon, other: Daemon) -> bool:
     """Whether the daemons are on one machine: no path between them is measured."""
     return one is other or one_machine([*one.addresses, *other.addresses])
 
 
-def is_local(members: Sequence[Placed]) -> bool:
+def is_local(members: Sequence[Member]) -> bool:
     """Whether all members are on one machine: nothing is measured there, and nothing to be planned."""
     return one_machine(address for member in members for address in member.daemon.addresses)
 
@@ -290,7 +290,7 @@ def is_local(members: Sequence[Placed]) -> bool:
 # ---- connections ------------------------------------------------------------------------------------
 
 
-def _wire(measures: Measures, members: Sequence[Placed], before: Planned | None, *, local: bool) -> Planned:
+def _wire(measures: Measures, members: Sequence[Member], before: Planned | None, *, local: bool) -> Planned:
     """Lanes, pacing and congestion control, in a plan that says nothing else yet; and what was tried for them."""
     daemons = list(dict.fromkeys(member.daemon for member in members))
     start = min(daemon.lanes for daemon in daemons)
@@ -316,7 +316,7 @@ def _wire(measures: Measures, members: Sequence[Placed], before: Planned | None,
 
 
 def _lanes(
-    measures: Measures, daemons: Sequence[Host], lanes: int, tried: dict[int, float], looks: int, *, settled: bool
+    measures: Measures, daemons: Sequence[Daemon], lanes: int, tried: dict[int, float], looks: int, *, settled: bool
 ) -> tuple[int, bool]:
     """Twice as many as long as that carries more. *tried* is added to."""
     most = min(_most_lanes(daemon) for daemon in daemons)
@@ -336,7 +336,7 @@ def _lanes(
     return 2 * lanes, False
 
 
-def _windows(measures: Measures, daemons: Sequence[Host]) -> int:
+def _windows(measures: Measures, daemons: Sequence[Daemon]) -> int:
     """Lanes (a power of two) whose send buffers hold what is under way on the longest path at full speed."""
     under_way = max(
         (measures.rtt(a.name, b.name) * measures.bandwidth(a.name, b.name) for a in daemons for b in daemons),
@@ -348,22 +348,22 @@ def _windows(measures: Measures, daemons: Sequence[Host]) -> int:
     return lanes
 
 
-def _most_lanes(daemon: Host) -> int:
+def _most_lanes(daemon: Daemon) -> int:
     return max(daemon.max_lanes, daemon.lanes)
 
 
-def _slowest_uplink(measures: Measures, daemons: Sequence[Host], lanes: int) -> float:
+def _slowest_uplink(measures: Measures, daemons: Sequence[Daemon], lanes: int) -> float:
     """Bytes per second of the daemon that sends least with *lanes*; 0 while one of them is not known."""
     return min((measures.uplink(daemon.name, lanes) for daemon in daemons), default=0.0)
 
 
-def _capacity(measures: Measures, daemons: Sequence[Host]) -> float:
+def _capacity(measures: Measures, daemons: Sequence[Daemon]) -> float:
     """Bytes per second of the slowest uplink, as probes of paths found it; inf while one of them is not known."""
     found = (measures.probed(daemon.name) for daemon in daemons)
     return min((speed or inf for speed in found), default=inf)
 
 
-def _uplink(measures: Measures, members: Sequence[Placed], lanes: int) -> float:
+def _uplink(measures: Measures, members: Sequence[Member], lanes: int) -> float:
     """Bytes per second of the slowest edge of the ring that is known, else of the slowest uplink; 0: nothing is.
 
     Of each, the larger of what operations and probes found.
@@ -396,7 +396,7 @@ def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float,
     return (pace if known and not old / PACING_STAYS < pace < old * PACING_STAYS else old), raised
 
 
-def _congestion(measures: Measures, daemons: Sequence[Host]) -> str:
+def _congestion(measures: Measures, daemons: Sequence[Daemon]) -> str:
     """What fits the paths: bbr over long ones, cubic over short ones; "" where a daemon lacks it or was told another.
 
     Over a long path loss and full queues stop cubic. On a short narrow one many bbr lanes leave a quarter unused.
@@ -405,14 +405,14 @@ def _congestion(measures: Measures, daemons: Sequence[Host]) -> str:
     return best if all(best in daemon.congestion_controls for daemon in daemons) else ""
 
 
-def _far(measures: Measures, daemons: Sequence[Host]) -> bool:
+def _far(measures: Measures, daemons: Sequence[Daemon]) -> bool:
     return any(measures.rtt(one.name, other.name) > FAR for one in daemons for other in daemons)
 
 
 # ---- algorithms -------------------------------------------------------------------------------------
 
 
-def _cost(measures: Measures, daemons: Sequence[Host], members: Sequence[Placed]) -> LinkCost | None:
+def _cost(measures: Measures, daemons: Sequence[Daemon], members: Sequence[Member]) -> LinkCost | None:
     """Of the slowest links and uplinks, to two digits; None if no round trip is known."""
     delay = max((measures.rtt(one.name, other.name) for one in daemons for other in daemons), default=0.0) / 2
     if not delay:
@@ -421,14 +421,16 @@ def _cost(measures: Measures, daemons: Sequence[Host], members: Sequence[Placed]
     return LinkCost(_two_digits(delay + OVERHEAD), _two_digits(beta), HANDLING)
 
 
-def _seconds_per_byte(measures: Measures, daemon: Host, daemons: Sequence[Host], members: Sequence[Placed]) -> float:
+def _seconds_per_byte(
+    measures: Measures, daemon: Daemon, daemons: Sequence[Daemon], members: Sequence[Member]
+) -> float:
     """Of one member's share of the daemon's uplink."""
     paths = [measures.bandwidth(daemon.name, other.name) for other in daemons if not near(daemon, other)]
     uplink = max(measures.uplink(daemon.name), *paths, 0.0) or UPLINK
     return sum(member.daemon is daemon for member in members) / uplink
 
 
-def _choices(measures: Measures, members: Sequence[Placed], cost: LinkCost | None) -> dict[str, list[tuple[int, str]]]:
+def _choices(measures: Measures, members: Sequence[Member], cost: LinkCost | None) -> dict[str, list[tuple[int, str]]]:
     if cost is None or len(members) < 2:
         return {}
     return {kind: list(entries) for kind, entries in _chosen(len(members), cost, _sites(measures, members)).items()}
@@ -439,9 +441,9 @@ def _chosen(world: int, cost: LinkCost, sites: Sites | None) -> dict[str, list[t
     return choices(world, cost, sites=sites)
 
 
-def _sites(measures: Measures, members: Sequence[Placed]) -> Sites | None:
+def _sites(measures: Measures, members: Sequence[Member]) -> Sites | None:
     """Where the members are, if at least two sites are named, or a site of its own, and one has two members."""
-    groups: dict[str, list[Host]] = {}
+    groups: dict[str, list[Daemon]] = {}
     for member in members:
         groups.setdefault(member.daemon.site or f" {member.mid}", []).append(member.daemon)
     if not 1 < len(groups) < len(members):

@@ -70,7 +70,7 @@ def check_endpoints(text: str) -> list[str]:
 
 
 class Etcd:
-    """A client. An async context manager.
+    """A client. An async context manager. Every request raises EtcdError where nobody says what came of it.
 
     Args:
         endpoints: URLs of the cluster's members; they are tried in turn, from the last one that answered.
@@ -113,47 +113,27 @@ class Etcd:
     # ---- leases --------------------------------------------------------------------------------------
 
     async def grant(self, ttl: int) -> Lease:
-        """A new lease of *ttl* seconds.
-
-        Raises:
-            EtcdError: none was granted, or nobody says so.
-        """
+        """A new lease of *ttl* seconds."""
         return await self._ask(
             "lease/grant", {"TTL": str(ttl)}, lambda answer: Lease(str(answer["ID"]), float(answer["TTL"]))
         )
 
     async def keep_alive(self, lease: str) -> float:
-        """Renew; returns the seconds that it holds from now on, 0 if there is no such lease any more.
-
-        Raises:
-            EtcdError: nobody says so.
-        """
+        """Renew; returns the seconds that it holds from now on, 0 if there is no such lease any more."""
         return await self._ask("lease/keepalive", {"ID": lease}, lambda answer: float(answer["result"].get("TTL", 0)))
 
     async def revoke(self, lease: str) -> None:
-        """End a lease, and with it its keys.
-
-        Raises:
-            EtcdError: there is none, or nobody says so.
-        """
+        """End a lease, and with it its keys."""
         await self._ask("lease/revoke", {"ID": lease}, lambda answer: None)
 
     # ---- keys ----------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> Entry | None:
-        """One key, as the majority knows it.
-
-        Raises:
-            EtcdError: nobody answers.
-        """
+        """One key, as the majority knows it."""
         return await self._ask("kv/range", {"key": _pack(key)}, _first)
 
     async def under(self, prefix: str) -> list[Entry]:
-        """All keys that begin with *prefix*, in order.
-
-        Raises:
-            EtcdError: nobody answers.
-        """
+        """All keys that begin with *prefix*, in order."""
         found: list[Entry] = []
         start, end = prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)
         while True:
@@ -165,11 +145,7 @@ class Etcd:
             start = found[-1].key + "\0"
 
     async def txn(self, compare: list[dict[str, Any]], success: list[dict[str, Any]], read: Sequence[str]) -> TxnAnswer:
-        """Carry out *success* if all of *compare* holds, else read the keys *read*.
-
-        Raises:
-            EtcdError: it was refused as a whole, or nobody says whether it was carried out.
-        """
+        """Carry out *success* if all of *compare* holds, else read the keys *read*."""
         failure = [{"request_range": {"key": _pack(key)}} for key in read]
         return await self._ask("kv/txn", {"compare": compare, "success": success, "failure": failure}, _txn_answer)
 

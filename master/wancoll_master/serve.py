@@ -1,0 +1,60 @@
+"""A master from its settings: the journal, the listeners and, with etcd, the election around server.Server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import trio
+
+from wancoll.errors import ConfigError
+from wancoll.local import join_address
+from wancoll.net.listen import open_listeners, trio_listeners
+from wancoll_master.config import EtcdConfig, MasterConfig
+from wancoll_master.server import Server
+from wancoll_master.store.journal import Journal
+
+
+async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
+    """Run a master until cancelled; then every peer is told Bye. Started value: the bound "host:port"s.
+
+    Raises:
+        ConfigError: the address, the journal or etcd's URLs cannot be used.
+    """
+    journal = Journal(config.journal)
+    try:
+        listeners = open_listeners(config.listen)
+        try:
+            server = Server(config, journal)
+            async with trio.open_nursery() as nursery:
+                bound = [join_address(*one.getsockname()[:2]) for one in listeners]
+                nursery.start_soon(server.keep_time)
+                nursery.start_soon(server.keep_awake)
+                if config.etcd is None:
+                    server.lead(journal)
+                else:
+                    nursery.start_soon(_elect(config, config.etcd, server, bound[0]))
+                task_status.started(bound)
+                await trio.serve_listeners(server.accept, trio_listeners(listeners))
+        finally:
+            for one in listeners:
+                one.close()
+    finally:
+        journal.close()
+
+
+def _elect(
+    config: MasterConfig, etcd: EtcdConfig, server: Server, bound: str
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """The task that makes the server lead and stand by.
+
+    Raises:
+        ConfigError: a setting, or a package that is not installed.
+    """
+    try:
+        from wancoll_master.election import Election, advertised
+    except ImportError as missing:
+        raise ConfigError(
+            "--etcd needs a package that is not installed", got=str(missing), hint="pip install 'wancoll[etcd]'"
+        ) from missing
+    return Election(etcd, server, advertised(config.advertise, bound, etcd.endpoints)).run
