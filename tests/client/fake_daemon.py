@@ -88,6 +88,17 @@ class FakeDaemon:
         self.drop(post)
         self.send(self.result(post))
 
+    def next_post(self) -> m.Post:
+        """The oldest call that is not answered."""
+        self.wait_for_posts(1)
+        return self.posts[0]
+
+    def answer_all(self, count: int) -> None:
+        """Answer so many calls, in the order in which they came."""
+        self.wait_for_posts(count)
+        for post in list(self.posts):
+            self.answer(post)
+
     def contributors(self, post: m.Post) -> list[str]:
         return [name for name in self.places[post.epoch][0] if name not in self.lost]
 

@@ -1,0 +1,57 @@
+"""What the client's tests share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wancoll.client.arena import SWAP_BYTES
+from wancoll.client.tensors import region
+from wancoll.collective import DType
+from wancoll.errors import ConfigError
+
+BIG = 2 * SWAP_BYTES // 4  # float32 elements of a tensor whose pages are swapped
+
+
+def address(x: Any) -> int:
+    return region(x, "x").address
+
+
+def numpy_kind(dtype: DType) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if dtype is DType.bfloat16 else dtype.name)
+
+
+@contextmanager
+def refused(*words: str, error: type[Exception] = ConfigError) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """What runs inside raises *error*, which says all these words."""
+    with pytest.raises(error) as caught:
+        yield caught
+    for word in words:
+        assert word in str(caught.value)
+
+
+def in_thread(f: Callable[[], Any]) -> Callable[[], Any]:
+    """Start f in a thread; call what is returned to join it and get its result, or what it raised."""
+    box: list[Any] = []
+
+    def run() -> None:
+        try:
+            box.append(f())
+        except BaseException as bad:
+            box.append(bad)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def join() -> Any:
+        thread.join(20)
+        assert not thread.is_alive()
+        return box[0]
+
+    return join
