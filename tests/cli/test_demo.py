@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("sklearn", reason="the extra 'demo' is not installed")
 pytest.importorskip("matplotlib", reason="the extra 'demo' is not installed")
 
-from wancoll.demo import alone, data, model
+from wancoll.demo import data, model, worker
 from wancoll.demo.outcome import Outcome
 from wancoll.demo.picture import DPI, HEIGHT, WIDTH, draw, trailing_means
-from wancoll.demo.reports import Finished, Started, Stepped, Waiting, read
+from wancoll.demo.reports import Finished, Stepped
 from wancoll.errors import ConfigError
 
 
@@ -91,11 +91,11 @@ def test_digest_sees_parameters_momentum_and_step():
 
 
 def test_a_single_process_learns_the_digits_and_does_so_again(digits):
-    first, losses = alone.train(digits, seed=0, steps=400)
+    first, losses = worker.train_alone(digits, seed=0, steps=400)
     assert model.accuracy(first.parameters, digits.test_images, digits.test_labels) > 0.95
     assert losses[0] > 2
     assert np.mean(losses[-20:]) < 0.1
-    second, again = alone.train(digits, seed=0, steps=400)
+    second, again = worker.train_alone(digits, seed=0, steps=400)
     assert (second.digest(), again) == (first.digest(), losses)
 
 
@@ -136,15 +136,6 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypa
         data.check_extra()
 
 
-def test_reports_survive_their_line(capsys):
-    from wancoll.demo.reports import tell
-
-    told = [Waiting(3), Started(1, 2, ["a"], 0), Stepped(4, 0.5, 96, 2, ["a", "b"], 2, 1.5), Finished(4, 0.9, "00")]
-    for report in told:
-        tell(report)
-    assert [read(line) for line in capsys.readouterr().out.splitlines()] == told
-
-
 # ---- the judgement -------------------------------------------------------------------------------------
 
 STEPS, KILL, JOIN = 8, 4, 7
@@ -154,7 +145,7 @@ def outcome(**changed) -> Outcome:
     """A success: a, b, c, d; c is killed in step 4, e joins before step 7."""
 
     def contributors(step):
-        return [name for name in "abcde" if not (name == "c" and step >= KILL) and not (name == "e" and step < JOIN)]
+        return tuple(n for n in "abcde" if not (n == "c" and step >= KILL) and not (n == "e" and step < JOIN))
 
     def stepped(name, step):
         n = 2 if step == KILL else 1

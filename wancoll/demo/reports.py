@@ -1,28 +1,29 @@
-"""What training processes tell the demo: one JSON object a line."""
+"""What training processes tell the demo."""
 
 from __future__ import annotations
 
-import sys
-
-import msgspec
+from dataclasses import dataclass
 
 
-class Waiting(msgspec.Struct, frozen=True, tag_field="report", tag="waiting"):
-    """The process waits for a line on its standard input before its step number *step* goes on."""
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The process waits for word before its step number *step* goes on: how many members there shall be."""
 
     step: int
 
 
-class Started(msgspec.Struct, frozen=True, tag_field="report", tag="started"):
+@dataclass(frozen=True, slots=True)
+class Started:
     """The process is a member, and has what it needs to take part in the step after *step*."""
 
     rank: int
     epoch: int
-    members: list[str]
+    members: tuple[str, ...]
     step: int
 
 
-class Stepped(msgspec.Struct, frozen=True, tag_field="report", tag="stepped"):
+@dataclass(frozen=True, slots=True)
+class Stepped:
     """One step is committed and applied.
 
     Attributes:
@@ -39,12 +40,13 @@ class Stepped(msgspec.Struct, frozen=True, tag_field="report", tag="stepped"):
     loss: float
     samples: int
     epoch: int = 0
-    contributors: list[str] = []
+    contributors: tuple[str, ...] = ()
     attempts: int = 0
     committed: float = 0.0
 
 
-class Finished(msgspec.Struct, frozen=True, tag_field="report", tag="finished"):
+@dataclass(frozen=True, slots=True)
+class Finished:
     """All steps are done. accuracy is that on the test samples, 0 to 1; digest that of the replica."""
 
     steps: int
@@ -53,19 +55,3 @@ class Finished(msgspec.Struct, frozen=True, tag_field="report", tag="finished"):
 
 
 AnyReport = Waiting | Started | Stepped | Finished
-_DECODER: msgspec.json.Decoder[AnyReport] = msgspec.json.Decoder(AnyReport)
-
-
-def tell(report: AnyReport) -> None:
-    """Write a report to standard output."""
-    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
-    sys.stdout.flush()
-
-
-def read(line: str) -> AnyReport:
-    """The report of one line.
-
-    Raises:
-        msgspec.DecodeError: it is none.
-    """
-    return _DECODER.decode(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from rich.console import Console
@@ -84,7 +85,7 @@ class Show:
         """The newcomer's daemon runs."""
         self._line(f"           {newcomer} is started while the others train")
 
-    def _change(self, before: list[str], report: Stepped) -> None:
+    def _change(self, before: tuple[str, ...], report: Stepped) -> None:
         names = report.contributors
         left = [name for name in before if name not in names]
         joined = [name for name in names if name not in before]
@@ -101,5 +102,5 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _members(names: list[str]) -> str:
+def _members(names: Sequence[str]) -> str:
     return f"{_count(len(names), 'member')} ({', '.join(names)})"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from wancoll.chaos import Cluster
 from wancoll.demo import data, reports
 from wancoll.demo.outcome import Outcome
 from wancoll.demo.show import Show
-from wancoll.demo.trainers import Crew, Trainer
+from wancoll.demo.worker import Course, alone, take_part
+from wancoll.errors import WancollError
 from wancoll.process import wait_stopped
+from wancoll.testing import ClientProcess, Cluster
 
 _ALONE = "single process"
 _MID_OP_TIMEOUT = 10.0  # seconds for the armed all-reduce to come to its middle
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,65 +58,89 @@ class Plan:
 
 def play(plan: Plan, show: Show) -> Outcome:
     """Run the demo on processes of its own; they all end with it, also when it fails or is interrupted."""
+    os.environ.update(_ONE_THREAD)  # which the training processes inherit
     with (
         tempfile.TemporaryDirectory(prefix="wancoll-demo-") as folder,
-        Cluster(plan.peers) as cluster,
+        Cluster(plan.peers, fork=True) as cluster,
         ThreadPoolExecutor(max_workers=1) as helper,
-        Crew(folder, plan.silence_timeout) as crew,
     ):
-        return _Director(plan, show, cluster, helper, crew, os.path.join(folder, "digits.npz")).direct()
+        return _Director(plan, show, cluster, helper, os.path.join(folder, "digits.npz")).direct()
+
+
+@dataclass(eq=False)
+class _Trainer:
+    """A training process."""
+
+    name: str
+    process: ClientProcess
+    killed: bool = False
+    finished: bool = False
 
 
 class _Director:
     """Reacts to the training processes' reports; see play()."""
 
-    def __init__(
-        self, plan: Plan, show: Show, cluster: Cluster, helper: ThreadPoolExecutor, crew: Crew, digits: str
-    ) -> None:
-        self._plan, self._show, self._cluster, self._helper, self._crew = plan, show, cluster, helper, crew
-        self._digits = digits
+    def __init__(self, plan: Plan, show: Show, cluster: Cluster, helper: ThreadPoolExecutor, digits: str) -> None:
+        self._plan, self._show, self._cluster, self._helper = plan, show, cluster, helper
         self._outcome = Outcome(plan.steps)
-        self._common = [f"--digits={digits}", f"--seed={plan.seed}", f"--steps={plan.steps}"]
-        self._alone: Trainer | None = None
-        self._members: list[Trainer] = []  # [i] is the client of the cluster's daemon i
+        self._course = Course(digits, plan.seed, plan.steps)
+        self._members: list[_Trainer] = []  # [i] is the client of the cluster's daemon i
         self._ranks: dict[int, int] = {}  # rank -> index of the member, at the start
         self._waiting: set[str] = set()
         self._new_daemon: Future[int] | None = None  # its index, once it runs
 
     def direct(self) -> Outcome:
         """Start all, react until all have finished."""
-        data.digits().save(self._digits)
+        data.digits().save(self._course.digits)
         for _ in range(self._plan.peers):
-            self._start_member(
-                f"--wait-before={self._plan.kill_in}",
-                f"--wait-before={self._plan.join_before}",
-            )
-        self._alone = self._crew.start(_ALONE, "wancoll.demo.alone", self._common)
-        while not self._over():
-            trainer, report = self._crew.hear()
-            if trainer is self._alone:
-                self._hear_alone(report)
-            else:
-                self._hear_member(trainer, report)
+            self._start_member(self._plan.kill_in, self._plan.join_before)
+        self._alone = _Trainer(_ALONE, ClientProcess(_ALONE, alone, (self._course,), fork=True))
+        try:
+            while not (self._outcome.newcomer and all(one.finished or one.killed for one in self._everyone())):
+                for trainer, report in self._hear():
+                    if trainer is self._alone:
+                        self._hear_alone(report)
+                    else:
+                        self._hear_member(trainer, report)
+        finally:
+            self._alone.process.close()
         return self._outcome
 
-    def _over(self) -> bool:
-        everyone = [*self._members, *([self._alone] if self._alone else [])]
-        return bool(self._outcome.newcomer) and all(one.finished or one.killed for one in everyone)
+    def _everyone(self) -> list[_Trainer]:
+        return [*self._members, self._alone]
 
-    def _start_member(self, *extra: str) -> None:
+    def _start_member(self, *wait_before: int, spoil: bool = False) -> None:
         i = len(self._members)
         name = self._cluster.name(i)
-        arguments = [
-            f"--socket={self._cluster.socket(i)}",
-            f"--name={name}",
-            f"--start-world={self._plan.peers}",
-            f"--min-world={self._plan.peers - 1}",
-            *self._common,
-            *extra,
-        ]
-        self._members.append(self._crew.start(name, "wancoll.demo.worker", arguments))
+        process = self._cluster.client(i, take_part, name, self._plan.peers, self._course, wait_before, spoil)
+        self._members.append(_Trainer(name, process))
         self._outcome.reports[name] = []
+
+    def _hear(self) -> Iterator[tuple[_Trainer, reports.AnyReport]]:
+        """The next reports, and whose they are.
+
+        Raises:
+            WancollError: a process ended that was neither killed nor finished, or all have been silent for too long.
+        """
+        still = {one.process: one for one in self._everyone() if not one.finished and not one.killed}
+        heard = ClientProcess.heard(still, self._plan.silence_timeout)
+        if not heard:
+            raise WancollError(
+                f"no training process has said anything for {self._plan.silence_timeout:g} s",
+                who=", ".join(one.name for one in still.values()),
+                hint="a slow machine needs more: --silence-timeout",
+            )
+        for process in heard:
+            trainer = still[process]
+            if trainer.killed:  # since: by what another one said
+                continue
+            try:
+                report = process.next(0.0)
+            except Exception as bad:
+                got = f"{type(bad).__name__}: {bad}"
+                raise WancollError("the training process ended early", who=trainer.name, got=got) from bad
+            trainer.finished = isinstance(report, reports.Finished)
+            yield trainer, report
 
     def _hear_alone(self, report: reports.AnyReport) -> None:
         if isinstance(report, reports.Stepped):
@@ -121,7 +148,7 @@ class _Director:
         elif isinstance(report, reports.Finished):
             self._outcome.alone_finished = report
 
-    def _hear_member(self, trainer: Trainer, report: reports.AnyReport) -> None:
+    def _hear_member(self, trainer: _Trainer, report: reports.AnyReport) -> None:
         match report:
             case reports.Started():
                 self._show.started(trainer.name, report)
@@ -151,7 +178,7 @@ class _Director:
             self._waiting.clear()
             for trainer in self._members:
                 if not trainer.killed:
-                    trainer.go_on(self._plan.peers)
+                    trainer.process.answer(self._plan.peers)
 
     def _kill_in_mid_op(self) -> None:
         """Let the all-reduce start, stop one member's daemon in the middle of it, and kill daemon and training process.
@@ -163,11 +190,12 @@ class _Director:
         for moment in ("mid_op", "before_done"):  # before_done: where the first bytes are the last ones too
             self._cluster.failpoint(i, moment, "pause")
         for trainer in self._members:
-            trainer.go_on(0)
+            trainer.process.answer(0)
         wait_stopped(self._cluster.pid(i), f"{name}'s daemon", _MID_OP_TIMEOUT)
         self._outcome.victim, self._outcome.killed_in = name, self._plan.kill_in
         self._outcome.killed_at = time.monotonic()
-        victim.kill()
+        victim.killed = True
+        victim.process.kill()
         self._cluster.kill(i)
         self._show.killed(self._outcome)
 
@@ -178,4 +206,4 @@ class _Director:
         if not self._outcome.newcomer and (wait or self._new_daemon.done()):
             self._outcome.newcomer = self._cluster.name(self._new_daemon.result())
             self._show.called(self._outcome.newcomer)
-            self._start_member("--wait-before=0", *(["--spoil"] if self._plan.spoil else []))
+            self._start_member(0, spoil=self._plan.spoil)

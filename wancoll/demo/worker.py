@@ -1,22 +1,39 @@
-"""One training process of the demo: an elastic training loop as a user of wancoll would write it."""
+"""The demo's training processes: an elastic training loop as a user of wancoll would write it, and one without.
+
+Both are generators, which ClientProcess runs: what they yield is what they tell the demo.
+"""
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 import wancoll
-from wancoll.demo import data, reports
+from wancoll.demo import data
 from wancoll.demo.model import PARAMETERS, Array, Replica, accuracy, loss_and_gradient
-from wancoll.process import die_with_parent
+from wancoll.demo.reports import AnyReport, Finished, Started, Stepped, Waiting
+from wancoll.testing import Ask
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
+
+Reports = Generator[AnyReport | Ask, int, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What all train: the digits in the .npz file at that path, the seed, the steps in all."""
+
+    digits: str
+    seed: int
+    steps: int
+
+
+# ---- elastic ------------------------------------------------------------------------------------------
 
 
 def admit(comm: Communicator, replica: Replica) -> None:
@@ -34,7 +51,7 @@ def hand_over(comm: Communicator, replica: Replica) -> None:
     replica.step = comm.sync_state({"state": replica.state}, revision=replica.step).revision
 
 
-def take_step(comm: Communicator, replica: Replica, digits: data.Digits, buffer: Array, seed: int) -> reports.Stepped:
+def take_step(comm: Communicator, replica: Replica, digits: data.Digits, buffer: Array, seed: int) -> Stepped:
     """One step of training on this member's shard of the batch. *buffer* is (PARAMETERS + 2,), from comm.empty."""
     step = replica.step + 1
     mine = data.shard(data.batch(seed, step, len(digits.labels)), comm.rank, comm.world_size)
@@ -46,75 +63,76 @@ def take_step(comm: Communicator, replica: Replica, digits: data.Digits, buffer:
     mean = buffer[:-1] / buffer[-1]
     replica.apply(mean[:PARAMETERS])
     samples = round(float(buffer[-1]) * receipt.world_size)
-    return reports.Stepped(
-        step, float(mean[-1]), samples, receipt.epoch, list(receipt.contributors), receipt.attempts, committed
-    )
+    return Stepped(step, float(mean[-1]), samples, receipt.epoch, receipt.contributors, receipt.attempts, committed)
 
 
-def train(comm: Communicator, replica: Replica, digits: data.Digits, options: argparse.Namespace) -> int:
-    """Train up to step number options.steps; returns how many steps this process took part in."""
+def train(
+    comm: Communicator, replica: Replica, digits: data.Digits, course: Course, wait_before: tuple[int, ...]
+) -> Reports:
+    """Train up to the course's last step."""
     buffer = comm.empty(PARAMETERS + 2, np.float32)  # in shared memory: the operation copies nothing
-    taken = 0
     while True:
-        reports.tell(take_step(comm, replica, digits, buffer, options.seed))
-        taken += 1
-        if replica.step == options.steps:
-            return taken
+        yield take_step(comm, replica, digits, buffer, course.seed)
+        if replica.step == course.steps:
+            return
         admit(comm, replica)  # a newcomer goes on from here with the others: with the next step
-        if replica.step + 1 in options.wait_before:
-            wanted = wait_for_word(replica.step + 1)
+        if replica.step + 1 in wait_before:
+            wanted = yield Ask(Waiting(replica.step + 1))
             while comm.world_size < wanted:  # the same answer on every member: they are in the same epoch
                 time.sleep(0.005)
                 admit(comm, replica)
 
 
-def wait_for_word(step: int) -> int:
-    """Tell the demo that step number *step* is next and wait until it says how many members there shall be."""
-    reports.tell(reports.Waiting(step))
-    line = sys.stdin.readline()
-    if not line:
-        sys.exit("the demo has gone")
-    return int(line)
+def take_part(
+    socket: str, name: str, start_world: int, course: Course, wait_before: tuple[int, ...], spoil: bool
+) -> Reports:
+    """One member.
 
-
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--parent", type=int, default=os.getppid(), help="process that this one must not outlive")
-    parser.add_argument("--socket", required=True, help="of this machine's peer daemon")
-    parser.add_argument("--name", required=True, help="of this member")
-    parser.add_argument("--start-world", type=int, required=True)
-    parser.add_argument("--min-world", type=int, required=True)
-    parser.add_argument("--digits", required=True, help="the .npz file")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--wait-before", type=int, action="append", default=[], help="step; 0: before connecting")
-    parser.add_argument("--spoil", action="store_true", help="flip one bit of the parameters at the end (a test)")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """`python -m wancoll.demo.worker`."""
-    options = parse()
-    die_with_parent(options.parent)
-    digits = data.load(options.digits)
-    replica = Replica(options.seed)
-    if 0 in options.wait_before:
-        wait_for_word(0)
-    try:
-        with wancoll.connect(
-            socket=options.socket, name=options.name, start_world=options.start_world, min_world=options.min_world
-        ) as comm:
-            hand_over(comm, replica)
-            reports.tell(reports.Started(comm.rank, comm.epoch, list(comm.members), replica.step))
-            taken = train(comm, replica, digits, options)
-    except wancoll.WancollError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    if options.spoil:
+    Args:
+        socket: of this machine's peer daemon.
+        name: of the member.
+        start_world: members at the start; one less may go on.
+        course: what is trained.
+        wait_before: steps before which it waits for word; 0: before it connects.
+        spoil: flip one bit of the parameters at the end (a test).
+    """
+    digits, replica = data.load(course.digits), Replica(course.seed)
+    if 0 in wait_before:
+        yield Ask(Waiting(0))
+    with wancoll.connect(socket=socket, name=name, start_world=start_world, min_world=start_world - 1) as comm:
+        hand_over(comm, replica)
+        begun = replica.step
+        yield Started(comm.rank, comm.epoch, comm.members, begun)
+        yield from train(comm, replica, digits, course, wait_before)
+    if spoil:
         replica.parameters.view(np.uint32)[0] ^= 1
-    score = accuracy(replica.parameters, digits.test_images, digits.test_labels)
-    reports.tell(reports.Finished(taken, score, replica.digest()))
+    yield finished(replica, digits, replica.step - begun)
 
 
-if __name__ == "__main__":
-    main()
+# ---- alone --------------------------------------------------------------------------------------------
+
+
+def train_alone(digits: data.Digits, *, seed: int, steps: int) -> tuple[Replica, list[float]]:
+    """The same training in a single process, without wancoll: the trained replica and the mean loss of each step."""
+    replica = Replica(seed)
+    losses = []
+    for step in range(1, steps + 1):
+        mine = data.batch(seed, step, len(digits.labels))
+        loss, gradient = loss_and_gradient(replica.parameters, digits.images[mine], digits.labels[mine])
+        replica.apply(gradient / len(mine))
+        losses.append(loss / len(mine))
+    return replica, losses
+
+
+def alone(course: Course) -> Iterator[AnyReport]:
+    """What the demo compares with; tells its steps when all are done."""
+    digits = data.load(course.digits)
+    replica, losses = train_alone(digits, seed=course.seed, steps=course.steps)
+    for step, loss in enumerate(losses, start=1):
+        yield Stepped(step, loss, data.BATCH)
+    yield finished(replica, digits, course.steps)
+
+
+def finished(replica: Replica, digits: data.Digits, steps: int) -> Finished:
+    """The last report of a process that took *steps* steps."""
+    return Finished(steps, accuracy(replica.parameters, digits.test_images, digits.test_labels), replica.digest())
