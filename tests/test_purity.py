@@ -74,6 +74,7 @@ MAY_IMPORT = {
         "wancoll.failpoints",
         "wancoll.local",
         "wancoll.net",
+        "wancoll.options",
         "wancoll.resources",
         "wancoll.schedule.cost",
         "wancoll.wire",

@@ -1,46 +1,108 @@
-"""Settings of a master, as `wancoll master` collects them."""
+"""Settings of a master: the options of `wancoll master`, with their defaults and their help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from wancoll.limits import DEFAULT, Limits
+from wancoll.options import DEFAULT_MASTER, Flat, Seconds, Unseen
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
-    """How several masters choose the one that leads.
+    """How several masters choose the one that leads."""
 
-    Args:
-        endpoints: "http://host:port", or several of them with commas between: etcd's members.
-        prefix: of all keys; masters with the same one are one master's standbys.
-        lease_ttl: seconds after which a leader that is not heard of is replaced; rounded up.
-    """
+    endpoints: Annotated[
+        str,
+        Parameter(
+            name="--etcd",
+            help="URLs of etcd's members, http://HOST:PORT[,http://HOST:PORT]: with it several masters may run, one "
+            "leads, and the others stand by. Empty: this is the only master.",
+        ),
+    ] = ""
+    prefix: Annotated[
+        str,
+        Parameter(
+            name="--etcd-prefix",
+            help="Prefix of all keys in etcd. Masters with the same prefix stand by for each other.",
+        ),
+    ] = "wancoll/"
+    lease_ttl: Annotated[
+        Seconds,
+        Parameter(
+            name="--lease-ttl",
+            help="Seconds after which a leader that etcd does not hear of is replaced, rounded up. etcd's own least "
+            "is 1.5 of its --election-timeout, 2 by default.",
+        ),
+    ] = 2.0
 
-    endpoints: str
-    prefix: str
-    lease_ttl: float
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MasterConfig:
-    """See `wancoll master --help`.
+    """Of a master.
 
-    Args:
-        listen: "host:port" for daemons and `wancoll status`; port 0 lets the kernel choose; host "" or "*" means all
-            interfaces, IPv4 and IPv6.
-        journal: path of the sqlite file with term, epoch counter and event log; "" or ":memory:" keeps it in memory.
-            With *etcd* it is for the event log only.
+    Attributes:
         etcd: None: this is the only master.
-        advertise: "host:port" or "host" where peers reach this master, for standbys to name; "": what *listen* says, or
-            the interface that reaches etcd.
         failpoint_token: from WANCOLL_FAILPOINTS; empty: fault injection is off.
         limits: bounds and timeouts.
     """
 
-    listen: str = "*:7400"
-    journal: str = ""
-    etcd: EtcdConfig | None = None
-    advertise: str = ""
-    failpoint_token: str = ""
-    limits: Limits = field(default=DEFAULT)
+    listen: Annotated[
+        str,
+        Parameter(
+            help="HOST:PORT for peers and `wancoll status`. Port 0 lets the system choose. '*' as host: all "
+            "interfaces. Peers are not authenticated: keep the port inside your own network."
+        ),
+    ] = DEFAULT_MASTER
+    journal: Annotated[
+        str,
+        Parameter(
+            help="Path of the sqlite file with the epoch counter (with --etcd it is there) and the event log. "
+            "Empty: kept in memory."
+        ),
+    ] = ""
+    etcd: Annotated[EtcdConfig | None, Flat] = None
+    advertise: Annotated[
+        str,
+        Parameter(
+            help="HOST or HOST:PORT where peers reach this master, for standbys to name, where it differs from "
+            "--listen. Empty: what --listen says; for all interfaces the address of the one that reaches etcd."
+        ),
+    ] = ""
+    failpoint_token: Annotated[str, Unseen] = ""
+    limits: Annotated[Limits, Unseen] = DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterLimits:
+    """The limits that users tune."""
+
+    heartbeat_timeout: Annotated[Seconds, Parameter(help="Seconds of silence after which a peer is evicted.")] = (
+        DEFAULT.heartbeat_timeout
+    )
+    probe_timeout: Annotated[
+        Seconds, Parameter(help="Seconds for a joiner's data addresses to answer before it is refused.")
+    ] = DEFAULT.probe_timeout
+    slow_after: Annotated[
+        Seconds, Parameter(help="Seconds after which an operation is shown with what it waits for.")
+    ] = DEFAULT.slow_after
+    stall_timeout: Annotated[
+        Seconds,
+        Parameter(
+            help="Seconds that an operation which all members run may move nothing, with no link to blame, before "
+            "their links are made anew; the third time it is given up."
+        ),
+    ] = DEFAULT.stall_timeout
+    rejoin_grace: Annotated[
+        Seconds,
+        Parameter(
+            help="Seconds that a restarted master waits for members it hears of to report; keep it below the peers' "
+            "--master-grace."
+        ),
+    ] = DEFAULT.rejoin_grace
+    handshake_timeout: Annotated[
+        Seconds, Parameter(help="Seconds for a new connection to introduce itself before it is closed.")
+    ] = DEFAULT.handshake_timeout

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from wancoll.cli import status
+from wancoll.cli.units import format_size
 from wancoll.wire import messages as m
 
 PLAN = m.Plan(
@@ -90,7 +91,7 @@ def test_json_has_all_of_it(capsys):
 
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3 GiB")])
 def test_sizes(nbytes, text):
-    assert status.size(nbytes) == text
+    assert format_size(nbytes, 3) == text
 
 
 def waiting() -> m.GroupStatus:

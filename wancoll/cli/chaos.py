@@ -6,18 +6,18 @@ import json
 import math
 import re
 import shlex
-import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
 from wancoll.chaos.core.faults import KINDS, Shape
-from wancoll.cli.options import Seconds, between
+from wancoll.cli.main import exit_on_sigterm
 from wancoll.cli.units import parse_size
 from wancoll.errors import ConfigError
+from wancoll.options import Seconds, between
 
 MOST_PEERS = 13  # on one machine, and with room for a join storm where values still name their contributors
 
@@ -94,7 +94,7 @@ def run(
         spoil=spoil,
     )  # fmt: skip
     console = Console(markup=False, highlight=False)
-    signal.signal(signal.SIGTERM, _terminated)
+    exit_on_sigterm()
     with Show(console) as show:
         findings = Run(options, show).do()
     report = build(findings)
@@ -157,7 +157,3 @@ def _write(report: dict[str, Any], as_json: Path | None, as_html: Path | None) -
         as_json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     if as_html is not None:
         as_html.write_text(page(report), encoding="utf-8")
-
-
-def _terminated(_number: int, _frame: Any) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)  # so that the processes of the run end first

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.options import Seconds, between
-from wancoll.errors import ConfigError
+from wancoll.cli.main import exit_on_sigterm
+from wancoll.options import Seconds, between, check_picture
 
 MOST_PEERS = 16  # a process each for daemon and training, on one machine
 LEAST_STEPS = 40
@@ -68,7 +66,7 @@ def run(
     from wancoll.demo.data import BATCH, check_extra
 
     check_extra()
-    _check_picture(picture)
+    check_picture(picture, what="--picture")
     from rich.console import Console
 
     from wancoll.demo.picture import draw
@@ -83,7 +81,7 @@ def run(
         "process does the same for comparison.",
         soft_wrap=not console.is_terminal,
     )
-    signal.signal(signal.SIGTERM, _terminated)
+    exit_on_sigterm()
     with Show(console, steps, verbose=verbose) as show:
         outcome = play(plan, show)
     reasons = list(outcome.reasons_to_fail())
@@ -94,19 +92,3 @@ def run(
     for reason in reasons:
         print(f"wancoll demo: failed: {reason}", file=sys.stderr)
     return 1 if reasons else 0
-
-
-def _check_picture(picture: Path) -> None:
-    """Now, not after the training."""
-    folder = picture.absolute().parent
-    if picture.is_dir() or not os.access(picture if picture.exists() else folder, os.W_OK):
-        raise ConfigError(
-            "cannot write the picture",
-            who="--picture",
-            expected="a file in a folder that exists and can be written to",
-            got=str(picture),
-        )
-
-
-def _terminated(_number: int, _frame: Any) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)  # so that the processes of the demo end first

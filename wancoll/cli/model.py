@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +11,10 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.options import between
 from wancoll.cli.question import Question
 from wancoll.cli.units import format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size
 from wancoll.errors import ConfigError
+from wancoll.options import between, check_picture
 from wancoll.schedule.cost import ALGORITHMS, LinkCost
 
 CLASSIC = ("naive", "tree", "ring")
@@ -154,13 +153,7 @@ def _check_plot(plot: str) -> None:
         raise ConfigError(
             "no kind of picture", who="--plot", expected=f"a name that ends in {', '.join(SUFFIXES)}", got=plot
         )
-    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise ConfigError(
-            "cannot write the picture",
-            who="--plot",
-            expected="a file in a folder that exists and can be written to",
-            got=plot,
-        )
+    check_picture(path, what="--plot")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:

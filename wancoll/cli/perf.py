@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from wancoll.cli.options import Seconds, between
 from wancoll.cli.perf_report import report_json, report_table
 from wancoll.cli.perf_run import Row, Settings, Variant, sizes_of, sweep
 from wancoll.cli.perf_values import COLLECTIVES
@@ -17,6 +16,7 @@ from wancoll.cli.units import parse_size
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import DEFAULT
+from wancoll.options import Seconds, between
 from wancoll.schedule.codec import takes
 from wancoll.schedule.cost import AVAILABLE
 

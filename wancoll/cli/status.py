@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.cli.options import DEFAULT_MASTER, MASTER_PORT, Seconds, addresses
+from wancoll.cli.units import format_duration, format_rate, format_size
 from wancoll.errors import MasterUnreachable, ProtocolError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.net.ask import ask
+from wancoll.options import DEFAULT_MASTER, MASTER_PORT, Seconds, addresses
 from wancoll.wire.messages import (
     Bye,
     FromMaster,
@@ -267,16 +268,16 @@ def _pairs(pairs: list[PairStatus]) -> Table:
 def plan_lines(status: PlanStatus) -> list[str]:
     """What the master decided for the group's epoch, in words."""
     plan = status.plan
-    ring = [f"slowest edge {rate(status.bottleneck)}"] if status.bottleneck else []
-    ring += [f"once around {milliseconds(status.round)}"] if status.round else []
+    ring = [f"slowest edge {format_rate(status.bottleneck, 3)}"] if status.bottleneck else []
+    ring += [f"once around {format_duration(status.round, 3)}"] if status.round else []
     lines = [f"ring: {', '.join(ring)}"] if ring else []
     lines.append(
-        f"plan: lanes {plan.lanes}, tracks {plan.tracks}, parts from {size(plan.stripe)}, "
-        f"pacing {rate(plan.pacing) + ' per lane' if plan.pacing else 'none'}, "
+        f"plan: lanes {plan.lanes}, tracks {plan.tracks}, parts from {format_size(plan.stripe, 3)}, "
+        f"pacing {format_rate(plan.pacing, 3) + ' per lane' if plan.pacing else 'none'}, "
         f"congestion control {plan.congestion or 'as each daemon is set'}"
     )
     for kind, entries in sorted(plan.choices.items()):
-        chosen = [f"{name} up to {size(most)}" if most else name for most, name in entries]
+        chosen = [f"{name} up to {format_size(most, 3)}" if most else name for most, name in entries]
         lines.append(f"  {kind}: {', '.join(chosen)}")
     return lines
 
@@ -306,8 +307,8 @@ def path(link: LinkStatus | None) -> str:
     """What is known of a path, in a few words."""
     if link is None:
         return ""
-    known = [milliseconds(link.rtt)] if link.rtt else []
-    known += [rate(link.bandwidth) + ("" if link.lanes else " (probe)")] if link.bandwidth else []
+    known = [format_duration(link.rtt, 3)] if link.rtt else []
+    known += [format_rate(link.bandwidth, 3) + ("" if link.lanes else " (probe)")] if link.bandwidth else []
     known += [f"{100 * link.loss:.2g} %"] if link.loss else []
     return ", ".join(known)
 
@@ -326,24 +327,6 @@ def _events(answer: Status) -> Table:
 def clean(text: str) -> str:
     """*text* without characters that would steer the terminal: it comes from the network."""
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def milliseconds(seconds: float) -> str:
-    """Seconds as "12.3 ms"."""
-    return f"{1e3 * seconds:.3g} ms"
-
-
-def rate(bytes_per_second: float) -> str:
-    """Bytes per second as "62.5 MB/s"."""
-    return f"{bytes_per_second / 1e6:.3g} MB/s"
-
-
-def size(nbytes: int) -> str:
-    """Bytes as "8 KiB", "1.5 MiB"."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.3g} {name}"
-    return f"{nbytes} B"
 
 
 def duration(seconds: float) -> str:

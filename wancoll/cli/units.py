@@ -74,28 +74,29 @@ def parse_size(text: str, what: str) -> int:
     return size
 
 
-def format_size(nbytes: float) -> str:
-    """Such as "64 MiB", "4.20 KiB" or "256 B": whole where it is."""
+def format_size(nbytes: float, digits: int = 0) -> str:
+    """Such as "64 MiB", "4.20 KiB" or "256 B": whole where it is, else *digits* in all (0: two decimals)."""
     power = min(4, max(0, math.floor(math.log2(nbytes) / 10))) if nbytes >= 1 else 0
     number = nbytes / (1 << 10 * power)
-    shown = f"{number:.0f}" if power == 0 or number == int(number) else f"{number:.2f}"
+    whole = power == 0 or number == int(number)
+    shown = f"{number:.0f}" if whole else f"{number:.{digits}g}" if digits else f"{number:.2f}"
     return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
-def format_duration(seconds: float) -> str:
+def format_duration(seconds: float, digits: int = 6) -> str:
     """Such as "5 us", "40 ms" or "1.5 s"."""
     for unit in ("s", "ms", "us"):
         if seconds >= 10.0 ** DURATIONS[unit]:
-            return f"{seconds * 10.0 ** -DURATIONS[unit]:.6g} {unit}"
-    return f"{seconds * 1e9:.6g} ns" if seconds else "0 us"
+            return f"{seconds * 10.0 ** -DURATIONS[unit]:.{digits}g} {unit}"
+    return f"{seconds * 1e9:.{digits}g} ns" if seconds else "0 us"
 
 
-def format_rate(rate: float) -> str:
+def format_rate(rate: float, digits: int = 6) -> str:
     """Such as "100 GB/s" or "62.5 MB/s", powers of 1000."""
     for unit in ("TB/s", "GB/s", "MB/s", "kB/s"):
         if rate >= RATES[unit]:
-            return f"{rate / RATES[unit]:.6g} {unit}"
-    return f"{rate:.6g} B/s"
+            return f"{rate / RATES[unit]:.{digits}g} {unit}"
+    return f"{rate:.{digits}g} B/s"
 
 
 def _measure(text: str, what: str, units: Container[str], kind: str, expected: str) -> tuple[str, str]:

@@ -1,49 +1,133 @@
-"""Settings of a peer daemon, as `wancoll peer` collects them."""
+"""Settings of a peer daemon: the options of `wancoll peer`, with their defaults and their help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from wancoll.limits import DEFAULT, Limits
+from wancoll.options import DEFAULT_MASTER, Seconds, Unseen, between
+
+MAX_WORKERS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConfig:
-    """See `wancoll peer --help`.
+    """Of a daemon; "" is what the option's help says of Empty.
 
-    Args:
-        master: "host:port" of the master; with standby masters "host:port,host:port".
-        socket: path of the unix socket for clients ("" picks wancoll.local.default_socket()).
-        listen: "host:port" for lanes; port 0 lets the kernel choose; host "" or "*" means all interfaces.
-        advertise: addresses that others shall dial, "host:port" ("host" alone: the bound port); empty: the address
-            of the interface that reaches the master, with the bound port.
-        name: the daemon's id, unique under its master ("" makes one from the host name and a random part).
-        site: a label that members close to each other share; "" is nobody's.
-        lanes: TCP connections per link; a group uses the smallest number any member states.
-        max_lanes: up to which the master may raise that number, where more carry more.
-        measure: report what operations tell of paths to other machines, and probe them when the master asks.
-        workers: engine threads (0: one per two cores, at most 4).
-        congestion_control: of the lanes, "" for the system's.
-        checksum: checksum outgoing frames.
-        arena_bytes: address space of one client's arena (sparse: only touched pages take memory); 0 picks twice
-            the machine's memory.
+    Attributes:
         failpoint_token: from WANCOLL_FAILPOINTS; empty: fault injection is off.
-        watch_stdin: stop when standard input closes (a private daemon ends with its parent).
+        limits: bounds and timeouts.
     """
 
-    master: str
-    socket: str = ""
-    listen: str = "*:0"
-    advertise: tuple[str, ...] = ()
-    name: str = ""
-    site: str = ""
-    lanes: int = 8
-    max_lanes: int = 32
-    measure: bool = True
-    workers: int = 0
-    congestion_control: str = ""
-    checksum: bool = True
-    arena_bytes: int = 0
-    failpoint_token: str = ""
-    watch_stdin: bool = False
-    limits: Limits = field(default=DEFAULT)
+    master: Annotated[str, Parameter(help="HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT.")] = (
+        DEFAULT_MASTER
+    )
+    socket: Annotated[
+        str,
+        Parameter(
+            help="Path of the unix socket for training processes. Empty: $XDG_RUNTIME_DIR/wancoll/peer.sock, or "
+            "/tmp/wancoll-UID/peer.sock where that variable is unset."
+        ),
+    ] = ""
+    listen: Annotated[
+        str,
+        Parameter(
+            help="HOST:PORT for other peers' lanes. Port 0 lets the system choose. '*' as host: all interfaces, "
+            "IPv4 and IPv6."
+        ),
+    ] = "*:0"
+    advertise: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative=(),
+            help="HOST or HOST:PORT that other peers shall dial, where it differs from what is bound (NAT, port "
+            "forwarding). Repeat it, or separate by spaces in the variable. Empty: the address of the interface "
+            "that reaches the master.",
+        ),
+    ] = ()
+    name: Annotated[
+        str, Parameter(help="This daemon's id, unique under its master. Empty: the host name and a random part.")
+    ] = ""
+    site: Annotated[
+        str,
+        Parameter(
+            help="A label that peers close to each other share (a data centre, a rack): hierarchical algorithms reduce "
+            "within a site before bytes cross to others. Empty: a site of its own."
+        ),
+    ] = ""
+    lanes: Annotated[
+        int,
+        Parameter(
+            validator=between(1, DEFAULT.max_lanes),
+            help="TCP connections to each other peer. A group uses the smallest number that a member states.",
+        ),
+    ] = 8
+    max_lanes: Annotated[
+        int,
+        Parameter(
+            validator=between(0, DEFAULT.max_lanes),
+            help="TCP connections to each other peer up to which the master may go where more of them carry more. "
+            "A group uses the smallest number that a member states; not above --lanes: never.",
+        ),
+    ] = 32
+    measure: Annotated[
+        bool,
+        Parameter(help="Measure paths to other machines, for the master's plans. Short probes while nothing runs."),
+    ] = True
+    workers: Annotated[
+        int,
+        Parameter(validator=between(0, MAX_WORKERS), help="Engine threads. 0: one for two processor cores, at most 4."),
+    ] = 0
+    congestion_control: Annotated[
+        str, Parameter(help="TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.")
+    ] = ""
+    checksum: Annotated[bool, Parameter(help="Send a checksum (crc32c) with every frame.")] = True
+    arena_bytes: Annotated[
+        int,
+        Parameter(
+            validator=between(0, 1 << 46),
+            help="Bytes of address space for a client's shared memory; only touched pages take memory. "
+            "0: twice the machine's memory.",
+        ),
+    ] = 0
+    watch_stdin: Annotated[
+        bool,
+        Parameter(negative=(), help="Stop when standard input closes, so that the daemon ends with its parent."),
+    ] = False
+    failpoint_token: Annotated[str, Unseen] = ""
+    limits: Annotated[Limits, Unseen] = DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLimits:
+    """The limits that users tune."""
+
+    master_grace: Annotated[Seconds, Parameter(help="Seconds to look for a lost master before operations fail.")] = (
+        DEFAULT.master_grace
+    )
+    connect_timeout: Annotated[Seconds, Parameter(help="Seconds for one dial of the master or of a lane.")] = (
+        DEFAULT.connect_timeout
+    )
+    link_timeout: Annotated[
+        Seconds,
+        Parameter(
+            help="Seconds to (re)dial another peer before it is reported unreachable; a dial that is under way, of "
+            "--connect-timeout at most, ends first."
+        ),
+    ] = DEFAULT.link_timeout
+    lane_timeout: Annotated[
+        Seconds,
+        Parameter(
+            help="Seconds that data may stay unacknowledged, or be left in its socket by a peer that should take it, "
+            "before the link is made anew."
+        ),
+    ] = DEFAULT.lane_timeout
+    slow_after: Annotated[
+        Seconds, Parameter(help="Seconds after which an operation is reported, with what it waits for.")
+    ] = DEFAULT.slow_after
+    drain_timeout: Annotated[Seconds, Parameter(help="Seconds for running operations to finish after SIGTERM.")] = (
+        DEFAULT.drain_timeout
+    )

@@ -1,16 +1,21 @@
-"""Option types that several commands share: checked once, explained once."""
+"""Types of options: how a field of a config says its bounds and its help to the command line. Checked once."""
 
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from wancoll.errors import ConfigError
 from wancoll.local import join_address, split_address, split_addresses
 
 MASTER_PORT = 7400
 DEFAULT_MASTER = f"127.0.0.1:{MASTER_PORT}"
+Flat = Parameter(name="*")  # of a dataclass whose fields are options
+Unseen = Parameter(parse=False)  # of a field that is none
 
 
 def _check_seconds(_type: Any, value: float) -> None:
@@ -44,6 +49,17 @@ def addresses(text: str, *, what: str, default_port: int | None = None) -> str:
         ConfigError: one is not an address.
     """
     return ",".join(join_address(*each) for each in split_addresses(text, what=what, default_port=default_port))
+
+
+def check_picture(path: Path, *, what: str) -> None:
+    """That it can be written: now, not after the work.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        expected = "a file in a folder that exists and can be written to"
+        raise ConfigError("cannot write the picture", who=what, expected=expected, got=str(path))
 
 
 Seconds = Annotated[float, Parameter(validator=_check_seconds)]
