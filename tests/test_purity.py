@@ -69,6 +69,7 @@ MAY_IMPORT = {
         "wancoll_master.core",
         "wancoll_master.plan",
     ),
+    "wancoll_master.plan": (*BASE, "wancoll.local", "wancoll.schedule.cost", "wancoll.wire", "wancoll_master.plan"),
     "wancoll_master": (
         *BASE,
         "wancoll.failpoints",

@@ -405,9 +405,9 @@ def test_bandwidth_is_directed_rises_at_once_and_falls_slowly(matrix):
 def test_a_path_is_as_good_as_operations_or_the_newest_probe_saw_it(matrix):
     matrix.take("a", told("b", bandwidth=500.0), KNOWN, 1)
     matrix.take("a", told("b", bandwidth=100.0, lanes=8, loss=0.01), KNOWN, 2)  # operations send no more than they have
-    assert (matrix.bandwidth("a", "b"), matrix.loss("a", "b")) == (500, 0.01)
+    assert (matrix.bandwidth("a", "b"), matrix.paths["a", "b"].loss) == (500, 0.01)
     matrix.take("a", told("b", bandwidth=50.0), KNOWN, 3)
-    assert (matrix.bandwidth("a", "b"), matrix.loss("a", "b")) == (100, 0.01)
+    assert (matrix.bandwidth("a", "b"), matrix.paths["a", "b"].loss) == (100, 0.01)
 
 
 def test_uplinks_are_kept_by_the_number_of_lanes(matrix):

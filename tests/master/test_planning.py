@@ -10,6 +10,7 @@ from wancoll.limits import KIB, PROTOCOL_VERSION
 from wancoll.schedule.cost import AVAILABLE, chosen
 from wancoll.wire import messages as m
 from wancoll_master.core import membership, report
+from wancoll_master.core.links import BAD_PAIR_SECONDS
 from wancoll_master.core.measuring import BURST_WAIT, SMALL, WAIT
 from wancoll_master.core.ready import Received
 from wancoll_master.plan import planning
@@ -270,6 +271,24 @@ def test_the_ring_goes_around_the_slow_path(net):
     assert any("ring order bottleneck 5 MB/s -> 50 MB/s" in text for text in net.said("plan"))
     assert "plan: ring order" in epoch.reason
     assert net.pass_update() is None  # it stays
+
+
+def test_a_pair_that_could_not_meet_may_be_neighbours_again_after_a_while(net):
+    net.start(4)
+    net.link_down("m0", "m1", "unreachable")
+    net.sleep(2 * net.limits.link_settle)
+    assert net.new_epoch().plan.avoid == [(1, 2)]
+    assert net.names == ["m0", "m2", "m1", "m3"]
+    for a in range(4):  # the first order would be much faster
+        net.tell(f"d{a}", *(m.LinkMeasure(f"d{b}", 0, (90 if b == (a + 1) % 4 else 1) * MB, 0, 0) for b in range(4)))
+    kept = net.pass_update()
+    assert kept is None or kept.plan.avoid == [(1, 2)]
+    net.sleep(BAD_PAIR_SECONDS)
+    net.tell("d0", m.LinkMeasure("d1", 0, 91 * MB, 0, 0))
+    moved = net.pass_update()
+    assert moved is not None
+    assert moved.plan.avoid == []
+    assert net.names == ["m0", "m1", "m2", "m3"]
 
 
 def test_a_path_that_is_known_to_be_slow_is_avoided_from_the_start(net):

@@ -14,7 +14,7 @@ from wancoll_master.core import measuring, probing
 from wancoll_master.core.ready import Announce, Used
 from wancoll_master.core.state import Asking, Daemon, Gone, Group, Member, Pending, Slow, Step, clip, names
 from wancoll_master.plan import planning
-from wancoll_master.plan.planning import Request
+from wancoll_master.plan.planning import Planned, Proposal, Request
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
 GROUPS_KNOWN = 4096  # whose newest epochs are remembered
@@ -58,7 +58,7 @@ def new_epoch(step: Step, group: Group, reason: str, *, free: bool = False) -> N
 
 def _plan(step: Step, group: Group, *, free: bool) -> m.Plan:
     """Put the members into order, and take the epoch's plan."""
-    found = step.planner(Request(step.state.measures, group.members, group.planned, group.bad_pairs, step.now, free))
+    found = _propose(step, group, group.planned, free=free)
     for line in found.changes:
         step.record(group, "plan", line)
     present = {member.mid: member for member in group.members}
@@ -73,10 +73,15 @@ def _better_plan(step: Step, group: Group) -> str:
     if before is None or not planning.due(before, measures, step.now) or planning.is_local(group.members):
         return ""
     before = replace(before, looks=before.looks + 1)
-    changes = step.planner(Request(measures, group.members, before, group.bad_pairs, step.now, free=True)).changes
+    changes = _propose(step, group, before, free=True).changes
     replans = before.replans + bool(changes)
     group.planned = replace(before, seen_version=measures.version, seen_at=step.now, replans=replans)
     return "; ".join(changes)
+
+
+def _propose(step: Step, group: Group, before: Planned | None, *, free: bool) -> Proposal:
+    bad = [ends for ends, until in group.bad_pairs.items() if until > step.now]
+    return step.planner(Request(step.state.measures, group.members, before, bad, step.now, free))
 
 
 def persist(step: Step, group: Group) -> None:

@@ -247,33 +247,19 @@ class Gone:
 
 @dataclass(slots=True)
 class State:
-    """Everything.
-
-    Args:
-        limits: bounds.
-        secret: random bytes; groups' keys are derived from it.
-        term: of this master.
-        floor: epochs up to this one are used up, by groups of earlier terms or forgotten ones.
-        next_mid: the first mid to give out.
-        identity: random; tells this master from the one before.
-        used: by group: from the journal, and of this term.
-        elected: it leads by a lease; its term is not its own to raise.
-        inherited: groups of earlier masters that have not begun an epoch under this one.
-        rejoin_until: until then such a group, or any if the journal was lost, does not form anew: its members may be
-            about to report.
-    """
+    """Everything."""
 
     limits: Limits
-    secret: bytes
+    secret: bytes  # random; groups' keys are derived from it
     term: int
-    floor: int = 0
-    next_mid: int = 1
+    floor: int = 0  # epochs up to this one are used up, by groups of earlier terms or forgotten ones
+    next_mid: int = 1  # the next mid to give out
     highest_epoch: int = 0
-    identity: int = 0
-    used: dict[str, Used] = field(default_factory=dict)
-    inherited: set[str] = field(default_factory=set)
-    rejoin_until: float = -inf
-    elected: bool = False
+    identity: int = 0  # random; tells this master from the one before
+    used: dict[str, Used] = field(default_factory=dict)  # by group: from the journal, and of this term
+    inherited: set[str] = field(default_factory=set)  # groups of earlier masters without an epoch under this one
+    rejoin_until: float = -inf  # until then these, or any if the journal was lost, form not anew: members may report
+    elected: bool = False  # it leads by a lease; its term is not its own to raise
     lost_journal: bool = False  # daemons knew a master that the journal does not
     missing: dict[int, m.Evicted] = field(default_factory=dict)  # by mid: who did not report in time, oldest first
     deadline: float = inf

@@ -108,11 +108,6 @@ class Measures:
         """Bytes per second of the fastest path from *source* that was probed; 0: none was."""
         return max((path.probed for (one, _), path in self.paths.items() if one == source), default=0.0)
 
-    def loss(self, source: str, target: str) -> float:
-        """Share of segments that were sent again."""
-        path = self.paths.get((source, target))
-        return path.loss if path is not None else 0.0
-
     def uplink(self, daemon: str, lanes: int = 0) -> float:
         """Bytes per second that leave *daemon* with *lanes* busy ones per link (0: with any number); 0: not known."""
         by_lanes = self.uplinks.get(daemon, {})
