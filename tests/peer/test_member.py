@@ -217,6 +217,20 @@ def test_eviction_carries_the_fate_of_what_was_finished() -> None:
     assert [(f.id, f.error) for f in told(commands, m.Failure)] == [(2, "Evicted"), (0, "Evicted")]
 
 
+def test_what_the_others_committed_without_a_late_reporter_is_not_said_to_have_not_happened() -> None:
+    d = Driver(1, 2)
+    d.post(), d.post()
+    commands = d.member.evicted("m1 did not report", 1, 2.0)
+    for number in (d.engine_id - 1, d.engine_id):
+        assert ops.CancelOp(number) in commands
+        commands = commands + d.member.op_cancelled(number)
+    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
+        (0, "Evicted"),
+        (1, "OutcomeUnknown"),
+        (2, "Evicted"),
+    ]
+
+
 def test_too_small_a_world_fails_pending_and_later_ops_but_not_update_membership() -> None:
     d = Driver(1, 2, floor=2)
     d.post()

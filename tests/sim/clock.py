@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf
 from random import Random
 
 Call = Callable[[], None]
@@ -81,6 +82,14 @@ class Process:
         """A timer of this process."""
         timer = Timer(call)
         self.clock.after(delay, lambda: self.run(timer.fire))
+        return timer
+
+    def at(self, when: float, call: Call) -> Timer | None:
+        """The same, at a time; None: that is never."""
+        if when == inf:
+            return None
+        timer = Timer(call)
+        self.clock.at(when, lambda: self.run(timer.fire))
         return timer
 
     def sleep(self) -> None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.clock import Process, Timer
 from tests.sim.engine import ITEM, Engine
-from tests.sim.links import COLLECTIVES, P2P, LinkHub
+from tests.sim.links import LinkHub
 from tests.sim.network import End
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import PROTOCOL_VERSION
+from wancoll.peer.core import links, ops
 from wancoll.peer.core import member as core
-from wancoll.peer.core import ops
 from wancoll.wire import messages as m
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Daemon(Process):
             self._mismatch,
             self._down,
         )
-        self.links = LinkHub(world.network, self, self.engine, world.limits)
+        self.links = LinkHub(world, self, self.engine)
         self.by_engine_id: dict[int, Session] = {}
         self._next_range = 1
         # The control connection.
@@ -205,7 +205,8 @@ class Daemon(Process):
                 case m.Resumed() if member.mid == message.to:
                     session.run(member.resumed(message))
                 case m.Redial() if member.mid == message.to and member.epoch_number == message.epoch:
-                    self.links.redial(session.links, message.others, message.older, message.reason)
+                    others, older, reason = tuple(message.others), message.older, message.reason
+                    self.links.step(links.Redial(session.links, others, older, reason))
                 case m.Joined() if member.name == message.member and member.epoch is None:
                     session.run(member.joined(message.mid, self.number, self.master))
                 case m.Refused() if member.name == message.member and member.epoch is None:
@@ -294,7 +295,7 @@ class Daemon(Process):
             session.run(session.member.mismatch(seq))
 
     def _down(self, link: int, reason: str) -> None:
-        self.after(0.0, lambda: self.links.lane_down(link, reason))
+        self.after(0.0, lambda: self.links.step(links.Broken(link, reason)))
 
 
 class Session:
@@ -305,12 +306,7 @@ class Session:
         self.attached_at = daemon.clock.now
         first = daemon.next_engine_id()
         self.member = core.Member(self.world.group, client.name, start_world, min_world, first, daemon.limits)
-        self.links = daemon.links.member(
-            self._links_ready,
-            lambda up: self.run(self.member.p2p_links(up)),
-            self._link_lost,
-            lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
-        )
+        self.links = daemon.links.member(self._links_say)
         self.arena: dict[int, tuple[list[int], list[int]]] = {}  # by the client's number: front, back
         self._in_engine: set[int] = set()
         self._queue: deque[m.FromClient] = deque()
@@ -347,7 +343,7 @@ class Session:
         if not self._closed:
             self._closed = True
             self.run(self.member.leave(reason))
-            self.links.close()
+            self.daemon.links.step(links.Leave(self.links))
             if not self._in_engine:
                 self.daemon.remove(self)
 
@@ -369,20 +365,27 @@ class Session:
                     self.daemon.engine.cancel(engine_id)
                 case ops.EnterEpoch(epoch, neighbours, spares):
                     self.world.judge.enters(self.member.name, epoch)
-                    self.links.enter(epoch, neighbours, spares)
+                    self.daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
                 case ops.StartExchange(exchange):
                     self._start_exchange(exchange)
                 case ops.NeedLinks(mids, p2p_links):
-                    self.links.need(mids, P2P if p2p_links else COLLECTIVES)
+                    channel = links.P2P if p2p_links else links.COLLECTIVES
+                    self.daemon.links.step(links.Need(self.links, mids, channel))
                 case ops.Over():
-                    self.links.close()
+                    self.daemon.links.step(links.Leave(self.links))
 
-    def _links_ready(self, epoch: int, up: set[int]) -> None:
-        self.run(self.member.links_ready(epoch, up))
-
-    def _link_lost(self, mid: int, channel: int, reason: str) -> None:
-        lost = self.member.link_lost if channel == COLLECTIVES else self.member.p2p_link_lost
-        self.run(lost(mid, reason))
+    def _links_say(self, told: links.Told) -> None:
+        match told:
+            case links.LinksUp(owner, epoch):
+                self.run(self.member.links_ready(epoch, owner.up(links.COLLECTIVES)))
+            case links.P2PUp(owner):
+                self.run(self.member.p2p_links(owner.up(links.P2P)))
+            case links.LinkLost(_, other, links.COLLECTIVES, reason):
+                self.run(self.member.link_lost(other.mid, reason))
+            case links.LinkLost(_, other, _, reason):
+                self.run(self.member.p2p_link_lost(other.mid, reason))
+            case links.LinkUnreachable(_, other, reason):
+                self.run(self.member.link_unreachable(other.mid, reason))
 
     def _enter_engine(self, engine_id: int) -> None:
         self._in_engine.add(engine_id)
@@ -394,12 +397,12 @@ class Session:
         head = (op.engine_id, self.member.epoch_number, op.seq, meaning.fingerprint, meaning.schedule)
         back[:] = [-1] * (meaning.back_bytes // ITEM)
         digests = op.kind not in DATALESS
-        self.daemon.engine.post(*head, self.links.engine_ids(), front, back, digests, op.kind in SAME_RESULT)
+        self.daemon.engine.post(*head, self.links.numbers(), front, back, digests, op.kind in SAME_RESULT)
 
     def _start_exchange(self, op: ops.Exchange) -> None:
         self._enter_engine(op.engine_id)
         front, back = self.arena[op.post.id]
-        link = self.links.link(op.other, P2P).engine_id
+        link = self.links.links[op.other, links.P2P].number
         head = (op.engine_id, self.member.epoch_number, op.order, op.fingerprint, op.schedule)
         if not op.sends:
             back[:] = [-1] * op.post.count

@@ -1,7 +1,7 @@
 """The engine as a model: real schedules on tensors of a few Python integers, frames over links, done when all is.
 
 Mirrors native/engine/match.c (which frame is taken, parked, drained or a mismatch), engine.c (cancel) and
-op.c (settle(): DONE unless given up, then CANCELLED). One lane to a link, one part to a step.
+op.c (settle(): DONE unless given up, then CANCELLED). One part to a step, all on lane 0.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Work:
 
 @dataclass(eq=False, slots=True)
 class EngineLink:
-    """One end of a link: *sends* and *recvs* are steps in order, *socket* are frames that came and wait."""
+    """One end of a link: *sends* and *recvs* are steps in order, *socket* are frames that came and wait on lane 0."""
 
     id: int
     epoch: int
-    end: End | None = None
+    ends: dict[int, End] = field(default_factory=dict)  # by lane
     sends: deque[tuple[Work, int]] = field(default_factory=deque)
     recvs: deque[tuple[Work, int]] = field(default_factory=deque)
     socket: deque[Frame] = field(default_factory=deque)
@@ -104,18 +104,19 @@ class Engine:
     def open_link(self, number: int, epoch: int) -> None:
         self.links[number] = EngineLink(number, epoch)
 
-    def attach(self, number: int, end: End) -> None:
+    def attach(self, number: int, lane: int, end: End) -> None:
         link = self.links[number]
-        link.end = end
+        assert lane not in link.ends
+        link.ends[lane] = end
         end.on_message = lambda frame: self._arrived(link, frame)
         end.on_close = lambda reason: self._on_down(number, reason)
 
     def close_link(self, number: int) -> None:
         link = self.links.pop(number)
-        if link.end is not None:
-            link.end.on_message = link.end.on_close = lambda message: None
-            link.end.close("the link was closed")
-            link.end = None
+        for end in link.ends.values():
+            end.on_message = end.on_close = lambda message: None
+            end.close("the link was closed")
+        link.ends.clear()
 
     def set_epoch(self, number: int, epoch: int) -> None:
         link = self.links[number]
@@ -210,7 +211,7 @@ class Engine:
             self._settle(work)
 
     def _send(self, link: EngineLink) -> None:
-        while link.sends and link.end is not None:
+        while link.sends and 0 in link.ends:
             work, index = link.sends[0]
             step = work.schedule.steps[index]
             if not all(work.done[before] for before in step.after):
@@ -218,7 +219,7 @@ class Engine:
             link.sends.popleft()
             values = tuple(_read(work, step.left, step))
             frame = Frame(work.epoch, work.seq, step.number, work.fingerprint, step.start, step.length, values)
-            link.end.send(frame)
+            link.ends[0].send(frame)
             work.sent += step.length
             self._ended(work, index)
             if not work.left:
@@ -229,7 +230,7 @@ class Engine:
         self._receive(link)
 
     def _receive(self, link: EngineLink) -> None:
-        while link.socket and link.end is not None:
+        while link.socket and 0 in link.ends:
             frame = link.socket[0]
             if frame.epoch > link.epoch:
                 return

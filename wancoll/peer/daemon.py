@@ -20,7 +20,7 @@ from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
-from wancoll.peer.core import ops
+from wancoll.peer.core import links, ops
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control, probe
@@ -219,7 +219,8 @@ class Daemon:
             case m.Redial():
                 for session in self._of_group(message.group):
                     if session.member.mid == message.to and session.member.epoch_number == message.epoch:
-                        self.links.redial(session.links, message.others, message.older, message.reason)
+                        others, older, reason = tuple(message.others), message.older, message.reason
+                        self.links.step(links.Redial(session.links, others, older, reason))
             case m.Probe():
                 self._nursery.start_soon(self._probe, message)
             case m.MeasureLink():
@@ -334,6 +335,7 @@ async def serve(
                 nursery.start_soon(daemon.watch_engine)
                 nursery.start_soon(daemon.control.run)
                 nursery.start_soon(daemon.watch_master)
+                nursery.start_soon(daemon.links.keep_time)
                 nursery.start_soon(daemon.watcher.run)
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)

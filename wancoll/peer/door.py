@@ -14,7 +14,7 @@ from wancoll.failpoints import PEER
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.listen import Handshakes
 from wancoll.net.stream import Stream
-from wancoll.peer.core import ops
+from wancoll.peer.core import links, ops
 from wancoll.peer.session import Host, Session
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -105,9 +105,9 @@ class FrontDoor:
                 hint="start the daemon with WANCOLL_FAILPOINTS=<token>",
             )
         if arm.action == "cut":
-            self._daemon.links.cut(arm.name)
+            self._daemon.links.step(links.Cut(arm.name))
         elif arm.action == "heal":
-            self._daemon.links.heal(arm.name)
+            self._daemon.links.step(links.Heal(arm.name))
         elif arm.name in PEER and arm.action in ("kill", "pause", "clear"):
             self._daemon.failpoints.arm(arm.name, arm.action)
         else:

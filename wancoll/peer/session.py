@@ -17,11 +17,10 @@ from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
+from wancoll.peer.core import links, ops
 from wancoll.peer.core import member as core
-from wancoll.peer.core import ops
 from wancoll.peer.core.calls import Meaning, noise
 from wancoll.peer.links.hub import LinkHub
-from wancoll.peer.links.member_links import COLLECTIVES, P2P
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -73,12 +72,7 @@ class Session:
         self.member = core.Member(
             attach.group, attach.member, attach.start_world, attach.min_world, first_engine_id, daemon.config.limits
         )
-        self.links = daemon.links.member(
-            self._links_ready,
-            lambda up: self.run(self.member.p2p_links(up)),
-            self._link_lost,
-            lambda mid, reason: self.run(self.member.link_unreachable(mid, reason)),
-        )
+        self.links = daemon.links.member(self._links_say)
         self._prepared: dict[Meaning, Prepared] = {}
         self._in_engine: set[int] = set()
         self._room = trio.Event()  # set when an op left; wakes a reader held back by ops_in_flight
@@ -92,7 +86,7 @@ class Session:
         try:
             socket.send_fds(self._stream.socket, [attached], [self.arena.fd])
         except OSError:  # the client has gone already
-            self.links.close()
+            self._daemon.links.step(links.Leave(self.links))
             self.arena.close()
             return
         self._daemon.add(self)
@@ -111,7 +105,7 @@ class Session:
             self.tell(ops.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
         finally:
             self.run(self.member.leave(reason))
-            self.links.close()
+            self._daemon.links.step(links.Leave(self.links))
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
                 await self._engine_idle()
                 await self._stream.drain()
@@ -185,21 +179,28 @@ class Session:
                     self._daemon.engine.cancel(engine_id)
                 case ops.EnterEpoch(epoch, neighbours, spares):
                     self._hit("on_epoch")
-                    self.links.enter(epoch, neighbours, spares)
+                    self._daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
                 case ops.StartExchange(exchange):
                     self._start_exchange(exchange)
                 case ops.NeedLinks(mids, p2p_links):
-                    self.links.need(mids, P2P if p2p_links else COLLECTIVES)
+                    channel = links.P2P if p2p_links else links.COLLECTIVES
+                    self._daemon.links.step(links.Need(self.links, mids, channel))
                 case ops.Over():
-                    self.links.close()
+                    self._daemon.links.step(links.Leave(self.links))
 
-    def _links_ready(self, epoch: int, up: set[int]) -> None:
-        self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
-        self.run(self.member.links_ready(epoch, up))
-
-    def _link_lost(self, mid: int, channel: int, reason: str) -> None:
-        lost = self.member.link_lost if channel == COLLECTIVES else self.member.p2p_link_lost
-        self.run(lost(mid, reason))
+    def _links_say(self, told: links.Told) -> None:
+        match told:
+            case links.LinksUp(owner, epoch):
+                self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
+                self.run(self.member.links_ready(epoch, owner.up(links.COLLECTIVES)))
+            case links.P2PUp(owner):
+                self.run(self.member.p2p_links(owner.up(links.P2P)))
+            case links.LinkLost(_, other, links.COLLECTIVES, reason):
+                self.run(self.member.link_lost(other.mid, reason))
+            case links.LinkLost(_, other, _, reason):
+                self.run(self.member.p2p_link_lost(other.mid, reason))
+            case links.LinkUnreachable(_, other, reason):
+                self.run(self.member.link_unreachable(other.mid, reason))
 
     def _to_master(self, message: m.FromPeer) -> None:
         if self.member.reporting and not isinstance(message, m.Report | m.Leave):
@@ -235,13 +236,13 @@ class Session:
             noise(meaning.descriptor, op.seq, self.member.mid),
         )
         if self._daemon.failpoints.armed:
-            self._daemon.watch_first_bytes(self.links.engine_ids().values())
+            self._daemon.watch_first_bytes(self.links.numbers().values())
 
     def _start_exchange(self, op: ops.Exchange) -> None:
         self._in_engine.add(op.engine_id)
         self._daemon.started(op.engine_id, self)
         assert self.member.epoch is not None
-        link, plan = self.links.link(op.other, P2P).engine_id, self.member.epoch.plan
+        link, plan = self.links.links[op.other, links.P2P].number, self.member.epoch.plan
         prepared = self._daemon.engine.prepare(
             op.schedule,
             {0: link},
@@ -272,7 +273,7 @@ class Session:
                 self._prepared.pop(next(iter(self._prepared)))
             ready = self._prepared[meaning] = self._daemon.engine.prepare(
                 meaning.schedule,
-                self.links.engine_ids(),
+                self.links.numbers(),
                 dtype=call.dtype,
                 op=call.op,
                 front_bytes=meaning.front_bytes,

@@ -9,6 +9,7 @@ from wancoll.peer.core.ops import failure
 from wancoll.wire import messages as m
 
 _UNKNOWN = "the operation was finished here and its commit cannot be learnt; input and result are kept"
+_ELSEWHERE = "others have committed the operation, and it was not finished here; the tensor is untouched"
 _AGAIN = "connect again to rejoin as a new member"
 
 
@@ -36,7 +37,9 @@ def refused(name: str, reason: str) -> Ending:
     return Ending(lambda call, _: failure(call, "ConfigError", what, who=name), last)
 
 
-def evicted(name: str, reason: str, unknown: bool, exchanges: Collection[int]) -> Ending:
+def evicted(
+    name: str, reason: str, unknown: bool, exchanges: Collection[int], elsewhere: Collection[int] = ()
+) -> Ending:
     """The master put the member out. What is done here has not committed, unless nobody can say (*unknown*).
 
     Args:
@@ -44,9 +47,12 @@ def evicted(name: str, reason: str, unknown: bool, exchanges: Collection[int]) -
         reason: the master's.
         unknown: of Evicted.
         exchanges: numbers of sends and recvs, of which the master does not say what has committed.
+        elsewhere: numbers of what the others have committed and this member has not finished.
     """
 
     def end(call: int, done: bool) -> m.Failure:
+        if call in elsewhere:
+            return failure(call, "OutcomeUnknown", _ELSEWHERE, who=name, got=reason, hint=_AGAIN)
         if done and (unknown or call in exchanges):
             return failure(call, "OutcomeUnknown", _UNKNOWN, who=name, got=reason, hint=_AGAIN)
         return failure(call, "Evicted", reason, who=name, hint=_AGAIN)

@@ -208,7 +208,9 @@ class Member(Operations):
             if op.state is OpState.done and op.seq <= committed_upto:
                 commands += self._end(op, self._result(op, now))
         exchanges = {op.post.id for op in self.p2p.open.values()}
-        return commands + self._finish_all(endings.evicted(self.name, reason, unknown, exchanges))
+        behind = [op for op in self.ops.values() if op.seq <= committed_upto]  # a report came too late (R7)
+        elsewhere = {op.client_id for op in behind if op.state in (OpState.waiting, OpState.running)}
+        return commands + self._finish_all(endings.evicted(self.name, reason, unknown, exchanges, elsewhere))
 
     def forgotten(self, cause: str) -> list[Command]:
         """The control connection was lost, and the master that answers now does not know this member any more."""

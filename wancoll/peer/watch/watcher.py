@@ -10,10 +10,10 @@ import trio
 
 from wancoll.limits import Limits
 from wancoll.peer.core import waits
+from wancoll.peer.core.links import P2P, Broken, MemberLinks
 from wancoll.peer.core.stalls import LinkView, Stalls
 from wancoll.peer.core.waits import WaitLog
 from wancoll.peer.links.hub import LinkHub
-from wancoll.peer.links.member_links import P2P, MemberLinks
 from wancoll.peer.session import Session
 from wancoll.wire import messages as m
 
@@ -76,7 +76,7 @@ class Watcher:
         self._stalls.look(now, self._hub.looks())
         settled = self._limits.slow_after + _SETTLED * self._interval()
         for stuck in self._stalls.stuck(now, self._limits.lane_timeout, settled, self._known_at):
-            self._hub.lose(stuck.link, stuck.reason)
+            self._hub.step(Broken(stuck.link, stuck.reason))
 
     def _report(self, now: float) -> None:
         sessions = self._sessions()
@@ -96,7 +96,7 @@ class Watcher:
         found = []
         for link in list(links.links.values()):
             if link.up:
-                view, reason = self._stalls.view(link.engine_id, now), ""
+                view, reason = self._stalls.view(link.number, now), ""
             else:
                 down = now - link.changed_at
                 view, reason = LinkView("down", down, down, 0, down), link.reason
@@ -163,4 +163,4 @@ class Watcher:
 
 def _numbers(links: MemberLinks) -> list[tuple[int, int]]:
     """Engine id and the other's mid, of the links that are up."""
-    return [(link.engine_id, link.other.mid) for link in links.links.values() if link.up]
+    return [(link.number, link.other.mid) for link in links.links.values() if link.up]

@@ -1,0 +1,595 @@
+"""The links of a daemon's members, pure: who dials, when a link is up, lost or out of reach, and who is let in.
+
+A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says. One end dials them
+all, as one set; the link is up when all of a set are here. What is on a lane is lost with it, so a lane that breaks
+takes the link along, and another set is made. Each set has a *number* of its own here, the engine's name of the link:
+what still comes for an older one finds nothing and is dropped. The dialler counts its sets (*generation*); the highest
+wins, so lanes of two dials are never mixed, however late they come.
+
+Who dials: links between ring neighbours, spare ones (which a ring without a neighbour needs) and those for sends and
+recvs (another channel of the pair, which only the two know of) are *agreed*: both ends learn at the same time that they
+want them. The younger member dials, the elder waits. Other links are raised for the first operation that needs them,
+which one end may reach long before the other: it dials, whichever it is. Where both dial, the younger's set stays.
+
+    state       set     until                 what comes next
+    idle        none                          wanted: dialling, or awaited where it is the other end's turn
+    dialling    ours    the shell's answers   all lanes attached: up; one failed: pausing
+    pausing     none    redial_interval, x 2  dialling
+    awaited     none    link_timeout / 4      looked at again
+    accepting   theirs  link_timeout / 4      all lanes attached: up; one lost: awaited, or dialling
+    up          either                        a lane lost, let go of, cut: LinkLost, then as from idle
+
+In any state a set that the other end dials anew makes it accepting, unless this is the younger and its own set is open.
+A link that nobody wants any more comes to rest at its next turn; one that is up stays, warm, for later epochs.
+
+The member is told LinksUp when all its neighbours' links are up, and again when another one is; P2PUp, alike;
+LinkLost of one that was up; LinkUnreachable of one that is needed and was not up for link_timeout, by the end that can
+know.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from math import inf
+
+from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.wire import messages as m
+
+COLLECTIVES, P2P = 0, 1  # channels
+LONGEST_PAUSE = 1.0  # seconds between dials
+
+
+class State(Enum):
+    """See the table above."""
+
+    idle = auto()
+    dialling = auto()
+    pausing = auto()
+    awaited = auto()
+    accepting = auto()
+    up = auto()
+
+
+@dataclass(slots=True, eq=False)
+class MemberLinks:
+    """The links of one member of this daemon."""
+
+    mid: int = 0
+    epoch: m.Epoch | None = None
+    links: dict[tuple[int, int], Link] = field(default_factory=dict)  # by the other's mid and the channel
+    neighbours: frozenset[int] = frozenset()
+    spares: frozenset[int] = frozenset()
+    needed: set[tuple[int, int]] = field(default_factory=set)  # further links that this epoch's ops need
+    dialled: int = 0  # sets dialled so far, over all links: a link that is forgotten and made again goes on counting
+
+    def up(self, channel: int) -> frozenset[int]:
+        """Mids of those whose links are up."""
+        return frozenset(mid for (mid, of), link in self.links.items() if link.up and of == channel)
+
+    def numbers(self) -> dict[int, int]:
+        """Map rank to the engine's number, for the collectives' links that are up."""
+        assert self.epoch is not None
+        ranks = {member.mid: rank for rank, member in enumerate(self.epoch.members)}
+        up = (link for link in self.links.values() if link.up and link.channel == COLLECTIVES)
+        return {ranks[link.other.mid]: link.number for link in up}
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One end: *owner*'s, of the link to *other*."""
+
+    owner: MemberLinks
+    other: m.MemberInfo
+    channel: int
+    changed_at: float  # since when it is up, or not
+    state: State = State.idle
+    number: int = 0  # of the set that is open, 0: none
+    ours: bool = False  # that set was dialled from here
+    accepted: int = 0  # the newest set dialled from there, by its count
+    attached: set[int] = field(default_factory=set)
+    raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
+    pause: float = 0.0  # after the next dial that fails
+    due: float = inf  # when its state is looked at again
+    reason: str = ""  # why it is not up
+
+    @property
+    def up(self) -> bool:
+        """Whether all its lanes are in the engine."""
+        return self.state is State.up
+
+    @property
+    def younger(self) -> bool:
+        """Whether this member is, which dials where the link is agreed."""
+        return self.owner.mid > self.other.mid
+
+    @property
+    def neighbour(self) -> bool:
+        """Whether the epoch cannot begin without it."""
+        return self.channel == COLLECTIVES and self.other.mid in self.owner.neighbours
+
+    @property
+    def spare(self) -> bool:
+        """Whether it is kept up for after a loss."""
+        return self.channel == COLLECTIVES and self.other.mid in self.owner.spares
+
+    @property
+    def needed(self) -> bool:
+        """Whether something waits for it or would be lost with it."""
+        return self.neighbour or (self.other.mid, self.channel) in self.owner.needed
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is to be up."""
+        return self.needed or self.spare
+
+    @property
+    def agreed(self) -> bool:
+        """Whether both ends learn at the same time that they want it."""
+        return self.neighbour or self.spare or self.channel == P2P
+
+
+# ---- what happens ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """The member goes to *epoch*, which needs links to *neighbours* and wants those to *spares* (mids)."""
+
+    owner: MemberLinks
+    epoch: m.Epoch
+    neighbours: frozenset[int]
+    spares: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """An op needs the links to *mids*."""
+
+    owner: MemberLinks
+    mids: frozenset[int]
+    channel: int = COLLECTIVES
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The member is gone: close its links and tell it nothing any more."""
+
+    owner: MemberLinks
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """Somebody dialled; answered by Welcome or Refuse, at once or when the epoch is known here."""
+
+    knock: int
+    hello: m.LaneHello
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Whoever knocked does not wait for the answer any more."""
+
+    knock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The engine has the lane; only if `awaits` said so just now."""
+
+    number: int
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A lane of this set failed to come or broke, or the whole set is of no use."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redial:
+    """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds."""
+
+    owner: MemberLinks
+    others: tuple[int, ...]
+    older: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Fault injection: break all links to *daemon* and keep them down until Heal."""
+
+    daemon: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """See Cut."""
+
+    daemon: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """deadline() has come."""
+
+
+Event = Enter | Need | Leave | Knock | Gone | Attached | Broken | Redial | Cut | Heal | Tick
+
+
+# ---- what has to be done -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLink:
+    """Open a link without lanes in the engine."""
+
+    number: int
+    epoch: int
+    plan: m.Plan
+
+
+@dataclass(frozen=True, slots=True)
+class MoveLink:
+    """Bring the engine's link to this epoch, and to its pace where that changed."""
+
+    number: int
+    epoch: int
+    pacing: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """Take it out of the engine, and stop dialling for it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Dial one lane for each of *hellos*; say Broken of each that fails, and attach those that come through."""
+
+    number: int
+    other: m.MemberInfo
+    hellos: tuple[m.LaneHello, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answer the knock and attach its lane; say Broken if that fails."""
+
+    knock: int
+    number: int
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer the knock and close its connection."""
+
+    knock: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinksUp:
+    """All neighbours' links are up in this epoch, perhaps others: see owner.up, which is never out of date."""
+
+    owner: MemberLinks
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class P2PUp:
+    """Links for sends and recvs are up: see owner.up."""
+
+    owner: MemberLinks
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """A link broke that was up."""
+
+    owner: MemberLinks
+    other: m.MemberInfo
+    channel: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUnreachable:
+    """A link that is needed could not be raised within link_timeout."""
+
+    owner: MemberLinks
+    other: m.MemberInfo
+    reason: str
+
+
+Told = LinksUp | P2PUp | LinkLost | LinkUnreachable
+Command = OpenLink | MoveLink | CloseLink | Dial | Welcome | Refuse | Told
+
+
+def wire_plan(epoch: m.Epoch) -> int:
+    """Stands for what connections are made with; they are made anew where it changes."""
+    plan = epoch.plan
+    return zlib.crc32(repr((plan.lanes, plan.tracks, plan.congestion)).encode())
+
+
+class Links:
+    """All links of a daemon.
+
+    Args:
+        limits: timeouts.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.members: list[MemberLinks] = []
+        self._open: dict[int, Link] = {}  # by number
+        self._next_number = 1
+        self._knocks: dict[int, tuple[m.LaneHello, float]] = {}  # of epochs that are not known here, and until when
+        self._cut: set[str] = set()  # daemons
+
+    def member(self) -> MemberLinks:
+        """Links for a new member."""
+        self.members.append(MemberLinks())
+        return self.members[-1]
+
+    # ---- facts ---------------------------------------------------------------------------------------
+
+    def open(self) -> dict[int, Link]:
+        """The links that have a set, by number."""
+        return self._open
+
+    def awaits(self, number: int, lane: int) -> bool:
+        """Whether this lane of this set is still to come."""
+        link = self._open.get(number)
+        return link is not None and not link.up and lane not in link.attached
+
+    def deadline(self) -> float:
+        """When to step with Tick."""
+        return min((*(link.due for link in self._all()), *(until for _, until in self._knocks.values())), default=inf)
+
+    def _all(self) -> Iterator[Link]:
+        return (link for owner in self.members for link in owner.links.values())
+
+    # ---- steps ---------------------------------------------------------------------------------------
+
+    def step(self, event: Event, now: float) -> list[Command]:
+        """What has to be done, in order: first to the engine and the network, then what members are told.
+
+        A member that is told something may take another step at once: by then all that this one decided is done.
+        """
+        out: list[Command] = []
+        match event:
+            case Enter():
+                self._enter(event, now, out)
+            case Need(owner, mids, channel):
+                for mid in sorted(mids):
+                    owner.needed.add((mid, channel))
+                    self._raise(self._link(owner, mid, channel, now), now, out)
+                if channel == P2P:  # some may be up already: by the other end, or since an older epoch
+                    _tell_up(owner, channel, out)
+            case Leave(owner):
+                self._leave(owner, out)
+            case Knock(knock, hello):
+                self._knocks[knock] = hello, now + self._limits.handshake_timeout / 2
+                self._let_in(now, out)
+            case Gone(knock):
+                self._knocks.pop(knock, None)
+            case Attached(number, lane):
+                self._attached(self._open[number], lane, now, out)
+            case Broken(number, reason):
+                if number in self._open:
+                    self._lose(self._open[number], reason, now, out)
+            case Redial(owner, others, older, reason):
+                for link in list(owner.links.values()):
+                    known = not others or link.other.mid in others
+                    if link.up and known and now - link.changed_at > older:
+                        self._lose(link, f"{link.other.name} has let go of it: {reason}", now, out)
+            case Cut(daemon):
+                self._cut.add(daemon)
+                for link in list(self._open.values()):
+                    if link.other.daemon == daemon:
+                        self._lose(link, "cut by fault injection", now, out)
+            case Heal(daemon):
+                self._cut.discard(daemon)
+            case Tick():
+                self._tick(now, out)
+        out.sort(key=lambda command: isinstance(command, Told))
+        return out
+
+    def _enter(self, event: Enter, now: float, out: list[Command]) -> None:
+        owner, before, epoch = event.owner, event.owner.epoch, event.epoch
+        rebuild = before is not None and wire_plan(before) != wire_plan(epoch)
+        paced = before is not None and before.plan.pacing != epoch.plan.pacing
+        owner.mid, owner.epoch, owner.neighbours, owner.spares = epoch.to, epoch, event.neighbours, event.spares
+        owner.needed.clear()
+        present = {member.mid for member in epoch.members}
+        for link in list(owner.links.values()):
+            if link.other.mid not in present or rebuild:
+                self._forget(link, out)
+            elif link.number:
+                out.append(MoveLink(link.number, epoch.epoch, epoch.plan.pacing if paced else None))
+        for mid in sorted(owner.neighbours) + sorted(owner.spares):
+            self._raise(self._link(owner, mid, COLLECTIVES, now), now, out)
+        self._let_in(now, out)
+        _tell_up(owner, COLLECTIVES, out)
+
+    def _leave(self, owner: MemberLinks, out: list[Command]) -> None:
+        owner.epoch = None
+        for link in list(owner.links.values()):
+            self._forget(link, out)
+        if owner in self.members:
+            self.members.remove(owner)
+
+    def _tick(self, now: float, out: list[Command]) -> None:
+        for link in list(self._all()):
+            if link.due > now:
+                continue
+            if link.state is State.pausing:
+                self._try(link, now, out)
+            else:
+                self._failed(link, f"{link.other.name}, whose turn it is, has not dialled yet", now, out)
+        for knock, (_, until) in list(self._knocks.items()):
+            if until <= now:
+                del self._knocks[knock]
+                out.append(Refuse(knock, "the member or epoch is not known here"))
+
+    # ---- up and down ---------------------------------------------------------------------------------
+
+    def _link(self, owner: MemberLinks, mid: int, channel: int, now: float) -> Link:
+        """The link to *mid*, made now if there was none."""
+        link = owner.links.get((mid, channel))
+        if link is None:
+            assert owner.epoch is not None
+            other = next(member for member in owner.epoch.members if member.mid == mid)
+            link = owner.links[mid, channel] = Link(owner, other, channel, now)
+        return link
+
+    def _forget(self, link: Link, out: list[Command]) -> None:
+        self._close(link, out)
+        del link.owner.links[link.other.mid, link.channel]
+
+    def _close(self, link: Link, out: list[Command]) -> None:
+        """Let go of the set that is open, if there is one."""
+        if link.number:
+            del self._open[link.number]
+            out.append(CloseLink(link.number))
+        link.number, link.state = 0, State.idle
+        link.attached.clear()
+
+    def _begin(self, link: Link, state: State, out: list[Command]) -> m.Epoch:
+        """Open a set, *dialling* or *accepting*."""
+        assert link.owner.epoch is not None
+        self._close(link, out)
+        link.number, self._next_number = self._next_number, self._next_number + 1
+        link.state, link.ours, link.due = state, state is State.dialling, inf
+        self._open[link.number] = link
+        out.append(OpenLink(link.number, link.owner.epoch.epoch, link.owner.epoch.plan))
+        return link.owner.epoch
+
+    def _attached(self, link: Link, lane: int, now: float, out: list[Command]) -> None:
+        assert link.owner.epoch is not None
+        link.attached.add(lane)
+        if len(link.attached) == link.owner.epoch.plan.lanes:
+            link.state, link.changed_at = State.up, now
+            link.raised_at, link.due = None, inf
+            _tell_up(link.owner, link.channel, out)
+
+    def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
+        """The set is of no use any more: another one is made, if the link is wanted."""
+        self._down(link, reason, now, out)
+        if link.raised_at is not None:
+            self._failed(link, reason, now, out)
+        else:
+            self._raise(link, now, out)
+
+    def _down(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
+        if link.up:
+            link.changed_at = now
+            link.owner.needed.discard((link.other.mid, link.channel))  # an op that still needs it says so
+            out.append(LinkLost(link.owner, link.other, link.channel, reason))
+        link.reason = reason
+        self._close(link, out)
+
+    # ---- raising -------------------------------------------------------------------------------------
+
+    def _raise(self, link: Link, now: float, out: list[Command]) -> None:
+        """See that it comes up, unless it is on its way already."""
+        if link.wanted and not link.up and link.raised_at is None:
+            link.raised_at, link.pause = now, self._limits.redial_interval
+            self._try(link, now, out)
+
+    def _try(self, link: Link, now: float, out: list[Command]) -> None:
+        link.due = inf
+        if not link.wanted:
+            link.raised_at = None
+            link.state = link.state if link.number else State.idle
+        elif link.state is State.accepting or (link.agreed and not link.younger):
+            link.state = State.accepting if link.number else State.awaited
+            link.due = now + self._limits.link_timeout / 4
+        elif link.other.daemon in self._cut:
+            self._failed(link, "cut by fault injection", now, out)
+        else:
+            self._dial(link, out)
+
+    def _dial(self, link: Link, out: list[Command]) -> None:
+        epoch = self._begin(link, State.dialling, out)
+        link.owner.dialled += 1
+        ends = link.owner.mid, link.other.mid
+        what = epoch.group, epoch.key, *ends, link.channel, wire_plan(epoch)
+        lanes = range(epoch.plan.lanes)
+        hellos = [m.LaneHello(PROTOCOL_VERSION, *what, lane, link.owner.dialled) for lane in lanes]
+        out.append(Dial(link.number, link.other, tuple(hellos)))
+
+    def _failed(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
+        """A try to raise it, by either end, has come to nothing."""
+        assert link.raised_at is not None
+        link.reason = reason
+        late = now - link.raised_at >= self._limits.link_timeout and link.needed
+        if late and (link.younger or link.agreed):  # else the younger end may succeed where this one does not
+            out.append(LinkUnreachable(link.owner, link.other, reason))
+            link.raised_at = now
+        if link.state is State.accepting or (link.agreed and not link.younger):
+            self._try(link, now, out)
+        else:
+            link.state, link.due = State.pausing, now + link.pause
+            link.pause = min(2 * link.pause, LONGEST_PAUSE)
+
+    # ---- letting in ----------------------------------------------------------------------------------
+
+    def _let_in(self, now: float, out: list[Command]) -> None:
+        """Answer those whose epoch is known here; others may have learnt of theirs before this daemon."""
+        for knock, (hello, _) in list(self._knocks.items()):
+            owner = self._owner(hello)
+            if owner is not None:
+                del self._knocks[knock]
+                out.append(self._admit(knock, hello, owner, now, out))
+
+    def _owner(self, hello: m.LaneHello) -> MemberLinks | None:
+        for owner in self.members:
+            epoch = owner.epoch
+            if epoch is None or (owner.mid, epoch.group, epoch.key) != (hello.receiver, hello.group, hello.key):
+                continue
+            if hello.plan == wire_plan(epoch) and any(member.mid == hello.sender for member in epoch.members):
+                return owner
+        return None
+
+    def _admit(self, knock: int, hello: m.LaneHello, owner: MemberLinks, now: float, out: list[Command]) -> Command:
+        assert owner.epoch is not None
+        link = self._link(owner, hello.sender, hello.channel, now)
+        if link.other.daemon in self._cut:
+            return Refuse(knock, "cut by fault injection")
+        if hello.lane >= owner.epoch.plan.lanes:
+            return Refuse(knock, f"lane {hello.lane} of {owner.epoch.plan.lanes}")
+        if link.number and link.ours and link.younger:
+            return Refuse(knock, "both ends dial: the younger's connections stay")
+        more = link.state is State.accepting and hello.generation == link.accepted and hello.lane not in link.attached
+        if hello.generation <= link.accepted and not more:
+            return Refuse(knock, f"generation {hello.generation} is over, {link.accepted} is the latest")
+        if not more:
+            self._down(link, f"{link.other.name} dialled anew", now, out)
+            self._begin(link, State.accepting, out)
+            link.accepted = hello.generation
+            if link.raised_at is None:
+                self._raise(link, now, out)
+            else:
+                link.due = now + self._limits.link_timeout / 4
+        return Welcome(knock, link.number, hello.lane)
+
+
+def _tell_up(owner: MemberLinks, channel: int, out: list[Command]) -> None:
+    """Tell the member that links are up, where it can begin something with them."""
+    assert owner.epoch is not None
+    up = owner.up(channel)
+    if channel == P2P and up:
+        out.append(P2PUp(owner))
+    elif channel == COLLECTIVES and owner.neighbours <= up:
+        out.append(LinksUp(owner, owner.epoch.epoch))
