@@ -13,7 +13,7 @@ from typing import Any, Self
 from wancoll._native import ffi, lib
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
-from wancoll.schedule.plan import Place, Schedule, Transfer
+from wancoll.schedule.steps import Place, Schedule, Step
 
 KIB = 1024
 DIGEST_BLOCK = 64 * KIB
@@ -148,7 +148,7 @@ def prepare(
     return Prepared(prepared, transfers)
 
 
-def _translate(step: Transfer, out: Any, links: Mapping[int, int]) -> None:
+def _translate(step: Step, out: Any, links: Mapping[int, int]) -> None:
     if step.peer >= 0:
         if step.peer not in links:
             raise ConfigError("a schedule needs a link that is not there", who=f"rank {step.peer}")

@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.bench.ranks import ANSWER_TIMEOUT, Ranks, Sample
 from wancoll.chaos import Cluster
-from wancoll.collective import DType, ReduceOp
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 
 LANES = 8
 CONNECT_TIMEOUT = 30.0
@@ -125,10 +125,10 @@ class EngineMember:
 
     def _prepare(self, mode: str, nbytes: int) -> Any:
         from wancoll.engine import prepare
-        from wancoll.schedule.ring import all_reduce
+        from wancoll.schedule.choose import make
 
         return prepare(
-            all_reduce(self._rank, self._world_size, nbytes // 4, 4),
+            make(Descriptor(Kind.all_reduce, count=nbytes // 4), "ring", self._rank, self._world_size),
             {rank: rank for rank in range(self._world_size)},
             dtype=DType.float32,
             op=ReduceOp.sum,

@@ -21,8 +21,8 @@ from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError, PeerDaemonLost, WorldTooSmall
 from wancoll.schedule import choose, codec
 from wancoll.schedule.numbers import storage
-from wancoll.schedule.plan import Action, Buffer
 from wancoll.schedule.reference import execute
+from wancoll.schedule.steps import Action, Buffer
 from wancoll.wire import messages as m
 
 INTS = [dtype for dtype in DType if dtype not in FLOATS]

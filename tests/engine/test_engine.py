@@ -36,7 +36,7 @@ from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, crc32c, 
 from wancoll.errors import ConfigError
 from wancoll.schedule import numbers, reference
 from wancoll.schedule.choose import make
-from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
+from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 
 HEADER = struct.Struct("<IBBHQQQQII")
 MAGIC = 0x4C434E57
@@ -405,16 +405,16 @@ FRONT, BACK = Place(Buffer.front, 0), Place(Buffer.back, 0)
 
 
 def send(nbytes: int) -> Schedule:
-    return Schedule((Transfer(Direction.send, Action.copy, 0, nbytes, 1, left=FRONT),))
+    return Schedule((Step(Direction.send, Action.copy, 0, nbytes, 1, left=FRONT),))
 
 
 def receive(nbytes: int, action: Action = Action.copy) -> Schedule:
-    return Schedule((Transfer(Direction.recv, action, 0, nbytes, 1, to=BACK, left=FRONT, result=True),))
+    return Schedule((Step(Direction.recv, action, 0, nbytes, 1, to=BACK, left=FRONT, result=True),))
 
 
 def exchange(nbytes: int) -> Schedule:
     """Both ranks' bytes are reduced here and sent back."""
-    back = Transfer(Direction.send, Action.copy, 0, nbytes, 1, number=1, left=BACK, after=(1,))
+    back = Step(Direction.send, Action.copy, 0, nbytes, 1, number=1, left=BACK, after=(1,))
     return Schedule((*send(nbytes).steps, *receive(nbytes, Action.final).steps, back))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from wancoll.collective import DATALESS, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import choose, reference
 from wancoll.schedule.build import BLOCKS
-from wancoll.schedule.plan import Direction, Schedule, Transfer
+from wancoll.schedule.steps import Direction, Schedule, Step
 
 ALL_REDUCES = choose.ALGORITHMS[Kind.all_reduce]
 PAIRS = [(kind, name) for kind, names in choose.ALGORITHMS.items() for name in names]
@@ -80,7 +80,7 @@ def run(
     return results
 
 
-def sends(schedule: Schedule) -> list[Transfer]:
+def sends(schedule: Schedule) -> list[Step]:
     return [step for step in schedule.steps if step.direction is Direction.send]
 
 

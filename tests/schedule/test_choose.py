@@ -10,7 +10,7 @@ from wancoll.errors import ConfigError
 from wancoll.schedule import cost
 from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.choose import ALGORITHMS, NoRoute, choose, has_sites, links, make, sizes
-from wancoll.schedule.plan import Buffer
+from wancoll.schedule.steps import Buffer
 
 KIB = 1024
 PLAN = {

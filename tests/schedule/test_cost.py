@@ -29,7 +29,7 @@ from wancoll.schedule.cost import (
     predicted,
     seconds,
 )
-from wancoll.schedule.plan import Direction, Schedule
+from wancoll.schedule.steps import Direction, Schedule
 
 BOOK = LinkCost(alpha=5e-6, beta=1 / 100e9)  # that of the figures below
 WAN = LinkCost(alpha=0.04, beta=1 / 62.5e6)  # 40 ms one way, 500 Mbit/s

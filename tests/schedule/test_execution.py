@@ -12,7 +12,7 @@ from tests.schedule.schedules import call, everyone
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import numbers, reference
 from wancoll.schedule.build import Builder, Coding, back
-from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
+from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 
 
 def test_special_values():
@@ -148,7 +148,7 @@ def test_a_bound_of_another_range():
 def hasty():
     """Rank 0 collects at offset 0 of back what it passes on, and does not wait for that before it receives more."""
     one, other = Builder(0, 2), Builder(1, 2)
-    value = one.recv_reduced(1, one.mine(0, 40), home=back(0))
+    value = one.recv_reduced(1, one.mine(0, 40), to=back(0))
     one.send(1, value)
     one.recv(1, 0, 40, result=0)
     other.send(0, other.mine(0, 40))
@@ -174,7 +174,7 @@ def only(*steps, scratch=64):
 
 
 def local(action, to, left, right=None, after=(), result=False, length=40):
-    return Transfer(Direction.local, action, 0, length, to=to, left=left, right=right, after=after, result=result)
+    return Step(Direction.local, action, 0, length, to=to, left=left, right=right, after=after, result=result)
 
 
 FRONT, BACK, SCRATCH = (Place(buffer, 0) for buffer in Buffer)
@@ -213,7 +213,7 @@ def test_the_executor_runs_every_action_on_one_rank():
 
 
 def test_an_encoded_range_begins_at_a_block():
-    step = Transfer(Direction.local, Action.encode, 4, 36, to=Place(Buffer.scratch, 0, True), left=FRONT)
+    step = Step(Direction.local, Action.encode, 4, 36, to=Place(Buffer.scratch, 0, True), left=FRONT)
     with pytest.raises(ValueError, match="does not begin at a block"):
         execute(only(step, scratch=256), codec=Codec.int8)
 

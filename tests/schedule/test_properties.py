@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, coded, everyone, sends, sites_of, wire_bytes
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
 from wancoll.schedule import codec as codecs
+from wancoll.schedule.algorithms.hierarchical import members_by_site
 from wancoll.schedule.build import BLOCKS, Coding
 from wancoll.schedule.choose import make
-from wancoll.schedule.hierarchical import members_by_site
-from wancoll.schedule.plan import Action, Buffer, Direction, chunk_bounds
+from wancoll.schedule.steps import Action, Buffer, Direction, chunk_bounds
 
 WORLDS = (*range(1, 10), 13, 16, 33, 64)
 COUNTS = (0, 1, 7, 1000)

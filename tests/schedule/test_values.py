@@ -14,9 +14,9 @@ from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of
 from wancoll.collective import DATALESS, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import codec as codecs
 from wancoll.schedule import numbers
+from wancoll.schedule.algorithms.hierarchical import members_by_site
 from wancoll.schedule.build import BLOCKS
-from wancoll.schedule.hierarchical import members_by_site
-from wancoll.schedule.plan import chunk_bounds
+from wancoll.schedule.steps import chunk_bounds
 
 WORLDS = range(1, 10)
 COUNTS = (0, 1, 5, 333)

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from tests.sim.clock import Process
 from tests.sim.network import End
-from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
+from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 
 ITEM = 8  # bytes of an element; its value may be as large as it likes
 
@@ -271,7 +271,7 @@ def _memory(work: Work, place: Place) -> list[int]:
     return (work.front, work.back, work.scratch)[place.buffer]
 
 
-def _read(work: Work, place: Place | None, step: Transfer) -> list[int]:
+def _read(work: Work, place: Place | None, step: Step) -> list[int]:
     assert place is not None
     begin, size = place.offset // ITEM, step.length // ITEM
     found = _memory(work, place)[begin : begin + size]
@@ -279,7 +279,7 @@ def _read(work: Work, place: Place | None, step: Transfer) -> list[int]:
     return found
 
 
-def _write(work: Work, step: Transfer, values: list[Any]) -> None:
+def _write(work: Work, step: Step, values: list[Any]) -> None:
     place = step.to
     assert place is not None
     assert place.buffer is not Buffer.front, "the caller's bytes are not written"

@@ -17,7 +17,7 @@ from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule.codec import block, coded_bytes, takes
 from wancoll.schedule.numbers import narrowed, storage, widened
-from wancoll.schedule.plan import chunk_bounds
+from wancoll.schedule.steps import chunk_bounds
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

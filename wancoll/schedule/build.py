@@ -1,4 +1,4 @@
-"""Builds one rank's schedule: algorithms say what is sent, received and reduced, this finds places and dependencies.
+"""Builds one rank's schedule: algorithms say what is sent, received and reduced, this finds places and bounds.
 
 An algorithm handles values: byte ranges that are (or will be) here. With a codec, what is sent is encoded first, once
 for each value; what was received encoded is passed on as it came; and what becomes the result is decoded from the wire
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wancoll.collective import Codec, DType
-from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer, chunk_bounds
+from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step, chunk_bounds
 
 # Elements of a codec's block, and the bytes that they are on the wire.
 BLOCKS = {Codec.bf16: (1, 2), Codec.fp16: (128, 260), Codec.int8: (128, 132), Codec.int4: (32, 20)}
@@ -41,7 +41,7 @@ class Value:
     """Bytes [start, start + length) of the whole that are here once their steps have come that far.
 
     Args:
-        start: as Transfer.start.
+        start: as Step.start.
         length: bytes of raw elements.
         raw: where they are as elements, None if only encoded.
         raw_after: the step that puts them there, -1 if they are there from the start.
@@ -62,10 +62,36 @@ def back(offset: int) -> Place:
     return Place(Buffer.back, offset)
 
 
-def spans(count: int, itemsize: int, parts: int, coding: Coding | None = None) -> list[tuple[int, int]]:
-    """(start, length) in bytes of every chunk of a tensor of *count* elements: see chunk_bounds."""
-    bounds = chunk_bounds(count, parts, coding.elements if coding else 1)
-    return [(start * itemsize, (stop - start) * itemsize) for start, stop in bounds]
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What algorithms know of an operation, but for the codec. A kind uses what it has.
+
+    Args:
+        count: elements of the tensor; of a block where there are blocks of one size.
+        itemsize: bytes of an element.
+        root: a rank, where there is one.
+        lengths: bytes of every rank's block.
+        starts: where every rank's block begins in front (of scatter: in the root's), bytes.
+        sites: label of every rank's site; "" is a site of its own.
+    """
+
+    count: int
+    itemsize: int
+    root: int
+    lengths: Sequence[int]
+    starts: Sequence[int]
+    sites: Sequence[str]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensor, or of a block."""
+        return self.count * self.itemsize
+
+
+def spans(shape: Shape, parts: int, coding: Coding | None = None) -> list[tuple[int, int]]:
+    """(start, length) in bytes of every chunk of the tensor: see chunk_bounds."""
+    bounds = chunk_bounds(shape.count, parts, coding.elements if coding else 1)
+    return [(start * shape.itemsize, (stop - start) * shape.itemsize) for start, stop in bounds]
 
 
 class Builder:
@@ -79,10 +105,21 @@ class Builder:
 
     def __init__(self, rank: int, world_size: int, coding: Coding | None = None) -> None:
         self.rank, self.world_size, self.coding = rank, world_size, coding
-        self._steps: list[Transfer] = []
+        self._steps: list[Step] = []
         self._scratch = 0
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
+        self.right, self.left = (rank + 1) % world_size, (rank - 1) % world_size
+
+    @property
+    def rightwards(self) -> list[int]:
+        """The other ranks, the right neighbour first."""
+        return [(self.rank + offset) % self.world_size for offset in range(1, self.world_size)]
+
+    @property
+    def leftwards(self) -> list[int]:
+        """The other ranks, the left neighbour first."""
+        return self.rightwards[::-1]
 
     def mine(self, start: int, length: int, at: int | None = None) -> Value:
         """The caller's own bytes, at offset *at* of front (*start* unless given)."""
@@ -91,10 +128,7 @@ class Builder:
     def send(self, peer: int, value: Value, *, raw: bool = False) -> Value:
         """Send *value* to rank *peer*; the one returned knows its encoded form, for the next send of it.
 
-        Args:
-            peer: who receives it.
-            value: what.
-            raw: without the codec; the receiver says so, too.
+        *raw*: without the codec; the receiver says so, too.
         """
         if not value.length:
             return value
@@ -116,17 +150,17 @@ class Builder:
         length: int,
         *,
         result: int | None = None,
-        home: Place | None = None,
+        to: Place | None = None,
         raw: bool = False,
     ) -> Value:
         """Receive bytes [start, start + length) from rank *peer*.
 
         Args:
-            peer: who sends them.
-            start: as Transfer.start.
+            peer: a rank.
+            start: as Step.start.
             length: bytes of raw elements.
             result: they are the result's final bytes and belong at this offset of back.
-            home: where to put bytes that are neither encoded nor the result's; None: new scratch.
+            to: where to put bytes that are neither encoded nor the result's; None: new scratch.
             raw: without the codec.
         """
         if not length:
@@ -135,7 +169,7 @@ class Builder:
         if coded:
             to = self._coded_room(length)
         else:
-            to = back(result) if result is not None else home or self.room(length)
+            to = back(result) if result is not None else to or self.room(length)
         value = Value(start, length, None if coded else to, coded=to if coded else None)
         done = self._receive(peer, value, Action.copy, to=to, result=result is not None and not coded)
         if not coded:
@@ -148,7 +182,7 @@ class Builder:
         peer: int,
         left: Value,
         *,
-        home: Place | None = None,
+        to: Place | None = None,
         last: bool = False,
         alike: bool = False,
         raw: bool = False,
@@ -163,9 +197,9 @@ class Builder:
         fused = left.raw is not None and left.raw_after < 0 and not self._coded(raw)
         if not fused:
             received = self.recv(peer, left.start, left.length, raw=raw)
-            return self.reduce(left, received, home=home, last=last, alike=alike)
+            return self.reduce(left, received, to=to, last=last, alike=alike)
         adopts = last and not alike and self.coding is not None
-        to = home or self.room(left.length)
+        to = to or self.room(left.length)
         done = self._receive(
             peer, left, Action.final if last else Action.reduce, to=to, left=left.raw, result=last and not adopts
         )
@@ -177,57 +211,48 @@ class Builder:
         ranks: Sequence[int],
         own: Value,
         *,
-        home: Place | None = None,
+        to: Place | None = None,
         last: bool = False,
         alike: bool = False,
         raw: bool = False,
     ) -> Value:
         """Receive the range of *own* from all others of *ranks* and reduce: ((x0 op x1) op x2) ..., in their order.
 
-        Args:
-            ranks: whose values; this rank among them stands for *own*.
-            own: of this rank; it must not lie at *home*.
-            home: as reduce; the outcome is there if there was anything to reduce.
-            last: as reduce.
-            alike: as reduce.
-            raw: without the codec.
+        This rank, among *ranks*, stands for *own*, which must not lie at *to*. The rest is as in reduce; the outcome is
+        at *to* if there was anything to reduce.
         """
         if len(ranks) == 1 or not own.length:
             return own
 
-        def taken(rank: int, home: Place | None = None) -> Value:
-            return own if rank == self.rank else self.recv(rank, own.start, own.length, home=home, raw=raw)
+        def taken(rank: int, at: Place | None = None) -> Value:
+            return own if rank == self.rank else self.recv(rank, own.start, own.length, to=at, raw=raw)
 
-        home = home or self.room(own.length)
+        to = to or self.room(own.length)
         first, second, *rest = ranks
         done = last and not rest
         if self.rank in (first, second):
             value = self.recv_reduced(
-                first if second == self.rank else second, own, home=home, last=done, alike=alike, raw=raw
+                first if second == self.rank else second, own, to=to, last=done, alike=alike, raw=raw
             )
         else:
-            value = self.reduce(taken(first, home), taken(second), home=home, last=done, alike=alike)
+            value = self.reduce(taken(first, to), taken(second), to=to, last=done, alike=alike)
         for rank in rest:
-            value = self.reduce(value, taken(rank), home=home, last=last and rank == ranks[-1], alike=alike)
+            value = self.reduce(value, taken(rank), to=to, last=last and rank == ranks[-1], alike=alike)
         return value
 
     def reduce(
-        self, left: Value, right: Value, *, home: Place | None = None, last: bool = False, alike: bool = False
+        self, left: Value, right: Value, *, to: Place | None = None, last: bool = False, alike: bool = False
     ) -> Value:
-        """Reduce two values of the same range: left op right.
+        """Reduce two values of the same range: left op right, at *to* (None: new scratch), which may be where left is.
 
-        Args:
-            left: the left operand.
-            right: the right operand.
-            home: where the outcome goes, which may be where *left* is; None: new scratch. Whatever was there must have
-                been sent on before, in the sense that the new bytes could not be here otherwise.
-            last: the outcome is the result (avg divides; with a codec it is encoded and decoded again): home is where
-                it belongs.
-            alike: every rank makes this very result from the same bytes, so that there is nothing to adopt.
+        Whatever was at *to* must have been sent on before, in the sense that the new bytes could not be here otherwise.
+
+        *last*: the outcome is the result (avg divides; with a codec it is encoded and decoded again), and belongs at
+        *to*. *alike*: every rank makes this very result from the same bytes, so that there is nothing to adopt.
         """
         if not left.length:
             return left
-        to = home or self.room(left.length)
+        to = to or self.room(left.length)
         if left.raw is None:
             left = self._decode(left, to if right.raw is None or right.raw[:2] != to[:2] else self.room(left.length))
         adopts = last and not alike and self.coding is not None
@@ -285,13 +310,11 @@ class Builder:
         Every rank sends at least one frame to its right neighbour, empty if need be: members whose calls differ find
         out wherever they differ, since around the ring some neighbours do (R15).
         """
-        n = self.world_size
-        right, left = (self.rank + 1) % n, (self.rank - 1) % n
-        nothing = Value(0, 0, None)
-        if n > 1 and not self._sent[right]:
-            self._add(Direction.send, Action.copy, nothing, peer=right, left=Place(Buffer.front, 0))
-        if n > 1 and not self._received[left]:
-            self._add(Direction.recv, Action.copy, nothing, peer=left, to=Place(Buffer.back, 0))
+        nothing, alone = Value(0, 0, None), self.world_size == 1
+        if not alone and not self._sent[self.right]:
+            self._add(Direction.send, Action.copy, nothing, peer=self.right, left=Place(Buffer.front, 0))
+        if not alone and not self._received[self.left]:
+            self._add(Direction.recv, Action.copy, nothing, peer=self.left, to=Place(Buffer.back, 0))
         return Schedule(tuple(self._steps), self._scratch)
 
     # ---- inside --------------------------------------------------------------------------------------
@@ -338,8 +361,6 @@ class Builder:
     ) -> int:
         bounds = tuple(sorted({index for index in after if index >= 0}))
         self._steps.append(
-            Transfer(
-                direction, action, value.start, value.length, peer, number, to, left, right, bounds, result, measured
-            )
+            Step(direction, action, value.start, value.length, peer, number, to, left, right, bounds, result, measured)
         )
         return len(self._steps) - 1

@@ -4,56 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
-from typing import TypeAlias
 
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
 from wancoll.errors import ConfigError
-from wancoll.schedule import cost, direct, full_exchange, halving_doubling, hierarchical, naive, ring, tree
-from wancoll.schedule.build import Builder, Coding
-from wancoll.schedule.plan import Direction, Schedule
+from wancoll.schedule import cost
+from wancoll.schedule.algorithms import direct, full_exchange, halving_doubling, hierarchical, naive, ring, tree
+from wancoll.schedule.build import Builder, Coding, Shape
+from wancoll.schedule.steps import Direction, Schedule
 
-_AllReduce: TypeAlias = Callable[[int, int, int, int, Coding | None], Schedule]
-_Blocks: TypeAlias = Callable[[int, Sequence[int], Sequence[int]], Schedule]
-_Rooted: TypeAlias = Callable[[int, int, int, int], Schedule]
-
-_ALL_REDUCE: dict[str, _AllReduce] = {
-    "ring": ring.all_reduce,
-    "direct": direct.all_reduce,
-    "halving_doubling": halving_doubling.all_reduce,
-    "tree": tree.all_reduce,
-    "full_exchange": full_exchange.all_reduce,
-    "naive": naive.all_reduce,
-}
-_REDUCE_SCATTER: dict[str, _Blocks] = {"ring": ring.reduce_scatter, "direct": direct.reduce_scatter}
-_ALL_GATHER: dict[str, Callable[[int, Sequence[int]], Schedule]] = {
-    "ring": ring.all_gather,
-    "direct": direct.all_gather,
-}
-_BROADCAST: dict[str, _Rooted] = {"ring": ring.broadcast, "tree": tree.broadcast, "direct": direct.broadcast}
-_REDUCE: dict[str, _Rooted] = {"ring": ring.reduce, "direct": direct.reduce, "tree": tree.reduce}
-_GATHER: dict[str, _Rooted] = {"direct": direct.gather, "ring": ring.gather}
-_SCATTER: dict[str, Callable[[int, int, int, Sequence[int]], Schedule]] = {
-    "direct": direct.scatter,
-    "ring": ring.scatter,
-}
-_ALL_TO_ALL: dict[str, Callable[[int, int, Sequence[int]], Schedule]] = {
-    "direct": direct.all_to_all,
-    "ring": ring.all_to_all,
+_ALGORITHMS: dict[Kind, dict[str, Callable[[Builder, Shape], None]]] = {
+    Kind.all_reduce: {
+        "ring": ring.all_reduce,
+        "direct": direct.all_reduce,
+        "halving_doubling": halving_doubling.all_reduce,
+        "tree": tree.all_reduce,
+        "full_exchange": full_exchange.all_reduce,
+        "naive": naive.all_reduce,
+        "hierarchical": hierarchical.all_reduce,
+    },
+    Kind.reduce_scatter: {"ring": ring.reduce_scatter, "direct": direct.reduce_scatter},
+    Kind.all_gather: {"ring": ring.all_gather, "direct": direct.all_gather},
+    Kind.broadcast: {"ring": ring.broadcast, "tree": tree.broadcast, "direct": direct.broadcast},
+    Kind.reduce: {"ring": ring.reduce, "tree": tree.reduce, "direct": direct.reduce},
+    Kind.gather: {"direct": direct.gather, "ring": ring.gather},
+    Kind.scatter: {"direct": direct.scatter, "ring": ring.scatter},
+    Kind.all_to_all: {"direct": direct.all_to_all, "ring": ring.all_to_all},
+    # The frames that every schedule has, from each rank to its right neighbour, are all that these need.
+    Kind.update_membership: {"ring": lambda builder, shape: None},
+    Kind.barrier: {"ring": lambda builder, shape: None},
 }
 
 # What each kind offers; the first is taken where nothing else says which. All have a ring: see `choose`.
-ALGORITHMS: dict[Kind, tuple[str, ...]] = {
-    Kind.all_reduce: (*_ALL_REDUCE, "hierarchical"),
-    Kind.update_membership: ("ring",),
-    Kind.reduce_scatter: tuple(_REDUCE_SCATTER),
-    Kind.all_gather: tuple(_ALL_GATHER),
-    Kind.broadcast: tuple(_BROADCAST),
-    Kind.reduce: tuple(_REDUCE),
-    Kind.gather: tuple(_GATHER),
-    Kind.scatter: tuple(_SCATTER),
-    Kind.all_to_all: tuple(_ALL_TO_ALL),
-    Kind.barrier: ("ring",),
-}
+ALGORITHMS = {kind: tuple(offered) for kind, offered in _ALGORITHMS.items()}
 
 # All-reduces that encode what a rank contributes once, whatever the number of ranks.
 ENCODE_ONCE = ("direct", "full_exchange", "naive")
@@ -167,39 +149,30 @@ def make(
     Args:
         descriptor: the operation.
         algorithm: one of ALGORITHMS of its kind.
-        rank: whose schedule.
+        rank: whose.
         world_size: ranks.
         blocks: where front has a block for every rank (BLOCKS_IN_FRONT): element offsets of those of the present ranks,
             in rank order; front may have blocks of lost ranks, too. Left out: one after the other.
         sites: label of every rank's site, for hierarchical.
     """
+    if descriptor.kind not in _ALGORITHMS:
+        raise ValueError(f"{descriptor.kind.name} is no collective: it has no schedule")
     size = descriptor.dtype.itemsize
-    lengths = [count * size for count in descriptor.block_counts(world_size)]
-    starts = [start * size for start in _block_starts(descriptor, world_size, blocks)]
-    root, nbytes = descriptor.root, descriptor.nbytes
-    match descriptor.kind:
-        case Kind.all_reduce:
-            coding = Coding.of(descriptor.codec, descriptor.dtype)
-            if algorithm == "hierarchical":
-                return hierarchical.all_reduce(rank, world_size, descriptor.count, size, coding, sites=sites)
-            return _ALL_REDUCE[algorithm](rank, world_size, descriptor.count, size, coding)
-        case Kind.update_membership | Kind.barrier:
-            return Builder(rank, world_size).finish()
-        case Kind.reduce_scatter:
-            return _REDUCE_SCATTER[algorithm](rank, lengths, starts)
-        case Kind.all_gather:
-            return _ALL_GATHER[algorithm](rank, lengths)
-        case Kind.broadcast:
-            return _BROADCAST[algorithm](rank, world_size, root, nbytes)
-        case Kind.reduce:
-            return _REDUCE[algorithm](rank, world_size, root, nbytes)
-        case Kind.gather:
-            return _GATHER[algorithm](rank, world_size, root, nbytes)
-        case Kind.scatter:
-            return _SCATTER[algorithm](rank, root, nbytes, starts)
-        case Kind.all_to_all:
-            return _ALL_TO_ALL[algorithm](rank, nbytes, starts)
-    raise ValueError(f"{descriptor.kind.name} is no collective: it has no schedule")
+    shape = Shape(
+        descriptor.count,
+        size,
+        descriptor.root,
+        lengths=[count * size for count in descriptor.block_counts(world_size)],
+        starts=[start * size for start in _block_starts(descriptor, world_size, blocks)],
+        sites=sites,
+    )
+    coding = Coding.of(descriptor.codec, descriptor.dtype) if descriptor.kind is Kind.all_reduce else None
+    builder = Builder(rank, world_size, coding)
+    if world_size > 1:
+        _ALGORITHMS[descriptor.kind][algorithm](builder, shape)
+    else:
+        builder.keep(builder.mine(0, shape.lengths[0], shape.starts[0]), 0)
+    return builder.finish()
 
 
 def sizes(descriptor: Descriptor, rank: int, world_size: int, blocks: Sequence[int] = ()) -> tuple[int, int]:

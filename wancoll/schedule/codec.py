@@ -55,9 +55,9 @@ def encode(codec: Codec, dtype: DType, x: Array, *, key: int | None = None, firs
         codec: the format.
         dtype: what the elements are.
         x: shape (n,), of dtype storage(dtype).
-        key: round stochastically, with random bits that depend on these 64 bits and the elements' places; None: to
+        key: round stochastically, with random bits that depend on these 64 bits and the elements' indices; None: to
             nearest even.
-        first: place of x[0] in the tensor.
+        first: index of x[0] in the tensor.
 
     Returns:
         A uint8 array, shape (coded_bytes(codec, n),).
@@ -112,10 +112,10 @@ def random_words(key: int, first: int, n: int) -> Array:
     Philox4x32-7 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Word w of the
     counter 16 line + lane belongs to the element 64 line + 16 w + lane, which suits vectors of up to 16 lanes.
     """
-    place = np.arange(n, dtype=np.uint64) + np.uint64(first)
-    counter = place // np.uint64(_LINE) * np.uint64(16) + place % np.uint64(16)
+    index = np.arange(n, dtype=np.uint64) + np.uint64(first)
+    counter = index // np.uint64(_LINE) * np.uint64(16) + index % np.uint64(16)
     words = philox(key, counter & np.uint64(0xFFFFFFFF), counter >> np.uint64(32))
-    return np.choose((place // np.uint64(16) % np.uint64(4)).astype(np.intp), words)
+    return np.choose((index // np.uint64(16) % np.uint64(4)).astype(np.intp), words)
 
 
 def philox(key: int, low: Array, high: Array, third: int = 0, fourth: int = 0) -> list[Array]:

@@ -1,13 +1,30 @@
-"""The reference executor: runs the schedules of all ranks in numpy. The engine must equal it bit for bit."""
+"""The reference executor: runs the schedules of all ranks in numpy. The engine must equal it bit for bit.
+
+All ranks' steps are one graph of parts, run in any order that it allows.
+
+The order is what makes it a test. A part waits for the parts that bound it, for its turn on its lane and, to be
+received, for its bytes; nothing else. Memory knows which step wrote each byte last, so that a step that comes too early
+or too late is caught, and not only where the bytes happen to differ.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import pairwise
+
+import numpy as np
 
 from wancoll.collective import Codec, DType, ReduceOp
-from wancoll.schedule.execution import Run
-from wancoll.schedule.numbers import Array
-from wancoll.schedule.plan import Schedule
+from wancoll.schedule.build import Coding
+from wancoll.schedule.codec import decode, encode
+from wancoll.schedule.numbers import Array, average, reduce, storage
+from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
+
+_POISON = 0xA5
+_NOBODY = -1
 
 
 def execute(
@@ -45,5 +62,229 @@ def execute(
             written exactly once.
     """
     sizes = [front.nbytes for front in inputs] if back_bytes is None else back_bytes
-    run = Run(schedules, inputs, dtype, op, codec, sizes, noise, cut, lanes)
+    run = _Run(schedules, inputs, dtype, op, codec, sizes, noise, cut, lanes)
     return run.results(order)
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Bytes [begin, end) of the range of one rank's step, and what waits for them."""
+
+    rank: int
+    index: int
+    step: Step
+    begin: int
+    end: int
+    waits: int = 0
+    next: list[_Part] = field(default_factory=list)
+    receiver: _Part | None = None  # of a send
+    wire: Array | None = None  # what the send put there for this recv
+    key: tuple[float, int] = (0, 0)
+
+    def then(self, other: _Part) -> None:
+        self.next.append(other)
+        other.waits += 1
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, step {self.index} ({self.step}), bytes {self.begin} to {self.end}"
+
+
+class _Memory:
+    """One of a rank's buffers, the step that wrote each byte last, and which bytes are final."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.data = np.full(nbytes, _POISON, np.uint8)
+        self.writer = np.full(nbytes, _NOBODY, np.int32)
+        self.final = np.zeros(nbytes, bool)
+
+
+class _Run:
+    """See the module; the arguments are those of `execute`."""
+
+    def __init__(
+        self,
+        schedules: Sequence[Schedule],
+        inputs: Sequence[Array],
+        dtype: DType,
+        op: ReduceOp,
+        codec: Codec,
+        back_bytes: Sequence[int],
+        noise: Sequence[tuple[int, int]] | None,
+        cut: int,
+        lanes: int,
+    ) -> None:
+        self._dtype, self._op, self._codec, self._noise = dtype, op, codec, noise
+        self._coding = Coding.of(codec, dtype)
+        self._world_size = len(schedules)
+        self._fronts = [np.ascontiguousarray(front).view(np.uint8) for front in inputs]
+        self._memory = [
+            {Buffer.back: _Memory(size), Buffer.scratch: _Memory(schedule.scratch)}
+            for size, schedule in zip(back_bytes, schedules, strict=True)
+        ]
+        self._parts = self._graph(schedules, cut, lanes)
+
+    def results(self, order: int | None) -> list[Array]:
+        """Run everything; *order* and the errors are those of `execute`."""
+        keys = self._keys(order)
+        for index, part in enumerate(self._parts):
+            part.key = (keys[index], index)
+        ready = sorted(part.key for part in self._parts if not part.waits)
+        done = 0
+        while ready:
+            part = self._parts[heappop(ready)[1]]
+            self._do(part)
+            done += 1
+            for other in part.next:
+                other.waits -= 1
+                if not other.waits:
+                    heappush(ready, other.key)
+        if done < len(self._parts):
+            stuck = next(part for part in self._parts if part.waits)
+            raise ValueError(f"schedules do not fit together: steps wait for each other, the first is {stuck}")
+        for rank, memory in enumerate(self._memory):
+            missing = np.flatnonzero(~memory[Buffer.back].final)
+            if missing.size:
+                raise ValueError(f"rank {rank} never gets {missing.size} bytes of its result, from {missing[0]} on")
+        return [self._elements(memory[Buffer.back].data) for memory in self._memory]
+
+    def _keys(self, seed: int | None) -> Sequence[float]:
+        """One for each part, lower ones go first. Some ranks and some kinds of steps are far slower than others."""
+        if seed is None:
+            return range(len(self._parts))
+        rng = np.random.default_rng(seed)
+        slowness = rng.uniform(0, 3, (self._world_size, len(Direction)))
+        noise = rng.random(len(self._parts))
+        return [slowness[part.rank, part.step.direction] + noise[index] for index, part in enumerate(self._parts)]
+
+    # ---- who waits for whom --------------------------------------------------------------------------
+
+    def _graph(self, schedules: Sequence[Schedule], cut: int, lanes: int) -> list[_Part]:
+        everything: list[_Part] = []
+        queues: dict[tuple[int, ...], list[_Part]] = defaultdict(list)  # direction, from, to, lane
+        for rank, schedule in enumerate(schedules):
+            made: list[list[_Part]] = []
+            for index, step in enumerate(schedule.steps):
+                parts = [_Part(rank, index, step, *ends) for ends in _cuts(step, cut)]
+                for bound in step.after:
+                    before = schedule.steps[bound]
+                    if (before.start, before.length) != (step.start, step.length) or step.direction is Direction.recv:
+                        raise ValueError(f"{parts[0]} must not be bound by {before}")
+                    for earlier, later in zip(made[bound], parts, strict=True):
+                        earlier.then(later)
+                if step.direction is not Direction.local:
+                    pair = (rank, step.peer) if step.direction is Direction.send else (step.peer, rank)
+                    for number, part in enumerate(parts):
+                        queues[step.direction, *pair, number % lanes].append(part)
+                made.append(parts)
+                everything += parts
+        for (direction, *lane), queue in queues.items():
+            for part, following in pairwise(queue):
+                part.then(following)
+            other = Direction.recv if direction is Direction.send else Direction.send
+            _join(direction, queue, queues.get((other, *lane), []))
+        return everything
+
+    # ---- what happens --------------------------------------------------------------------------------
+
+    def _do(self, part: _Part) -> None:
+        step = part.step
+        if part.begin == part.end:
+            return
+        if step.direction is Direction.send:
+            assert part.receiver is not None
+            part.receiver.wire = self._read(part, step.left).copy()
+            return
+        elements = (part.end - part.begin) // self._dtype.itemsize
+        match step.action:
+            case Action.copy:
+                outcome = self._read(part, step.left) if part.wire is None else part.wire
+            case Action.encode:
+                key = None if self._noise is None else self._noise[part.rank][0 if step.measured else 1]
+                left = self._elements(self._read(part, step.left))
+                first = (step.start + part.begin) // self._dtype.itemsize
+                outcome = encode(self._codec, self._dtype, left, key=key, first=first)
+            case Action.decode:
+                outcome = decode(self._codec, self._dtype, self._read(part, step.left), elements)
+            case Action.reduce | Action.final:
+                left = self._elements(self._read(part, step.left))
+                if part.wire is not None:
+                    right = self._elements(part.wire)
+                elif step.right is not None and step.right.encoded:
+                    right = decode(self._codec, self._dtype, self._read(part, step.right), elements)
+                else:
+                    right = self._elements(self._read(part, step.right))
+                outcome = self._reduced(left, right, step.action is Action.final)
+        self._write(part, outcome.view(np.uint8))
+
+    def _reduced(self, left: Array, right: Array, final: bool) -> Array:
+        if final and self._op is ReduceOp.avg:
+            return average(self._dtype, left, right, self._world_size)
+        return reduce(self._dtype, self._op, left, right)
+
+    def _elements(self, data: Array) -> Array:
+        return data.view(storage(self._dtype))
+
+    def _range(self, part: _Part, place: Place) -> slice:
+        begin, length = part.begin, part.end - part.begin
+        if place.encoded:
+            assert self._coding is not None
+            if (part.step.start + begin) % (self._coding.elements * self._coding.itemsize):
+                raise ValueError(f"{part} does not begin at a block of the codec")
+            begin, length = self._coding.coded_bytes(begin), self._coding.coded_bytes(length)
+        return slice(place.offset + begin, place.offset + begin + length)
+
+    def _read(self, part: _Part, place: Place | None) -> Array:
+        assert place is not None
+        where = self._range(part, place)
+        memory = None if place.buffer is Buffer.front else self._memory[part.rank][place.buffer]
+        data = (self._fronts[part.rank] if memory is None else memory.data)[where]
+        if data.size != where.stop - where.start:
+            raise ValueError(f"{part} reads beyond the end of {place.buffer.name}")
+        if memory is not None:
+            wrong = np.flatnonzero(~np.isin(memory.writer[where], part.step.after))
+            if wrong.size:
+                wrote = int(memory.writer[where][wrong[0]])
+                raise ValueError(f"{part} reads from {place} what step {wrote} wrote, which does not bound it")
+        return data
+
+    def _write(self, part: _Part, data: Array) -> None:
+        place = part.step.to
+        assert place is not None
+        if place.buffer is Buffer.front:
+            raise ValueError(f"{part} writes the caller's bytes")
+        memory, where = self._memory[part.rank][place.buffer], self._range(part, place)
+        if where.stop > memory.data.size:
+            raise ValueError(f"{part} writes beyond the end of {place.buffer.name}")
+        if memory.final[where].any():
+            raise ValueError(f"{part} writes over a result")
+        memory.data[where], memory.writer[where] = data, part.index
+        memory.final[where] = part.step.result
+
+
+def _cuts(step: Step, cut: int) -> list[tuple[int, int]]:
+    """[begin, end) of every part of a step, relative to its start."""
+    if not cut:
+        return [(0, step.length)]
+    inner = range(-step.start % cut or cut, step.length, cut)
+    return list(zip((0, *inner), (*inner, step.length), strict=True))
+
+
+def _join(direction: int, queue: list[_Part], other: list[_Part]) -> None:
+    """Let the receives of a lane wait for its sends, which must be the same ones in the same order."""
+    if len(queue) != len(other):
+        raise ValueError(f"schedules do not fit together: {queue[-1]}, which the other end does not know")
+    if direction is Direction.recv:
+        return
+    for send, recv in zip(queue, other, strict=True):
+        ours, theirs = send.step, recv.step
+        assert ours.left is not None
+        assert theirs.to is not None
+        if (ours.number, ours.start, ours.length, ours.left.encoded) != (
+            theirs.number,
+            theirs.start,
+            theirs.length,
+            theirs.to.encoded,
+        ):
+            raise ValueError(f"schedules do not fit together: {send} meets {recv}")
+        send.receiver = recv
+        send.then(recv)

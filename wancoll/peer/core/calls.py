@@ -16,7 +16,7 @@ from wancoll.collective import REDUCING, ROOTED, Codec, Descriptor, DType, Kind,
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.schedule import choose
-from wancoll.schedule.plan import Schedule
+from wancoll.schedule.steps import Schedule
 from wancoll.wire import messages as m
 
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts

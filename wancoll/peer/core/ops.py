@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from wancoll.collective import Descriptor, DType, Kind
 from wancoll.peer.core.calls import Call, Meaning
-from wancoll.schedule.plan import Action, Buffer, Direction, Place, Schedule, Transfer
+from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 from wancoll.wire import messages as m
 
 
@@ -119,9 +119,9 @@ class Exchange:
     def schedule(self) -> Schedule:
         """One step; the other member is rank 0."""
         if self.sends:
-            step = Transfer(Direction.send, Action.copy, 0, self.nbytes, 0, left=Place(Buffer.front, 0))
+            step = Step(Direction.send, Action.copy, 0, self.nbytes, 0, left=Place(Buffer.front, 0))
         else:
-            step = Transfer(Direction.recv, Action.copy, 0, self.nbytes, 0, to=Place(Buffer.back, 0), result=True)
+            step = Step(Direction.recv, Action.copy, 0, self.nbytes, 0, to=Place(Buffer.back, 0), result=True)
         return Schedule((step,))
 
     def __str__(self) -> str:

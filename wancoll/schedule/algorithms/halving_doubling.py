@@ -1,38 +1,27 @@
 """Recursive halving and doubling: an all-reduce of 2 log2 N hops that sends no more bytes than a ring.
 
 Rabenseifner, 2004, "Optimization of collective reduction operations"; Thakur, Rabenseifner and Gropp, 2005,
-"Optimization of collective communication operations in MPICH". Here a half is a set of chunks, each its own transfer,
+"Optimization of collective communication operations in MPICH". Here a half is a set of chunks, each sent by itself,
 so that one can be passed on while the others arrive.
 """
 
 from __future__ import annotations
 
-from wancoll.schedule.build import Builder, Coding, Value, back, spans
-from wancoll.schedule.plan import Schedule
+from wancoll.schedule.build import Builder, Shape, Value, back, spans
 
 
-def all_reduce(rank: int, world_size: int, count: int, itemsize: int, coding: Coding | None = None) -> Schedule:
+def all_reduce(builder: Builder, shape: Shape) -> None:
     """Halve with partners at distance 1, 2, 4, ...; then double with the same partners, farthest first.
 
     The core are as many players as the largest power of two within N. If it is less than N, the first ranks form pairs,
     of which the odd one hands its tensor to the even one first and gets the result last. Players are the even ones of
     the pairs and the ranks behind them. The order of the operands is ((y0 op y1) op (y2 op y3)) op ..., where y is what
     the players have. With a codec every halving encodes anew.
-
-    Args:
-        rank: whose schedule.
-        world_size: ranks.
-        count: elements of the tensor.
-        itemsize: bytes of an element.
-        coding: of what crosses the wire.
     """
-    builder, n = Builder(rank, world_size, coding), world_size
-    if n == 1:
-        builder.keep(builder.mine(0, count * itemsize), 0)
-        return builder.finish()
+    n, rank = builder.world_size, builder.rank
     core = 1 << (n.bit_length() - 1)
     pairs = n - core
-    chunks = spans(count, itemsize, core, coding)
+    chunks = spans(shape, core, builder.coding)
     if rank < 2 * pairs and rank % 2:
         player = rank // 2
         for chunk in _wanted(player, 1, core):
@@ -40,18 +29,17 @@ def all_reduce(rank: int, world_size: int, count: int, itemsize: int, coding: Co
         for chunk in _held(player, 1, core):
             start, length = chunks[chunk]
             builder.recv(rank - 1, start, length, result=start)
-        return builder.finish()
+        return
     player = rank // 2 if rank < 2 * pairs else rank - pairs
     values = [builder.mine(start, length) for start, length in chunks]
     if player < pairs:
         for chunk in _wanted(player, 1, core):
-            values[chunk] = builder.recv_reduced(rank + 1, values[chunk], home=back(chunks[chunk][0]))
+            values[chunk] = builder.recv_reduced(rank + 1, values[chunk], to=back(chunks[chunk][0]))
     _halve(builder, player, pairs, values)
     _double(builder, player, pairs, values)
     if player < pairs:
         for chunk in _held(player, 1, core):
             builder.send(rank + 1, values[chunk])
-    return builder.finish()
 
 
 def _halve(builder: Builder, player: int, pairs: int, values: list[Value]) -> None:
@@ -63,7 +51,7 @@ def _halve(builder: Builder, player: int, pairs: int, values: list[Value]) -> No
         for chunk in _wanted(player, 2 * mask, core):
             value = values[chunk]
             values[chunk] = builder.recv_reduced(
-                _rank(other, pairs), value, home=back(value.start), last=2 * mask == core
+                _rank(other, pairs), value, to=back(value.start), last=2 * mask == core
             )
         mask *= 2
 

@@ -1,4 +1,4 @@
-"""Schedules as data: transfers and local steps over byte ranges of three buffers, and chunk boundaries.
+"""Schedules as data: steps over byte ranges of three buffers, and chunk boundaries.
 
 A schedule is one rank's list of steps. Its wire steps move bytes to and from other ranks, its local steps combine bytes
 that are here. Between one pair of ranks the sends of the one are the receives of the other, in the same order. A step
@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class Step:
     """One step.
 
     Args:
@@ -94,7 +94,7 @@ class Transfer:
 class Schedule(NamedTuple):
     """One rank's steps, and the bytes of scratch memory that they use."""
 
-    steps: tuple[Transfer, ...]
+    steps: tuple[Step, ...]
     scratch: int = 0
 
 
