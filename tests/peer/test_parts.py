@@ -1,4 +1,4 @@
-"""The daemon's smaller parts: streams that never wait, arenas, listeners, addresses, probes, fault injection."""
+"""The daemon's smaller parts: arenas, addresses, probes, fault injection."""
 
 from __future__ import annotations
 
@@ -14,115 +14,12 @@ from wancoll.errors import ConfigError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
-from wancoll.net.dial import DialFailed, dial, read_frame
-from wancoll.net.listen import Handshakes, open_listeners
-from wancoll.net.stream import Stream
+from wancoll.net.dial import read_frame
+from wancoll.net.listen import open_listeners
 from wancoll.peer.arena import Arena
 from wancoll.peer.links.lanes import advertised, check_congestion_control, probe
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
-
-
-async def test_a_stream_keeps_order_when_the_kernel_does_not_take_all() -> None:
-    near, far = socket.socketpair()
-    stream = Stream(near, "far", 8 << 20)
-    pieces = [bytes([i]) * 100_000 for i in range(40)]
-    for piece in pieces:
-        stream.send(piece)
-    assert stream.queued > 0
-    other = Stream(far, "near", 1)
-    received = bytearray()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(stream.drain)
-        while len(received) < 4_000_000:
-            received += await other.receive()
-    assert bytes(received) == b"".join(pieces)
-    stream.close()
-    assert await other.receive() == b""
-    other.close()
-
-
-@pytest.mark.parametrize(("max_messages", "last"), [(0, bytes(1000)), (3, bytes(1))])
-async def test_a_stream_does_not_queue_without_bound(max_messages: int, last: bytes) -> None:
-    near, far = socket.socketpair()
-    stream = Stream(near, "the lazy one", 1000, max_messages)
-    while not stream.queued:  # until the kernel takes no more
-        stream.send(bytes(500))
-    assert not stream.overflow
-    async with trio.open_nursery() as nursery:
-
-        async def read() -> None:
-            assert await stream.receive() == b""
-
-        nursery.start_soon(read)
-        await trio.testing.wait_all_tasks_blocked()
-        for _ in range(3):
-            stream.send(last)
-    assert stream.overflow
-    assert stream.queued == 0
-    assert stream.ended == "it does not read what it is sent"
-    stream.send(b"more")
-    assert stream.queued == 0
-    stream.close()
-    far.close()
-
-
-async def test_what_was_sent_arrives_before_the_end() -> None:
-    near, far = socket.socketpair()
-    stream, other = Stream(near, "far", 8 << 20), Stream(far, "near", 1)
-    stream.send(bytes(2_000_000))
-    assert stream.queued > 0
-    stream.end()
-    assert await stream.receive() == b""
-    received = 0
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(stream.close_delivered)
-        while data := await other.receive():
-            received += len(data)
-        other.close()
-    assert received == 2_000_000
-    assert other.ended == "the connection was closed by the other end"
-
-
-async def test_handshakes_are_bounded_in_number_and_time(autojump_clock: trio.testing.MockClock) -> None:
-    handshakes = Handshakes(2, 5.0)
-    left: list[tuple[str, float]] = []
-
-    async def idle(name: str) -> None:
-        with handshakes.one():
-            await trio.sleep_forever()
-        left.append((name, trio.current_time() - start))
-
-    async def introduced() -> None:
-        with handshakes.one() as scope:
-            assert handshakes.over(scope)
-            assert not handshakes.over(scope)
-            await trio.sleep(60)
-        left.append(("introduced", trio.current_time() - start))
-
-    start = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        for name in "abc":
-            nursery.start_soon(idle, name)
-            await trio.sleep(1)
-            assert len(handshakes) <= 2
-        nursery.start_soon(introduced)
-        await trio.sleep(1)
-    assert left == [("a", 2.0), ("b", 3.0), ("c", 7.0), ("introduced", 63.0)]
-
-
-async def test_closing_a_stream_wakes_its_reader() -> None:
-    near, far = socket.socketpair()
-    stream = Stream(near, "far", 1000)
-    async with trio.open_nursery() as nursery:
-
-        async def read() -> None:
-            assert await stream.receive() == b""
-
-        nursery.start_soon(read)
-        await trio.testing.wait_all_tasks_blocked()
-        stream.close()
-    far.close()
 
 
 def test_an_arena_is_shared_and_its_size_is_sealed() -> None:
@@ -201,13 +98,6 @@ async def test_a_probe_tells_who_answers(answer: bytes, outcome: str) -> None:
             ok, reason = await probe([address], "bob", DEFAULT)
     assert ok == (outcome == "")
     assert outcome in reason
-
-
-async def test_a_dial_that_nobody_answers_says_where() -> None:
-    with open_listeners("127.0.0.1:0")[0] as listener:
-        address = join_address(*listener.getsockname())
-    with pytest.raises(DialFailed, match=f"{address}.*refused"):
-        await dial([address], 2.0)
 
 
 def test_failpoints_need_the_token() -> None:
