@@ -1,4 +1,4 @@
-# make demo: see it work. make test: check it. The rest: chaos, churn, sim, bench, bench-wan, lint, san, clean.
+# make demo: see it work. make test: check it. The rest: check, nightly, chaos, sim, bench, bench-wan, lint, san, clean.
 # Everything is installed into .venv; nothing outside this folder changes.
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -10,27 +10,34 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h,native/*.$e native/*/*.$e))
 PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := --numprocesses=2 --dist=worksteal
 
-.PHONY: demo test chaos churn sim bench bench-wan lint san clean
+.PHONY: demo test check nightly chaos sim bench bench-wan lint san clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
 	$(BIN)/wancoll demo
 
+# Two at a time: most tests wait, or compute on one core. `make test PYTEST_OPTIONS=...` for others.
 test: $(VENV)/.dev $(VENV)/.torch
-	$(PYTEST) -m "not chaos and not slow"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not check and not nightly" $(PYTEST_OPTIONS)
 
-chaos: $(VENV)/.dev $(VENV)/.torch
-	HYPOTHESIS_PROFILE=chaos $(PYTEST) -m "chaos or slow" --timeout=1800
+# What `make test` has no time for.
+check: $(VENV)/.dev $(VENV)/.torch
+	$(PYTEST) $(SIDE_BY_SIDE) -m "check and not nightly" $(PYTEST_OPTIONS)
+
+# What takes long, one after the other.
+nightly: $(VENV)/.dev $(VENV)/.torch
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m nightly --timeout=1800 $(PYTEST_OPTIONS)
 
 # Simulated clusters, many of them, or with SEED=... one and all that happens in it.
 sim: $(VENV)/.dev
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),0:20000))
 
-# Ten minutes: every 0.5 to 2 s a kill, stop, cut or join, the master killed every 30 s.
-churn: $(VENV)/.demo
+# Ten minutes under faults: every 0.5 to 2 s a kill, stop, cut or join, the master killed every 30 s.
+chaos: $(VENV)/.demo
 	$(BIN)/wancoll chaos --peers $(or $(PEERS),10) --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) \
-		--json churn.json --html churn.html
+		--json chaos.json --html chaos.html
 
 bench: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m tests.bench

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,13 +10,19 @@ from hypothesis import settings
 
 from wancoll.chaos import Etcd
 
+# Ctrl-C in tests of it has to reach them also where a shell started us in the background, with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Options of the commands must come from the test, not from the shell that runs it. WANCOLL_CPU picks kernels for all.
 for _name in [name for name in os.environ if name.startswith("WANCOLL_") and name != "WANCOLL_CPU"]:
     del os.environ[_name]
+# So must the width of what they print: pytest-xdist sets one.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
 
 # Examples on a busy two-core machine take as long as they take; the test's own timeout is the bound.
 settings.register_profile("default", deadline=None, print_blob=True)
-settings.register_profile("chaos", settings.get_profile("default"), max_examples=2000)
+settings.register_profile("nightly", settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

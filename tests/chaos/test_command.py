@@ -41,6 +41,7 @@ def check_held(done: subprocess.CompletedProcess[str], report: Any, tmp_path: Pa
     assert not list(tmp_path.glob("*-logs")), "logs are kept where something was violated"
 
 
+@pytest.mark.check
 @pytest.mark.timeout(180)
 def test_twenty_seconds(tmp_path: Path) -> None:
     """Kills, stops, joiners, the master's death: everything agrees, nothing leaks."""
@@ -57,8 +58,8 @@ def test_twenty_seconds(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_minute_of_churn_with_ten_peers(tmp_path: Path) -> None:
     """Every 0.5 to 2 s a fault, the master killed in between."""
@@ -69,8 +70,8 @@ def test_a_minute_of_churn_with_ten_peers(tmp_path: Path) -> None:
     assert sum(fault["kind"].startswith("master") for fault in hit) >= 3
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_lanes_that_fail_while_their_peers_live(tmp_path: Path) -> None:
     """One-way cuts, slow and late lanes, flipped bits, connections that end in mid frame: nobody is put out."""

@@ -236,7 +236,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_starts(tmp_
     assert "--picture: cannot write the picture" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_the_demo_survives_its_kill_and_ends_in_the_same_bytes_each_time(tmp_path):
     digests = set()
@@ -253,7 +253,7 @@ def test_the_demo_survives_its_kill_and_ends_in_the_same_bytes_each_time(tmp_pat
     assert len(digests) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_a_replica_with_one_wrong_bit_makes_the_demo_fail(tmp_path):
     done = run_demo(tmp_path, "--steps=40", "--spoil")

@@ -470,6 +470,7 @@ def every_collective(socket: str, peers: int) -> Generator[list[Row], None, None
                 yield from perf_run.sweep(comm, settings)
 
 
+@pytest.mark.check
 def test_every_collective_with_every_algorithm_has_the_right_values() -> None:
     with Cluster(peers=3) as cluster:
         ranks = [cluster.client(i, every_collective, 3) for i in range(3)]
@@ -486,6 +487,7 @@ def test_every_collective_with_every_algorithm_has_the_right_values() -> None:
                     assert each.asked in ("auto", "hierarchical", each.algorithm)
 
 
+@pytest.mark.check
 def test_sites_make_hierarchical_possible() -> None:
     options = ("all_reduce", "-n", "3", "--site", "a,a,b", "--algorithm", "hierarchical", "-b", "64K", "-e", "64K")
     (each,) = json.loads(finish(run(*options, "--iters", "1", "--json")))["rows"]

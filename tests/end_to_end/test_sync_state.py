@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import wancoll
+from tests.later import later
 from wancoll.chaos import Cluster, in_threads
 from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
@@ -154,7 +155,7 @@ def test_alone(cluster: Cluster) -> None:
         assert sync(comms, [{}], [0])[0].revision == 0
 
 
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("inside", [True, *later(False)])
 def test_stripes_come_from_all_holders_and_only_those_that_differ(cluster: Cluster, inside: bool) -> None:
     """Large tensors, in the arena and outside: one differs as a whole, one in two stripes, one not at all."""
     sizes = {"large": 4 * STRIPE + 999, "part": 3 * STRIPE + 1, "same": SWAP_BYTES + 5}
@@ -453,7 +454,7 @@ def test_bytes_that_are_not_those_of_the_digest_are_not_taken(cluster: Cluster) 
             assert receipts[2].bytes_received == sum(map(len, right.values()))
 
 
-@pytest.mark.parametrize("full", [0, 1])
+@pytest.mark.parametrize("full", [0, *later(1)])
 def test_an_arena_without_room_is_everybodys_error(cluster: Cluster, full: int) -> None:
     """The joiner cannot receive, or the only holder cannot send: both hear of it, and nothing hangs."""
     with joined(cluster, 2) as comms:
@@ -484,7 +485,7 @@ def test_an_arena_without_room_is_everybodys_error(cluster: Cluster, full: int) 
         check_usable(comms)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_incoming_memory_is_given_back(cluster: Cluster) -> None:
     """What a sync took once is not kept."""
     with joined(cluster, 2) as comms:
@@ -499,7 +500,7 @@ def test_incoming_memory_is_given_back(cluster: Cluster) -> None:
         assert arena.resident_bytes() < (20 + 18) * STRIPE  # the array, and what may stay warm
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_offsets_beyond_four_gib(cluster: Cluster) -> None:
     """Large and almost empty, so that it takes no memory: only the stripes with something in them move."""
     size = (4 << 30) + 3 * STRIPE + 12345

@@ -109,7 +109,7 @@ def test_a_cut_that_stays_does_not_stop_the_group(cluster: Cluster, rng: random.
     close_all(comms)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_cuts_at_random_moments(cluster: Cluster, rng: random.Random) -> None:
     attempts = []

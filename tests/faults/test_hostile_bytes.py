@@ -204,7 +204,7 @@ def test_hostile_bytes_while_joins_and_ops_go_on(cluster: Cluster, rng: random.R
     check_unharmed(cluster, pids, files)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_hostile_bytes_for_two_minutes(cluster: Cluster, rng: random.Random) -> None:
     joins_and_ops(cluster, 0)

@@ -111,13 +111,13 @@ def test_late_abort_with_8_ops_in_flight(cluster: Cluster, rng: random.Random) -
     trials(cluster, rng, 2, ops=8)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_late_abort_200_trials(cluster: Cluster, rng: random.Random) -> None:
     trials(cluster, rng, 200, ops=1)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_late_abort_with_8_ops_in_flight_100_trials(cluster: Cluster, rng: random.Random) -> None:
     trials(cluster, rng, 100, ops=8)
@@ -160,7 +160,7 @@ def test_killed_at(cluster: Cluster, rng: random.Random, name: str) -> None:
         assert outcomes[victim].error is None
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["mid_op", "before_done", "after_done", "before_commit"])
 def test_killed_at_many_times(cluster: Cluster, rng: random.Random, name: str) -> None:

@@ -74,7 +74,7 @@ def test_paused_peer_is_evicted(cluster: Cluster) -> None:
     stop_and_wake(cluster, 2.0, MIB)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_paused_peer_is_evicted_after_the_default_3_seconds() -> None:
     with Cluster(PEERS) as cluster:
@@ -154,7 +154,7 @@ def test_killed_client_leaves_at_once_and_another_takes_its_place(cluster: Clust
     kill_a_client(cluster, count)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_killed_clients_at_random_moments(cluster: Cluster, rng: random.Random) -> None:
     for _ in range(30):
@@ -285,7 +285,7 @@ def test_on_failure_raise_with_8_ops_in_flight(cluster: Cluster) -> None:
     close_all(comms)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_on_failure_raise_many_times(cluster: Cluster, rng: random.Random) -> None:
     """Posts and the loss cross each other; still every op has one fate on all survivors."""

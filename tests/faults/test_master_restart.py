@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.faults.support import (
-    FAILPOINTS,
     MIB,
     Background,
     attempt,
@@ -24,6 +23,7 @@ from tests.faults.support import (
     wait_joining,
     wait_until,
 )
+from tests.later import later
 from wancoll.chaos import Cluster
 from wancoll.errors import OutcomeUnknown
 
@@ -84,8 +84,10 @@ def test_between_two_operations(cluster: Cluster) -> None:
     close_all(comms)
 
 
-@pytest.mark.parametrize("times", [TIMES, pytest.param(20, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("point", [point for point in FAILPOINTS if point != "on_epoch"])
+@pytest.mark.parametrize("times", [TIMES, pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "point", ["mid_op", "after_done", *later("on_post", "before_done", "before_commit", "after_commit")]
+)
 def test_in_each_phase_of_an_operation(cluster: Cluster, point: str, times: int) -> None:
     """A member stands still at the failpoint while the master dies and comes back."""
     comms = join(cluster, range(PEERS), min_world=PEERS)
@@ -118,7 +120,7 @@ def test_when_an_epoch_begins(cluster: Cluster) -> None:
     close_all(comms)
 
 
-@pytest.mark.parametrize("down_for", [0.0, 0.5])
+@pytest.mark.parametrize("down_for", [0.5, *later(0.0)])
 def test_in_mid_operation(cluster: Cluster, down_for: float) -> None:
     """Four large sums run on while there is no master, and commit when it is back."""
     comms = join(cluster, range(PEERS), min_world=PEERS)

@@ -116,7 +116,7 @@ def test_the_ops_around_a_mismatch_commit(cluster: Cluster) -> None:
     close_all(comms)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_mismatches_many_times(cluster: Cluster, rng: random.Random) -> None:
     for _ in range(60):

@@ -73,7 +73,7 @@ def test_recovery(cluster: Cluster, rng: random.Random) -> None:
     report([one_kill(cluster, rng)])
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_recovery_median_of_30_kills(cluster: Cluster, rng: random.Random) -> None:
     assert report([one_kill(cluster, rng) for _ in range(30)]) < 0.3

@@ -160,11 +160,11 @@ def test_between_two_operations(cluster: Cluster, how: str) -> None:
     close_all(comms)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])])
 @pytest.mark.parametrize(
     ("how", "point"),
     [
-        pytest.param(how, point, marks=[] if (how, point) in QUICK else [pytest.mark.slow])
+        pytest.param(how, point, marks=[] if (how, point) in QUICK else [pytest.mark.nightly])
         for how, point in itertools.product(["kill", "pause"], PHASES)
     ],
 )
@@ -192,7 +192,7 @@ def test_in_each_phase_of_an_operation(cluster: Cluster, how: str, point: str, t
     assert np.median(took) < TAKEOVER or times == 1, told(cluster)
 
 
-@pytest.mark.parametrize("point", ["half_commit", pytest.param("before_commit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("point", ["half_commit", pytest.param("before_commit", marks=pytest.mark.nightly)])
 def test_the_leader_stops_while_it_commits(cluster: Cluster, point: str) -> None:
     """One member may know, the others do not; what the new leader decides is the same."""
     comms = join(cluster, range(PEERS), min_world=PEERS)
@@ -209,7 +209,7 @@ def test_the_leader_stops_while_it_commits(cluster: Cluster, point: str) -> None
 
 @pytest.mark.parametrize(
     "point",
-    ["before_epoch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("before_persist", "half_epoch"))],
+    ["before_epoch", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("before_persist", "half_epoch"))],
 )
 def test_the_leader_stops_while_it_begins_an_epoch(cluster: Cluster, point: str) -> None:
     """It has decided who goes on, and wakes up when another one has decided too."""
@@ -227,7 +227,7 @@ def test_the_leader_stops_while_it_begins_an_epoch(cluster: Cluster, point: str)
     close_all(comms)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_again_and_again(cluster: Cluster) -> None:
     """Small sums without a pause while leaders are killed and stopped in turn, each for as long as chance has it."""
@@ -285,7 +285,7 @@ def test_a_private_daemon_finds_the_leader(cluster: Cluster) -> None:
         reduce_all([comm], [0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_only_members_that_were_put_out_come_back(etcd: Etcd) -> None:
     """No journal is left, and nobody has told them; but etcd knows that the group went on without them."""
@@ -307,7 +307,7 @@ def test_only_members_that_were_put_out_come_back(etcd: Etcd) -> None:
         assert isinstance(outcome.error, Evicted | OutcomeUnknown), repr(outcome)[-500:]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_both_masters_die(cluster: Cluster) -> None:
     comms = join(cluster, range(PEERS), min_world=PEERS)
@@ -323,6 +323,7 @@ def test_both_masters_die(cluster: Cluster) -> None:
     close_all(comms)
 
 
+@pytest.mark.check
 def test_etcd_stands_still_for_less_than_the_lease(etcd: Etcd) -> None:
     """Nothing happens: the same leader, the same epoch."""
     with Etcd() as own, Cluster(PEERS, etcd=own.url, **(OPTIONS | lease(6))) as cluster:
@@ -343,7 +344,7 @@ def test_etcd_stands_still_for_less_than_the_lease(etcd: Etcd) -> None:
         close_all(comms)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_etcd_dies_and_comes_back(etcd: Etcd) -> None:
     """The leader steps down when its lease is over; ops wait, and commit when somebody leads again."""

@@ -125,7 +125,7 @@ def until_broken(attempt: Callable[[], bool]) -> None:
     assert any(attempt() for _ in range(ATTEMPTS)), "never broken into"
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.chaos), 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_holder_dies_half_way(cluster: Cluster, victim: int) -> None:
     """Only what was under way is sent again, and the joiner has the holders' bytes."""
 
@@ -181,7 +181,7 @@ def test_the_joiner_dies_half_way(cluster: Cluster) -> None:
     until_broken(attempt)
 
 
-@pytest.mark.parametrize("on_failure", ["retry", pytest.param("raise", marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("on_failure", ["retry", pytest.param("raise", marks=pytest.mark.nightly)])
 def test_the_last_holder_dies_half_way(cluster: Cluster, on_failure: str) -> None:
     """Two joiners: both get the same error, and both have what they had, bit for bit."""
 
@@ -212,7 +212,7 @@ def test_the_last_holder_dies_half_way(cluster: Cluster, on_failure: str) -> Non
     until_broken(attempt)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_who_has_received_a_stripe_passes_it_on(cluster: Cluster) -> None:
     """The only member that has all of the state dies; one that lacked a single stripe has got it by then."""
 

@@ -30,7 +30,7 @@ PEERS = 3
     ("lane", "count"),
     [
         pytest.param(0, 16 * MIB, id="one lane"),
-        pytest.param(-1, 16 * MIB, id="all lanes", marks=pytest.mark.chaos),
+        pytest.param(-1, 16 * MIB, id="all lanes", marks=pytest.mark.nightly),
         pytest.param(-1, 1000, id="all lanes, bytes that fit into buffers"),
     ],
 )

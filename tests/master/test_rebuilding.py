@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.later import later
 from tests.master.test_membership_machine import P2P_IDS, Client, Cluster, Daemon, program
 from tests.master.transcript import GROUP
 from wancoll.peer.core import member as core
@@ -99,11 +100,12 @@ def finish(cluster: Scripted, *, exchanges: bool) -> None:
         cluster.time_passes(0.05)
 
 
+@pytest.mark.parametrize("first", [0, *later(*range(1, 7))])
 @pytest.mark.parametrize("exchanges", [False, True])
 @pytest.mark.parametrize("lost", [False, True], ids=["journal", "lost journal"])
-def test_nothing_is_lost_wherever_the_master_dies(lost: bool, exchanges: bool) -> None:
+def test_nothing_is_lost_wherever_the_master_dies(lost: bool, exchanges: bool, first: int) -> None:
     """Everyone comes back: no member is evicted, each op ends once, with one value, and those that retry succeed."""
-    for at in range(0, 260, 1 if not lost else 7):
+    for at in range(first, 260, 7):
         cluster = begun()
         cluster.play(at, exchanges=exchanges)
         mids = {client.core.name: client.core.mid for _, client in cluster.live() if client.core.epoch is not None}
@@ -138,9 +140,10 @@ def test_running_operations_do_not_run_again() -> None:
     assert cluster.failures() == []
 
 
-def test_twice_in_a_row() -> None:
+@pytest.mark.parametrize("first", [100, *later(105, 110)])
+def test_twice_in_a_row(first: int) -> None:
     """The second master dies before it has decided anything."""
-    for at in range(100, 180, 5):
+    for at in range(first, 180, 15):
         for then in range(0, 40, 3):
             cluster = begun()
             cluster.play(at, exchanges=True)

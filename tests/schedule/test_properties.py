@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.later import later
 from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, coded, everyone, sends, sites_of, wire_bytes
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
 from wancoll.schedule import codec as codecs
@@ -18,19 +19,25 @@ from wancoll.schedule.build import BLOCKS, Coding
 from wancoll.schedule.choose import make
 from wancoll.schedule.steps import Action, Buffer, Direction, chunk_bounds
 
-WORLDS = (*range(1, 10), 13, 16, 33, 64)
+LARGE = (33, 64)
+WORLDS = (*range(1, 10), 13, 16, *LARGE)
 COUNTS = (0, 1, 7, 1000)
 PHASES = {Direction.send: (Action.copy,), Direction.recv: (Action.copy, Action.reduce, Action.final)}
 
-every_schedule = pytest.mark.parametrize(("kind", "algorithm"), PAIRS, ids=[f"{k.name}-{a}" for k, a in PAIRS])
+
+def every_schedule(test):
+    """For each kind and algorithm; large worlds, which are slow to look at, are for later."""
+    test = pytest.mark.parametrize(("kind", "algorithm"), PAIRS, ids=[f"{k.name}-{a}" for k, a in PAIRS])(test)
+    return pytest.mark.parametrize("large", [False, *later(True)], ids=["small", "large"])(test)
 
 
 @cache
-def worlds_of(kind, algorithm):
-    """All worlds and counts, and codecs of all-reduces; large worlds, which are slow to look at, have one of each."""
+def worlds_of(kind, algorithm, large):
+    """All worlds and counts, and codecs of all-reduces; large worlds have one of each."""
     return [
         (world_size, everyone(call(kind, count, world_size, codec=codec), algorithm, world_size))
         for world_size in WORLDS
+        if (world_size in LARGE) == large
         for count in (COUNTS if world_size < 10 else (1000,))
         for codec in ((Codec.none, Codec.int8) if kind is Kind.all_reduce and world_size < 10 else (Codec.none,))
         if world_size < 40 or algorithm != "hierarchical"
@@ -51,8 +58,8 @@ def test_chunks_cover_everything_once_and_differ_by_at_most_one(count, world_siz
 
 
 @every_schedule
-def test_my_sends_are_the_peers_receives_in_the_same_order(kind, algorithm):
-    for world_size, schedules in worlds_of(kind, algorithm):
+def test_my_sends_are_the_peers_receives_in_the_same_order(kind, algorithm, large):
+    for world_size, schedules in worlds_of(kind, algorithm, large):
         lanes = {}
         for rank, schedule in enumerate(schedules):
             for step in schedule.steps:
@@ -70,9 +77,9 @@ def test_my_sends_are_the_peers_receives_in_the_same_order(kind, algorithm):
 
 
 @every_schedule
-def test_every_rank_hears_from_its_left_neighbour(kind, algorithm):
+def test_every_rank_hears_from_its_left_neighbour(kind, algorithm, large):
     """So members whose calls differ find out; empty frames are sent where there is nothing else to send only."""
-    for world_size, schedules in worlds_of(kind, algorithm):
+    for world_size, schedules in worlds_of(kind, algorithm, large):
         for rank, schedule in enumerate(schedules):
             to_the_right = [step for step in sends(schedule) if step.peer == (rank + 1) % world_size]
             assert to_the_right or world_size == 1
@@ -81,8 +88,8 @@ def test_every_rank_hears_from_its_left_neighbour(kind, algorithm):
 
 
 @every_schedule
-def test_steps_are_bound_by_earlier_ones_of_the_same_range(kind, algorithm):
-    for _, schedules in worlds_of(kind, algorithm):
+def test_steps_are_bound_by_earlier_ones_of_the_same_range(kind, algorithm, large):
+    for _, schedules in worlds_of(kind, algorithm, large):
         for schedule in schedules:
             for index, step in enumerate(schedule.steps):
                 assert len(step.after) <= 2
@@ -96,8 +103,8 @@ def test_steps_are_bound_by_earlier_ones_of_the_same_range(kind, algorithm):
 
 
 @every_schedule
-def test_actions_and_places_fit_directions(kind, algorithm):
-    for _, schedules in worlds_of(kind, algorithm):
+def test_actions_and_places_fit_directions(kind, algorithm, large):
+    for _, schedules in worlds_of(kind, algorithm, large):
         for schedule in schedules:
             for step in schedule.steps:
                 assert step.action in PHASES.get(step.direction, tuple(Action))
@@ -187,7 +194,7 @@ def schedule_of(algorithm, n, count, codec, rank):
 
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCES)
-@pytest.mark.parametrize("n", WORLDS[1:])
+@pytest.mark.parametrize("n", [*WORLDS[1:-2], *later(*LARGE)])
 def test_bytes_of_all_ranks(algorithm, n):
     """2(N-1) tensors in all, but where every rank gets every tensor."""
     for count in (0, 1, 999, 100_000) if n < 32 else (9999,):
@@ -241,7 +248,7 @@ def test_bytes_of_hierarchical(sites, codec):
             assert outside == 2 * crossing(part) * (m - 1) // m
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 13, 64])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 13, *later(64)])
 def test_bytes_of_the_other_kinds(n):
     """In units of a block (or, of broadcast and reduce, a tensor) of 40 bytes."""
     sent = {
@@ -340,7 +347,7 @@ def test_halving_and_doubling_pass_on_first_what_came_first(rank):
     }
 
 
-@pytest.mark.parametrize("n", [2, 3, 8, 13, 64])
+@pytest.mark.parametrize("n", [2, 3, 8, 13, *later(64)])
 def test_scratch_memory(n):
     """In tensors, without codec. Ranges begin at multiples of 64 bytes; nothing is ever more than documented."""
     count = 64 * 64

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.later import later
 from tests.sim.judge import Violation
 from tests.sim.small import SmallWorld, explore
 from wancoll.collective import Kind
@@ -33,14 +34,15 @@ def test_every_way_in_which_a_master_can_die() -> None:
     assert ends > 500
 
 
+@pytest.mark.parametrize("seconds", [1.2, *later(10.0)])
 @pytest.mark.parametrize("world", WORLDS[1:], ids=str)
-def test_small_worlds(world: tuple[Any, ...]) -> None:
-    states, ends, _ = explore(SmallWorld(*world), 100, 2.5)
+def test_small_worlds(world: tuple[Any, ...], seconds: float) -> None:
+    states, ends, _ = explore(SmallWorld(*world), 100, seconds)
     assert states > 300
     assert ends > 50
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("world", WORLDS[1:], ids=str)
 def test_small_worlds_for_long(world: tuple[Any, ...]) -> None:

@@ -160,7 +160,7 @@ def test_killed_at(cluster: Cluster, rng: random.Random, point: str) -> None:
     killed_at(cluster, point, rng.randrange(PEERS), SMALL)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_killed_when_the_others_had_finished_64_mib(cluster: Cluster, rng: random.Random) -> None:
     for _ in range(10):
@@ -168,7 +168,7 @@ def test_killed_when_the_others_had_finished_64_mib(cluster: Cluster, rng: rando
         cluster.restart_peer(victim)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("point", FAILPOINTS)
 def test_killed_at_64_mib(cluster: Cluster, rng: random.Random, point: str) -> None:
@@ -179,7 +179,7 @@ def test_killed_at_64_mib(cluster: Cluster, rng: random.Random, point: str) -> N
     print(f"kills at {point}: {worlds.count(PEERS)} of {len(worlds)} committed with all members")
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_recovery_takes_at_most_a_second_beyond_a_clean_operation() -> None:
     with far_apart() as (wan, cluster):
@@ -203,13 +203,13 @@ def churn(rng: random.Random, seconds: float, count: int) -> Churn:
     return work
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_churn(rng: random.Random) -> None:
     churn(rng, 30, SMALL)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_churn_64_mib(rng: random.Random) -> None:
     churn(rng, 120, LARGE)

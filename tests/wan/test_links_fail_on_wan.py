@@ -279,7 +279,7 @@ def test_status_names_a_stopped_daemon(net: Net) -> None:
             assert outcome.receipt.attempts == 1
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(MIB, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("count", [1000, pytest.param(MIB, marks=pytest.mark.nightly)])
 def test_status_names_the_direction_of_a_cut(net: Net, count: int) -> None:
     """And one that heals before lane_timeout costs nothing but the time."""
     with running(net, count) as run:
@@ -292,7 +292,7 @@ def test_status_names_the_direction_of_a_cut(net: Net, count: int) -> None:
         run.end(1.0)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_status_names_a_cut_in_both_directions(net: Net) -> None:
     with running(net, MIB) as run:
         one, other = run.order[0], run.order[1]
@@ -325,7 +325,7 @@ def around(run: Running, *pairs: tuple[int, int]) -> None:
         assert frozenset((name(one), name(other))) not in neighbours
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(4 * MIB, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("count", [1000, pytest.param(4 * MIB, marks=pytest.mark.nightly)])
 def test_a_one_way_cut_is_routed_around(net: Net, count: int) -> None:
     with running(net, count) as run:
         one, other = run.order[0], run.order[1]
@@ -340,7 +340,7 @@ def test_a_one_way_cut_is_routed_around(net: Net, count: int) -> None:
         assert any("cannot reach" in text and name(one) in text and name(other) in text for text in reasons)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_both_ends_of_a_cut_see_it(net: Net) -> None:
     with running(net, 4 * MIB) as run:
         one, other = run.order[0], run.order[1]
@@ -352,7 +352,7 @@ def test_both_ends_of_a_cut_see_it(net: Net) -> None:
         wait_until(lambda: both <= set(run.pairs()), DIAL + BUSY, "both have complained")
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_two_cuts_at_once_are_routed_around(net: Net) -> None:
     with running(net, 4 * MIB) as run:
         a, b, c, d = run.order
@@ -363,7 +363,7 @@ def test_two_cuts_at_once_are_routed_around(net: Net) -> None:
         around(run, (a, b), (c, d))
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_a_member_with_one_link_left_is_put_out(net: Net) -> None:
     with running(net) as run:
         a, b, c, _ = run.order
@@ -379,7 +379,7 @@ def test_a_member_with_one_link_left_is_put_out(net: Net) -> None:
         assert f"evicted {name(b)}" in done, told
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_a_world_that_is_too_small_says_who_could_not_reach_whom(net: Net) -> None:
     with running(net, min_world=PEERS) as run:
         a, b, c, _ = run.order
@@ -394,7 +394,7 @@ def test_a_world_that_is_too_small_says_who_could_not_reach_whom(net: Net) -> No
             assert name(b) in str(error)
 
 
-@pytest.mark.parametrize("held", [pytest.param(1.0, marks=pytest.mark.chaos), LANE + 1.0])
+@pytest.mark.parametrize("held", [pytest.param(1.0, marks=pytest.mark.nightly), LANE + 1.0])
 def test_a_cut_that_heals_costs_nobody(net: Net, held: float) -> None:
     """Shorter than lane_timeout: nothing happens. Longer: the link is dialled again by whoever's turn it is."""
     with running(net, 4 * MIB) as run:
@@ -409,7 +409,7 @@ def test_a_cut_that_heals_costs_nobody(net: Net, held: float) -> None:
             assert all(one.receipt is not None and one.receipt.attempts == 1 for one in outcomes)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_a_cut_while_another_member_dies(net: Net) -> None:
     """Three are left, and no ring of three avoids a pair: one of it is put out, the other two have their sum."""
     with running(net, 4 * MIB) as run:
@@ -431,7 +431,7 @@ def test_a_cut_while_another_member_dies(net: Net) -> None:
         print(f"ended after {max(outcome.ended for outcome in outcomes) - run.ops.started:.2f} s")
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_a_host_that_vanishes(net: Net) -> None:
     """Its connections stay half open. The survivors go on after the heartbeat; it learns its fate when it is back."""
     with running(net, MIB) as run:
@@ -456,7 +456,7 @@ def test_a_host_that_vanishes(net: Net) -> None:
         assert untouched(run.tensors[gone], gone)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_a_host_that_reboots_at_once(net: Net) -> None:
     """Nobody gets a reset from it until it is back; then the others' half-open connections get theirs."""
     with running(net, 4 * MIB) as run:
