@@ -22,13 +22,7 @@ _TIMEVAL = struct.Struct("ll")
 
 
 class Channel:
-    """One connected socket, owned from here on. One thread at a time may receive, one may send.
-
-    Args:
-        sock: connected, in blocking mode.
-        who: names the daemon in errors.
-        max_bytes: largest message accepted.
-    """
+    """One connected, blocking socket, owned from here on. One thread at a time may receive, one may send."""
 
     def __init__(self, sock: socket.socket, who: str, max_bytes: int) -> None:
         self.socket, self.who = sock, who

@@ -707,18 +707,23 @@ class _Call:
     What is refused is refused in one order: op, other options, root, tensors.
     """
 
+    root = -1
+    here = True  # whether this member is the root, if there is one
+    _peer, _tag = -1, 0
+
     def __init__(
         self, connection: Connection, kind: Kind, async_op: bool = False, on_failure: str = "retry",
         timeout: float | None = None, algorithm: str = "auto", op: str = "sum", root: int | None = None,
     ) -> None:  # fmt: skip
-        self._connection, self._kind, self.name, self.place = connection, kind, kind.name, connection.place
-        self.op = reduce_op(self.name, op)
-        check_options(self.name, async_op, on_failure, timeout, algorithm)
+        self._connection, self._kind, self.place = connection, kind, connection.place
+        self.name = name = kind._name_  # .name is a property that Enum computes each time
+        self.op = reduce_op(name, op)
+        check_options(name, async_op, on_failure, timeout, algorithm)
         self._async_op, self._on_failure, self._timeout, self._algorithm = async_op, on_failure, timeout, algorithm
         self.world = len(self.place.members)
-        self.root = -1 if root is None else check_rank(self.name, "root", root, self.world)
-        self.here = root is None or self.root == self.place.rank  # whether this member is the root, if there is one
-        self._peer, self._tag = -1, 0
+        if root is not None:
+            self.root = check_rank(name, "root", root, self.world)
+            self.here = self.root == self.place.rank
 
     def pair(self, argument: str, peer: int, tag: int) -> None:
         """It is between this member and *peer*."""

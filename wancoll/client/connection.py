@@ -32,16 +32,10 @@ _CLOSE_SECONDS = 5.0  # close() waits this long for a thread that is reading
 
 
 class Connection:
-    """One member's connection.
-
-    Args:
-        group: the group's name.
-        channel: after the handshake.
-        arena: shared with the daemon.
-        private: the daemon, if it ends with this connection.
+    """One member's connection, after the handshake.
 
     Attributes:
-        place: rank and members of the current epoch.
+        place: in the group: rank and members of the current epoch.
     """
 
     place: m.EpochInfo

@@ -39,17 +39,7 @@ class ManyReceipt:
 class ManyWork:
     """Handle of an all_reduce_many that may still be running.
 
-    Args:
-        connection: to the peer daemon, with a place in the group.
-        tensors: the caller's.
-        like: descriptor of a bucket, but for dtype, count and codec.
-        coding: how elements of a dtype travel.
-        bucket_bytes: see buckets().
-        feedback: the caller's, or None.
-        name: of the list in *feedback*.
-
-    Raises:
-        ConfigError: an argument that cannot be used; nothing was sent.
+    *like* is a bucket's descriptor, but for dtype, count and how elements travel, which *coding* says.
     """
 
     def __init__(
@@ -163,14 +153,8 @@ class _Bucket(Work):
 def buckets(sizes: Sequence[tuple[DType, int]], bucket_bytes: int) -> list[list[int]]:
     """Which tensors go together: indices, ascending in each bucket, buckets in the order of their first tensor.
 
-    A bucket takes the tensors of one dtype as they come, as long as they are *bucket_bytes* together at most.
-
-    Args:
-        sizes: dtype and bytes of each tensor.
-        bucket_bytes: a tensor above this is a bucket of its own.
-
-    Raises:
-        ConfigError: *bucket_bytes* is no size.
+    A bucket takes the tensors of one dtype as they come, as long as they are *bucket_bytes* together at most; a larger
+    tensor is a bucket of its own. *sizes* are dtype and bytes of each tensor.
     """
     limit = whole(bucket_bytes)
     if limit < 1:

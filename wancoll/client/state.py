@@ -48,12 +48,7 @@ class Tensor:
 
 
 def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
-    """Look at a state without copying it; ascending by key.
-
-    Args:
-        state: the caller's, key -> tensor.
-        changing: whether the tensors may be changed, and so have to be writable.
-    """
+    """Look at a state without copying it; ascending by key. Tensors that are *changing* have to be writable."""
     if not isinstance(state, Mapping):
         raise ConfigError(
             "state is no mapping", who=f"{_CALL}(state)", expected="a dict, name -> tensor", got=kind_of(state)
@@ -177,16 +172,7 @@ class Incoming:
     """Arena memory for the stripes that a member lacks, and how they get to their tensors: all of them, or none.
 
     A tensor that lacks all of its stripes and is a whole block of the arena gets its pages swapped in the end; the
-    others are copied. The memory is held as long as this and the thread that touches it live.
-
-    Args:
-        arena: of the connection.
-        goal: what there is to move.
-        missing: numbers of the stripes that this member lacks.
-        tensors: its tensors, in the order of the goal's entries.
-
-    Raises:
-        ArenaFull: so it is.
+    others are copied. The memory is held as long as this and the thread that touches it live. Raises ArenaFull.
     """
 
     def __init__(self, arena: Arena, goal: Goal, missing: frozenset[int], tensors: Sequence[Tensor]) -> None:
@@ -211,7 +197,7 @@ class Incoming:
             for number in numbers:
                 self._addresses[number] = lease.block.address + goal.stripes[number].offset
         self._lay(goal, loose, tensors)
-        # Beside the transfers: the daemon, which writes there first, is busy enough with the bytes.
+        # Beside the deliveries: the daemon, which writes there first, is busy enough with the bytes.
         self._toucher = threading.Thread(
             target=_touch, args=(arena, tuple(self._leases)), name="wancoll-incoming", daemon=True
         )

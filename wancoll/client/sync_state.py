@@ -43,19 +43,7 @@ Waits = Generator[Sequence[Work], None, Any]  # yields calls; goes on when one o
 
 
 class SyncWork:
-    """Handle of a sync_state that was not finished in time.
-
-    Args:
-        all_gather: of the communicator.
-        connection: of the communicator.
-        tensors: the state.
-        revision: of the state.
-        strategy: of this member.
-        on_failure: "retry" or "raise".
-
-    Raises:
-        ConfigError: a pending call uses the tensors; nothing was sent.
-    """
+    """Handle of a sync_state that was not finished in time."""
 
     def __init__(
         self, all_gather: Callable[..., Work], connection: Connection, tensors: list[Tensor], revision: int,
@@ -265,11 +253,7 @@ class SyncWork:
     def _post(self, found: Goal, delivery: Delivery, tag: int, refuse: bool = False) -> Work | None:
         """Get one under way; None: the other side is gone.
 
-        Args:
-            found: what there is to move.
-            delivery: which.
-            tag: its own.
-            refuse: this side cannot: call it with another size, which ends it on both sides.
+        With *refuse* this side cannot take part: it calls it with another size, which ends it on both sides.
         """
         place = self._connection.place
         sends = delivery.sender == place.member

@@ -62,12 +62,7 @@ class Region:
 
 
 def region(x: Any, who: str) -> Region:
-    """Look at *x* without copying it.
-
-    Args:
-        x: the caller's tensor.
-        who: names it in errors, for example "all_reduce(out=...)".
-    """
+    """Look at *x* without copying it; *who* names it in errors, for example "all_reduce(out=...)"."""
     if isinstance(x, np.ndarray):
         return _numpy(x, who)
     if is_torch(x):
@@ -421,16 +416,10 @@ def new_result(arena: Arena, shape: tuple[int, ...], like: Region) -> Region:
 
 
 def leading(out: Region, blocks: int, of: int, count: int) -> Any:
-    """The first *blocks* of a result's *of* equal blocks: a view that has fewer rows where the shape allows it.
+    """The first *blocks* of a result's *of* equal blocks (0: they are not equal), *count* elements.
 
-    Args:
-        out: the tensor with the result.
-        blocks: how many are there.
-        of: how many fit; 0: they are not equal.
-        count: elements of the part.
-
-    Returns:
-        A view of the caller's tensor; for what is neither numpy's nor torch's a numpy array over its memory.
+    A view of the caller's tensor, with fewer rows where the shape allows it; for what is neither numpy's nor torch's a
+    numpy array over its memory.
     """
     tensor = out.owner
     if not isinstance(tensor, np.ndarray) and not is_torch(tensor):

@@ -15,8 +15,8 @@ class SyncReceipt:
         tensors: names of the tensors that were changed here, ascending.
         bytes_received: payload that came here and was right; each stripe counts once.
         bytes_sent: payload that this member sent and that arrived.
-        bytes_repeated: payload of transfers here that a loss interrupted, and that were or are made again: at most what
-            was under way at that moment.
+        bytes_repeated: payload of deliveries here that a loss interrupted, and that were or are made again: at most
+            what was under way at that moment.
         tensors_moved: how many tensors were changed, over all contributors.
         bytes_moved: their stripes that differed, in bytes, over all contributors.
         contributors: names of the members that have the state now, in rank order.

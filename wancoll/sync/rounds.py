@@ -75,11 +75,7 @@ def next_round(goal: Goal, reports: Mapping[str, Report]) -> list[Delivery]:
     """The deliveries of the next round; empty: nobody misses anything.
 
     Every stripe that a member lacks and that some member can send it is sent once, and all that can send it have about
-    the same to send.
-
-    Args:
-        goal: what there is to move.
-        reports: of the members that are left, in rank order.
+    the same to send. The reports are those of the members that are left, in rank order.
 
     Raises:
         OperationAborted: a member gave up, or nobody is left that has something.

@@ -98,11 +98,6 @@ def judge(headers: Mapping[str, Header]) -> Verdict:
 def goal(verdict: Verdict, headers: Mapping[str, Header], contents: Mapping[str, Content]) -> Goal:
     """What every member lacks.
 
-    Args:
-        verdict: from judge().
-        headers: of all members, in rank order.
-        contents: of the same members.
-
     Raises:
         ConfigError: a member has other keys, shapes or dtypes than the winner.
     """
