@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wancoll.wire import messages as m
 from wancoll_master.core.ready import Announce, Broadcast
 
 if TYPE_CHECKING:
@@ -223,7 +224,10 @@ class Faults:
             if self._random.random() < 0.5:
                 master.fuse = self._random.randint(0, 12)
             else:
-                master.trap = self._random.choice((Announce, Broadcast))
+                master.trap = self._random.choice((Announce, Broadcast, m.Settled))
+                if master.trap is m.Settled:  # which one half may hear of
+                    for wait in range(5):
+                        self._world.later(0.2 * wait, self._world.exchange)
 
     def lose_journal(self) -> None:
         if (master := self._world.master) is not None and self._world.all_agree():

@@ -78,7 +78,7 @@ class Master(Process):
         self._lead()
         self.address = f"{host}:7400"
         self.fuse = -1
-        self.trap: type | None = None  # it dies while it tells the next message of this kind
+        self.trap: type | None = None  # it dies while it tells the next one of this kind
         self._trapped = False
         self._connections: dict[int, End] = {}
         self._slept_at = 0.0
@@ -202,7 +202,9 @@ class Master(Process):
                     for conn, mid in to:
                         self._add(conn, msgspec.structs.replace(epoch, to=mid))
             self.world.judge.decides(self.name, message)
-            self._trapped |= self.trap is not None and isinstance(message, self.trap)
+            if self.trap is not None:
+                said = message.message if isinstance(message, Send) else message
+                self._trapped |= isinstance(said, self.trap)
         for close in ready.closes:
             if close.reason:
                 self._add(close.conn, m.Bye(close.reason))
