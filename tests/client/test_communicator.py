@@ -487,6 +487,24 @@ def test_ctrl_c_while_waiting(held: Communicator, manual: FakeDaemon) -> None:
         assert (x == 2 * i).all()
 
 
+def test_ctrl_c_that_does_not_interrupt_the_read(held: Communicator, manual: FakeDaemon) -> None:
+    """As when it comes just before the call into the kernel: here another thread takes the signal."""
+    x = np.ones(3)
+
+    def interrupt() -> None:
+        manual.wait_for_posts(1)
+        time.sleep(0.2)  # the read is under way
+        signal.raise_signal(signal.SIGINT)
+
+    join = in_thread(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        held.all_reduce(x)
+    join()
+    (work,) = held.pending
+    manual.answer(manual.next_post())
+    assert (work.wait(10).out == 2).all()
+
+
 @pytest.mark.timeout(60, method="thread")  # the other method needs the alarm itself
 def test_ctrl_c_at_any_moment(daemon: FakeDaemon, comm: Communicator) -> None:
     """Alarms hit at random bytecodes; every call is then either pending or was never made, and values are right."""
