@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 
 class DType(IntEnum):
@@ -81,11 +84,17 @@ REDUCING = frozenset({Kind.all_reduce, Kind.reduce_scatter, Kind.reduce})  # kin
 ROOTED = frozenset({Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter})
 SAME_RESULT = frozenset({Kind.all_reduce, Kind.all_gather, Kind.broadcast})  # every member's result is the same bytes
 DATALESS = frozenset({Kind.update_membership, Kind.barrier})
+P2P_KINDS = frozenset({Kind.send, Kind.recv})  # kinds that two members call
+
+_Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The call as every member must have made it, in the terms of one epoch: root and counts are by its ranks.
+
+    It travels as it is, in the client's Post; the bounds of its fields are looked at where it is decoded, and whether
+    they fit together in wancoll.peer.core.calls.
 
     Args:
         kind: which collective.
@@ -105,14 +114,14 @@ class Descriptor:
     kind: Kind
     dtype: DType = DType.float32
     op: ReduceOp = ReduceOp.sum
-    count: int = 0
-    counts: tuple[int, ...] = ()
-    root: int = -1
+    count: _Count = 0
+    counts: Annotated[tuple[_Count, ...], Meta(max_length=1024)] = ()
+    root: Annotated[int, Meta(ge=-1, le=1023)] = -1
     codec: Codec = Codec.none
-    algorithm: str = "auto"
-    on_failure: str = "retry"
-    rounding: str = "nearest"
-    seed: int = 0
+    algorithm: _Name = "auto"
+    on_failure: _Name = "retry"
+    rounding: _Name = "nearest"
+    seed: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def nbytes(self) -> int:
@@ -144,13 +153,8 @@ class Descriptor:
 
     def fingerprint(self) -> int:
         """64 bits that travel with every frame, so that members that disagree find out at once."""
-        fields = (self.kind, self.dtype, self.op, self.count, self.counts, self.root, self.codec)
-        text = repr((*map(_plain, fields), self.algorithm, self.on_failure, self.rounding, self.seed))
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, int) else value
+        data = msgspec.msgpack.encode(self)
+        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,19 @@ kernel kills it when PARENT goes, also while it is stopped. Imports nothing but 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from wancoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
 
@@ -35,8 +35,6 @@ def die_with_parent(parent: int) -> None:
     Args:
         parent: process id of the parent; if it is gone already, this process ends at once.
     """
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         code = ctypes.get_errno()
@@ -47,8 +45,6 @@ def die_with_parent(parent: int) -> None:
 
 def in_starter(call: Callable[[], T]) -> T:
     """Run *call*, which forks, in a thread that lives as long as this process: the kernel ties a child to a thread."""
-    from concurrent.futures import ThreadPoolExecutor
-
     starter = _starters.get(os.getpid())
     if starter is None:
         starter = _starters.setdefault(os.getpid(), ThreadPoolExecutor(1, "wancoll-starter"))
@@ -62,9 +58,8 @@ def start(
     *,
     environment: Mapping[str, str] | None = None,
     place: AbstractContextManager[None] | None = None,
-    tied: bool = True,
 ) -> Child:
-    """Start a program or a Python module (see this module), in a session of its own.
+    """Start a program or a Python module (see this module), in a session of its own, with nothing on standard input.
 
     Args:
         label: names it in errors, and its files in *folder*: LABEL.out and LABEL.log, standard output and error.
@@ -72,31 +67,23 @@ def start(
         folder: where the files go; LABEL.log is appended to.
         environment: of the child; None: this process's.
         place: entered by the starting thread meanwhile: the host that the child runs on.
-        tied: whether the kernel ends it with this process. Else it (a module) is to watch its standard input, a pipe
-            that closes then.
     """
     out, log = (os.path.join(folder, f"{label}.{end}") for end in ("out", "log"))
-    launcher = ["wancoll.process", str(os.getpid())] if tied else []
 
     def spawn() -> subprocess.Popen[bytes]:
         with open(out, "wb") as stdout, open(log, "ab") as stderr, place or nullcontext():
             # A session of its own: a Ctrl-C at the terminal is for this process, which then ends its children.
             return subprocess.Popen(
-                [sys.executable, "-m", *launcher, *command], stdin=subprocess.DEVNULL if tied else subprocess.PIPE,
-                stdout=stdout, stderr=stderr, env=environment, start_new_session=True,
+                [sys.executable, "-m", "wancoll.process", str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment, start_new_session=True,
             )  # fmt: skip
 
-    process = in_starter(spawn) if tied else spawn()
-    child = Child(f"{label} ({' '.join(command)})", process.pid, process.poll, out, log)
-    child.popen = process
-    return child
+    process = in_starter(spawn)
+    return Child(f"{label} ({' '.join(command)})", process.pid, process.poll, out, log)
 
 
 class Child:
     """A child process.
-
-    Attributes:
-        popen: what subprocess knows of it, if that started it.
 
     Args:
         label: names it in errors.
@@ -105,8 +92,6 @@ class Child:
         out: path of the file with its standard output, which ready() reads.
         log: path of the file with its standard error.
     """
-
-    popen: subprocess.Popen[bytes] | None = None
 
     def __init__(self, label: str, pid: int, poll: Callable[[], int | None], out: str = "", log: str = "") -> None:
         self.label, self.pid, self._poll, self._out, self._log = label, pid, poll, out, log
@@ -263,6 +248,4 @@ if __name__ == "__main__":
     if os.sep in program:
         os.execv(program, sys.argv[2:])
     del sys.argv[:2]
-    import runpy
-
     runpy.run_module(program, run_name="__main__", alter_sys=True)

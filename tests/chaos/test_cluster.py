@@ -53,9 +53,8 @@ def sleep(socket: str) -> Iterator[str]:
     time.sleep(600)
 
 
-@pytest.mark.parametrize("fork", [False, True])
-def test_starts_serves_and_leaves_nothing_behind(fork: bool) -> None:
-    with Cluster(2, fork=fork) as cluster:
+def test_starts_serves_and_leaves_nothing_behind() -> None:
+    with Cluster(2) as cluster:
         pids = [cluster.master_pid, cluster.pid(0), cluster.pid(1)]
         folder = Path(cluster.socket(0)).parent
         assert cluster.peer_address(0) != cluster.peer_address(1)
@@ -111,13 +110,12 @@ def test_a_child_that_cannot_start_tells_why() -> None:
     assert "nonsense" in str(caught.value)
 
 
-@pytest.mark.parametrize("fork", [False, True])
-def test_children_end_with_a_parent_that_is_killed(fork: bool) -> None:
+def test_children_end_with_a_parent_that_is_killed() -> None:
     """Also the ones that stand still."""
     script = (
         "import sys, time\n"
         "from wancoll.chaos import Cluster\n"
-        f"cluster = Cluster(2, fork={fork})\n"
+        "cluster = Cluster(2)\n"
         "cluster.pause(1)\n"
         "print(cluster.socket(0), cluster.master_pid, cluster.pid(0), cluster.pid(1), flush=True)\n"
         "time.sleep(600)\n"

@@ -104,24 +104,24 @@ class FakeDaemon:
 
     def compute(self, post: m.Post) -> None:
         names, me = self.places[post.epoch]
-        kind, dtype = Kind(post.kind), DType(post.dtype)
+        kind, dtype = post.call.kind, post.call.dtype
         front, back = self.front(post).copy(), self.back(post)
         ranks = [rank for rank, name in enumerate(names) if name not in self.lost]
-        counts = [n * dtype.itemsize for n in post.counts] or [post.count * dtype.itemsize] * len(names)
+        counts = [n * dtype.itemsize for n in post.call.counts] or [post.call.count * dtype.itemsize] * len(names)
         starts = [sum(counts[:rank]) for rank in range(len(names))]
         mine = slice(starts[me], starts[me] + counts[me])
         if kind in (Kind.all_reduce, Kind.reduce) and back.size:
-            back[:] = reduced(front, dtype, ReduceOp(post.op), len(ranks))
+            back[:] = reduced(front, dtype, post.call.op, len(ranks))
         elif kind is Kind.reduce_scatter:
-            back[:] = reduced(front[mine], dtype, ReduceOp(post.op), len(ranks))
+            back[:] = reduced(front[mine], dtype, post.call.op, len(ranks))
         elif kind in (Kind.all_gather, Kind.gather) and back.size:
             self._pack(back, [shifted(np.resize(front, counts[rank]), rank - me) for rank in ranks])
         elif kind is Kind.all_to_all:
             self._pack(back, [shifted(front[starts[r] : starts[r] + counts[r]], r - me) for r in ranks])
         elif kind is Kind.broadcast:
-            back[:] = front if me == post.root else made(back.size, post.root)
+            back[:] = front if me == post.call.root else made(back.size, post.call.root)
         elif kind is Kind.scatter:
-            back[:] = front[mine] if me == post.root else made(back.size, post.root)
+            back[:] = front[mine] if me == post.call.root else made(back.size, post.call.root)
         elif kind is Kind.recv:
             back[:] = made(back.size, post.peer + post.tag)
         elif kind is Kind.send:
@@ -139,7 +139,17 @@ class FakeDaemon:
     def result(self, post: m.Post) -> m.Result:
         names = self.contributors(post)
         return m.Result(
-            post.id, post.id, post.epoch, names, 0xABC, 1, "ring", 100 + post.id, 0.5, 7 * post.codec, post.codec / 128
+            post.id,
+            post.id,
+            post.epoch,
+            names,
+            0xABC,
+            1,
+            "ring",
+            100 + post.id,
+            0.5,
+            7 * post.call.codec,
+            post.call.codec / 128,
         )
 
     def fail(self, post: m.Post, error: str = "WorldTooSmall", calls: dict[str, str] | None = None) -> None:
@@ -150,11 +160,11 @@ class FakeDaemon:
     def sizes(self, post: m.Post) -> tuple[int, int]:
         """Bytes of front and of back."""
         names, me = self.places[post.epoch]
-        size = DType(post.dtype).itemsize
-        n = post.count * size
-        everything = (sum(post.counts) or post.count * len(names)) * size
-        block = post.counts[me] * size if post.counts else n
-        here = me == post.root
+        size = post.call.dtype.itemsize
+        n = post.call.count * size
+        everything = (sum(post.call.counts) or post.call.count * len(names)) * size
+        block = post.call.counts[me] * size if post.call.counts else n
+        here = me == post.call.root
         return {
             Kind.all_reduce: (n, n),
             Kind.reduce_scatter: (everything, block),
@@ -166,7 +176,7 @@ class FakeDaemon:
             Kind.all_to_all: (everything, everything),
             Kind.send: (n, 0),
             Kind.recv: (0, n),
-        }.get(Kind(post.kind), (0, 0))
+        }.get(post.call.kind, (0, 0))
 
     def front(self, post: m.Post) -> np.ndarray[Any, Any]:
         return self.bytes[post.front : post.front + self.sizes(post)[0]]

@@ -43,17 +43,18 @@ def gaussian(count: int, seed: int = 1, dtype: Any = np.float32) -> Any:
 def test_codecs_travel(comm: Communicator, daemon: FakeDaemon, name: str) -> None:
     receipt = comm.all_reduce(np.ones(5, np.float32), codec=name)
     post = daemon.seen[-1]
-    assert (post.codec, post.stochastic, post.seed) == (Codec[name], False, 0)
+    assert (post.call.codec, post.call.rounding, post.call.seed) == (Codec[name], "nearest", 0)
     assert (receipt.codec, receipt.bytes_saved, receipt.codec_error) == (name, 7 * Codec[name], Codec[name] / 128)
 
 
 def test_stochastic_rounding_travels(comm: Communicator, daemon: FakeDaemon) -> None:
     comm.all_reduce(np.ones(5), codec="int8", rounding="stochastic", seed=2**64 - 1)
-    assert (daemon.seen[-1].stochastic, daemon.seen[-1].seed) == (True, 2**64 - 1)
+    assert (daemon.seen[-1].call.rounding, daemon.seen[-1].call.seed) == ("stochastic", 2**64 - 1)
     comm.all_reduce(np.ones(5), codec="int8", seed=9)  # of no meaning without: members need not agree
-    assert (daemon.seen[-1].stochastic, daemon.seen[-1].seed) == (False, 0)
+    assert (daemon.seen[-1].call.rounding, daemon.seen[-1].call.seed) == ("nearest", 0)
     comm.all_reduce(np.ones(5), max_rel_error=1e-9, rounding="stochastic", seed=9)
-    assert (daemon.seen[-1].codec, daemon.seen[-1].stochastic, daemon.seen[-1].seed) == (0, False, 0)
+    call = daemon.seen[-1].call
+    assert (call.codec, call.rounding, call.seed) == (0, "nearest", 0)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_the_cheapest_format(comm: Communicator, daemon: FakeDaemon, bound: floa
     for dtype in DType:
         expected = "none" if dtype in INTS else wide if dtype in (DType.float32, DType.float64) else half
         assert comm.all_reduce(tensor(dtype), max_rel_error=bound).codec == expected
-        assert daemon.seen[-1].codec == Codec[expected]
+        assert daemon.seen[-1].call.codec == Codec[expected]
 
 
 def test_the_nominal_errors_hold() -> None:
@@ -215,7 +216,7 @@ def test_a_residual_changes_only_on_commit(held: Communicator, manual: FakeDaemo
     with pytest.raises(WorldTooSmall):
         again.wait(10)
     assert (feedback.residual("w") == first).all()
-    assert manual.seen[-1].codec == Codec.int8
+    assert manual.seen[-1].call.codec == Codec.int8
 
 
 def test_what_was_not_encoded_leaves_no_residual(held: Communicator, manual: FakeDaemon) -> None:
@@ -368,7 +369,7 @@ def test_many_tensors(comm: Communicator, daemon: FakeDaemon, inside: bool) -> N
     for i, x in enumerate(tensors):
         assert (x == 2 * (i + 1)).all()
     # float32: [12 + 1 + 100 + 0 + 7], big, [2000]; int64: alike
-    assert [(post.dtype, post.count) for post in daemon.seen] == [
+    assert [(post.call.dtype, post.call.count) for post in daemon.seen] == [
         (DType.float32, 120),
         (DType.int64, 120),
         (DType.float32, BIG),
@@ -381,7 +382,8 @@ def test_many_tensors(comm: Communicator, daemon: FakeDaemon, inside: bool) -> N
     assert receipt.receipts[0].out[0] is tensors[0]
     whole = comm.all_reduce_many(tuple(tensors), op="max", algorithm="tree", on_failure="raise")
     assert len(whole.receipts) == 2
-    assert (daemon.seen[-1].op, daemon.seen[-1].algorithm, daemon.seen[-1].on_failure) == (3, "tree", "raise")
+    call = daemon.seen[-1].call
+    assert (call.op, call.algorithm, call.on_failure) == (3, "tree", "raise")
     for i, x in enumerate(tensors):
         assert (x == 2 * (i + 1)).all()
     assert comm.all_reduce_many([]).receipts == ()
@@ -485,7 +487,7 @@ def test_codecs_of_many(comm: Communicator, daemon: FakeDaemon) -> None:
     tensors = [tensor(dtype) for dtype in DType]
     receipt = comm.all_reduce_many(tensors, codec="bf16")
     assert {one.codec for one in receipt.receipts} == {"bf16", "none"}
-    assert {DType(post.dtype) for post in daemon.seen if post.codec} == {DType.float32, DType.float64}
+    assert {DType(post.call.dtype) for post in daemon.seen if post.call.codec} == {DType.float32, DType.float64}
     daemon.seen.clear()
     with pytest.raises(ConfigError, match=r"all_reduce_many\(codec=...\): codec is not available"):
         comm.all_reduce_many(tensors, codec="gzip")
@@ -495,9 +497,9 @@ def test_codecs_of_many(comm: Communicator, daemon: FakeDaemon) -> None:
 
 def test_codecs_of_many_by_error(comm: Communicator, daemon: FakeDaemon) -> None:
     comm.all_reduce_many([tensor(dtype) for dtype in DType], max_rel_error=0.005, rounding="stochastic", seed=4)
-    coded = {DType(post.dtype): post for post in daemon.seen if post.codec}
+    coded = {DType(post.call.dtype): post for post in daemon.seen if post.call.codec}
     assert set(coded) == {DType.float32, DType.float64}
-    assert all((post.codec, post.seed) == (Codec.bf16, 4) for post in coded.values())
+    assert all((post.call.codec, post.call.seed) == (Codec.bf16, 4) for post in coded.values())
 
 
 def test_feedback_of_many(comm: Communicator, daemon: FakeDaemon) -> None:

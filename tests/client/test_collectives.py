@@ -60,7 +60,8 @@ def test_all_gather(comm: Communicator, daemon: FakeDaemon, shape: tuple[int, ..
     assert bits(x) == bits(before)
     assert receipt.contributors == WORLD
     post = daemon.seen[-1]
-    assert (post.kind, post.count, post.counts, post.root, post.epoch) == (Kind.all_gather, x.size, [], -1, 1)
+    assert (post.call.kind, post.call.count, post.call.counts) == (Kind.all_gather, x.size, ())
+    assert (post.call.root, post.epoch) == (-1, 1)
     out = np.empty((4 * x.size,), np.float32) if not inside else comm.empty((4, *shape))
     assert comm.all_gather(x, out).out is out
     assert bits(out) == bits(expected)
@@ -89,7 +90,7 @@ def test_all_gather_with_counts(comm: Communicator, daemon: FakeDaemon, counts: 
     assert receipt.out.shape == (sum(counts),)
     assert bits(receipt.out) == b"".join(expected)
     post = daemon.seen[-1]
-    assert (post.count, tuple(post.counts)) == (0, counts)
+    assert (post.call.count, tuple(post.call.counts)) == (0, counts)
     out = np.empty(sum(counts), np.float32)
     assert comm.all_gather(x, out, counts=np.array(counts)).out is out
     assert bits(out) == b"".join(expected)
@@ -110,8 +111,8 @@ def test_reduce_scatter(
     assert receipt.out.shape == expected
     assert (receipt.out.reshape(-1) == 4 * mine).all()
     post = daemon.seen[-1]
-    assert (post.kind, post.count, post.op) == (Kind.reduce_scatter, x.size // 4, ReduceOp.sum)
-    assert (post.algorithm, post.on_failure) == ("direct", "raise")
+    assert (post.call.kind, post.call.count, post.call.op) == (Kind.reduce_scatter, x.size // 4, ReduceOp.sum)
+    assert (post.call.algorithm, post.call.on_failure) == ("direct", "raise")
     out = np.empty(mine.shape, np.float32)
     assert comm.reduce_scatter(x, out, op="max").out is out
     assert (out == mine).all()
@@ -124,7 +125,7 @@ def test_reduce_scatter_with_counts(comm: Communicator, daemon: FakeDaemon) -> N
         receipt = comm.reduce_scatter(x, counts=counts)
         assert receipt.out.shape == (counts[ME],)
         assert (receipt.out == 4 * x[start : start + counts[ME]]).all()
-        assert tuple(daemon.seen[-1].counts) == counts
+        assert tuple(daemon.seen[-1].call.counts) == counts
 
 
 @pytest.mark.parametrize("count", [0, 5, BIG])
@@ -138,7 +139,7 @@ def test_broadcast(comm: Communicator, daemon: FakeDaemon, count: int, inside: b
     assert receipt.out is x
     assert bits(x) == bits(expected)
     post = daemon.seen[-1]
-    assert (post.kind, post.count, post.root) == (Kind.broadcast, count, root)
+    assert (post.call.kind, post.call.count, post.call.root) == (Kind.broadcast, count, root)
     x[:] = 7
     out = np.zeros(count, np.float32)
     assert comm.broadcast(x, root, out=out).out is out
@@ -166,7 +167,7 @@ def test_reduce(comm: Communicator, daemon: FakeDaemon, inside: bool) -> None:
     assert comm.reduce(x, "not looked at", 1).out is None
     assert (x == 81).all()
     post = daemon.seen[-1]
-    assert (post.kind, post.root, post.op, post.back) == (Kind.reduce, 1, ReduceOp.sum, 0)
+    assert (post.call.kind, post.call.root, post.call.op, post.back) == (Kind.reduce, 1, ReduceOp.sum, 0)
 
 
 def test_gather(comm: Communicator, daemon: FakeDaemon) -> None:
@@ -179,7 +180,7 @@ def test_gather(comm: Communicator, daemon: FakeDaemon) -> None:
     assert comm.gather(x, out, ME).out is out
     assert bits(out) == bits(expected)
     assert comm.gather(x, out=3).out is None
-    assert (daemon.seen[-1].kind, daemon.seen[-1].root, daemon.seen[-1].count) == (Kind.gather, 0, 6)
+    assert (daemon.seen[-1].call.kind, daemon.seen[-1].call.root, daemon.seen[-1].call.count) == (Kind.gather, 0, 6)
 
 
 def test_scatter(comm: Communicator, daemon: FakeDaemon) -> None:
@@ -193,8 +194,9 @@ def test_scatter(comm: Communicator, daemon: FakeDaemon) -> None:
     out = np.zeros((2, 3), np.float64)
     assert comm.scatter(None, out, 1).out is out
     assert bits(out) == bits(sent(48, 1))
-    post = daemon.seen[-1]
-    assert (post.kind, post.root, post.count, post.dtype, post.front) == (Kind.scatter, 1, 6, DType.float64, 0)
+    call = daemon.seen[-1].call
+    assert (call.kind, call.root, call.count, call.dtype) == (Kind.scatter, 1, 6, DType.float64)
+    assert daemon.seen[-1].front == 0
 
 
 @pytest.mark.parametrize("shape", [(8,), (4, 3), (2, 2), (BIG,)])
@@ -209,7 +211,7 @@ def test_all_to_all(comm: Communicator, daemon: FakeDaemon, shape: tuple[int, ..
     assert receipt.out.shape == shape
     assert bits(receipt.out) == bits(expected)
     assert bits(x) == bits(before)
-    assert (daemon.seen[-1].kind, daemon.seen[-1].count) == (Kind.all_to_all, x.size // 4)
+    assert (daemon.seen[-1].call.kind, daemon.seen[-1].call.count) == (Kind.all_to_all, x.size // 4)
     assert comm.all_to_all(x, x).out is x
     assert bits(x) == bits(expected)
 
@@ -220,7 +222,7 @@ def test_barrier_and_its_timeout(held: Communicator, manual: FakeDaemon) -> None
     manual.answer(manual.next_post())
     receipt = caught.value.work.wait(10)  # type: ignore[attr-defined]
     assert receipt.out is None
-    assert (manual.seen[0].kind, manual.seen[0].front, manual.seen[0].back) == (Kind.barrier, 0, 0)
+    assert (manual.seen[0].call.kind, manual.seen[0].front, manual.seen[0].back) == (Kind.barrier, 0, 0)
 
 
 @pytest.mark.parametrize("count", [0, 3, BIG])
@@ -234,7 +236,7 @@ def test_send_and_recv(comm: Communicator, daemon: FakeDaemon, count: int, insid
     assert comm.recv(x, 1, tag=LAST_TAG).out is x
     assert bits(x) == bits(sent(4 * count, 1 + LAST_TAG)) if count else True
     post = daemon.seen[-1]
-    assert (post.kind, post.peer, post.tag, post.count) == (Kind.recv, 1, LAST_TAG, count)
+    assert (post.call.kind, post.peer, post.tag, post.call.count) == (Kind.recv, 1, LAST_TAG, count)
 
 
 def test_all_at_once(held: Communicator, manual: FakeDaemon) -> None:
@@ -265,7 +267,7 @@ def test_all_at_once(held: Communicator, manual: FakeDaemon) -> None:
     ]
     manual.wait_for_posts(len(works))
     for post in reversed(list(manual.posts)):
-        assert not y.any() if post.kind == Kind.broadcast else True
+        assert not y.any() if post.call.kind == Kind.broadcast else True
         manual.answer(post)
     receipts = [work.wait(10) for work in works]
     assert receipts[2].out is y

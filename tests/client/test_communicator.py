@@ -192,8 +192,8 @@ def test_values(comm: Communicator, dtype: DType, count: int, inside: bool, in_p
 def test_ops_travel(comm: Communicator, daemon: FakeDaemon, op: str) -> None:
     comm.all_reduce(np.ones(3, np.int32), op=op, on_failure="raise", algorithm="ring")
     post = daemon.seen[0]
-    assert (post.kind, post.dtype, post.op, post.count) == (0, DType.int32, ReduceOp[op], 3)
-    assert (post.codec, post.algorithm, post.on_failure, post.epoch) == (0, "ring", "raise", 1)
+    assert (post.call.kind, post.call.dtype, post.call.op, post.call.count) == (0, DType.int32, ReduceOp[op], 3)
+    assert (post.call.codec, post.call.algorithm, post.call.on_failure, post.epoch) == (0, "ring", "raise", 1)
 
 
 def test_other_kinds_of_tensors(comm: Communicator) -> None:
@@ -238,7 +238,7 @@ def test_update_membership(comm: Communicator, daemon: FakeDaemon) -> None:
     join()
     assert receipt.out is None
     assert (comm.epoch, comm.world_size, comm.members) == (7, 3, ("other", "me", "new"))
-    assert daemon.seen[0].kind == 1
+    assert daemon.seen[0].call.kind == 1
 
 
 @pytest.mark.parametrize(
@@ -1012,7 +1012,7 @@ def test_a_thousand_calls_against_a_model(held: Communicator, manual: FakeDaemon
             manual.answer(post)
             receipt = work.wait(10)
             assert receipt.seq == post.id
-            raw = reduced(x_model.reshape(-1).view(np.uint8), DType(post.dtype), ReduceOp(post.op), 2)
+            raw = reduced(x_model.reshape(-1).view(np.uint8), DType(post.call.dtype), ReduceOp(post.call.op), 2)
             out_model[...] = raw.view(out_model.dtype)
         del flying[post.id]
         assert (out == out_model).all()

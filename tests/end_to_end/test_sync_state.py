@@ -29,7 +29,7 @@ State = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(PEERS, fork=True) as cluster:
+    with Cluster(PEERS) as cluster:
         yield cluster
 
 

@@ -16,7 +16,7 @@ from wancoll.errors import WancollError
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Cluster]:
-    with Cluster(PEERS, fork=True, heartbeat_timeout=2.0, listen="127.0.0.{i}:0") as cluster:
+    with Cluster(PEERS, heartbeat_timeout=2.0, listen="127.0.0.{i}:0") as cluster:
         yield cluster
 
 

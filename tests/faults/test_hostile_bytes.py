@@ -16,9 +16,10 @@ import pytest
 
 from tests.faults.support import PEERS, close_all, contribution, join, new_group, reduce_all, wait_until
 from wancoll.chaos import Cluster, in_threads
+from wancoll.collective import Descriptor, Kind
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.wire import messages as m
-from wancoll.wire.framing import encode
+from wancoll.wire.framing import Decoder, encode
 
 Attack = Callable[[socket.socket, random.Random], None]
 IDLE = 300  # more than the connections that may be in their handshake at once
@@ -94,7 +95,7 @@ def other_messages(connection: socket.socket, rng: random.Random) -> None:
         encode(m.Commit("group", 1, 1 << 60, 1)),
         encode(m.Join("group", "intruder", 1, 1)),
         encode(m.Detach()),
-        encode(m.Post(1, 0, 0, 0, 1 << 60, "none", "auto", "retry", 0, 0)),
+        encode(m.Post(1, Descriptor(Kind.all_reduce, count=1 << 60), 0, 0, 1)),
         encode(m.Arm("guess", "mid_op", "kill")),
         encode(m.ProbeHello(PROTOCOL_VERSION + 1, "peer-0")),
         encode(m.Hello(PROTOCOL_VERSION + 1, "peer-0", 1, ["127.0.0.1:1"], 8, "", "0")),
@@ -271,16 +272,45 @@ def test_a_client_that_sends_nonsense_is_out_and_the_others_go_on(cluster: Clust
     close_all(comms)
 
 
+def posted_by_hand(connection: socket.socket, call: Descriptor, front: int, back: int) -> m.FromDaemon:
+    """Join as the only member, make the call, and return what the daemon answers it."""
+    connection.sendall(encode(m.Attach(PROTOCOL_VERSION, new_group(), "rogue", 1, 1, 1)))
+    decoder: Decoder[m.FromDaemon] = Decoder(m.FromDaemon, DEFAULT.message_bytes)
+    said = False
+    while True:
+        for message in decoder.feed(connection.recv(65536)):
+            if isinstance(message, m.EpochInfo) and not said:
+                connection.sendall(encode(m.Post(1, call, front, back, message.epoch)))
+                said = True
+            elif isinstance(message, m.Result | m.Failure):
+                return message
+
+
 @pytest.mark.parametrize(
-    ("front", "back", "count"),
-    [(0, 0, 1000), (0, 1 << 62, 1000), ((1 << 63) - 1, 0, 1), (0, 4096, 1 << 61), (0, 100, 1000)],
+    ("front", "back", "count", "says"),
+    [
+        (0, 0, 1000, "overlap"),
+        (0, 1 << 62, 1000, "outside the arena"),
+        ((1 << 63) - 1, 0, 1, "outside the arena"),
+        (0, 4096, 1 << 61, "outside the arena"),
+        (0, 100, 1000, "overlap"),
+        (0, 4096, 1000, ""),
+    ],
 )
-def test_a_client_that_points_outside_its_arena_is_out(cluster: Cluster, front: int, back: int, count: int) -> None:
+def test_a_client_that_points_outside_its_arena_is_out(
+    cluster: Cluster, front: int, back: int, count: int, says: str
+) -> None:
+    """And is told why; one that does not gets a result."""
     pid = cluster.pid(0)
     with dial(cluster, "unix", 0) as rogue:
-        rogue.sendall(encode(m.Attach(PROTOCOL_VERSION, new_group(), "rogue", 1, 1, 1)))
-        rogue.sendall(encode(m.Post(1, 0, 0, 0, count, "none", "auto", "retry", front, back)))
-        until_closed(rogue)
+        answer = posted_by_hand(rogue, Descriptor(Kind.all_reduce, count=count), front, back)
+        if says:
+            assert isinstance(answer, m.Failure)
+            assert (answer.id, answer.error) == (0, "ProtocolError")
+            assert says in answer.what
+            until_closed(rogue)
+        else:
+            assert isinstance(answer, m.Result)
     assert cluster.pid(0) == pid
     assert cluster.running(0)
     comms = join(cluster, [0, 1])

@@ -77,7 +77,7 @@ def test_paused_peer_is_evicted(cluster: Cluster) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_paused_peer_is_evicted_after_the_default_3_seconds() -> None:
-    with Cluster(PEERS, fork=True) as cluster:
+    with Cluster(PEERS) as cluster:
         for _ in range(5):
             stop_and_wake(cluster, 3.0, 4 * MIB)
 

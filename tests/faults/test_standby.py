@@ -46,7 +46,7 @@ QUICK = {("kill", "after_done"), ("pause", "mid_op")}  # of the quick suite
 
 @pytest.fixture(scope="module")
 def shared(etcd: Etcd) -> Iterator[Cluster]:
-    with Cluster(PEERS, fork=True, etcd=etcd.url, **OPTIONS) as cluster:
+    with Cluster(PEERS, etcd=etcd.url, **OPTIONS) as cluster:
         yield cluster
 
 
@@ -289,7 +289,7 @@ def test_a_private_daemon_finds_the_leader(cluster: Cluster) -> None:
 @pytest.mark.timeout(300)
 def test_only_members_that_were_put_out_come_back(etcd: Etcd) -> None:
     """No journal is left, and nobody has told them; but etcd knows that the group went on without them."""
-    with Cluster(PEERS, fork=True, etcd=etcd.url, **OPTIONS) as cluster:
+    with Cluster(PEERS, etcd=etcd.url, **OPTIONS) as cluster:
         comms = join(cluster, range(PEERS))
         reduce_all(comms, range(PEERS))
         cluster.pause(2)
@@ -326,7 +326,7 @@ def test_both_masters_die(cluster: Cluster) -> None:
 @pytest.mark.check
 def test_etcd_stands_still_for_less_than_the_lease(etcd: Etcd) -> None:
     """Nothing happens: the same leader, the same epoch."""
-    with Etcd() as own, Cluster(PEERS, fork=True, etcd=own.url, **(OPTIONS | lease(6))) as cluster:
+    with Etcd() as own, Cluster(PEERS, etcd=own.url, **(OPTIONS | lease(6))) as cluster:
         comms = join(cluster, range(PEERS), min_world=PEERS)
         first = reduce_all(comms, range(PEERS))
         before = cluster.status()
@@ -348,7 +348,7 @@ def test_etcd_stands_still_for_less_than_the_lease(etcd: Etcd) -> None:
 @pytest.mark.timeout(300)
 def test_etcd_dies_and_comes_back(etcd: Etcd) -> None:
     """The leader steps down when its lease is over; ops wait, and commit when somebody leads again."""
-    with Etcd() as own, Cluster(PEERS, fork=True, etcd=own.url, **OPTIONS) as cluster:
+    with Etcd() as own, Cluster(PEERS, etcd=own.url, **OPTIONS) as cluster:
         comms = join(cluster, range(PEERS), min_world=PEERS)
         first = reduce_all(comms, range(PEERS))
         _, before = leading(cluster)

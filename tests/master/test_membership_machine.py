@@ -18,8 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.master.transcript import GROUP, Room
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import Limits
+from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
-from wancoll.peer.core import ops
+from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Ready, Received, Send
 
@@ -53,13 +54,13 @@ class Client:
 
     core: core.Member
     next_seq: int = 0  # of the next call; 0: the group has not begun for it
-    engine: dict[int, ops.Op] = field(default_factory=dict)
+    engine: dict[int, Op] = field(default_factory=dict)
     dialling: int = 0  # epoch whose links are not up yet
     up: set[int] = field(default_factory=set)  # mids
     needs: set[int] = field(default_factory=set)  # mids
     knows: tuple[int, tuple[int, ...]] = (0, ())  # epoch and mids, as its client read them last
     roots: dict[int, int] = field(default_factory=dict)  # seq -> mid
-    moving: dict[int, ops.Exchange] = field(default_factory=dict)  # sends and recvs in the engine, by engine id
+    moving: dict[int, Op] = field(default_factory=dict)  # sends and recvs in the engine, by engine id
     p2p_up: set[int] = field(default_factory=set)  # mids
     p2p_needs: set[int] = field(default_factory=set)  # mids
     exchanges: int = 0  # called so far
@@ -69,7 +70,7 @@ class Client:
     @property
     def in_update(self) -> bool:
         """The caller is blocked in update_membership."""
-        return any(op.kind is Kind.update_membership for op in self.core.ops.values())
+        return any(op.kind is Kind.update_membership for op in self.core.collectives.open.values())
 
 
 @dataclass(eq=False)
@@ -211,8 +212,8 @@ class Cluster(RuleBasedStateMachine):
         assert resumed.epoch == self.last
         for _, client in self.live():
             assert client.core.epoch_number <= resumed.epoch
-            assert not (client.core.aborted and client.core.epoch_number == resumed.epoch)
-        told = [c.core.committed for _, c in self.live() if c.core.epoch_number == resumed.epoch]
+            assert not (client.core.collectives.aborted and client.core.epoch_number == resumed.epoch)
+        told = [c.core.collectives.committed for _, c in self.live() if c.core.epoch_number == resumed.epoch]
         if told:  # what was said and not heard is void
             self.committed = self.committed_in[resumed.epoch] = max(told)
 
@@ -239,40 +240,41 @@ class Cluster(RuleBasedStateMachine):
 
     # ---- the daemons' side ---------------------------------------------------------------------------
 
-    def run(self, daemon: Daemon, client: Client, commands: list[ops.Command]) -> None:
+    def run(self, daemon: Daemon, client: Client, commands: list[cmd.Command]) -> None:
         for command in commands:
             match command:
-                case ops.ToMaster(message):
-                    silent = client.core.reporting and not isinstance(message, m.Report | m.Leave)
+                case cmd.ToMaster(message):
+                    silent = client.core.standing.reporting and not isinstance(message, m.Report | m.Leave)
                     if daemon.conn and daemon.connected and not silent:
                         daemon.up.append(message)
-                case ops.ToClient(message):
+                case cmd.ToClient(message):
                     self.tell(client, message)
-                case ops.StartOp(op, meaning):
+                case cmd.StartOp(op) if op.p2p:
+                    assert op.other in client.p2p_up, "started without its link"
+                    same = [other.seq for other in client.moving.values() if other.other == op.other]
+                    assert op.seq > max(same, default=0), "out of order"
+                    client.moving[op.engine_id] = op
+                    if op.kind is Kind.send:
+                        payload = 1000 * client.core.mid + op.number
+                        self.payloads[client.core.epoch_number, op.seq] = payload
+                case cmd.StartOp(op):
+                    meaning = op.meaning
                     assert all(op.seq > other.seq for other in client.engine.values()), "out of order"
                     assert meaning.needs <= client.up, "started without its links"
                     if op.kind in ROOTED:
                         root = self.epochs[client.core.epoch_number].members[meaning.descriptor.root]
                         assert root.mid == client.roots[op.seq], "another root than was called"
                     client.engine[op.engine_id] = op
-                case ops.NeedLinks(mids, False):
+                case cmd.NeedLinks(mids, False):
                     assert mids.isdisjoint(client.up)
                     client.needs |= mids
-                case ops.NeedLinks(mids, True):
+                case cmd.NeedLinks(mids, True):
                     client.p2p_needs |= mids
-                case ops.StartExchange(exchange):
-                    assert exchange.other in client.p2p_up, "started without its link"
-                    same = [other.order for other in client.moving.values() if other.other == exchange.other]
-                    assert exchange.order > max(same, default=0), "out of order"
-                    client.moving[exchange.engine_id] = exchange
-                    if exchange.sends:
-                        payload = 1000 * client.core.mid + exchange.number
-                        self.payloads[client.core.epoch_number, exchange.order] = payload
-                case ops.CancelOp(engine_id):
+                case cmd.CancelOp(engine_id):
                     known = client.engine.pop(engine_id, None) or client.moving.pop(engine_id, None)
                     if known is not None:
                         self.run(daemon, client, client.core.op_cancelled(engine_id))
-                case ops.EnterEpoch(epoch, _):
+                case cmd.EnterEpoch(epoch, _):
                     client.dialling = epoch.epoch
                     client.needs.clear()
                     client.p2p_needs.clear()
@@ -280,7 +282,7 @@ class Cluster(RuleBasedStateMachine):
                     client.up &= {member.mid for member in epoch.members}
                     if not client.next_seq:
                         client.next_seq = epoch.committed_upto + 1
-                case ops.Over():
+                case cmd.Over():
                     client.gone = True
         if client.gone and client in daemon.clients:
             daemon.clients.remove(client)
@@ -370,7 +372,7 @@ class Cluster(RuleBasedStateMachine):
                         self.run(daemon, client, client.core.resumed(message))
             case m.Pong(number=0):
                 for client in list(daemon.clients):
-                    if client.core.epoch is not None and client.core.joined_connection != daemon.connections:
+                    if client.core.epoch is not None and client.core.standing.connection != daemon.connections:
                         self.run(daemon, client, client.core.forgotten("lost"))
             case m.Joined():
                 for client in daemon.clients:
@@ -410,7 +412,7 @@ class Cluster(RuleBasedStateMachine):
                 )
 
     def post(self, daemon: Daemon, client: Client, *, reads: bool = True) -> None:
-        if client.gone or not client.next_seq or client.in_update or len(client.core.ops) >= 4:
+        if client.gone or not client.next_seq or client.in_update or len(client.core.collectives.open) >= 4:
             return
         seq = client.next_seq
         client.next_seq += 1
@@ -422,8 +424,7 @@ class Cluster(RuleBasedStateMachine):
         what = program(seq, mids)
         if what.kind in ROOTED:
             client.roots[seq] = mids[what.root]
-        head = (seq, what.kind, what.dtype, what.op, what.count, 0, 0, number)
-        call = m.Post(*head, on_failure=what.on_failure, root=what.root)
+        call = m.Post(seq, what, 0, 0, number)
         self.run(daemon, client, client.core.post(call, client.core.call(call), self.room.now))
 
     def finish(self, daemon: Daemon, client: Client, wrong: bool = False) -> None:
@@ -441,17 +442,17 @@ class Cluster(RuleBasedStateMachine):
         mids = [member.mid for member in epoch.members]
         client.exchanges += 1
         number = P2P_IDS + client.exchanges
-        kind = Kind.send if sends else Kind.recv
-        call = m.Post(number, kind, 0, 0, 4, 0, 0, epoch.epoch, peer=mids.index(other), tag=tag)
-        self.run(daemon, client, client.core.exchange(call, self.room.now))
+        what = Descriptor(Kind.send if sends else Kind.recv, count=4)
+        call = m.Post(number, what, 0, 0, epoch.epoch, mids.index(other), tag)
+        self.run(daemon, client, client.core.post(call, client.core.call(call), self.room.now))
 
     def move(self, daemon: Daemon, client: Client) -> None:
         """The engine finishes a send or recv; a recv only if the other end has begun to send."""
-        for engine_id, exchange in list(client.moving.items()):
-            payload = self.payloads.get((client.core.epoch_number, exchange.order))
+        for engine_id, op in list(client.moving.items()):
+            payload = self.payloads.get((client.core.epoch_number, op.seq))
             if payload is not None:
                 del client.moving[engine_id]
-                digest = 0 if exchange.sends else payload
+                digest = 0 if op.kind is Kind.send else payload
                 self.run(daemon, client, client.core.op_finished(engine_id, digest, 0))
                 return
 
@@ -461,7 +462,7 @@ class Cluster(RuleBasedStateMachine):
             self.run(daemon, client, client.core.p2p_links(set(client.p2p_up)))
         if client.dialling:
             epoch, client.dialling = client.dialling, 0
-            client.up |= client.core._neighbours
+            client.up |= client.core.seat.neighbours
         elif client.needs:
             client.up.add(client.needs.pop())
             epoch = client.core.epoch_number
@@ -579,7 +580,7 @@ class Cluster(RuleBasedStateMachine):
             if others:
                 complain = client.core.link_unreachable if unreachable else client.core.link_lost
                 whom = others[other % len(others)]
-                near = whom in client.core._neighbours
+                near = whom in client.core.seat.neighbours
                 if not unreachable:
                     client.up.discard(whom)
                     client.needs.discard(whom)

@@ -188,7 +188,7 @@ def test_what_was_said_is_said_again() -> None:
     [complaint] = member.link_lost(2, "reset")
     [told] = member.reconnected(2, 22)
     assert isinstance(told.message, m.Report)
-    assert member.reporting
+    assert member.standing.reporting
     assert member.resumed(m.Resumed(GROUP, 1, 1, 2)) == [complaint]
-    assert not member.reporting
+    assert not member.standing.reporting
     assert member.reconnected(3, 22) == [], "the same master has dropped it"

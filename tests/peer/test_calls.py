@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
 from wancoll.limits import Limits
-from wancoll.peer.core.calls import World, noise, posted, resolve
+from wancoll.peer.core.calls import Call, World, noise, posted, resolve
 from wancoll.schedule.choose import make
+from wancoll.schedule.steps import Direction
 from wancoll.wire import messages as m
 
 FLOATS = 4  # bytes of a float32
@@ -68,7 +68,13 @@ def test_a_lost_last_block_is_not_read_any_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [Descriptor(Kind.all_gather, counts=(1, 2, 3, 4)), Descriptor(Kind.all_to_all, count=1)]
+    "call",
+    [
+        Descriptor(Kind.all_gather, counts=(1, 2, 3, 4)),
+        Descriptor(Kind.all_gather, count=1),
+        Descriptor(Kind.gather, count=1, root=0),
+        Descriptor(Kind.all_to_all, count=1),
+    ],
 )
 def test_a_member_that_the_caller_did_not_know_ends_calls_with_blocks_for_each(call: Descriptor) -> None:
     assert "m14 joined" in resolve(call, KNEW, world(10, 11, 12, 13, 14), 0, plan()).refusal
@@ -94,31 +100,71 @@ def test_without_a_route_the_pair_is_named() -> None:
     assert resolve(call, KNEW, KNEW, 3, plan(avoid=((11, 13),))).algorithm == "direct"
 
 
-def post(**fields: object) -> m.Post:
-    return m.Post(**{"id": 1, "kind": 0, "dtype": 0, "op": 0, "count": 4, "front": 0, "back": 64, "epoch": 1, **fields})  # type: ignore[arg-type]
+def call(posting: Descriptor, knew: World | None = KNEW, peer: int = -1) -> Call:
+    return posted(m.Post(1, posting, 0, 64, 1, peer), knew, 10, "m10")
 
 
 @pytest.mark.parametrize(
-    ("fields", "knew", "says"),
+    ("posting", "knew", "says"),
     [
-        ({"epoch": 7}, None, "got epoch 7"),
-        ({"kind": 4, "root": 4}, KNEW, "a root from 0 to 3; got 4"),
-        ({"kind": 4}, KNEW, "a root from 0 to 3; got -1"),
-        ({"kind": 3, "counts": [1, 2, 3]}, KNEW, "4 counts"),
-        ({"kind": 8, "counts": [1, 2, 3, 4]}, KNEW, "of all_gather or reduce_scatter; got 4 for all_to_all"),
-        ({"algorithm": "magic"}, KNEW, "ring"),
-        ({"on_failure": "panic"}, KNEW, "retry or raise"),
+        (Descriptor(Kind.all_reduce, count=4), None, "got epoch 1"),
+        (Descriptor(Kind.broadcast, count=4, root=4), KNEW, "a root from 0 to 3; got 4"),
+        (Descriptor(Kind.broadcast, count=4), KNEW, "a root from 0 to 3; got -1"),
+        (Descriptor(Kind.all_gather, counts=(1, 2, 3)), KNEW, "4 counts"),
+        (Descriptor(Kind.all_to_all, counts=(1, 2, 3, 4)), KNEW, "all_gather or reduce_scatter; got 4 for all_to_all"),
+        (Descriptor(Kind.all_reduce, count=4, algorithm="magic"), KNEW, "ring"),
+        (Descriptor(Kind.all_reduce, count=4, on_failure="panic"), KNEW, "retry or raise"),
+        (Descriptor(Kind.all_reduce, count=4, rounding="up"), KNEW, "nearest or stochastic"),
+        # What a kind has not would tell equal calls apart.
+        (Descriptor(Kind.all_gather, count=4, root=0), KNEW, "no root, which all_gather has not; got 0"),
+        (Descriptor(Kind.all_gather, count=4, op=ReduceOp.max), KNEW, "no op, since all_gather reduces nothing"),
+        (Descriptor(Kind.all_reduce, DType.int32, count=8, codec=Codec.int8), KNEW, "codec.* got int8 for int32"),
+        (Descriptor(Kind.all_reduce, DType.bfloat16, count=8, codec=Codec.bf16), KNEW, "codec"),
+        (Descriptor(Kind.all_gather, count=8, codec=Codec.int8), KNEW, "codec"),
+        (Descriptor(Kind.send, count=8, codec=Codec.int8), KNEW, "rank of another member; got rank -1"),
     ],
 )
-def test_posts_that_cannot_be_are_refused(fields: dict[str, object], knew: World | None, says: str) -> None:
+def test_posts_that_cannot_be_are_refused(posting: Descriptor, knew: World | None, says: str) -> None:
     with pytest.raises(ProtocolError, match=says):
-        posted(post(**fields), knew, "m10")
+        call(posting, knew)
 
 
-def test_fields_that_a_kind_has_not_do_not_tell_calls_apart() -> None:
-    one = posted(post(kind=Kind.all_gather, op=0, root=0), KNEW, "m10")
-    other = posted(post(kind=Kind.all_gather, op=3), KNEW, "m10")
-    assert one.posted == other.posted
+@pytest.mark.parametrize(
+    "posting",
+    [
+        Descriptor(Kind.all_gather, count=3),
+        Descriptor(Kind.all_gather, counts=(1, 2, 3, 4)),
+        Descriptor(Kind.gather, count=3, root=0),
+        Descriptor(Kind.reduce_scatter, count=3),
+        Descriptor(Kind.scatter, count=3, root=0),
+        Descriptor(Kind.all_to_all, count=3),
+        Descriptor(Kind.all_reduce, count=3),
+        Descriptor(Kind.broadcast, count=3, root=0),
+    ],
+)
+def test_no_epoch_touches_memory_that_the_call_has_not(posting: Descriptor) -> None:
+    """The daemon checks a call's regions once, when it is posted, by the members that the client knew."""
+    known = call(posting)
+    for mids in [(10,), (12, 10), (10, 11, 12), (13, 12, 11, 10), (10, 11, 12, 13, 14), (14, 10, 15)]:
+        later = resolve(posting, KNEW, world(*mids), mids.index(10), plan())
+        assert later.front_bytes <= known.front_bytes
+        assert later.back_bytes <= known.back_bytes
+
+
+def test_a_send_is_one_step_to_the_member_that_was_named() -> None:
+    sends, receives = (call(Descriptor(kind, count=3), peer=2) for kind in (Kind.send, Kind.recv))
+    assert (sends.front_bytes, sends.back_bytes, sends.p2p) == (12, 0, True)
+    assert (receives.front_bytes, receives.back_bytes, receives.p2p) == (0, 12, True)
+    later = world(12, 13, 10)
+    one, two = (resolve(each.posted, KNEW, later, 2, plan(), peer=2) for each in (sends, receives))
+    assert one.fingerprint == two.fingerprint != resolve(replace(sends.posted, count=4), KNEW, later, 2, plan(), peer=2)
+    for meaning, direction in ((one, Direction.send), (two, Direction.recv)):
+        (step,) = meaning.schedule.steps
+        assert (meaning.needs, step.peer, step.direction, step.length) == ({12}, 0, direction, 12)
+    lost = resolve(sends.posted, KNEW, world(10, 11, 13), 0, plan(), peer=2)
+    assert lost.refusal == "m12, the other side, has left the group or was lost"
+    apart = resolve(sends.posted, KNEW, KNEW, 0, plan(avoid=((10, 12),)), peer=2)
+    assert apart.refusal == "m10 and m12 cannot reach each other"
 
 
 def test_noise_is_of_the_seed_the_op_and_the_member_only() -> None:
@@ -135,9 +181,3 @@ def test_an_algorithm_that_needs_too_much_memory_is_refused() -> None:
     small, big = (Descriptor(Kind.all_reduce, count=count, algorithm="full_exchange") for count in (100, 1000))
     assert not resolve(small, world(1, 2, 3), world(1, 2, 3), 0, plan(), limits).refusal
     assert "more than the 1000" in resolve(big, world(1, 2, 3), world(1, 2, 3), 0, plan(), limits).refusal
-
-
-@pytest.mark.parametrize(("kind", "dtype", "codec"), [(0, 6, 3), (0, 3, 1), (3, 0, 3)])
-def test_a_codec_that_cannot_be_is_refused(kind: int, dtype: int, codec: int) -> None:
-    with pytest.raises(ProtocolError, match="codec"):
-        posted(m.Post(1, kind, dtype, 0, 8, 0, 0, 1, codec=codec), world(1, 2), "m1")

@@ -8,8 +8,8 @@ import pytest
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
+from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
-from wancoll.peer.core import ops
 from wancoll.wire import messages as m
 
 KEY = b"k" * 16
@@ -34,17 +34,14 @@ def epoch(
 
 
 def post(call: int, d: Descriptor, epoch: int = 1) -> m.Post:
-    return m.Post(
-        call, d.kind, d.dtype, d.op, d.count, 0, 4096, epoch, d.codec, d.algorithm, d.on_failure, d.root,
-        list(d.counts), d.rounding == "stochastic", d.seed,
-    )  # fmt: skip
+    return m.Post(call, d, 0, 4096, epoch)
 
 
 def data(count: int = 4, on_failure: str = "retry") -> Descriptor:
     return Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, count, on_failure=on_failure)
 
 
-def kinds(commands: list[ops.Command]) -> list[str]:
+def kinds(commands: list[cmd.Command]) -> list[str]:
     """Names of commands, with the message's name where there is one."""
     names = []
     for command in commands:
@@ -53,8 +50,8 @@ def kinds(commands: list[ops.Command]) -> list[str]:
     return names
 
 
-def told(commands: list[ops.Command], kind: type) -> list[Any]:
-    return [c.message for c in commands if isinstance(c, ops.ToClient) and isinstance(c.message, kind)]
+def told(commands: list[cmd.Command], kind: type) -> list[Any]:
+    return [c.message for c in commands if isinstance(c, cmd.ToClient) and isinstance(c.message, kind)]
 
 
 class Driver:
@@ -68,21 +65,21 @@ class Driver:
         self.entered = self.member.enter_epoch(epoch(1, *mids, floor=floor), 0.0)
         self.ready(1, *(mids if linked is None else linked))
 
-    def ready(self, number: int, *linked: int) -> list[ops.Command]:
+    def ready(self, number: int, *linked: int) -> list[cmd.Command]:
         return self.member.links_ready(number, linked or [info.mid for info in self.member.epoch.members])
 
-    def post(self, descriptor: Descriptor | None = None, epoch: int = 0) -> list[ops.Command]:
+    def post(self, descriptor: Descriptor | None = None, epoch: int = 0) -> list[cmd.Command]:
         self.calls += 1
         message = post(self.calls, descriptor or data(), epoch or self.member.epoch_number)
         return self.member.post(message, self.member.call(message), 1.0)
 
-    def update(self) -> list[ops.Command]:
+    def update(self) -> list[cmd.Command]:
         return self.post(Descriptor(Kind.update_membership))
 
     @property
     def engine_id(self) -> int:
         """Of the youngest attempt."""
-        return self.member._next_engine_id - 1
+        return self.member.attempts._next - 1
 
 
 def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:
@@ -90,11 +87,11 @@ def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:
     assert kinds(d.entered) == ["ToClient:EpochInfo", "EnterEpoch"]
     assert kinds(d.post()) == ["StartOp"]
     [done] = d.member.op_finished(d.engine_id, digest=77, bytes_sent=9)
-    assert done == ops.ToMaster(m.Done("g", 1, 1, 1, 77, data().fingerprint()))
+    assert done == cmd.ToMaster(m.Done("g", 1, 1, 1, 77, data().fingerprint()))
     [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
     assert (result.id, result.seq, result.epoch, result.contributors) == (1, 1, 1, ["m1", "m2"])
     assert (result.digest, result.attempts, result.bytes_sent, result.seconds) == (77, 1, 9, 2.0)
-    assert d.member.ops == {}
+    assert d.member.collectives.open == {}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +114,7 @@ def test_whoever_is_next_to_us_after_a_loss_is_two_places_away(mids, avoid, spar
         [entered] = [
             command
             for command in member.enter_epoch(epoch(1 + wanted, *mids, avoid=avoid, spares=wanted), 0.0)
-            if isinstance(command, ops.EnterEpoch)
+            if isinstance(command, cmd.EnterEpoch)
         ]
         assert entered.spares == (spares if wanted else set())
         assert not entered.spares & entered.neighbours
@@ -134,7 +131,7 @@ def test_nothing_starts_before_the_links_are_up_and_then_in_order() -> None:
     assert d.post() == []
     d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     started = d.ready(2)
-    assert [c.op.seq for c in started if isinstance(c, ops.StartOp)] == [1, 2]
+    assert [c.op.seq for c in started if isinstance(c, cmd.StartOp)] == [1, 2]
 
 
 def test_a_commit_before_done_or_of_another_epoch_is_ignored() -> None:
@@ -153,7 +150,7 @@ def test_a_late_abort_voids_a_finished_op_and_runs_it_again_from_front() -> None
     assert told(entered, m.Result) == []
     assert told(entered, m.Failure) == []
     [start] = d.ready(2)
-    assert isinstance(start, ops.StartOp)
+    assert isinstance(start, cmd.StartOp)
     assert start.op.front == 0
     d.member.op_finished(d.engine_id, 8, 0)
     [result] = told(d.member.commit(m.Commit("g", 2, 1, 1), 3.0), m.Result)
@@ -175,7 +172,7 @@ def test_done_waits_until_the_engine_has_let_go_of_older_attempts() -> None:
     d.post()
     first = d.engine_id
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    assert ops.CancelOp(first) in entered
+    assert cmd.CancelOp(first) in entered
     d.ready(2)
     assert d.member.op_finished(d.engine_id, 8, 0) == []
     assert kinds(d.member.op_cancelled(first)) == ["ToMaster:Done"]
@@ -204,7 +201,7 @@ def test_a_failure_is_told_only_when_the_memory_is_free(attempt_is_live: bool) -
         failures = told(d.member.op_cancelled(d.engine_id), m.Failure)
     assert [(f.id, f.error) for f in failures] == [(1, "Evicted")]
     assert [f.error for f in told(commands, m.Failure) if f.id == 0] == ["Evicted"]
-    assert isinstance(commands[-1], ops.Over)
+    assert isinstance(commands[-1], cmd.Over)
 
 
 def test_eviction_carries_the_fate_of_what_was_finished() -> None:
@@ -222,7 +219,7 @@ def test_what_the_others_committed_without_a_late_reporter_is_not_said_to_have_n
     d.post(), d.post()
     commands = d.member.evicted("m1 did not report", 1, 2.0)
     for number in (d.engine_id - 1, d.engine_id):
-        assert ops.CancelOp(number) in commands
+        assert cmd.CancelOp(number) in commands
         commands = commands + d.member.op_cancelled(number)
     assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
         (0, "Evicted"),
@@ -254,7 +251,7 @@ def test_update_membership_sends_a_token_and_ends_with_the_commit() -> None:
     token = d.engine_id
     [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 2.0), m.Result)
     assert result.id == 1
-    assert ops.CancelOp(token) in d.member.enter_epoch(epoch(2, 1, 2, upto=1), 3.0)
+    assert cmd.CancelOp(token) in d.member.enter_epoch(epoch(2, 1, 2, upto=1), 3.0)
 
 
 def test_a_joiner_starts_its_count_behind_what_was_committed() -> None:
@@ -264,7 +261,7 @@ def test_a_joiner_starts_its_count_behind_what_was_committed() -> None:
     member.links_ready(5, [1, 2])
     call = post(1, data(), 5)
     [start] = member.post(call, member.call(call), 0.0)
-    assert isinstance(start, ops.StartOp)
+    assert isinstance(start, cmd.StartOp)
     assert start.op.seq == 42
 
 
@@ -288,7 +285,7 @@ def test_the_master_asks_for_a_call_that_comes_later() -> None:
     d = Driver(1, 2)
     assert d.member.abort(m.Abort("g", 1, 1, "mismatch")) == []
     [answer] = d.post()
-    assert answer == ops.ToMaster(m.Mismatch("g", 1, 1, 1, str(data())))
+    assert answer == cmd.ToMaster(m.Mismatch("g", 1, 1, 1, str(data())))
 
 
 def test_on_failure_raise_asks_the_master_to_give_the_op_up() -> None:
@@ -296,7 +293,7 @@ def test_on_failure_raise_asks_the_master_to_give_the_op_up() -> None:
     d.post(data(on_failure="raise"))
     running = d.engine_id
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    assert ops.ToMaster(m.GiveUp("g", 1, 2, [1], "")) in entered
+    assert cmd.ToMaster(m.GiveUp("g", 1, 2, [1], "")) in entered
     assert d.ready(2) == []
     d.member.op_cancelled(running)
     void = m.Void(1, "OperationAborted", "m3 left", {})
@@ -366,13 +363,13 @@ def test_alone_a_barrier_needs_no_engine() -> None:
 def test_a_retry_speaks_of_the_same_root_and_a_later_call_of_the_old_epochs_rank() -> None:
     d = Driver(3, 1, 2)
     [first] = d.post(rooted(2))
-    assert first.meaning.descriptor.root == 2
-    assert first.meaning.needs == {2, 3}
+    assert first.op.meaning.descriptor.root == 2
+    assert first.op.meaning.needs == {2, 3}
     d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     [again] = d.ready(2)
     [later] = d.post(rooted(1), epoch=1)  # the client had not read of epoch 2 when it called
     [new] = d.post(rooted(1))
-    assert [start.meaning.descriptor.root for start in (again, later, new)] == [1, 0, 1]
+    assert [start.op.meaning.descriptor.root for start in (again, later, new)] == [1, 0, 1]
     [done] = [c for c in d.member.op_finished(again.op.engine_id, 7, 0) + d.member.op_cancelled(100) if c]
     assert done.message.fingerprint == rooted(1).fingerprint()
 
@@ -383,12 +380,12 @@ def test_a_lost_root_is_given_up_in_the_new_epoch_and_for_calls_that_come_later(
     d.post()
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     why = "the root of broadcast, m3, was lost"
-    assert ops.ToMaster(m.GiveUp("g", 1, 2, [1], why)) in entered
+    assert cmd.ToMaster(m.GiveUp("g", 1, 2, [1], why)) in entered
     assert [start.op.seq for start in d.ready(2)] == [2]
-    assert d.post(rooted(2), epoch=1) == [ops.ToMaster(m.GiveUp("g", 1, 2, [3], why))]
+    assert d.post(rooted(2), epoch=1) == [cmd.ToMaster(m.GiveUp("g", 1, 2, [3], why))]
     void = m.Void(1, "OperationAborted", why, {})
     entered = d.member.enter_epoch(epoch(3, 1, 2, voids=[void]), 3.0)
-    assert ops.ToMaster(m.GiveUp("g", 1, 3, [3], why)) in entered
+    assert cmd.ToMaster(m.GiveUp("g", 1, 3, [3], why)) in entered
     [failed] = told(d.member.op_cancelled(100), m.Failure)
     assert (failed.id, failed.error, failed.what) == (1, "OperationAborted", why)
 
@@ -405,7 +402,7 @@ def test_a_call_that_has_no_route_is_given_up_and_runs_where_there_is_one() -> N
     d = Driver(1, 2, 3, 4)
     d.post(rooted(0, Kind.gather))
     entered = d.member.enter_epoch(epoch(2, 1, 2, 3, 4, avoid=[(1, 2)]), 2.0)
-    [given_up] = [c.message for c in entered if isinstance(c, ops.ToMaster)]
+    [given_up] = [c.message for c in entered if isinstance(c, cmd.ToMaster)]
     assert "needs a link between m1 and m2, who cannot reach each other" in given_up.reason
     d.member.enter_epoch(epoch(3, 1, 2, 4), 2.0)  # before the master could void it
     assert kinds(d.ready(3)) == ["StartOp"]
@@ -427,7 +424,7 @@ def test_an_epoch_that_the_client_cannot_know_is_nonsense() -> None:
 def test_an_op_that_waits_for_a_link_holds_back_those_behind_it() -> None:
     d = Driver(1, 2, 3, 4, linked=(2, 4))
     assert kinds(d.post()) == ["StartOp"]
-    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [ops.NeedLinks(frozenset({3}))]
+    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [cmd.NeedLinks(frozenset({3}))]
     assert d.post() == []
     assert kinds(d.ready(1, 2, 4)) == ["NeedLinks"]
     assert [start.op.seq for start in d.ready(1, 2, 3, 4)] == [2, 3]
@@ -456,7 +453,7 @@ def test_the_loss_of_a_link_with_uncommitted_bytes_ends_the_epoch(finished: bool
 
 def test_a_link_that_is_lost_while_an_op_waits_for_others_is_needed_again() -> None:
     d = Driver(1, 2, 3, 4, 5, linked=(2, 5))
-    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [ops.NeedLinks(frozenset({3, 4}))]
-    assert d.ready(1, 2, 3, 5) == [ops.NeedLinks(frozenset({4}))]
-    assert d.member.link_lost(3, "reset") == [ops.NeedLinks(frozenset({3, 4}))]
+    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [cmd.NeedLinks(frozenset({3, 4}))]
+    assert d.ready(1, 2, 3, 5) == [cmd.NeedLinks(frozenset({4}))]
+    assert d.member.link_lost(3, "reset") == [cmd.NeedLinks(frozenset({3, 4}))]
     assert kinds(d.ready(1, 2, 3, 4, 5)) == ["StartOp"]

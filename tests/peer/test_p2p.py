@@ -8,9 +8,9 @@ import pytest
 
 from tests.master.transcript import GROUP, Room
 from tests.peer.test_member import Driver, epoch, kinds, told
-from wancoll.collective import DType, Kind
+from wancoll.collective import Descriptor, DType, Kind
 from wancoll.errors import ProtocolError
-from wancoll.peer.core import ops
+from wancoll.peer.core import commands as cmd
 from wancoll.wire import messages as m
 
 # ---- the master ---------------------------------------------------------------------------------------
@@ -151,36 +151,35 @@ class Partner(Driver):
     def __init__(self) -> None:
         super().__init__(1, 2, 3)
 
-    def call(self, kind: Kind, peer: int, *, tag: int = 0, count: int = 4, known: int = 0) -> list[ops.Command]:
+    def call(self, kind: Kind, peer: int, *, tag: int = 0, count: int = 4, known: int = 0) -> list[cmd.Command]:
         self.calls += 1
-        post = m.Post(
-            self.calls, kind, 0, 0, count, 0, 64, known or self.member.epoch_number, peer=peer, tag=tag
-        )  # fmt: skip
-        return self.member.exchange(post, 1.0)
+        what = Descriptor(kind, count=count)
+        post = m.Post(self.calls, what, 0, 64, known or self.member.epoch_number, peer, tag)
+        return self.member.post(post, self.member.call(post), 1.0)
 
-    def match(self, number: int, order: int) -> list[ops.Command]:
+    def match(self, number: int, order: int) -> list[cmd.Command]:
         return self.member.matched(m.Matched("g", 1, self.member.epoch_number, number, order))
 
-    def settle(self, number: int, digest: int = 7, error: str = "") -> list[ops.Command]:
+    def settle(self, number: int, digest: int = 7, error: str = "") -> list[cmd.Command]:
         told = m.Settled("g", 1, self.member.epoch_number, number, digest, error, "what", {"m1": "a", "m2": "b"})
         return self.member.settled(told, 3.0)
 
 
 def test_a_send_is_told_matched_started_done_and_committed() -> None:
     d = Partner()
-    assert d.call(Kind.send, 1, tag=3) == [ops.ToMaster(m.P2PCall("g", 1, 1, 1, 2, 3, True, 0, 4))]
-    assert d.match(1, 5) == [ops.NeedLinks(frozenset({2}), p2p=True)]
+    assert d.call(Kind.send, 1, tag=3) == [cmd.ToMaster(m.P2PCall("g", 1, 1, 1, 2, 3, True, 0, 4))]
+    assert d.match(1, 5) == [cmd.NeedLinks(frozenset({2}), p2p=True)]
     [start] = d.member.p2p_links({2})
-    assert (start.op.order, start.op.sends, start.op.nbytes) == (5, True, 16)
+    assert (start.op.seq, start.op.kind, start.op.meaning.front_bytes) == (5, Kind.send, 16)
     done = d.member.op_finished(start.op.engine_id, 99, 64)
-    assert done == [ops.ToMaster(m.P2PDone("g", 1, 1, 5, 0))]
+    assert done == [cmd.ToMaster(m.P2PDone("g", 1, 1, 5, 0))]
     [result] = told(d.settle(1), m.Result)
     assert (result.seq, result.digest, result.contributors, result.bytes_sent) == (5, 7, ["m1", "m2"], 64)
     assert (result.attempts, result.epoch, result.seconds) == (1, 1, 2.0)
     assert d.member.in_flight == 0
     assert kinds(d.call(Kind.recv, 1)) == ["ToMaster:P2PCall"]
-    assert kinds(d.match(2, 6)) == ["StartExchange"]  # the link is up now
-    assert d.member.op_finished(d.engine_id, 99, 0) == [ops.ToMaster(m.P2PDone("g", 1, 1, 6, 99))]
+    assert kinds(d.match(2, 6)) == ["StartOp"]  # the link is up now
+    assert d.member.op_finished(d.engine_id, 99, 0) == [cmd.ToMaster(m.P2PDone("g", 1, 1, 6, 99))]
     assert told(d.settle(2), m.Result)[0].contributors == ["m2", "m1"]
 
 
@@ -216,7 +215,7 @@ def test_a_lost_partner_ends_it_on_the_other_side(point: str) -> None:
         d.member.op_finished(d.engine_id, 7, 0)
     entered = d.member.enter_epoch(epoch(2, 1, 3), 2.0)
     if point == "running":  # the client is told when the memory is free
-        assert ops.CancelOp(d.engine_id) in entered
+        assert cmd.CancelOp(d.engine_id) in entered
         assert told(entered, m.Failure) == []
         entered = d.member.op_cancelled(d.engine_id)
     [failed] = told(entered, m.Failure)
@@ -239,7 +238,7 @@ def test_a_loss_elsewhere_makes_it_run_again(finished: bool) -> None:
     if finished:
         d.member.op_finished(first, 0, 0)
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    again = [c.message for c in entered if isinstance(c, ops.ToMaster)]
+    again = [c.message for c in entered if isinstance(c, cmd.ToMaster)]
     assert [(one.epoch, one.number, one.tag) for one in again] == [(2, 1, 0), (2, 3, 8)]  # not the one with 3
     assert d.member.settled(m.Settled("g", 1, 1, 1, 7, "", "", {}), 2.0) == []  # of the old epoch
     assert kinds(d.match(1, 9)) == ["NeedLinks"]
@@ -251,8 +250,8 @@ def test_a_loss_elsewhere_makes_it_run_again(finished: bool) -> None:
     assert (result.attempts, result.epoch) == (2, 2)
 
 
-def _done(epoch: int, order: int) -> ops.Command:
-    return ops.ToMaster(m.P2PDone("g", 1, epoch, order, 0))
+def _done(epoch: int, order: int) -> cmd.Command:
+    return cmd.ToMaster(m.P2PDone("g", 1, epoch, order, 0))
 
 
 def test_halves_that_do_not_fit_are_named() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.peer.test_member import Driver
-from wancoll.collective import Kind
+from wancoll.collective import Descriptor, Kind
 from wancoll.peer.core import waits
-from wancoll.peer.core.ops import OpState
+from wancoll.peer.core.op import OpState
 from wancoll.peer.core.stalls import LinkView
 from wancoll.peer.core.waits import SAID_AGAIN, WaitLog
 from wancoll.wire import messages as m
@@ -64,7 +64,7 @@ def test_an_operation_that_is_done_here() -> None:
     d = Driver(1, 2)
     d.post()
     d.member.op_finished(d.engine_id, digest=7, bytes_sent=9)
-    assert d.member.ops[1].state is OpState.done
+    assert d.member.collectives.open[1].state is OpState.done
     told = waits.report(d.member, [seen(2)], 4.0, SLOW)
     assert told is not None
     assert told.ops[0].stage == "done"
@@ -73,8 +73,8 @@ def test_an_operation_that_is_done_here() -> None:
 
 def test_a_send_that_is_alone() -> None:
     d = Driver(1, 2, 3)
-    call = m.Post(1, Kind.send, 0, 0, 4, 0, 4096, 1, peer=2, tag=5)
-    d.member.exchange(call, 1.0)
+    call = m.Post(1, Descriptor(Kind.send, count=4), 0, 4096, 1, 2, 5)
+    d.member.post(call, d.member.call(call), 1.0)
     told = waits.report(d.member, [seen(3, p2p=True)], 4.0, SLOW)
     assert told is not None
     [op] = told.ops
@@ -118,13 +118,13 @@ def test_for_the_daemons_own_status() -> None:
 
 def test_how_far_the_client_is() -> None:
     d = Driver(1, 2)
-    assert (d.member.called, d.member.oldest_call) == (0, 0)
+    assert (d.member.collectives.called, d.member.oldest_call) == (0, 0)
     d.post()
     d.post()
-    assert (d.member.called, d.member.oldest_call) == (2, 1)
+    assert (d.member.collectives.called, d.member.oldest_call) == (2, 1)
     d.member.op_finished(100, digest=7, bytes_sent=9)
     d.member.commit(m.Commit("g", 1, 1, 1), 3.0)
-    assert (d.member.called, d.member.oldest_call) == (2, 2)
+    assert (d.member.collectives.called, d.member.oldest_call) == (2, 2)
 
 
 def test_the_daemons_log_says_it_once() -> None:

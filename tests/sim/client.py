@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.sim.daemon import Daemon, Session
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
@@ -147,13 +147,10 @@ class Client:
 
     def _post(self, called: Called, peer: int) -> None:
         self._calls += 1
-        what = called.what
         self.open[self._calls] = called
         self.world.judge.calls(self, called)
         self.session.arena[self._calls] = called.front, called.back
-        head = (self._calls, what.kind, what.dtype, what.op, what.count, 0, 0, self.epoch)
-        how: dict[str, Any] = {"algorithm": what.algorithm, "on_failure": what.on_failure, "root": what.root}
-        self._outbox.append(m.Post(*head, **how, peer=peer, tag=called.tag))
+        self._outbox.append(m.Post(self._calls, called.what, 0, 0, self.epoch, peer, called.tag))
         self.world.clock.after(self.world.local_delay(), self._send)
 
     def _send(self) -> None:

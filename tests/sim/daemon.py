@@ -2,7 +2,7 @@
 
 Mirrors wancoll/peer/control.py (run, _serve_once, _read, _heartbeat), daemon.py (_master_says, _master_connected,
 _master_synced, watch_master, watch_engine, add, remove) and session.py (serve, _take, _post, run, _to_master, _start,
-_start_exchange, op_finished, op_cancelled). The watcher of slow operations (watch.py) is left out.
+op_finished, op_cancelled). The watcher of slow operations (watch.py) is left out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from tests.sim.links import LinkHub
 from tests.sim.network import End
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import PROTOCOL_VERSION
-from wancoll.peer.core import links, ops
+from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import links
 from wancoll.peer.core import member as core
+from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ class Daemon(Process):
 
     def _called(self) -> list[tuple[int, int, int]]:
         members = (one.member for one in self.sessions if one.member.epoch and not one.member.over)
-        return [(member.mid, member.epoch_number, member.called) for member in members]
+        return [(member.mid, member.epoch_number, member.collectives.called) for member in members]
 
     # ---- daemon.py -----------------------------------------------------------------------------------
 
@@ -256,7 +258,7 @@ class Daemon(Process):
     def _synced(self) -> None:
         for session in list(self.sessions):
             member = session.member
-            if member.epoch is not None and member.joined_connection != self.number:
+            if member.epoch is not None and member.standing.connection != self.number:
                 session.run(member.forgotten(self._no_master_reason))
 
     def _watch_master(self) -> None:
@@ -328,14 +330,10 @@ class Session:
                 self.end("detached")
                 return
             assert isinstance(message, m.Post)
-            if message.kind in (Kind.send, Kind.recv):
-                self.run(self.member.exchange(message, self.daemon.clock.now))
-                continue
             call = self.member.call(message)
-            meaning = self.member.meaning(call)
             front, back = self.arena[message.id]
-            assert len(front) * ITEM >= meaning.front_bytes
-            back[:] = [-1] * (meaning.back_bytes // ITEM)
+            assert len(front) * ITEM >= call.front_bytes
+            back[:] = [-1] * (call.back_bytes // ITEM)
             self.run(self.member.post(message, call, self.daemon.clock.now))
 
     def end(self, reason: str) -> None:
@@ -349,29 +347,26 @@ class Session:
 
     # ---- commands ------------------------------------------------------------------------------------
 
-    def run(self, commands: list[ops.Command]) -> None:
+    def run(self, commands: list[cmd.Command]) -> None:
         for command in commands:
             match command:
-                case ops.ToMaster(message):
-                    if not self.member.reporting or isinstance(message, m.Report | m.Leave):
+                case cmd.ToMaster(message):
+                    if not self.member.standing.reporting or isinstance(message, m.Report | m.Leave):
                         self.world.judge.says(self.member, message)
                         self.daemon.send(message)
-                case ops.ToClient(message):
+                case cmd.ToClient(message):
                     self.world.told(self, message)
                     self.daemon.after(0.0, self._room)
-                case ops.StartOp(op, meaning):
-                    self._start(op, meaning)
-                case ops.CancelOp(engine_id):
+                case cmd.StartOp(op):
+                    self._start(op)
+                case cmd.CancelOp(engine_id):
                     self.daemon.engine.cancel(engine_id)
-                case ops.EnterEpoch(epoch, neighbours, spares):
+                case cmd.EnterEpoch(epoch, neighbours, spares):
                     self.world.judge.enters(self.member.name, epoch)
                     self.daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
-                case ops.StartExchange(exchange):
-                    self._start_exchange(exchange)
-                case ops.NeedLinks(mids, p2p_links):
-                    channel = links.P2P if p2p_links else links.COLLECTIVES
-                    self.daemon.links.step(links.Need(self.links, mids, channel))
-                case ops.Over():
+                case cmd.NeedLinks(mids, p2p):
+                    self.daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
+                case cmd.Over():
                     self.daemon.links.step(links.Leave(self.links))
 
     def _links_say(self, told: links.Told) -> None:
@@ -387,26 +382,17 @@ class Session:
             case links.LinkUnreachable(_, other, reason):
                 self.run(self.member.link_unreachable(other.mid, reason))
 
-    def _enter_engine(self, engine_id: int) -> None:
-        self._in_engine.add(engine_id)
-        self.daemon.by_engine_id[engine_id] = self
-
-    def _start(self, op: ops.Op, meaning: Any) -> None:
-        self._enter_engine(op.engine_id)
+    def _start(self, op: Op) -> None:
+        self._in_engine.add(op.engine_id)
+        self.daemon.by_engine_id[op.engine_id] = self
         front, back = self.arena[op.client_id]
+        meaning = op.meaning
+        assert meaning is not None
         head = (op.engine_id, self.member.epoch_number, op.seq, meaning.fingerprint, meaning.schedule)
         back[:] = [-1] * (meaning.back_bytes // ITEM)
-        digests = op.kind not in DATALESS
-        self.daemon.engine.post(*head, self.links.numbers(), front, back, digests, op.kind in SAME_RESULT)
-
-    def _start_exchange(self, op: ops.Exchange) -> None:
-        self._enter_engine(op.engine_id)
-        front, back = self.arena[op.post.id]
-        link = self.links.links[op.other, links.P2P].number
-        head = (op.engine_id, self.member.epoch_number, op.order, op.fingerprint, op.schedule)
-        if not op.sends:
-            back[:] = [-1] * op.post.count
-        self.daemon.engine.post(*head, {0: link}, front, back, not op.sends, False)
+        digests = op.kind not in DATALESS and op.kind is not Kind.send
+        numbers = self.links.numbers(links.P2P if op.p2p else links.COLLECTIVES)
+        self.daemon.engine.post(*head, numbers, front, back, digests, op.kind in SAME_RESULT)
 
     def released(self, engine_id: int) -> None:
         self._in_engine.discard(engine_id)

@@ -18,8 +18,9 @@ import msgspec
 from tests.sim.judge import Violation
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
-from wancoll.peer.core import ops
+from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
 from wancoll_master.core import membership
 from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Received, Send, Tick, Used
@@ -45,7 +46,7 @@ class Peer:
     master: int = 0
     up: deque[Any] = field(default_factory=deque)
     down: deque[Any] = field(default_factory=deque)
-    engine: dict[int, ops.Op] = field(default_factory=dict)
+    engine: dict[int, Op] = field(default_factory=dict)
     posted: bool = False
     told: dict[int, Any] = field(default_factory=dict)  # by the client's number
 
@@ -113,7 +114,7 @@ class SmallWorld:
             found.append(("time",))
         return found
 
-    def _all_started(self, op: ops.Op, peer: Peer) -> bool:
+    def _all_started(self, op: Op, peer: Peer) -> bool:
         epoch = peer.core.epoch_number
         return self.started.get((epoch, op.seq), frozenset()) >= set(self.epochs[epoch])
 
@@ -232,7 +233,7 @@ class SmallWorld:
                 self._run(peer, member.reconnected(peer.number, peer.master))
                 peer.up.append(m.Heartbeat(0))
             case m.Pong():
-                if member.epoch is not None and member.joined_connection != peer.number:
+                if member.epoch is not None and member.standing.connection != peer.number:
                     self._run(peer, member.forgotten("lost"))
             case m.Joined() if member.epoch is None:
                 self._run(peer, member.joined(message.mid, peer.number, peer.master))
@@ -251,30 +252,30 @@ class SmallWorld:
             case m.Evicted() if message.mid == member.mid:
                 self._run(peer, member.evicted(message.reason, message.committed_upto, self.now, message.unknown))
 
-    def _run(self, peer: Peer, commands: list[ops.Command]) -> None:
+    def _run(self, peer: Peer, commands: list[cmd.Command]) -> None:
         member = peer.core
         for command in commands:
             match command:
-                case ops.ToMaster(message):
-                    if peer.connected and (not member.reporting or isinstance(message, m.Report | m.Leave)):
+                case cmd.ToMaster(message):
+                    if peer.connected and (not member.standing.reporting or isinstance(message, m.Report | m.Leave)):
                         peer.up.append(message)
-                case ops.ToClient(m.Result() | m.Failure() as told):
+                case cmd.ToClient(m.Result() | m.Failure() as told):
                     self._told(peer, told)
-                case ops.StartOp(op, _):
+                case cmd.StartOp(op):
                     peer.engine[op.engine_id] = op
                     key = member.epoch_number, op.seq
                     self.started[key] = self.started.get(key, frozenset()) | {member.name}
-                case ops.CancelOp(engine_id):
+                case cmd.CancelOp(engine_id):
                     if peer.engine.pop(engine_id, None) is not None:
                         self._run(peer, member.op_cancelled(engine_id))
-                case ops.EnterEpoch(epoch, _):
+                case cmd.EnterEpoch(epoch, _):
                     self._run(peer, member.links_ready(epoch.epoch, [one.mid for one in epoch.members]))
-        if member.epoch is not None and not peer.posted and member.called == 0:  # a newcomer comes to see only
+        newcomer = member.collectives.called != 0  # it comes to see only
+        if member.epoch is not None and not peer.posted and not newcomer:
             peer.posted = True
             for number, kind in enumerate(self.calls, 1):
                 what = Descriptor(kind, DType.float32, ReduceOp.sum, 0 if kind is Kind.update_membership else 4)
-                head = (number, kind, what.dtype, what.op, what.count, 0, 4096, member.epoch_number)
-                post = m.Post(*head)
+                post = m.Post(number, what, 0, 4096, member.epoch_number)
                 self._run(peer, member.post(post, member.call(post), self.now))
 
     # ---- what must be true ---------------------------------------------------------------------------
@@ -353,11 +354,12 @@ class SmallWorld:
 
 
 def _member(member: core.Member) -> tuple[Any, ...]:
+    book, standing = member.collectives, member.standing
     facts = (
-        member.mid, member.joined_connection, member.master, member.reporting, member.aborted, member.committed,
-        member.over, member.epoch_number, member._asked, member._said, sorted(member._voids),
+        member.mid, standing.connection, standing.master, standing.reporting, book.aborted, book.committed,
+        member.over, member.epoch_number, book._asked, standing.said, sorted(book._voids),
     )  # fmt: skip
-    calls = [(op.seq, op.state.name, op.attempts, len(op.live), op.finished, op.digest) for op in member.ops.values()]
+    calls = [(op.seq, op.state.name, op.attempts, len(op.live), op.finished, op.digest) for op in book.open.values()]
     return facts, calls
 
 

@@ -138,7 +138,7 @@ class World:
     def told(self, session: Session, message: m.FromDaemon) -> None:
         """A daemon tells its client."""
         self.note(session.client.name, f"is told {brief(message)}")
-        session.client.hear(message, session.member._next_seq)
+        session.client.hear(message, session.member.collectives.called + 1)
 
     def wire(self, message: Any, kind: Any) -> Any:
         """*message* as it comes out of the wire."""

@@ -129,8 +129,9 @@ class Connection:
                 )
 
     def _send(self, work: Work) -> bool:
-        number = self._last_id + 1
-        data = encode(_post(number, work))
+        number, placement = self._last_id + 1, work.placement
+        front, back = (placement.front, placement.back) if placement is not None else (0, 0)
+        data = encode(m.Post(number, work.descriptor, front, back, work.epoch, work.peer, work.tag))
         sent: list[int] = []
         work.id = number
         work.posted_at = time.monotonic()
@@ -319,15 +320,6 @@ class _AnyOf:
     @property
     def finished(self) -> bool:
         return any(work.finished for work in self._works)
-
-
-def _post(number: int, work: Work) -> m.Post:
-    d, p = work.descriptor, work.placement
-    front, back = (p.front, p.back) if p is not None else (0, 0)
-    return m.Post(
-        number, d.kind, d.dtype, d.op, d.count, front, back, work.epoch, d.codec, d.algorithm, d.on_failure, d.root,
-        list(d.counts), d.rounding == "stochastic", d.seed, work.peer, work.tag,
-    )  # fmt: skip
 
 
 def deadline_after(timeout: float | None) -> float | None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
 import msgspec
 
-from wancoll.errors import ConfigError, PeerDaemonLost
-from wancoll.process import Child, end, start
+from wancoll.errors import PeerDaemonLost
 from wancoll.wire import messages as m
 
 START_SECONDS = 30.0
+_READY = b"wancoll peer ready"
 _OF_THE_SERVICE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")  # readiness is this process's to tell
 _STOP_SECONDS = 5.0  # after closing its standard input, and again after SIGTERM
+_TAIL_BYTES = 2000
 
 
 class PrivateDaemon:
@@ -35,33 +40,74 @@ class PrivateDaemon:
     """
 
     def __init__(self, master: str, options: Sequence[str] = (), timeout: float = START_SECONDS) -> None:
+        self.master = master
         self._directory = tempfile.mkdtemp(prefix="wancoll-")
         self.socket = os.path.join(self._directory, "peer.sock")
-        self._child: Child | None = None
-        command = ["wancoll", "peer", "--master", master, "--socket", self.socket, "--watch-stdin", *options]
-        environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_SERVICE_MANAGER}
+        self._log = os.path.join(self._directory, "peer.log")
+        self._process: subprocess.Popen[bytes] | None = None
+        command = [
+            sys.executable,
+            "-m",
+            "wancoll",
+            "peer",
+            "--master",
+            master,
+            "--socket",
+            self.socket,
+            "--watch-stdin",
+        ]
         try:
-            # Not tied by the kernel: that would be to the thread that connects, which may end sooner.
-            self._child = start("peer", command, self._directory, environment=environment, tied=False)
-            self._child.ready(timeout)
-        except ConfigError:
-            code = self._child.exit_code if self._child is not None else None
-            failed = PeerDaemonLost(
-                "the private peer daemon did not start",
-                who=f"wancoll peer --master {master}",
-                expected="a line that starts with 'wancoll peer ready'",
-                got=f"it was not ready after {timeout:g} s" if code is None else f"it ended with status {code}",
-                hint=f"the end of its log: {self.log_tail() or '(empty)'}",
-            )
-            self.stop()
-            raise failed from None
+            with open(self._log, "wb") as log:
+                # A session of its own: Ctrl-C is for this process, which then leaves in its own time.
+                self._process = subprocess.Popen(
+                    [*command, *options],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env={name: value for name, value in os.environ.items() if name not in _OF_THE_SERVICE_MANAGER},
+                    start_new_session=True,
+                )
+            self._await_ready(self._process, timeout)
         except BaseException:
             self.stop()
             raise
 
+    def _await_ready(self, process: subprocess.Popen[bytes], timeout: float) -> None:
+        assert process.stdout is not None
+        deadline = time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        said = b""
+        while (left := deadline - time.monotonic()) > 0:
+            if not poll.poll(left * 1000):
+                break
+            data = os.read(process.stdout.fileno(), 4096)
+            if not data:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_SECONDS)
+                raise self._failed(f"it ended with status {process.poll()}")
+            said += data
+            if any(line.startswith(_READY) for line in said.split(b"\n")[:-1]):
+                return
+        raise self._failed(f"it was not ready after {timeout:g} s")
+
+    def _failed(self, got: str) -> PeerDaemonLost:
+        return PeerDaemonLost(
+            "the private peer daemon did not start",
+            who=f"wancoll peer --master {self.master}",
+            expected=f"a line that starts with {_READY.decode()!r}",
+            got=got,
+            hint=f"the end of its log: {self.log_tail() or '(empty)'}",
+        )
+
     def log_tail(self) -> str:
         """The end of what it logged."""
-        return self._child.log_tail().strip() if self._child is not None else ""
+        try:
+            with open(self._log, "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+                return log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
 
     def explain(self, failure: m.Failure) -> m.Failure:
         """*failure* with the end of the log, if it says that the daemon is gone."""
@@ -73,22 +119,27 @@ class PrivateDaemon:
 
     def stop(self) -> None:
         """End it: close its standard input, then SIGTERM, then SIGKILL; each has seconds. Safe to call again."""
-        if self._child is not None:
-            self._close_stdin(self._child)
-            with contextlib.suppress(ConfigError):
-                self._child.wait(_STOP_SECONDS)
-            end([self._child], _STOP_SECONDS)
-            self._child = None
+        process = self._process
+        if process is not None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.close()
+            for more in (process.terminate, process.kill, None):
+                try:
+                    process.wait(_STOP_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if more is not None:
+                        more()
+            process.stdout.close()
+            self._process = None
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def disown(self) -> None:
         """In a forked child: the daemon is the parent's, whose end must be seen at once."""
-        if self._child is not None and self._child.popen is not None:
-            self._close_stdin(self._child)
-            self._child.popen.returncode = 0  # not ours to wait for
-            self._child = None
-
-    @staticmethod
-    def _close_stdin(child: Child) -> None:
-        if child.popen is not None and child.popen.stdin is not None:
-            child.popen.stdin.close()
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process.returncode = 0  # not ours to wait for
+            self._process = None

@@ -20,7 +20,7 @@ from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
-from wancoll.peer.core import links, ops
+from wancoll.peer.core import links, outcomes
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control, probe
@@ -131,7 +131,7 @@ class Daemon:
     def _called(self) -> list[tuple[int, int, int]]:
         """For the heartbeat: how far the clients are in their programs."""
         members = (session.member for session in self._sessions if session.member.epoch and not session.member.over)
-        return [(member.mid, member.epoch_number, member.called) for member in members][:MOST_CALLED]
+        return [(member.mid, member.epoch_number, member.collectives.called) for member in members][:MOST_CALLED]
 
     def status(self) -> dict[str, object]:
         """The daemon's own view, for LocalStatusRequest."""
@@ -247,7 +247,7 @@ class Daemon:
     def _master_synced(self) -> None:
         """The master has told all it knows: members of the connection before are unknown to it."""
         for session in list(self._sessions):
-            if session.member.epoch is not None and session.member.joined_connection != self.control.number:
+            if session.member.epoch is not None and session.member.standing.connection != self.control.number:
                 session.run(session.member.forgotten(self._no_master_reason))
 
     async def watch_master(self) -> None:
@@ -298,7 +298,7 @@ class Daemon:
         for session in list(self._sessions):
             session.run(session.member.leave("the peer daemon is stopping"))
             hint = "start the daemon again and reconnect"
-            session.tell(ops.failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
+            session.tell(outcomes.failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
         with trio.move_on_after(1):
             await self.control.flush()
 

@@ -14,7 +14,8 @@ from wancoll.failpoints import PEER
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.listen import Handshakes
 from wancoll.net.stream import Stream
-from wancoll.peer.core import links, ops
+from wancoll.peer.core import links
+from wancoll.peer.core.outcomes import failure
 from wancoll.peer.session import Host, Session
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -50,9 +51,7 @@ class FrontDoor:
                 await self._first_message(client, decoder, messages)
         except ProtocolError as bad:
             log.warning("client sent nonsense", reason=str(bad))
-            client.send(
-                encode(ops.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
-            )
+            client.send(encode(failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got)))
         finally:
             client.close()
 
@@ -96,7 +95,7 @@ class FrontDoor:
 
     def _arm(self, arm: m.Arm) -> m.Ok | m.Failure:
         if not self._daemon.failpoints.allows(arm.token):
-            return ops.failure(
+            return failure(
                 0,
                 "ConfigError",
                 "fault injection is not allowed here",
@@ -111,7 +110,7 @@ class FrontDoor:
         elif arm.name in PEER and arm.action in ("kill", "pause", "clear"):
             self._daemon.failpoints.arm(arm.name, arm.action)
         else:
-            return ops.failure(
+            return failure(
                 0,
                 "ConfigError",
                 "unknown failpoint or action",

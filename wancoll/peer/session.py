@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 import trio
 
-from wancoll.collective import DATALESS, DType, Kind, ReduceOp
+from wancoll.collective import DATALESS, Kind
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ProtocolError
 from wancoll.failpoints import Failpoints
@@ -17,9 +17,11 @@ from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
-from wancoll.peer.core import links, ops
-from wancoll.peer.core import member as core
-from wancoll.peer.core.calls import Meaning, noise
+from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import links, outcomes
+from wancoll.peer.core.calls import Call, Meaning, Seat, noise
+from wancoll.peer.core.member import Member
+from wancoll.peer.core.op import Op
 from wancoll.peer.links.hub import LinkHub
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -69,7 +71,7 @@ class Session:
         self.attached_at = trio.current_time()
         self.pid = attach.pid
         self.arena = Arena(daemon.arena_bytes)
-        self.member = core.Member(
+        self.member = Member(
             attach.group, attach.member, attach.start_world, attach.min_world, first_engine_id, daemon.config.limits
         )
         self.links = daemon.links.member(self._links_say)
@@ -102,7 +104,7 @@ class Session:
         except ProtocolError as bad:
             reason = str(bad)
             log.warning("client sent nonsense", member=self.member.name, reason=reason)
-            self.tell(ops.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+            self.tell(outcomes.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
         finally:
             self.run(self.member.leave(reason))
             self._daemon.links.step(links.Leave(self.links))
@@ -133,20 +135,13 @@ class Session:
         return True
 
     def _post(self, post: m.Post) -> None:
-        if post.kind in (Kind.send, Kind.recv):
-            nbytes = post.count * DType(post.dtype).itemsize
-            front_bytes, back_bytes = (nbytes, 0) if post.kind == Kind.send else (0, nbytes)
-            self._check_regions(post, front_bytes, back_bytes, Kind(post.kind).name)
-            self._hit("on_post")
-            self.run(self.member.exchange(post, trio.current_time()))
-            return
         call = self.member.call(post)
-        meaning = self.member.meaning(call)  # later epochs' regions are parts of these
-        self._check_regions(post, meaning.front_bytes, meaning.back_bytes, meaning.descriptor)
+        self._check_regions(post, call)
         self._hit("on_post")
         self.run(self.member.post(post, call, trio.current_time()))
 
-    def _check_regions(self, post: m.Post, front_bytes: int, back_bytes: int, what: object) -> None:
+    def _check_regions(self, post: m.Post, call: Call) -> None:
+        front_bytes, back_bytes, what = call.front_bytes, call.back_bytes, call.posted
         for region, nbytes in ((post.front, front_bytes), (post.back, back_bytes)):
             if nbytes and not self.arena.holds(region, nbytes):
                 raise ProtocolError(
@@ -165,27 +160,24 @@ class Session:
 
     # ---- commands ------------------------------------------------------------------------------------
 
-    def run(self, commands: list[ops.Command]) -> None:
+    def run(self, commands: list[cmd.Command]) -> None:
         """Carry out the member's commands, in order and without waiting."""
         for command in commands:
             match command:
-                case ops.ToMaster(message):
+                case cmd.ToMaster(message):
                     self._to_master(message)
-                case ops.ToClient(message):
+                case cmd.ToClient(message):
                     self._to_client(message)
-                case ops.StartOp(op, meaning):
-                    self._start(op, meaning)
-                case ops.CancelOp(engine_id):
+                case cmd.StartOp(op):
+                    self._start(op)
+                case cmd.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
-                case ops.EnterEpoch(epoch, neighbours, spares):
+                case cmd.EnterEpoch(epoch, neighbours, spares):
                     self._hit("on_epoch")
                     self._daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
-                case ops.StartExchange(exchange):
-                    self._start_exchange(exchange)
-                case ops.NeedLinks(mids, p2p_links):
-                    channel = links.P2P if p2p_links else links.COLLECTIVES
-                    self._daemon.links.step(links.Need(self.links, mids, channel))
-                case ops.Over():
+                case cmd.NeedLinks(mids, p2p):
+                    self._daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
+                case cmd.Over():
                     self._daemon.links.step(links.Leave(self.links))
 
     def _links_say(self, told: links.Told) -> None:
@@ -194,6 +186,7 @@ class Session:
                 self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
                 self.run(self.member.links_ready(epoch, owner.up(links.COLLECTIVES)))
             case links.P2PUp(owner):
+                self._prepared.clear()
                 self.run(self.member.p2p_links(owner.up(links.P2P)))
             case links.LinkLost(_, other, links.COLLECTIVES, reason):
                 self.run(self.member.link_lost(other.mid, reason))
@@ -203,7 +196,7 @@ class Session:
                 self.run(self.member.link_unreachable(other.mid, reason))
 
     def _to_master(self, message: m.FromPeer) -> None:
-        if self.member.reporting and not isinstance(message, m.Report | m.Leave):
+        if self.member.standing.reporting and not isinstance(message, m.Report | m.Leave):
             return  # said when the master knows the member
         if isinstance(message, m.Done | m.P2PDone):
             self._hit("before_done")
@@ -221,72 +214,42 @@ class Session:
             self.tell(message)
         self._room.set()
 
-    def _start(self, op: ops.Op, meaning: Meaning) -> None:
+    def _start(self, op: Op) -> None:
+        meaning, seat, base = op.meaning, self.member.seat, self.arena.address
+        assert meaning is not None
+        assert seat is not None
+        channel = links.P2P if op.p2p else links.COLLECTIVES
+        prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
         self._in_engine.add(op.engine_id)
         self._daemon.started(op.engine_id, self)
-        base = self.arena.address
+        front, back, rounding = base + op.front, base + op.back, noise(meaning.descriptor, op.seq, seat.mid)
         self._daemon.engine.post(
-            self._prepare(meaning),
-            op.engine_id,
-            self.member.epoch_number,
-            op.seq,
-            meaning.fingerprint,
-            base + op.front,
-            base + op.back,
-            noise(meaning.descriptor, op.seq, self.member.mid),
+            prepared, op.engine_id, seat.epoch.epoch, op.seq, meaning.fingerprint, front, back, rounding
         )
         if self._daemon.failpoints.armed:
-            self._daemon.watch_first_bytes(self.links.numbers().values())
+            self._daemon.watch_first_bytes(self.links.numbers(channel).values())
 
-    def _start_exchange(self, op: ops.Exchange) -> None:
-        self._in_engine.add(op.engine_id)
-        self._daemon.started(op.engine_id, self)
-        assert self.member.epoch is not None
-        link, plan = self.links.links[op.other, links.P2P].number, self.member.epoch.plan
-        prepared = self._daemon.engine.prepare(
-            op.schedule,
-            {0: link},
-            dtype=DType(op.post.dtype),
-            op=ReduceOp.sum,
-            front_bytes=op.nbytes if op.sends else 0,
-            back_bytes=0 if op.sends else op.nbytes,
-            world_size=2,
+    def _prepare(self, meaning: Meaning, seat: Seat, channel: int) -> Prepared:
+        """The op's schedule in the engine's terms; kept, since training repeats its shapes."""
+        plan, call = seat.epoch.plan, meaning.descriptor
+        if len(self._prepared) >= _SHAPES_KEPT:
+            self._prepared.pop(next(iter(self._prepared)))
+        ready = self._prepared[meaning] = self._daemon.engine.prepare(
+            meaning.schedule,
+            self.links.numbers(channel),
+            dtype=call.dtype,
+            op=call.op,
+            front_bytes=meaning.front_bytes,
+            back_bytes=meaning.back_bytes,
+            world_size=len(seat.world.mids),
             lanes=plan.lanes,
             tracks=plan.tracks,
             stripe=plan.stripe,
             turns=plan.turns,
-            digest=not op.sends,
+            digest=call.kind not in DATALESS and call.kind is not Kind.send,
+            codec=call.codec,
+            stochastic=call.rounding == "stochastic",
         )
-        front, back = self.arena.address + op.post.front, self.arena.address + op.post.back
-        epoch = self.member.epoch_number
-        self._daemon.engine.post(prepared, op.engine_id, epoch, op.order, op.fingerprint, front, back)
-        if self._daemon.failpoints.armed:
-            self._daemon.watch_first_bytes([link])
-
-    def _prepare(self, meaning: Meaning) -> Prepared:
-        """The op's schedule in the engine's terms; kept, since training repeats its shapes."""
-        ready = self._prepared.get(meaning)
-        if ready is None:
-            assert self.member.epoch is not None
-            plan, call = self.member.epoch.plan, meaning.descriptor
-            if len(self._prepared) >= _SHAPES_KEPT:
-                self._prepared.pop(next(iter(self._prepared)))
-            ready = self._prepared[meaning] = self._daemon.engine.prepare(
-                meaning.schedule,
-                self.links.numbers(),
-                dtype=call.dtype,
-                op=call.op,
-                front_bytes=meaning.front_bytes,
-                back_bytes=meaning.back_bytes,
-                world_size=self.member.world_size,
-                lanes=plan.lanes,
-                tracks=plan.tracks,
-                stripe=plan.stripe,
-                turns=plan.turns,
-                digest=call.kind not in DATALESS,
-                codec=call.codec,
-                stochastic=call.rounding == "stochastic",
-            )
         return ready
 
     # ---- events from the engine ----------------------------------------------------------------------

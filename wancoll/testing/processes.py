@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -22,8 +21,7 @@ from wancoll.process import Child, die_with_parent, in_starter
 
 _SPAWN = multiprocessing.get_context("spawn")
 _FORK = multiprocessing.get_context("forkserver")
-_MAIN = sys.modules["__main__"].__spec__  # children import the main module: where it is a package's, that is there, too
-_FORK.set_forkserver_preload(["wancoll.testing.forkserver", *([_MAIN.parent or _MAIN.name] if _MAIN else [])])
+_FORK.set_forkserver_preload(["wancoll.testing.forkserver"])
 _reaping = threading.Lock()  # multiprocessing looks after its children at each start, too
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from wancoll.collective import Descriptor
+
 # ---- fields ------------------------------------------------------------------------------------------
 
 U64 = Annotated[int, Meta(ge=0)]  # msgpack carries no more than 64 bits; msgspec takes no bound above 2^63 - 1
@@ -93,27 +95,18 @@ class Attach(Message, frozen=True):
 
 
 class Post(Message, frozen=True):
-    """One call. *front* and *back* are byte offsets into the arena; enums and counts as in wancoll.collective.
+    """One call. *front* and *back* are byte offsets into the arena.
 
-    root, counts and peer are by the ranks of *epoch*, the one that the client knew when it called. Blocks for or from
-    other ranks lie in front in the order of that epoch's ranks; in back, in the order of the contributors.
+    The call's root and counts, and peer, are by the ranks of *epoch*, the one that the client knew when it called.
+    Blocks for or from other ranks lie in front in the order of that epoch's ranks; in back, in the order of the
+    contributors.
     """
 
     id: U64  # counts the client's calls from 1
-    kind: Annotated[int, Meta(ge=0, le=11)]
-    dtype: Annotated[int, Meta(ge=0, le=8)]
-    op: Annotated[int, Meta(ge=0, le=4)]
-    count: Count
+    call: Descriptor
     front: Count
     back: Count
     epoch: U64
-    codec: Annotated[int, Meta(ge=0, le=4)] = 0
-    algorithm: Name = "auto"
-    on_failure: Name = "retry"
-    root: Rank = -1
-    counts: Annotated[list[Count], Meta(max_length=1024)] = []
-    stochastic: bool = False
-    seed: U64 = 0
     peer: Rank = -1  # of send and recv
     tag: U64 = 0
 

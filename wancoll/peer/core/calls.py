@@ -1,25 +1,27 @@
 """What a client called, kept in terms that outlive epochs, and what it means in one of them. Pure.
 
 A client names ranks as it knows them when it calls; the members may be others by the time the call runs, or runs again.
-A root stays the member that it was. Blocks of lost ranks stay where they are in front and are left out of the result.
+A root stays the member that it was, and so does the other side of a send or recv. Blocks of lost ranks stay where they
+are in front and are left out of the result.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
-from wancoll.collective import REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
+from msgspec.structs import replace
+
+from wancoll.collective import P2P_KINDS, REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.schedule import choose
-from wancoll.schedule.steps import Schedule
+from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 from wancoll.wire import messages as m
 
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
+_BY_RANK = choose.BLOCKS_IN_FRONT | {Kind.all_gather, Kind.gather}  # kinds with a block for or from every rank
 NOTHING = Schedule(())
 _CALLS_KEPT = 256  # with what they mean in the current epoch
 _WORLDS_KEPT = 4096  # epochs that a client which has not read for long may still speak of
@@ -43,17 +45,62 @@ class World:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """A member's place in one epoch; the next epoch's replaces it as a whole.
+
+    Args:
+        epoch: as the master announced it.
+        mid: of the member.
+        world: the epoch's members.
+        rank: the member's.
+        neighbours: mids of those next to it in the ring.
+        spares: mids of those who are its neighbours once one of these is lost, if their links are to be kept up.
+    """
+
+    epoch: m.Epoch
+    mid: int
+    world: World
+    rank: int
+    neighbours: frozenset[int]
+    spares: frozenset[int]
+
+    @classmethod
+    def of(cls, epoch: m.Epoch, mid: int) -> Seat:
+        """That of the member *mid* in *epoch*."""
+        world = World.of(epoch)
+        mids, size = world.mids, len(world.mids)
+        rank = mids.index(mid)
+        neighbours = frozenset((mids[rank - 1], mids[(rank + 1) % size])) - {mid}
+        spares: frozenset[int] = frozenset()
+        if epoch.plan.spares:
+            apart = {other for pair in epoch.plan.avoid if mid in pair for other in pair}
+            next_but_one = {mids[(rank + places) % size] for places in (-2, 2)}
+            spares = frozenset(next_but_one - neighbours - apart - {mid})
+        return cls(epoch, mid, world, rank, neighbours, spares)
+
+    @property
+    def head(self) -> tuple[str, int, int]:
+        """What every message of the epoch to the master begins with."""
+        return self.epoch.group, self.mid, self.epoch.epoch
+
+    @property
+    def too_small(self) -> bool:
+        """Whether the epoch has fewer than min_world members."""
+        return len(self.world.mids) < self.epoch.min_world
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Meaning:
     """A call in the terms of one epoch.
 
     Args:
         descriptor: with root and counts by the epoch's ranks.
-        fingerprint: of the descriptor.
+        fingerprint: of the descriptor; of a send or recv what both halves agree on.
         front_bytes: of the caller's memory that this member reads.
         back_bytes: of the result.
         algorithm: the schedule's name.
         schedule: this member's.
-        needs: mids of the members with which it exchanges bytes.
+        needs: mids of the members with whom bytes go back and forth.
         refusal: why it cannot run in this epoch, "" if it can.
     """
 
@@ -74,60 +121,71 @@ class Call:
     Args:
         posted: descriptor in the terms of *world*.
         world: the members that the client knew.
+        peer: rank of the other side of a send or recv.
+        front_bytes: of the client's memory that the call may read, in any epoch.
+        back_bytes: of the client's memory that it may write.
+        p2p: whether it is a send or recv.
     """
 
     posted: Descriptor
     world: World
-    epoch: int = 0  # of *meaning*
-    meaning: Meaning | None = None
+    peer: int
+    front_bytes: int
+    back_bytes: int
+    p2p: bool
+    _seat: Seat | None = field(default=None, init=False)
+    _meaning: Meaning | None = field(default=None, init=False)
 
-    def in_epoch(self, epoch: m.Epoch, world: World, rank: int, limits: Limits = DEFAULT) -> Meaning:
-        """What it means in *epoch*; found once."""
-        if self.meaning is None or self.epoch != epoch.epoch:
-            self.epoch, self.meaning = epoch.epoch, resolve(self.posted, self.world, world, rank, epoch.plan, limits)
-        return self.meaning
+    def means(self, seat: Seat, limits: Limits = DEFAULT) -> Meaning:
+        """What it means in the epoch of *seat*; found once."""
+        if self._meaning is None or self._seat is not seat:
+            self._seat = seat
+            self._meaning = resolve(
+                self.posted, self.world, seat.world, seat.rank, seat.epoch.plan, limits, peer=self.peer
+            )
+        return self._meaning
 
 
-def posted(post: m.Post, world: World | None, who: str) -> Call:
-    """The call that *post* makes, by a client that knew *world*.
+def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
+    """The call that *post* makes, by the member *mid*, called *who*, whose client knew the members *knew*.
 
     Raises:
         ProtocolError: fields that do not fit together.
     """
-    kind = Kind(post.kind)
-    size = len(world.mids) if world is not None else 0
-    expected = ""
-    if world is None:
+    call = post.call
+    if knew is None:
         expected, got = "an epoch that this member has told its client lately", f"epoch {post.epoch}"
-    elif kind in ROOTED and not 0 <= post.root < size:
-        expected, got = f"a root from 0 to {size - 1}", str(post.root)
-    elif post.counts and (kind not in UNEVEN or len(post.counts) != size):
-        expected, got = f"{size} counts, of all_gather or reduce_scatter", f"{len(post.counts)} for {kind.name}"
-    elif kind in choose.ALGORITHMS and post.algorithm not in ("auto", *choose.ALGORITHMS[kind]):
-        expected, got = ", ".join(("auto", *choose.ALGORITHMS[kind])), post.algorithm
-    elif post.codec and not _takes(kind, DType(post.dtype), Codec(post.codec)):
-        expected, got = (
-            "a codec that all_reduce has for this dtype",
-            f"{Codec(post.codec).name} for {DType(post.dtype).name}",
-        )
-    elif post.on_failure not in ("retry", "raise"):
-        expected, got = "on_failure retry or raise", post.on_failure
-    if expected or world is None:
+    else:
+        expected, got = _misfit(call, post.peer, knew, mid)
+    if expected or knew is None:
         raise ProtocolError("posted a call that cannot be", who=who, expected=expected, got=got)
-    descriptor = Descriptor(
-        kind,
-        DType(post.dtype),
-        ReduceOp(post.op) if kind in REDUCING else ReduceOp.sum,
-        post.count,
-        tuple(post.counts),
-        post.root if kind in ROOTED else -1,
-        Codec(post.codec),
-        post.algorithm,
-        post.on_failure,
-        "stochastic" if post.stochastic else "nearest",
-        post.seed,
-    )
-    return Call(descriptor, world)
+    p2p = call.kind in P2P_KINDS
+    front, back = _p2p_sizes(call) if p2p else choose.sizes(call, knew.mids.index(mid), len(knew.mids))
+    return Call(call, knew, post.peer, front, back, p2p)
+
+
+def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, str]:
+    """What is expected in place of what, "" if all fits together."""
+    kind, size = call.kind, len(knew.mids)
+    if kind in P2P_KINDS and (not 0 <= peer < size or knew.mids[peer] == mid):
+        return "the rank of another member", f"rank {peer}"
+    if kind in ROOTED and not 0 <= call.root < size:
+        return f"a root from 0 to {size - 1}", str(call.root)
+    if kind not in ROOTED and call.root != -1:
+        return f"no root, which {kind.name} has not", str(call.root)
+    if kind not in REDUCING and call.op is not ReduceOp.sum:
+        return f"no op, since {kind.name} reduces nothing", call.op.name
+    if call.counts and (kind not in UNEVEN or len(call.counts) != size):
+        return f"{size} counts, of all_gather or reduce_scatter", f"{len(call.counts)} for {kind.name}"
+    if kind in choose.ALGORITHMS and call.algorithm not in ("auto", *choose.ALGORITHMS[kind]):
+        return ", ".join(("auto", *choose.ALGORITHMS[kind])), call.algorithm
+    if call.codec and not _takes(kind, call.dtype, call.codec):
+        return "a codec that all_reduce has for this dtype", f"{call.codec.name} for {call.dtype.name}"
+    if call.on_failure not in ("retry", "raise"):
+        return "on_failure retry or raise", call.on_failure
+    if call.rounding not in ("nearest", "stochastic"):
+        return "rounding nearest or stochastic", call.rounding
+    return "", ""
 
 
 def _takes(kind: Kind, dtype: DType, codec: Codec) -> bool:
@@ -136,7 +194,14 @@ def _takes(kind: Kind, dtype: DType, codec: Codec) -> bool:
     return kind is Kind.all_reduce and (halves or dtype in (DType.float32, DType.float64))
 
 
-def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, limits: Limits = DEFAULT) -> Meaning:
+def _p2p_sizes(call: Descriptor) -> tuple[int, int]:
+    """Bytes of front and of back of a send or recv."""
+    return (call.nbytes, 0) if call.kind is Kind.send else (0, call.nbytes)
+
+
+def resolve(
+    call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, limits: Limits = DEFAULT, *, peer: int = -1
+) -> Meaning:
     """What *call* means in an epoch.
 
     Args:
@@ -146,22 +211,24 @@ def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan
         rank: this member's, in *world*.
         plan: the epoch's.
         limits: bounds.
+        peer: rank of the other side of a send or recv, in *knew*.
     """
+    if call.kind in P2P_KINDS:
+        return _p2p(call, knew, world, rank, plan, peer)
     size = len(world.mids)
     known = {mid: i for i, mid in enumerate(knew.mids)}
     place = [known.get(mid, -1) for mid in world.mids]  # of each rank, in the caller's order
-    by_rank = bool(call.counts) or call.kind in choose.BLOCKS_IN_FRONT
     descriptor, root = call, -1
     if call.kind in ROOTED:
         mid = knew.mids[call.root]
         root = world.mids.index(mid) if mid in world.mids else -1
-    if by_rank and -1 in place:
+    if call.kind in _BY_RANK and -1 in place:
         newcomer = world.names[place.index(-1)]
         refusal = f"{newcomer} joined the group after {call.kind.name} was called"
         return Meaning(call, call.fingerprint(), 0, 0, refusal=refusal)
     if root != call.root or call.counts:
         counts = tuple(call.counts[i] for i in place) if call.counts else ()
-        descriptor = dataclasses.replace(call, root=root, counts=counts)
+        descriptor = replace(call, root=root, counts=counts)
     fingerprint = descriptor.fingerprint()
     if call.kind in ROOTED and root < 0:
         refusal = f"the root of {call.kind.name}, {knew.names[call.root]}, was lost"
@@ -190,6 +257,25 @@ def resolve(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan
     return Meaning(descriptor, fingerprint, front_bytes, back_bytes, algorithm, schedule, needs)
 
 
+def _p2p(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, peer: int) -> Meaning:
+    """A send or recv: one step, to or from the other side."""
+    front, back = _p2p_sizes(call)
+    fingerprint = replace(call, kind=Kind.send).fingerprint()
+    me, other = world.mids[rank], knew.mids[peer]
+    if other not in world.mids:
+        refusal = f"{knew.names[peer]}, the other side, has left the group or was lost"
+        return Meaning(call, fingerprint, front, back, refusal=refusal)
+    if (min(me, other), max(me, other)) in plan.avoid:
+        refusal = f"{world.names[rank]} and {knew.names[peer]} cannot reach each other"
+        return Meaning(call, fingerprint, front, back, refusal=refusal)
+    at = world.mids.index(other)
+    if call.kind is Kind.send:
+        step = Step(Direction.send, Action.copy, 0, front, at, left=Place(Buffer.front, 0))
+    else:
+        step = Step(Direction.recv, Action.copy, 0, back, at, to=Place(Buffer.back, 0), result=True)
+    return Meaning(call, fingerprint, front, back, "direct", Schedule((step,)), frozenset({other}))
+
+
 def noise(call: Descriptor, seq: int, mid: int) -> tuple[int, int]:
     """Keys of the generator that rounds, for measured encodes and for all others. Not of the attempt.
 
@@ -215,7 +301,7 @@ class CallBook:
     def __init__(self, who: str) -> None:
         self._who = who
         self._worlds: dict[int, World] = {}  # by epoch
-        self._calls: dict[tuple[Any, ...], Call] = {}  # by the fields of Post
+        self._calls: dict[tuple[Descriptor, int, int], Call] = {}  # by descriptor, epoch and peer
 
     def enter(self, epoch: int, world: World) -> None:
         """The client is told of *epoch*."""
@@ -223,23 +309,18 @@ class CallBook:
         if len(self._worlds) > _WORLDS_KEPT:
             del self._worlds[next(iter(self._worlds))]
 
-    def world(self, epoch: int) -> World | None:
-        """The members of *epoch*, None if it is none that the client can know."""
-        return self._worlds.get(epoch)
-
-    def call(self, post: m.Post) -> Call:
-        """What *post* calls; kept, since training repeats its calls.
+    def call(self, post: m.Post, mid: int) -> Call:
+        """What *post* calls, by the member *mid*; kept, since training repeats its calls.
 
         Raises:
             ProtocolError: nothing that can be called.
         """
-        how = (post.kind, post.dtype, post.op, post.count, post.root, post.codec, post.algorithm, post.on_failure)
-        key = (*how, post.stochastic, post.seed, post.epoch, *post.counts)
+        key = post.call, post.epoch, post.peer
         known = self._calls.get(key)
         if known is None:
             while self._worlds and next(iter(self._worlds)) < post.epoch:  # what the client knows only grows
                 del self._worlds[next(iter(self._worlds))]
             if len(self._calls) >= _CALLS_KEPT:
                 del self._calls[next(iter(self._calls))]
-            known = self._calls[key] = posted(post, self._worlds.get(post.epoch), self._who)
+            known = self._calls[key] = posted(post, self._worlds.get(post.epoch), mid, self._who)
         return known

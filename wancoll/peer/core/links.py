@@ -69,11 +69,11 @@ class MemberLinks:
         """Mids of those whose links are up."""
         return frozenset(mid for (mid, of), link in self.links.items() if link.up and of == channel)
 
-    def numbers(self) -> dict[int, int]:
-        """Map rank to the engine's number, for the collectives' links that are up."""
+    def numbers(self, channel: int) -> dict[int, int]:
+        """Map rank to the engine's number, for the *channel*'s links that are up."""
         assert self.epoch is not None
         ranks = {member.mid: rank for rank, member in enumerate(self.epoch.members)}
-        up = (link for link in self.links.values() if link.up and link.channel == COLLECTIVES)
+        up = (link for link in self.links.values() if link.up and link.channel == channel)
         return {ranks[link.other.mid]: link.number for link in up}
 
 

@@ -1,270 +1,322 @@
-"""One member's state, pure: what the client, the master, the links and the engine say, and what has to happen next.
+"""One member, pure: what the client, the master, the links and the engine say, and what has to happen next.
 
-Every method takes what happened and returns the commands that the shell must carry out, in order. The
-rules are those of docs/protocol.md: a result goes to the client only after its commit, and every
-retry happens in a new epoch. The states of operations are in operations.py.
+Every method takes what happened and returns the commands that the shell must carry out, in order. A member is made of
+its place in the epoch (Seat), its standing with the master, its collectives and its sends and recvs; each has a file
+of its own with its rules. This one holds what concerns them all: entering an epoch, and the end.
+
+    a member is      from                                        until
+    asking           join()                                      Joined -> noted, or Refused -> over
+    noted            Joined: it has a mid                        its first Epoch -> in an epoch
+    in an epoch      Epoch                                       the next Epoch; Evicted, forgotten, leave() -> over
+    over             it left, was put out, or lost its master    the client connects again, as another member
+
+    what is said     by          what it may change                                                    rules
+    post, leave      the client  a new op begins; all ends                                             R14, R15
+    Epoch            the master  all: ops commit, end or go back to waiting, links change              R2, R4, R6
+    Commit, Settled  the master  ops that are done here end: the client is told only now               R1, R3, R16
+    Abort            the master  ops leave the engine and wait; the next Epoch follows                 R14
+    Evicted          the master  all ends, with what had committed                                     R8
+    links up, lost   the links   ops start; a loss that concerns an op goes to the master, who alone   R15, R17
+                                 ends the epoch
+    finished, gone   the engine  ops are done, or their memory is free                                 R3, R13
+
+Races that this survives (docs/protocol.md has them all). A Done crosses the next Epoch: the op is back at waiting and
+runs again from front, which nobody has written (race 2, 6). A Commit crosses a loss: control streams are in order, so
+the commit, or the Epoch's committed_upto, comes first, and what is done here ends in the epoch that it was done in
+(race 1). The master dies after telling one member of two: the Report says what is known here (race 3). The engine's
+word of an attempt comes after the epoch that cancelled it: it only frees the memory (race 6). A seq is voided before
+the client has called it: it fails when it does (race 8).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from wancoll.collective import Kind
-from wancoll.peer.core import endings, rejoin
-from wancoll.peer.core.calls import Call, World
-from wancoll.peer.core.operations import Operations
-from wancoll.peer.core.ops import Command, EnterEpoch, Op, OpState, ToClient, ToMaster, failure
+from wancoll.limits import DEFAULT, Limits
+from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import outcomes
+from wancoll.peer.core.book import Attempts
+from wancoll.peer.core.calls import Call, CallBook, Meaning, Seat
+from wancoll.peer.core.collectives import Collectives
+from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.p2p import P2P
+from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
 
 
-class Member(Operations):
-    """See the module, and Operations for the arguments."""
+class Member:
+    """See the module.
+
+    Args:
+        group: name of the group.
+        name: this member's name.
+        start_world: world size that starts the group.
+        min_world: smallest world size in which ops run.
+        first_engine_id: engine ids count up from here; the shell keeps the ranges of its members apart.
+        limits: bounds.
+    """
+
+    def __init__(
+        self, group: str, name: str, start_world: int, min_world: int, first_engine_id: int, limits: Limits = DEFAULT
+    ) -> None:
+        self.group, self.name = group, name
+        self.start_world, self.min_world = start_world, min_world
+        self.mid = 0
+        self.seat: Seat | None = None
+        self.over = False
+        self.standing = Standing()
+        self.attempts = Attempts(first_engine_id)
+        self.collectives = Collectives(self.attempts, self.standing, limits)
+        self.p2p = P2P(self.attempts, self.standing, limits)
+        self._calls = CallBook(name)
+        self._unreachable: set[int] = set()  # members who were reported so in this epoch
+
+    # ---- facts ---------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> m.Epoch | None:
+        """The current epoch, None before the first."""
+        return self.seat.epoch if self.seat is not None else None
+
+    @property
+    def epoch_number(self) -> int:
+        """The current epoch, 0 before the first."""
+        return self.seat.epoch.epoch if self.seat is not None else 0
+
+    @property
+    def rank(self) -> int:
+        """In the current epoch; -1 before the first."""
+        return self.seat.rank if self.seat is not None else -1
+
+    @property
+    def member_names(self) -> list[str]:
+        """Names in rank order."""
+        return list(self.seat.world.names) if self.seat is not None else []
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have not ended."""
+        return len(self.collectives.open) + len(self.p2p.open)
+
+    @property
+    def oldest_call(self) -> int:
+        """The client's number of its oldest call that has not ended; 0: none."""
+        return min((op.client_id for book in (self.collectives, self.p2p) for op in book.open.values()), default=0)
+
+    def waiting_for(self) -> str:
+        """One phrase for status: what the oldest op waits for."""
+        for op in (*self.collectives.open.values(), *self.p2p.open.values()):
+            what = str(op) if op.p2p else f"op {op.seq}"
+            match op.state:
+                case OpState.waiting if op.p2p:
+                    return f"{what} waits for the call of {op.other_name}"
+                case OpState.waiting | OpState.matched:
+                    return f"{what} waits for " + ("its link" if op.p2p else f"the links of epoch {self.epoch_number}")
+                case OpState.running:
+                    return f"{what} is moving data"
+                case OpState.done:
+                    whom = op.other_name if op.p2p else "the others' commit"
+                    return f"{what} is finished here and waits for {whom}"
+            return f"{what} is being given up"
+        return ""
+
+    def meaning(self, op: Op) -> Meaning:
+        """What *op* means in the current epoch."""
+        return self._book(op).meaning(op)
 
     # ---- from the client -----------------------------------------------------------------------------
 
-    def join(self) -> list[Command]:
+    def join(self) -> list[cmd.Command]:
         """Ask for membership; again after each reconnect until the first epoch."""
         was, self.mid = self.mid, 0
-        return [ToMaster(m.Join(self.group, self.name, self.start_world, self.min_world, was))]
+        return [cmd.ToMaster(m.Join(self.group, self.name, self.start_world, self.min_world, was))]
 
     def call(self, post: m.Post) -> Call:
-        """What *post* calls; kept, since training repeats its calls.
+        """What *post* calls.
 
         Raises:
             ProtocolError: nothing that can be called.
         """
-        return self._book.call(post)
+        return self._calls.call(post, self.mid)
 
-    def post(self, post: m.Post, call: Call, now: float) -> list[Command]:
-        """The client calls *call*. It takes the next seq, whatever comes of it."""
-        op = Op(self._next_seq, post.id, call, post.front, post.back, posted_at=now)
-        self._next_seq += 1
+    def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
+        """The client calls *call*."""
         if self.over:
-            return [ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))]
-        self.ops[op.seq] = op
-        commands: list[Command] = []
-        if self._asked == op.seq:
-            commands.append(self._answer(op))
-        void = self._voids.pop(op.seq, None)
-        if void is not None:
-            return commands + self._end(op, self._void_failure(op, void))
-        if self.too_small and call.posted.kind is not Kind.update_membership:
-            return commands + self._end(op, self._small_failure(op))
-        if self._ready and not self._held:
-            commands += self._start(op)
-        return commands
+            return [cmd.ToClient(outcomes.over(post.id, self.name))]
+        return (self.p2p if call.p2p else self.collectives).post(post, call, now)
 
-    def exchange(self, post: m.Post, now: float) -> list[Command]:
-        """The client calls send or recv.
-
-        Raises:
-            ProtocolError: nothing that can be called.
-        """
-        if self.over:
-            return [ToClient(failure(post.id, "Evicted", "this member is no longer in the group", who=self.name))]
-        return self.p2p.post(post, self._book.world(post.epoch), now)
-
-    def leave(self, reason: str) -> list[Command]:
+    def leave(self, reason: str) -> list[cmd.Command]:
         """The client detached or died, or the daemon stops. Ends everything."""
         if self.over:
             return []
-        commands: list[Command] = [ToMaster(m.Leave(self.group, self.name))]
-        return commands + self._finish_all(endings.left(self.name, reason))
+        return [cmd.ToMaster(m.Leave(self.group, self.name)), *self._finish(outcomes.left(self.name, reason))]
 
     # ---- from the master -----------------------------------------------------------------------------
 
-    def joined(self, mid: int, connection: int, master: int = 0) -> list[Command]:
+    def joined(self, mid: int, connection: int, master: int = 0) -> list[cmd.Command]:
         """The *master* knows this member as *mid*, on the *connection*-th control connection."""
-        self.mid, self.joined_connection, self.master = mid, connection, master
+        self.mid = mid
+        self.standing.joined(connection, master)
         return []
 
-    def reconnected(self, connection: int, master: int) -> list[Command]:
-        """The *connection*-th control connection is up. To another master than before: report."""
+    def reconnected(self, connection: int, master: int) -> list[cmd.Command]:
+        """The *connection*-th control connection is up. To another master than before: report (R7)."""
         if self.over:
             return []
-        if self.epoch is None:
+        if self.seat is None:
             return self.join()
-        if master == self.master:
+        if master == self.standing.master:
             return []  # it has dropped this member with the connection, and says so
-        self.reporting, self.joined_connection, self._reported_to = True, connection, master
-        return [ToMaster(rejoin.report(self, self.epoch))]
+        self.standing.reported(connection, master)
+        return [cmd.ToMaster(self._report(self.seat))]
 
-    def resumed(self, resumed: m.Resumed) -> list[Command]:
+    def _report(self, seat: Seat) -> m.Report:
+        epoch, collectives, p2p = seat.epoch, self.collectives, self.p2p
+        told = collectives.finished()
+        return m.Report(
+            *seat.head,
+            members=[(one.mid, one.name, one.daemon) for one in epoch.members],
+            plan=epoch.plan,
+            key=epoch.key,
+            start_world=self.start_world,
+            min_world=epoch.min_world,
+            reason=epoch.reason,
+            base=epoch.committed_upto,
+            committed_upto=collectives.committed,
+            voids=[void for void in epoch.voids if void.seq > collectives.committed],
+            aborted=collectives.aborted,
+            done=[(one.seq, one.digest, one.fingerprint) for one in told if isinstance(one, m.Done)],
+            updates=[one.seq for one in told if isinstance(one, m.UpdateMembership)],
+            p2p=p2p.reported(),
+            heard=p2p.heard,
+            settled=list(p2p.settlements.items()),
+            failed=list(p2p.misfits),
+        )
+
+    def resumed(self, resumed: m.Resumed) -> list[cmd.Command]:
         """All members have reported to the new master, and the epoch goes on: say again what it needs to know."""
-        if self.over or not self.reporting or resumed.epoch != self.epoch_number:
+        if self.over or not self.standing.reporting or resumed.epoch != self.epoch_number:
             return []
-        self._known()
-        messages: list[m.FromPeer] = [rejoin.done(self, op) for op in rejoin.finished(self)]
-        return [ToMaster(message) for message in messages + self._said] + self.p2p.tell_again()
+        self.standing.known()
+        again = [*self.collectives.finished(), *self.standing.said]
+        return [cmd.ToMaster(message) for message in again] + self.p2p.tell_again()
 
-    def _known(self) -> None:
-        """The master that this member has reported to knows it now."""
-        if self.reporting:
-            self.reporting, self.master = False, self._reported_to
-
-    def refused(self, reason: str) -> list[Command]:
+    def refused(self, reason: str) -> list[cmd.Command]:
         """The master does not let this member in."""
-        return self._finish_all(endings.refused(self.name, reason))
+        return self._finish(outcomes.refused(self.name, reason))
 
-    def enter_epoch(self, epoch: m.Epoch, now: float) -> list[Command]:
+    def enter_epoch(self, epoch: m.Epoch, now: float) -> list[cmd.Command]:
         """A new epoch: commit what it says is committed, drop what it voids, run the rest again (R2, R4)."""
         if self.over or epoch.epoch <= self.epoch_number or (self.epoch and epoch.term < self.epoch.term):
             return []
-        first = self.epoch is None
-        commands: list[Command] = []
-        if first:
-            self._next_seq = epoch.committed_upto + 1
-        self._stop_engine(commands)
-        for op in list(self.ops.values()):
-            committed = op.state is OpState.done and op.seq <= epoch.committed_upto
-            if committed and op.kind is not Kind.update_membership:
-                commands += self._end(op, self._result(op, now))  # in the old epoch
-        self._known()
-        self.epoch, self.min_world = epoch, epoch.min_world
-        self.committed, self.aborted = epoch.committed_upto, False
-        self._enter_world(epoch)
-        self._suspects.clear()
-        self._said.clear()
-        self._asked = 0
-        names = self.member_names
-        commands.append(ToClient(m.EpochInfo(epoch.epoch, self.rank, self.name, names)))
-        voids = {void.seq: void for void in epoch.voids}
-        for op in list(self.ops.values()):
-            if op.state is OpState.ended:
-                continue
-            if op.seq in voids:
-                commands += self._end(op, self._void_failure(op, voids[op.seq]))
-            elif op.seq <= epoch.committed_upto:  # update_membership: admitted with this epoch
-                commands += self._end(op, self._result(op, now))
-            elif self.too_small and op.kind is not Kind.update_membership:
-                commands += self._end(op, self._small_failure(op))
-            else:
-                op.state = OpState.waiting
-        self._voids.update({seq: void for seq, void in voids.items() if seq >= self._next_seq})
-        self._give_up(commands, self._refused())
+        if self.seat is None:
+            self.collectives.called = epoch.committed_upto
+        commands = self.collectives.leave_epoch(epoch.committed_upto, now)
+        self.standing.known()
+        self.standing.said.clear()
+        self._unreachable.clear()
+        self.seat = seat = Seat.of(epoch, self.mid)
+        self._calls.enter(epoch.epoch, seat.world)
+        commands.append(cmd.ToClient(m.EpochInfo(epoch.epoch, seat.rank, self.name, self.member_names)))
+        commands += self.collectives.enter(seat, now)
         commands += self.p2p.cancel()
-        commands.append(EnterEpoch(epoch, self._neighbours, self._spares))
-        return commands + self.p2p.enter(epoch, self.mid)
+        commands.append(cmd.EnterEpoch(epoch, seat.neighbours, seat.spares))
+        return commands + self.p2p.enter(seat)
 
-    def _enter_world(self, epoch: m.Epoch) -> None:
-        self._world = World.of(epoch)
-        mids, size = self._world.mids, self.world_size
-        self.rank = mids.index(self.mid)
-        self._neighbours = frozenset((mids[self.rank - 1], mids[(self.rank + 1) % size])) - {self.mid}
-        self._spares = frozenset()
-        if epoch.plan.spares:
-            apart = {other for pair in epoch.plan.avoid if self.mid in pair for other in pair}
-            next_but_one = {mids[(self.rank + places) % size] for places in (-2, 2)}
-            self._spares = frozenset(next_but_one - self._neighbours - apart - {self.mid})
-        self._book.enter(epoch.epoch, self._world)
-
-    def commit(self, commit: m.Commit, now: float) -> list[Command]:
+    def commit(self, commit: m.Commit, now: float) -> list[cmd.Command]:
         """All ops of the epoch up to commit.upto are committed (R1, R3)."""
         if self.over or commit.epoch != self.epoch_number:
             return []
-        self.committed = max(self.committed, commit.upto)
-        commands: list[Command] = []
-        for op in list(self.ops.values()):
-            if op.seq > commit.upto:
-                break
-            if op.state is OpState.done:
-                commands += self._end(op, self._result(op, now))
-        return commands
+        return self.collectives.commit(commit.upto, now)
 
-    def matched(self, matched: m.Matched) -> list[Command]:
-        """A send or recv has found its other half."""
-        return [] if self.over else self.p2p.matched(matched)
-
-    def settled(self, settled: m.Settled, now: float) -> list[Command]:
-        """A send or recv has ended on both sides."""
-        return [] if self.over else self.p2p.settled(settled, now)
-
-    def abort(self, abort: m.Abort) -> list[Command]:
+    def abort(self, abort: m.Abort) -> list[cmd.Command]:
         """Stop the epoch's ops; the master is about to send the next epoch."""
         if self.over or abort.epoch != self.epoch_number:
             return []
-        self.aborted = True
-        commands: list[Command] = []
-        self._stop_engine(commands)
-        for op in self.ops.values():
-            if op.state in (OpState.running, OpState.done):
-                op.state = OpState.waiting
-        if abort.ask:
-            self._asked = abort.ask
-            asked = self.ops.get(abort.ask)
-            if asked is not None:
-                commands.append(self._answer(asked))
-        return commands
+        return self.collectives.abort(abort.ask)
 
-    def evicted(self, reason: str, committed_upto: int, now: float, unknown: bool = False) -> list[Command]:
+    def matched(self, matched: m.Matched) -> list[cmd.Command]:
+        """A send or recv has found its other half."""
+        return [] if self.over or self.seat is None else self.p2p.matched(matched)
+
+    def settled(self, settled: m.Settled, now: float) -> list[cmd.Command]:
+        """A send or recv has ended on both sides."""
+        return [] if self.over or self.seat is None else self.p2p.settled(settled, now)
+
+    def evicted(self, reason: str, committed_upto: int, now: float, unknown: bool = False) -> list[cmd.Command]:
         """The master put this member out; what had committed until then still counts (R8).
 
         With *unknown* nobody can say whether what is finished here above *committed_upto* had.
         """
         if self.over:
             return []
-        commands: list[Command] = []
-        for op in list(self.ops.values()):
-            if op.state is OpState.done and op.seq <= committed_upto:
-                commands += self._end(op, self._result(op, now))
-        exchanges = {op.post.id for op in self.p2p.open.values()}
-        behind = [op for op in self.ops.values() if op.seq <= committed_upto]  # a report came too late (R7)
-        elsewhere = {op.client_id for op in behind if op.state in (OpState.waiting, OpState.running)}
-        return commands + self._finish_all(endings.evicted(self.name, reason, unknown, exchanges, elsewhere))
+        commands = self.collectives.commit(committed_upto, now)
+        return commands + self._finish(outcomes.evicted(self.name, reason, committed_upto, unknown))
 
-    def forgotten(self, cause: str) -> list[Command]:
+    def forgotten(self, cause: str) -> list[cmd.Command]:
         """The control connection was lost, and the master that answers now does not know this member any more."""
-        return [] if self.over else self._finish_all(endings.forgotten(self.name, cause))
+        return [] if self.over else self._finish(outcomes.forgotten(self.name, cause))
 
-    def master_unreachable(self, address: str, waited: float, cause: str) -> list[Command]:
+    def master_unreachable(self, address: str, waited: float, cause: str) -> list[cmd.Command]:
         """No master within master_grace. Ops that are finished here may or may not have committed (R8)."""
-        return [] if self.over else self._finish_all(endings.master_unreachable(self.name, address, waited, cause))
+        return [] if self.over else self._finish(outcomes.master_unreachable(self.name, address, waited, cause))
+
+    def _finish(self, ending: outcomes.Ending) -> list[cmd.Command]:
+        """This member is out."""
+        self.over = True
+        commands = self.collectives.end_all(ending.of) + self.p2p.end_all(ending.of)
+        if ending.last is not None:
+            commands.append(cmd.ToClient(ending.last))
+        commands.append(cmd.Over())
+        return commands
 
     # ---- from the links and the engine ---------------------------------------------------------------
 
-    def links_ready(self, epoch: int, up: Collection[int]) -> list[Command]:
-        """The neighbours' links are up, and in all those to *up* (mids): start what waits, in seq order."""
-        if self.over or epoch != self.epoch_number:
-            return []
-        self._up = set(up)
-        if self._ready and not self._held:
-            return []
-        self._ready = True
-        return self._start_waiting()
+    def links_ready(self, epoch: int, up: Collection[int]) -> list[cmd.Command]:
+        """The neighbours' links are up, and in all those to *up* (mids)."""
+        return [] if self.over or epoch != self.epoch_number else self.collectives.links_up(up)
 
-    def link_lost(self, other: int, reason: str) -> list[Command]:
-        """The link to member *other* broke: what was on it is lost, so the epoch cannot finish the ops that use it.
+    def link_lost(self, other: int, reason: str) -> list[cmd.Command]:
+        """The link to member *other* broke."""
+        return [] if self.over or self.seat is None else self.collectives.link_lost(other, reason)
 
-        An op that is done here may still have bytes on the way; one that is committed has none.
-        """
-        if self.over or self.epoch is None:
-            return []
-        self._up.discard(other)
-        if other not in self._neighbours and not any(op.uses(other) for op in self.ops.values()):
-            return self._start_waiting() if self._ready and self._held else []
-        self._ready = False
-        return [self._complain(other, "lost", reason)]
-
-    def p2p_links(self, up: Collection[int]) -> list[Command]:
+    def p2p_links(self, up: Collection[int]) -> list[cmd.Command]:
         """The links for sends and recvs that are up are those to *up* (mids)."""
         return [] if self.over else self.p2p.links_up(up)
 
-    def p2p_link_lost(self, other: int, reason: str) -> list[Command]:
+    def p2p_link_lost(self, other: int, reason: str) -> list[cmd.Command]:
         """The link for sends and recvs to member *other* broke."""
-        if self.over or self.epoch is None:
-            return []
-        if not self.p2p.link_lost(other):
-            return self.p2p.wanted(other)
-        return [self._complain(other, "lost", reason)]
+        return [] if self.over or self.seat is None else self.p2p.link_lost(other, reason)
 
-    def link_unreachable(self, other: int, reason: str) -> list[Command]:
+    def link_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
         """The link could not be made within its deadline; said once in an epoch."""
-        if self.over or self.epoch is None or other in self._suspects:
+        if self.over or self.seat is None or other in self._unreachable:
             return []
-        self._suspects.add(other)
-        return [self._complain(other, "unreachable", reason)]
+        self._unreachable.add(other)
+        return [self.standing.link_down(self.seat, other, "unreachable", reason)]
 
-    def mismatch(self, seq: int) -> list[Command]:
+    def mismatch(self, seq: int) -> list[cmd.Command]:
         """A neighbour's frame says that it called something else at *seq*."""
-        op = self.ops.get(seq)
-        return [] if self.over or op is None else [self._answer(op)]
+        return [] if self.over else self.collectives.mismatch(seq)
+
+    def op_finished(
+        self, engine_id: int, digest: int, bytes_sent: int, bytes_saved: int = 0, codec_error: float = 0.0
+    ) -> list[cmd.Command]:
+        """The engine has moved the last byte of an attempt."""
+        op = self.attempts.ops.get(engine_id)
+        if op is not None and engine_id == op.engine_id and op.state is OpState.running:
+            op.finished, op.digest, op.bytes_sent = True, digest, bytes_sent
+            op.bytes_saved, op.codec_error = bytes_saved, codec_error
+        return self.op_cancelled(engine_id)
+
+    def op_cancelled(self, engine_id: int) -> list[cmd.Command]:
+        """The engine has let go of an attempt's memory."""
+        op = self.attempts.ops.pop(engine_id, None)
+        if op is None:
+            self.collectives.gone(engine_id)
+            return []
+        op.live.discard(engine_id)
+        return self._book(op).settle(op)
+
+    def _book(self, op: Op) -> Collectives | P2P:
+        return self.p2p if op.p2p else self.collectives

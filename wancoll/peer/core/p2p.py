@@ -1,294 +1,178 @@
-"""A member's sends and recvs, pure: told to the master, matched by it, moved over a link of their own, committed.
+"""A member's sends and recvs: matched by the master, moved over links of their own, settled on both sides. Pure.
 
-    state      entered when                              left when
-    told       called; an epoch began (R4)               the master has found the other half -> matched
-    matched    Matched came                              those before it on the link and the link are ready -> running
-    running    handed to the engine                      the engine has moved the bytes -> done
-    done       ExchangeDone was sent                     Settled -> ended; a new epoch -> told
-    ended      its outcome is known                      the engine let go of its memory -> client is told
+The states are in op.py. Only two members call a pair's halves, so they take no seq (R16): the master matches a send
+with the other side's recv and gives the pair an order, by which pairs of the same two members run on their link.
+Nothing of a match is carried from epoch to epoch: what is not settled is told again in the next one, in the order of
+the calls, and gets another order. What is of another epoch is dropped (R12). A call whose other side is gone ends; so
+does one between two who cannot reach each other.
 
-They take no seq, since only two members call them. Those with one member run in the master's order.
+Settled may have reached one half only when the master dies. So the newest settlements are kept for its successor, which
+tells the other half (R7).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
-from wancoll.errors import ProtocolError
-from wancoll.peer.core.calls import World
-from wancoll.peer.core.ops import (
-    CancelOp,
-    Command,
-    Exchange,
-    ExchangeState,
-    NeedLinks,
-    StartExchange,
-    ToClient,
-    ToMaster,
-    failure,
-)
-from wancoll.peer.core.outcomes import too_small
+from wancoll.collective import Kind
+from wancoll.limits import Limits
+from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import outcomes
+from wancoll.peer.core.book import Attempts, Book
+from wancoll.peer.core.calls import Call, Seat
+from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
 
 _KEPT = 1024
 
 
-class Exchanges:
-    """See the module.
+class P2P(Book):
+    """See the module, and Book for the arguments."""
 
-    Args:
-        group: name of the group.
-        name: this member's name.
-        take_engine_id: gives a fresh one.
-    """
-
-    def __init__(self, group: str, name: str, take_engine_id: Callable[[], int]) -> None:
-        self.group, self.name = group, name
-        self.open: dict[int, Exchange] = {}  # by number
-        self._take_engine_id = take_engine_id
-        self._by_engine_id: dict[int, Exchange] = {}
-        self._next_number = 1
-        self._epoch: m.Epoch | None = None
-        self._mid = 0
-        self._names: dict[int, str] = {}  # of present members, by mid
-        self._up: set[int] = set()  # members to whom the link for exchanges is up
+    def __init__(self, attempts: Attempts, standing: Standing, limits: Limits) -> None:
+        super().__init__(attempts, standing, limits)
+        self._called = 0
+        self._up: set[int] = set()  # members to whom the link for sends and recvs is up
         self._asked: set[int] = set()  # members to whom it was asked for
         # For a new master: the other half may not have heard what came of them.
         self.heard = 0  # highest order that a master told
         self.settlements: dict[int, int] = {}  # order -> digest of the newest that committed
         self.misfits: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # (mid, number) of the other half
 
-    def waiting_for(self) -> str:
-        """One phrase for status: what the oldest call waits for."""
-        for op in self.open.values():
-            match op.state:
-                case ExchangeState.told:
-                    return f"{op} waits for the call of {op.other_name}"
-                case ExchangeState.matched:
-                    return f"{op} waits for its link"
-                case ExchangeState.running:
-                    return f"{op} is moving data"
-            return f"{op} is finished here and waits for {op.other_name}"
-        return ""
+    def done(self, op: Op) -> m.P2PDone:
+        """The bytes have left, or are here."""
+        return m.P2PDone(*self.seat.head, op.seq, _digest(op))
 
     # ---- from the client -----------------------------------------------------------------------------
 
-    def post(self, post: m.Post, knew: World | None, now: float) -> list[Command]:
-        """The client, which knew the members *knew*, calls send or recv.
-
-        Raises:
-            ProtocolError: nothing that can be called.
-        """
-        size = len(knew.mids) if knew is not None else 0
-        if knew is None or not 0 <= post.peer < size or knew.mids[post.peer] == self._mid:
-            expected = "the rank of another member in an epoch that this member has told its client lately"
-            got = f"rank {post.peer} of epoch {post.epoch}"
-            raise ProtocolError("posted a call that cannot be", who=self.name, expected=expected, got=got)
-        op = Exchange(self._next_number, post, knew.mids[post.peer], knew.names[post.peer], now)
-        self._next_number += 1
-        self.open[op.number] = op
+    def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
+        """The client calls send or recv."""
+        self._called = number = self._called + 1
+        op = self.open[number] = Op(number, post.id, call, post.front, post.back, post.tag, now, 0)
         return self._tell_master(op)
 
     # ---- from the master -----------------------------------------------------------------------------
 
-    def cancel(self) -> list[Command]:
-        """Take the current attempts out of the engine."""
-        live = (op.engine_id for op in self.open.values() if op.engine_id in op.live and op.outcome is None)
-        return [CancelOp(engine_id) for engine_id in sorted(live)]
-
-    def enter(self, epoch: m.Epoch, mid: int) -> list[Command]:
+    def enter(self, seat: Seat) -> list[cmd.Command]:
         """A new epoch: what is not settled is told again, in the order of the calls, or ends with its other half."""
-        self._epoch, self._mid = epoch, mid
-        self._names = {member.mid: member.name for member in epoch.members}
+        self.seat = seat
         self._up.clear()
         self._asked.clear()
-        commands: list[Command] = []
+        commands: list[cmd.Command] = []
         for op in list(self.open.values()):
-            if op.state is not ExchangeState.ended:
-                op.state = ExchangeState.told
+            if op.state is not OpState.ended:
+                op.state = OpState.waiting
                 commands += self._tell_master(op)
         return commands
 
-    def matched(self, message: m.Matched) -> list[Command]:
+    def matched(self, message: m.Matched) -> list[cmd.Command]:
         """The master has found the other half."""
         op = self._of(message)
-        if op is None or op.state is not ExchangeState.told:
+        if op is None or op.state is not OpState.waiting:
             return []
-        op.state, op.order = ExchangeState.matched, message.order
+        op.state, op.seq = OpState.matched, message.order
         self.heard = max(self.heard, message.order)
         return self._start_with(op.other)
 
-    def settled(self, message: m.Settled, now: float) -> list[Command]:
+    def settled(self, message: m.Settled, now: float) -> list[cmd.Command]:
         """Committed, or failed, on both sides."""
         op = self._of(message)
-        if op is None or op.state is ExchangeState.ended:
+        if op is None or op.state is OpState.ended:
             return []
         if not message.error:
             if len(self.settlements) >= _KEPT:
                 del self.settlements[next(iter(self.settlements))]
-            self.settlements[op.order] = message.digest
-            return self._end(op, self._result(op, message.digest, now))
+            self.settlements[op.seq] = message.digest
+            names = [self._name, op.other_name] if op.kind is Kind.send else [op.other_name, self._name]
+            return self.end(op, outcomes.result(op, self.seat.epoch.epoch, names, message.digest, now))
         if message.other:
             self.misfits.append((op.other, message.other))
         fits = message.error == "OutcomeUnknown"
         hint = "input and result are kept" if fits else "make sends and recvs that fit on both members"
-        text = {"who": self.name, "got": f"here {op}", "hint": hint}
-        return self._end(op, failure(op.post.id, message.error, message.text, **text, calls=dict(message.calls)))
+        return self.end(
+            op,
+            outcomes.failure(
+                op.client_id,
+                message.error,
+                message.text,
+                who=self._name,
+                got=f"here {op}",
+                hint=hint,
+                calls=dict(message.calls),
+            ),
+        )
 
-    # ---- from the links and the engine ---------------------------------------------------------------
+    # ---- from the links ------------------------------------------------------------------------------
 
-    def links_up(self, mids: Collection[int]) -> list[Command]:
-        """The links for exchanges to *mids* are up."""
+    def links_up(self, mids: Collection[int]) -> list[cmd.Command]:
+        """The links for sends and recvs to *mids* are up."""
         fresh = sorted(set(mids) - self._up)
         self._up = set(mids)
         return [command for mid in fresh for command in self._start_with(mid)]
 
-    def link_lost(self, other: int) -> bool:
-        """The link for exchanges to *other* is down. Returns whether bytes may be lost with it."""
+    def link_lost(self, other: int, reason: str) -> list[cmd.Command]:
+        """The link to *other* is down: the epoch is over if bytes may be lost with it; else it is asked for again."""
         self._up.discard(other)
         self._asked.discard(other)
-        under_way = (ExchangeState.running, ExchangeState.done)
-        return any(op.other == other and op.state in under_way for op in self.open.values())
-
-    def wanted(self, other: int) -> list[Command]:
-        """Ask for the link to *other* again, if something waits for it."""
+        if self.uses(other):
+            return [self._standing.link_down(self.seat, other, "lost", reason)]
         return self._start_with(other)
-
-    def finished(self, engine_id: int, digest: int, bytes_sent: int) -> list[Command]:
-        """The engine has moved the last byte of an attempt."""
-        op = self._by_engine_id.pop(engine_id, None)
-        if op is None:
-            return []
-        op.live.discard(engine_id)
-        if engine_id == op.engine_id and op.state is ExchangeState.running:
-            op.finished, op.bytes_sent = True, bytes_sent
-            op.digest = 0 if op.sends else digest
-        return self._let_go(op)
-
-    def cancelled(self, engine_id: int) -> list[Command]:
-        """The engine has let go of an attempt's memory."""
-        op = self._by_engine_id.pop(engine_id, None)
-        if op is None:
-            return []
-        op.live.discard(engine_id)
-        return self._let_go(op)
 
     # ---- a new master --------------------------------------------------------------------------------
 
     def reported(self) -> list[m.OpenP2P]:
         """What is not settled, in the order of the calls."""
-        moving = (ExchangeState.matched, ExchangeState.running, ExchangeState.done)
-        return [
-            m.OpenP2P(
-                op.number,
-                op.other,
-                op.sends,
-                op.order,
-                op.state in moving,
-                op.state is ExchangeState.done,
-                op.digest if op.state is ExchangeState.done else 0,
-            )
-            for op in self.open.values()
-            if op.state is not ExchangeState.ended
-        ]
+        told = []
+        for op in self.open.values():
+            if op.state is not OpState.ended:
+                moving, done = op.state is not OpState.waiting, op.state is OpState.done
+                sends = op.kind is Kind.send
+                told.append(m.OpenP2P(op.number, op.other, sends, op.seq, moving, done, _digest(op) if done else 0))
+        return told
 
-    def tell_again(self) -> list[Command]:
+    def tell_again(self) -> list[cmd.Command]:
         """The epoch goes on with a new master: tell it what has not found its other half."""
-        commands: list[Command] = []
-        for op in list(self.open.values()):
-            if op.state is ExchangeState.told:
-                commands += self._tell_master(op)
-        return commands
-
-    # ---- the end -------------------------------------------------------------------------------------
-
-    def end_all(self, end: Callable[[int, bool], m.Failure]) -> list[Command]:
-        """The member is out: *end* says what is told of a call, by its number and whether it was done here."""
-        commands: list[Command] = self.cancel()
-        for op in list(self.open.values()):
-            if op.state is not ExchangeState.ended:
-                commands += self._end(op, end(op.post.id, op.state is ExchangeState.done))
-        return commands
+        waiting = [op for op in self.open.values() if op.state is OpState.waiting]
+        return [command for op in waiting for command in self._tell_master(op)]
 
     # ---- inside --------------------------------------------------------------------------------------
 
-    def _of(self, message: m.Matched | m.Settled) -> Exchange | None:
-        current = self._epoch is not None and message.epoch == self._epoch.epoch
-        return self.open.get(message.number) if current else None
+    @property
+    def _name(self) -> str:
+        return self.seat.world.names[self.seat.rank]
 
-    def _tell_master(self, op: Exchange) -> list[Command]:
-        assert self._epoch is not None
-        epoch, post = self._epoch, op.post
-        ends = (min(self._mid, op.other), max(self._mid, op.other))
-        if len(epoch.members) < epoch.min_world:
-            return self._end(op, too_small(post.id, str(op), epoch))
-        what, got = "", ""
-        if op.other not in self._names:
-            what = f"{op.other_name}, the other side, has left the group or was lost"
-            got = epoch.reason
-        elif ends in epoch.plan.avoid:
-            what = f"{self.name} and {op.other_name} cannot reach each other"
-        if what:
-            return self._end(
-                op, failure(op.post.id, "OperationAborted", what, who=str(op), got=got, hint="the tensor is untouched")
-            )
-        call = (self.group, self._mid, epoch.epoch, op.number, op.other, post.tag, op.sends, post.dtype, post.count)
-        return [ToMaster(m.P2PCall(*call))]
+    def _of(self, message: m.Matched | m.Settled) -> Op | None:
+        return self.open.get(message.number) if message.epoch == self.seat.epoch.epoch else None
 
-    def _start_with(self, other: int) -> list[Command]:
+    def _tell_master(self, op: Op) -> list[cmd.Command]:
+        seat, call = self.seat, op.call.posted
+        if seat.too_small:
+            return self.end(op, outcomes.too_small(op, str(op), seat.epoch))
+        refusal = self.meaning(op).refusal
+        if refusal:
+            got = seat.epoch.reason if op.other not in seat.world.mids else ""
+            hint = "the tensor is untouched"
+            lost = outcomes.failure(op.client_id, "OperationAborted", refusal, who=str(op), got=got, hint=hint)
+            return self.end(op, lost)
+        sends = op.kind is Kind.send
+        return [cmd.ToMaster(m.P2PCall(*seat.head, op.number, op.other, op.tag, sends, call.dtype, call.count))]
+
+    def _start_with(self, other: int) -> list[cmd.Command]:
         """Start what is matched with member *other*, if the link is up; ask for it, if not."""
-        waiting = [op for op in self.open.values() if op.other == other and op.state is ExchangeState.matched]
+        waiting = [op for op in self.open.values() if op.state is OpState.matched and op.other == other]
         if not waiting:
             return []
-        if other not in self._up:
-            if other in self._asked:
-                return []
-            self._asked.add(other)
-            return [NeedLinks(frozenset({other}), p2p=True)]
-        return [self._start(op) for op in sorted(waiting, key=lambda op: op.order)]
-
-    def _start(self, op: Exchange) -> Command:
-        op.state, op.finished = ExchangeState.running, False
-        op.attempts += 1
-        op.engine_id = self._take_engine_id()
-        op.live.add(op.engine_id)
-        self._by_engine_id[op.engine_id] = op
-        return StartExchange(op)
-
-    def _let_go(self, op: Exchange) -> list[Command]:
-        """After the engine let go of something: report it done, or tell the client an outcome that waited for that."""
-        if op.live:
+        if other in self._up:
+            waiting.sort(key=lambda op: op.seq)
+            return [self.start(op, self.meaning(op)) for op in waiting]
+        if other in self._asked:
             return []
-        if op.outcome is not None:
-            return self._tell(op)
-        if op.state is ExchangeState.running and op.finished:
-            assert self._epoch is not None
-            op.state = ExchangeState.done
-            return [ToMaster(m.P2PDone(self.group, self._mid, self._epoch.epoch, op.order, op.digest))]
-        return []
+        self._asked.add(other)
+        return [cmd.NeedLinks(frozenset({other}), p2p=True)]
 
-    def _end(self, op: Exchange, outcome: m.Result | m.Failure) -> list[Command]:
-        op.state, op.outcome = ExchangeState.ended, outcome
-        return [] if op.live else self._tell(op)
 
-    def _tell(self, op: Exchange) -> list[Command]:
-        assert op.outcome is not None
-        del self.open[op.number]
-        return [ToClient(op.outcome)]
-
-    def _result(self, op: Exchange, digest: int, now: float) -> m.Result:
-        assert self._epoch is not None
-        return m.Result(
-            id=op.post.id,
-            seq=op.order,
-            epoch=self._epoch.epoch,
-            contributors=[self.name, op.other_name] if op.sends else [op.other_name, self.name],
-            digest=digest,
-            attempts=op.attempts,
-            algorithm="direct",
-            bytes_sent=op.bytes_sent,
-            seconds=now - op.posted_at,
-            bytes_saved=0,
-            codec_error=0.0,
-        )
+def _digest(op: Op) -> int:
+    """As the receiver has it: the sender's bytes have none."""
+    return 0 if op.kind is Kind.send else op.digest

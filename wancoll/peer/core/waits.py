@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from wancoll.collective import Descriptor
-from wancoll.peer.core.calls import Call, Meaning
-from wancoll.peer.core.ops import Exchange, ExchangeState, Op, OpState
-from wancoll.peer.core.p2p import Exchanges
+from wancoll.peer.core.calls import Seat
+from wancoll.peer.core.member import Member
+from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.stalls import LinkView
 from wancoll.wire import messages as m
 
 MOST_OPS = 8
 MOST_LINKS = 64
 SAID_AGAIN = 30.0  # seconds between two waits that are logged
-_STAGES = {OpState.waiting: "links", OpState.running: "moving", OpState.done: "done", OpState.given_up: "done"}
-_EXCHANGE_STAGES = {
-    ExchangeState.told: "alone",
-    ExchangeState.matched: "links",
-    ExchangeState.running: "moving",
-    ExchangeState.done: "done",
+_STAGES = {
+    OpState.waiting: "links",  # of a send or recv: "alone"
+    OpState.matched: "links",
+    OpState.running: "moving",
+    OpState.done: "done",
+    OpState.given_up: "done",
 }
-
-
-class Member(Protocol):
-    """What is told of a member."""
-
-    group: str
-    mid: int
-    epoch: m.Epoch | None
-    ops: dict[int, Op]
-    p2p: Exchanges
-
-    def meaning(self, call: Call) -> Meaning:
-        """What a call means in the current epoch."""
 
 
 class Seen(NamedTuple):
@@ -55,10 +41,12 @@ def report(member: Member, links: list[Seen], now: float, slow_after: float) -> 
         now: on the clock of Op.posted_at.
         slow_after: seconds, see Limits.
     """
-    if member.epoch is None:
+    seat = member.seat
+    if seat is None:
         return None
-    ops = [_op(member, op, links, now) for op in _slow(member, now, slow_after)]
-    needed = {(mid, channel) for op in _slow(member, now, slow_after) for mid, channel in _needs(member, op)}
+    slow = list(_slow(member, now, slow_after))
+    ops = [_op(member, seat, op, links, now) for op in slow]
+    needed = {(mid, op.p2p) for op in slow for mid in _needs(member, seat, op)}
     told = []
     for seen in links:
         state = seen.view.state
@@ -70,17 +58,17 @@ def report(member: Member, links: list[Seen], now: float, slow_after: float) -> 
     if not ops and not told:
         return None
     told.sort(key=lambda link: (_ORDER.index(link.state), -link.since))
-    return m.Waits(member.group, member.mid, member.epoch.epoch, ops, told[:MOST_LINKS])
+    return m.Waits(*seat.head, ops, told[:MOST_LINKS])
 
 
 _ORDER = ("down", "dead", "blocked", "parked", "busy", "idle")  # what matters comes first
 
 
-def _slow(member: Member, now: float, slow_after: float) -> Iterator[Op | Exchange]:
+def _slow(member: Member, now: float, slow_after: float) -> Iterator[Op]:
     """The oldest that are slow, at most MOST_OPS of them."""
     count = 0
-    for calls in (member.ops, member.p2p.open):
-        for op in calls.values():
+    for book in (member.collectives, member.p2p):
+        for op in book.open.values():
             if now - op.posted_at < slow_after or count >= MOST_OPS:
                 break  # in the order of the calls
             if op.outcome is None:
@@ -88,26 +76,23 @@ def _slow(member: Member, now: float, slow_after: float) -> Iterator[Op | Exchan
                 yield op
 
 
-def _needs(member: Member, op: Op | Exchange) -> set[tuple[int, bool]]:
-    """Its links: the other's mid, and whether it is one for sends and recvs."""
-    if isinstance(op, Exchange):
-        return {(op.other, True)} if op.state is not ExchangeState.told else set()
-    mids = set(member.meaning(op.call).needs)
-    if op.state is OpState.waiting and member.epoch is not None:  # operations start when the neighbours' are up
-        order = [one.mid for one in member.epoch.members]
-        place = order.index(member.mid)
-        mids |= {order[place - 1], order[(place + 1) % len(order)]} - {member.mid}
-    return {(mid, False) for mid in mids}
+def _needs(member: Member, seat: Seat, op: Op) -> frozenset[int]:
+    """Mids of the members whose links it needs."""
+    if op.state is OpState.waiting:
+        if op.p2p:
+            return frozenset()
+        return member.meaning(op).needs | seat.neighbours  # operations start when the neighbours' links are up
+    return member.meaning(op).needs
 
 
-def _op(member: Member, op: Op | Exchange, links: list[Seen], now: float) -> m.OpWait:
-    needs = _needs(member, op)
-    still = min((seen.view.still for seen in links if (seen.other, seen.p2p) in needs), default=0.0)
-    age = now - op.posted_at
-    if isinstance(op, Exchange):
-        return m.OpWait(0, str(op), op.nbytes, _EXCHANGE_STAGES[op.state], age, still, op.other)
-    what: Descriptor = member.meaning(op.call).descriptor
-    return m.OpWait(op.seq, str(what)[:1000], what.nbytes, _STAGES[op.state], age, still)
+def _op(member: Member, seat: Seat, op: Op, links: list[Seen], now: float) -> m.OpWait:
+    needs = _needs(member, seat, op)
+    still = min((seen.view.still for seen in links if seen.p2p is op.p2p and seen.other in needs), default=0.0)
+    stage, age, what = _STAGES[op.state], now - op.posted_at, member.meaning(op).descriptor
+    if op.p2p:
+        stage = "alone" if op.state is OpState.waiting else stage
+        return m.OpWait(0, str(op), what.nbytes, stage, age, still, op.other)
+    return m.OpWait(op.seq, str(what)[:1000], what.nbytes, stage, age, still)
 
 
 def plain(waits: m.Waits | None, names: Callable[[int], str]) -> dict[str, object]:

@@ -88,7 +88,7 @@ class Watcher:
             watched.waits = None
             if not member.over:
                 watched.waits = waits.report(member, self._seen(session.links, now), now, self._limits.slow_after)
-            if watched.waits is not None and not member.reporting:
+            if watched.waits is not None and not member.standing.reporting:
                 self._send(watched.waits)
             self._note(session, watched, now)
 

@@ -1,0 +1,102 @@
+"""What collectives and sends and recvs share of their life in the engine: start, finish, cancel, end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wancoll.limits import Limits
+from wancoll.peer.core import commands as cmd
+from wancoll.peer.core.calls import Meaning, Seat
+from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.standing import Standing
+from wancoll.wire import messages as m
+
+
+class Attempts:
+    """Whose attempt each engine id is; one for all ops of a member.
+
+    Args:
+        first_engine_id: ids count up from here; the shell keeps the ranges of its members apart.
+    """
+
+    def __init__(self, first_engine_id: int) -> None:
+        self._next = first_engine_id
+        self.ops: dict[int, Op] = {}
+
+    def begin(self, op: Op) -> int:
+        """The id of a new attempt of *op*."""
+        engine_id = self._next
+        self._next += 1
+        self.ops[engine_id] = op
+        return engine_id
+
+
+class Book:
+    """Ops of one sort that have not ended, by number, which is the order of the calls.
+
+    Args:
+        attempts: the member's.
+        standing: with the master.
+        limits: bounds.
+    """
+
+    seat: Seat  # once there is an epoch; the client cannot call before
+
+    def __init__(self, attempts: Attempts, standing: Standing, limits: Limits) -> None:
+        self.open: dict[int, Op] = {}
+        self._attempts, self._standing, self._limits = attempts, standing, limits
+
+    def meaning(self, op: Op) -> Meaning:
+        """What *op* means in the current epoch."""
+        return op.call.means(self.seat, self._limits)
+
+    def done(self, op: Op) -> m.FromPeer:
+        """What the master is told of *op*, which is finished here."""
+        raise NotImplementedError
+
+    def running(self, op: Op, meaning: Meaning) -> None:
+        """A new attempt of *op* begins, which is *meaning* in this epoch."""
+        op.state, op.finished, op.meaning = OpState.running, False, meaning
+        op.attempts += 1
+
+    def start(self, op: Op, meaning: Meaning) -> cmd.Command:
+        """Hand *op* to the engine."""
+        self.running(op, meaning)
+        op.engine_id = self._attempts.begin(op)
+        op.live.add(op.engine_id)
+        return cmd.StartOp(op)
+
+    def cancel(self) -> list[cmd.Command]:
+        """Take the current attempts out of the engine."""
+        ops = self.open.values()
+        return [cmd.CancelOp(op.engine_id) for op in ops if op.engine_id in op.live and op.outcome is None]
+
+    def uses(self, other: int) -> bool:
+        """Whether an attempt may have bytes on the way to or from member *other* that are not committed."""
+        under_way = (op for op in self.open.values() if op.state in (OpState.running, OpState.done))
+        return any(op.meaning is not None and other in op.meaning.needs for op in under_way)
+
+    def settle(self, op: Op) -> list[cmd.Command]:
+        """Once the engine has let go of *op*: say that it is done, or tell the client the outcome that waited."""
+        if op.live:
+            return []
+        if op.outcome is not None:
+            del self.open[op.number]
+            return [cmd.ToClient(op.outcome)]
+        if op.state is OpState.running and op.finished:
+            op.state = OpState.done
+            return [cmd.ToMaster(self.done(op))]
+        return []
+
+    def end(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
+        """Fix an op's outcome; the client hears of it once the engine has let go of the op's memory."""
+        op.state, op.outcome = OpState.ended, outcome
+        return self.settle(op)
+
+    def end_all(self, outcome: Callable[[Op], m.Failure]) -> list[cmd.Command]:
+        """The member is out."""
+        commands = self.cancel()
+        for op in list(self.open.values()):
+            if op.state is not OpState.ended:
+                commands += self.end(op, outcome(op))
+        return commands

@@ -1,0 +1,219 @@
+"""A member's collectives: numbered by program order, started in that order, committed by the master. Pure.
+
+The states are in op.py. Who changes them: the links' coming up starts what waits, in seq order, and one op that waits
+for a link holds back those behind it (R15); the engine makes it done; a Commit ends it (R1); an Abort or a new epoch
+takes it out of the engine and back to waiting (R2, R4), or ends it, where the master has voided its seq (R14), which
+may be one that the client has not called yet.
+
+update_membership is an op, too (R5): the master is told when the member has reached it, and it is done from there on.
+The token that it sends to the right neighbour only finds out members whose call differs; it has no memory, so the
+outcome does not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from wancoll.collective import DATALESS, SAME_RESULT, Kind
+from wancoll.limits import Limits
+from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import outcomes
+from wancoll.peer.core.book import Attempts, Book
+from wancoll.peer.core.calls import Call, Seat
+from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.standing import Standing
+from wancoll.wire import messages as m
+
+
+class Collectives(Book):
+    """See the module, and Book for the arguments."""
+
+    def __init__(self, attempts: Attempts, standing: Standing, limits: Limits) -> None:
+        super().__init__(attempts, standing, limits)
+        self.called = 0  # the highest seq that the client has called
+        self.committed = 0  # the highest seq that is known to be committed
+        self.aborted = False  # the epoch's ops were stopped; the next epoch follows
+        self._voids: dict[int, m.Void] = {}  # of seqs that the client has not called yet
+        self._tokens: set[int] = set()  # engine ids of committed update_memberships that are still under way
+        self._ready = False  # the neighbours' links are up and nothing stops ops from starting
+        self._up: set[int] = set()  # members whose links are up, once ready
+        self._held = False  # the oldest op that waits does so for a link
+        self._asked = 0  # the master wants to know what this member calls at this seq
+
+    def done(self, op: Op) -> m.Done | m.UpdateMembership:
+        """The member has finished *op*, or stands at its update_membership."""
+        if op.kind is Kind.update_membership:
+            return m.UpdateMembership(*self.seat.head, op.seq)
+        assert op.meaning is not None
+        digest = op.digest if op.kind in SAME_RESULT else 0
+        return m.Done(*self.seat.head, op.seq, digest, op.meaning.fingerprint)
+
+    def finished(self) -> list[m.Done | m.UpdateMembership]:
+        """What was told of ops that are done here and not known to be committed, in the order of their seqs."""
+        return [self.done(op) for op in self.open.values() if op.state is OpState.done]
+
+    # ---- from the client -----------------------------------------------------------------------------
+
+    def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
+        """The client calls *call*. It takes the next seq, whatever comes of it."""
+        self.called = seq = self.called + 1
+        op = self.open[seq] = Op(seq, post.id, call, post.front, post.back, 0, now, seq)
+        commands = [self._answer(op)] if self._asked == seq else []
+        void = self._voids.pop(seq, None)
+        if void is not None:
+            return commands + self.end(op, self._voided(op, void))
+        if self.seat.too_small and op.kind is not Kind.update_membership:
+            return commands + self.end(op, self._small(op))
+        if self._ready and not self._held:
+            commands += self._start(op)
+        return commands
+
+    # ---- from the master -----------------------------------------------------------------------------
+
+    def commit(self, upto: int, now: float) -> list[cmd.Command]:
+        """Ops of the epoch up to *upto* are committed (R1, R3)."""
+        self.committed = max(self.committed, upto)
+        commands: list[cmd.Command] = []
+        for op in list(self.open.values()):
+            if op.seq > upto:
+                break
+            if op.state is OpState.done:
+                commands += self.end(op, self._result(op, now))
+        return commands
+
+    def abort(self, ask: int) -> list[cmd.Command]:
+        """Stop the epoch's ops. With *ask*: tell what is called at that seq, now or when it is called."""
+        self.aborted = True
+        commands = self.cancel()
+        for op in self.open.values():
+            if op.state in (OpState.running, OpState.done):
+                op.state = OpState.waiting
+        self._asked = ask or self._asked
+        return commands + (self.mismatch(ask) if ask else [])
+
+    def leave_epoch(self, upto: int, now: float) -> list[cmd.Command]:
+        """The epoch is over: stop, but what it committed up to *upto* ends in it (R2)."""
+        commands = self.cancel()
+        for op in list(self.open.values()):
+            if op.state is OpState.done and op.seq <= upto and op.kind is not Kind.update_membership:
+                commands += self.end(op, self._result(op, now))
+        return commands
+
+    def enter(self, seat: Seat, now: float) -> list[cmd.Command]:
+        """A new epoch: end what it voids and what it admits, run the rest again (R4)."""
+        epoch, self.seat = seat.epoch, seat
+        self.committed, self.aborted, self._asked = epoch.committed_upto, False, 0
+        voids = {void.seq: void for void in epoch.voids}
+        commands: list[cmd.Command] = []
+        refused: dict[str, list[Op]] = {}  # by reason: what cannot or shall not run in this epoch
+        for op in list(self.open.values()):
+            if op.state is OpState.ended:
+                continue
+            if op.seq in voids:
+                commands += self.end(op, self._voided(op, voids[op.seq]))
+            elif op.seq <= epoch.committed_upto:  # update_membership: admitted with this epoch
+                commands += self.end(op, self._result(op, now))
+            elif seat.too_small:
+                op.state = OpState.waiting
+                if op.kind is not Kind.update_membership:
+                    commands += self.end(op, self._small(op))
+            else:
+                op.state = OpState.waiting
+                raises = op.call.posted.on_failure == "raise"
+                reason = "" if raises else self.meaning(op).refusal
+                if raises or reason:
+                    refused.setdefault(reason, []).append(op)
+        self._voids.update({seq: void for seq, void in voids.items() if seq > self.called})
+        return commands + [self._give_up(reason, ops) for reason, ops in refused.items()]
+
+    # ---- from the links and the engine ---------------------------------------------------------------
+
+    def links_up(self, up: Collection[int]) -> list[cmd.Command]:
+        """The neighbours' links are up, and in all those to *up* (mids): start what waits, in seq order."""
+        self._up = set(up)
+        if self._ready and not self._held:
+            return []
+        self._ready = True
+        return self._start_waiting()
+
+    def link_lost(self, other: int, reason: str) -> list[cmd.Command]:
+        """The link to member *other* broke: what was on it is lost, so the epoch cannot finish the ops that use it.
+
+        An op that is done here may still have bytes on the way; one that is committed has none.
+        """
+        self._up.discard(other)
+        if other not in self.seat.neighbours and not self.uses(other):
+            return self._start_waiting() if self._ready and self._held else []
+        self._ready = False
+        return [self._standing.link_down(self.seat, other, "lost", reason)]
+
+    def mismatch(self, seq: int) -> list[cmd.Command]:
+        """Tell the master what this member calls at *seq*, if it has called it."""
+        op = self.open.get(seq)
+        return [self._answer(op)] if op is not None else []
+
+    # ---- start and end -------------------------------------------------------------------------------
+
+    def _start_waiting(self) -> list[cmd.Command]:
+        self._held = False
+        commands: list[cmd.Command] = []
+        for op in list(self.open.values()):
+            if op.state is OpState.waiting:
+                commands += self._start(op)
+                if self._held:
+                    break
+        return commands
+
+    def _start(self, op: Op) -> list[cmd.Command]:
+        meaning = self.meaning(op)
+        if meaning.refusal:
+            return [self._give_up(meaning.refusal, [op])]
+        if not meaning.needs <= self._up:
+            self._held = True
+            return [cmd.NeedLinks(meaning.needs - self._up)]
+        if op.kind in DATALESS and len(self.seat.world.mids) == 1:
+            self.running(op, meaning)
+            op.finished = True
+            return self.settle(op)
+        start = self.start(op, meaning)
+        if op.kind is not Kind.update_membership:
+            return [start]
+        op.state = OpState.done
+        return [cmd.ToMaster(self.done(op)), start]
+
+    def cancel(self) -> list[cmd.Command]:
+        """Take every attempt out of the engine, and let none start."""
+        self._ready = self._held = False
+        commands = super().cancel() + [cmd.CancelOp(engine_id) for engine_id in sorted(self._tokens)]
+        self._tokens.clear()
+        return commands
+
+    def gone(self, engine_id: int) -> None:
+        """The engine has nothing of *engine_id* any more."""
+        self._tokens.discard(engine_id)
+
+    def end(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
+        """See Book. An update_membership's token has no memory: nothing to wait for."""
+        if op.kind is Kind.update_membership:
+            self._tokens |= op.live
+            for engine_id in op.live:
+                del self._attempts.ops[engine_id]
+            op.live.clear()
+        return super().end(op, outcome)
+
+    def _give_up(self, reason: str, ops: list[Op]) -> cmd.Command:
+        for op in ops:
+            op.state = OpState.given_up
+        return self._standing.say(m.GiveUp(*self.seat.head, [op.seq for op in ops], reason[:1000]))
+
+    def _answer(self, op: Op) -> cmd.Command:
+        return self._standing.say(m.Mismatch(*self.seat.head, op.seq, str(self.meaning(op).descriptor)))
+
+    def _result(self, op: Op, now: float) -> m.Result:
+        return outcomes.result(op, self.seat.epoch.epoch, list(self.seat.world.names), op.digest, now)
+
+    def _voided(self, op: Op, void: m.Void) -> m.Failure:
+        return outcomes.voided(op, void, self.seat.epoch.group, str(self.meaning(op).descriptor))
+
+    def _small(self, op: Op) -> m.Failure:
+        return outcomes.too_small(op, self.seat.world.names[self.seat.rank], self.seat.epoch)

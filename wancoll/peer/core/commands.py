@@ -1,0 +1,67 @@
+"""What a member tells its shell to do, and the shell carries out in order and without waiting. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wancoll.peer.core.op import Op
+from wancoll.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class ToMaster:
+    """Send to the master."""
+
+    message: m.FromPeer
+
+
+@dataclass(frozen=True, slots=True)
+class ToClient:
+    """Send to the client."""
+
+    message: m.FromDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class EnterEpoch:
+    """Bring the links to this epoch: drop those to former members, dial those to *neighbours*, then say links_ready.
+
+    Those to *spares* are kept up, too, but nothing waits for them.
+    """
+
+    epoch: m.Epoch
+    neighbours: frozenset[int]  # mids
+    spares: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NeedLinks:
+    """See that the links to these members (mids) come up in this epoch, too, then say links_ready.
+
+    With *p2p* those for sends and recvs are meant, and p2p_links is what to say then.
+    """
+
+    mids: frozenset[int]
+    p2p: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartOp:
+    """Hand the op to the engine under op.engine_id, as op.meaning says; answered by op_finished or op_cancelled."""
+
+    op: Op
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOp:
+    """Take an attempt out of the engine; answered by op_cancelled."""
+
+    engine_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The member has left the group; no command follows but those that end its ops."""
+
+
+Command = ToMaster | ToClient | EnterEpoch | NeedLinks | StartOp | CancelOp | Over

@@ -1,0 +1,102 @@
+"""One op on its way, a collective or a send or recv, and the states of its life. Pure.
+
+    state      entered when                               left when
+    waiting    called; an epoch began                     a collective: its links are up -> running
+                                                          a send or recv: the master has the other half -> matched
+    matched    Matched came                               the link and those before it on the link are ready -> running
+    running    handed to the engine: one more attempt     the engine has let go of this and all older ones -> done
+    done       the master was told Done or P2PDone        committed -> ended; a new epoch -> waiting (R2, R4)
+    given_up   the master was told GiveUp                 the master voids it -> ended (R14)
+    ended      its outcome is known                       the engine has let go of its memory -> the client is told
+
+An attempt has an engine id of its own. A new epoch cancels it, and the next one may start before the engine has said
+Cancelled: both then read front and write back. So `live` keeps every attempt for which the engine may still touch
+memory, and nothing is said before it is empty: no Done, since the digest must be of the bytes that will be read (R13),
+and no outcome, since the client may then use the memory again (R3). A finish that crosses its cancel is of an older
+attempt and says nothing.
+
+Only the book in which an op stands (book.py) changes its state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from wancoll.collective import Kind
+from wancoll.peer.core.calls import Call, Meaning
+from wancoll.wire import messages as m
+
+
+class OpState(Enum):
+    """See the table."""
+
+    waiting = auto()
+    matched = auto()
+    running = auto()
+    done = auto()
+    given_up = auto()
+    ended = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """One op of this member.
+
+    Args:
+        number: in the order of the calls: a collective's seq; of a send or recv it counts this member's own.
+        client_id: the client's own number for it.
+        call: what was called.
+        front: offset of the caller's bytes in the arena.
+        back: offset of the result in the arena.
+        tag: of a send or recv.
+        posted_at: seconds on the shell's clock.
+        seq: its number on the wire; of a send or recv the master gives one in each epoch.
+    """
+
+    number: int
+    client_id: int
+    call: Call
+    front: int
+    back: int
+    tag: int
+    posted_at: float
+    seq: int
+    state: OpState = OpState.waiting
+    attempts: int = 0
+    engine_id: int = 0  # of the current attempt
+    live: set[int] = field(default_factory=set)  # attempts whose memory the engine may still touch
+    finished: bool = False  # the current attempt came to its end in the engine
+    meaning: Meaning | None = None  # of the call, in the current attempt's epoch
+    digest: int = 0
+    bytes_sent: int = 0
+    bytes_saved: int = 0
+    codec_error: float = 0.0
+    outcome: m.Result | m.Failure | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What was called."""
+        return self.call.posted.kind
+
+    @property
+    def p2p(self) -> bool:
+        """Whether it is a send or recv."""
+        return self.call.p2p
+
+    @property
+    def other(self) -> int:
+        """Of a send or recv: mid of the other side."""
+        return self.call.world.mids[self.call.peer]
+
+    @property
+    def other_name(self) -> str:
+        """Of a send or recv: name of the other side."""
+        return self.call.world.names[self.call.peer]
+
+    def __str__(self) -> str:
+        call = self.call.posted
+        if not self.p2p:
+            return str(call)
+        side = "dest" if call.kind is Kind.send else "source"
+        return f"{call.kind.name}({call.count} x {call.dtype.name}, {side}={self.other_name}, tag={self.tag})"
