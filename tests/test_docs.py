@@ -94,6 +94,17 @@ def unknown_rules(root: Path) -> list[str]:
     ]
 
 
+def uncited_rules(root: Path) -> list[str]:
+    """A rule that no line of the product says that it keeps."""
+    said = {
+        int(number)
+        for path, _, text in cited(root, RULE)
+        if path.relative_to(root).parts[0] in ("wancoll", "master", "native")
+        for number in RULE.findall(text)
+    }
+    return [f"{LAW}: no code cites R{number}" for number in sorted(rules(root) - said)]
+
+
 def unknown_documents(root: Path) -> list[str]:
     """Documents by name: from the root, from beside the file, or from docs/."""
     return [
@@ -183,6 +194,7 @@ def unknown_messages(root: Path) -> list[str]:
 
 CHECKS = (
     unknown_rules,
+    uncited_rules,
     unknown_documents,
     dead_links,
     unknown_files,
@@ -227,6 +239,7 @@ def test_python_in_documents_is_python_and_names_what_there_is():
         (unknown_rules, {"wancoll/a.py": 'def f():\n    """One.\n\n    R9.\n    """\n'}, "wancoll/a.py:4: R9"),
         (unknown_rules, {"native/a.c": "int R7; /* R1,\n   R9 */\n"}, "native/a.c:2: R9"),
         (unknown_rules, {"README.md": "R1 and R9\n"}, "README.md:1: R9"),
+        (uncited_rules, {"tests/a.py": "# R1\n", "wancoll/a.py": "R1 = 1\n"}, f"{LAW}: no code cites R1"),
         (unknown_documents, {"tests/a.py": "# protocol.md, docs/none.md\n"}, "tests/a.py:1: there is no docs/none.md"),
         (unknown_documents, {"deploy/a.env": "# see NONE.md\n"}, "deploy/a.env:1: there is no NONE.md"),
         (dead_links, {"docs/a.md": "[law](protocol.md)\n[x](none.md)\n"}, "docs/a.md:2: none.md"),
