@@ -79,7 +79,7 @@ class Driver:
     @property
     def engine_id(self) -> int:
         """Of the youngest attempt."""
-        return self.member.attempts._next - 1
+        return self.member.attempts.next - 1
 
 
 def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:

@@ -137,7 +137,7 @@ class Session:
     def _post(self, post: m.Post) -> None:
         call = self.member.call(post)
         self._check_regions(post, call)
-        self._hit("on_post")
+        self._daemon.failpoints.hit("on_post")
         self.run(self.member.post(post, call, trio.current_time()))
 
     def _check_regions(self, post: m.Post, call: Call) -> None:
@@ -173,7 +173,7 @@ class Session:
                 case cmd.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
                 case cmd.EnterEpoch(epoch, neighbours, spares):
-                    self._hit("on_epoch")
+                    self._daemon.failpoints.hit("on_epoch")
                     self._daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
                 case cmd.NeedLinks(mids, p2p):
                     self._daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
@@ -199,17 +199,17 @@ class Session:
         if self.member.standing.reporting and not isinstance(message, m.Report | m.Leave):
             return  # said when the master knows the member
         if isinstance(message, m.Done | m.P2PDone):
-            self._hit("before_done")
+            self._daemon.failpoints.hit("before_done")
             self._daemon.control.send(message)
-            self._hit("after_done")
+            self._daemon.failpoints.hit("after_done")
         else:
             self._daemon.control.send(message)
 
     def _to_client(self, message: m.FromDaemon) -> None:
         if isinstance(message, m.Result):
-            self._hit("before_commit")
+            self._daemon.failpoints.hit("before_commit")
             self.tell(message)
-            self._hit("after_commit")
+            self._daemon.failpoints.hit("after_commit")
         else:
             self.tell(message)
         self._room.set()
@@ -273,7 +273,3 @@ class Session:
         while self._in_engine:
             self._idle = trio.Event()
             await self._idle.wait()
-
-    def _hit(self, name: str) -> None:
-        if self._daemon.failpoints.armed:
-            self._daemon.failpoints.hit(name)

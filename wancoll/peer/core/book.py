@@ -20,15 +20,8 @@ class Attempts:
     """
 
     def __init__(self, first_engine_id: int) -> None:
-        self._next = first_engine_id
+        self.next = first_engine_id
         self.ops: dict[int, Op] = {}
-
-    def begin(self, op: Op) -> int:
-        """The id of a new attempt of *op*."""
-        engine_id = self._next
-        self._next += 1
-        self.ops[engine_id] = op
-        return engine_id
 
 
 class Book:
@@ -54,15 +47,13 @@ class Book:
         """What the master is told of *op*, which is finished here."""
         raise NotImplementedError
 
-    def running(self, op: Op, meaning: Meaning) -> None:
-        """A new attempt of *op* begins, which is *meaning* in this epoch."""
+    def start(self, op: Op, meaning: Meaning) -> cmd.Command:
+        """Hand *op*, which is *meaning* in this epoch, to the engine."""
         op.state, op.finished, op.meaning = OpState.running, False, meaning
         op.attempts += 1
-
-    def start(self, op: Op, meaning: Meaning) -> cmd.Command:
-        """Hand *op* to the engine."""
-        self.running(op, meaning)
-        op.engine_id = self._attempts.begin(op)
+        op.engine_id = self._attempts.next
+        self._attempts.next += 1
+        self._attempts.ops[op.engine_id] = op
         op.live.add(op.engine_id)
         return cmd.StartOp(op)
 

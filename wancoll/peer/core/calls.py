@@ -55,6 +55,8 @@ class Seat:
         rank: the member's.
         neighbours: mids of those next to it in the ring.
         spares: mids of those who are its neighbours once one of these is lost, if their links are to be kept up.
+        head: what every message of the epoch to the master begins with.
+        too_small: whether the epoch has fewer than min_world members.
     """
 
     epoch: m.Epoch
@@ -63,6 +65,8 @@ class Seat:
     rank: int
     neighbours: frozenset[int]
     spares: frozenset[int]
+    head: tuple[str, int, int]
+    too_small: bool
 
     @classmethod
     def of(cls, epoch: m.Epoch, mid: int) -> Seat:
@@ -76,17 +80,8 @@ class Seat:
             apart = {other for pair in epoch.plan.avoid if mid in pair for other in pair}
             next_but_one = {mids[(rank + places) % size] for places in (-2, 2)}
             spares = frozenset(next_but_one - neighbours - apart - {mid})
-        return cls(epoch, mid, world, rank, neighbours, spares)
-
-    @property
-    def head(self) -> tuple[str, int, int]:
-        """What every message of the epoch to the master begins with."""
-        return self.epoch.group, self.mid, self.epoch.epoch
-
-    @property
-    def too_small(self) -> bool:
-        """Whether the epoch has fewer than min_world members."""
-        return len(self.world.mids) < self.epoch.min_world
+        head = (epoch.group, mid, epoch.epoch)
+        return cls(epoch, mid, world, rank, neighbours, spares, head, size < epoch.min_world)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

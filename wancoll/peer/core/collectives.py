@@ -172,8 +172,8 @@ class Collectives(Book):
             self._held = True
             return [cmd.NeedLinks(meaning.needs - self._up)]
         if op.kind in DATALESS and len(self.seat.world.mids) == 1:
-            self.running(op, meaning)
-            op.finished = True
+            op.state, op.finished, op.meaning = OpState.running, True, meaning  # there is nothing to move
+            op.attempts += 1
             return self.settle(op)
         start = self.start(op, meaning)
         if op.kind is not Kind.update_membership:

@@ -62,6 +62,8 @@ class Op:
     tag: int
     posted_at: float
     seq: int
+    kind: Kind = field(init=False)
+    p2p: bool = field(init=False)  # whether it is a send or recv
     state: OpState = OpState.waiting
     attempts: int = 0
     engine_id: int = 0  # of the current attempt
@@ -74,15 +76,8 @@ class Op:
     codec_error: float = 0.0
     outcome: m.Result | m.Failure | None = None
 
-    @property
-    def kind(self) -> Kind:
-        """What was called."""
-        return self.call.posted.kind
-
-    @property
-    def p2p(self) -> bool:
-        """Whether it is a send or recv."""
-        return self.call.p2p
+    def __post_init__(self) -> None:
+        self.kind, self.p2p = self.call.posted.kind, self.call.p2p
 
     @property
     def other(self) -> int:
