@@ -1,6 +1,7 @@
 """What all tests share: a clean environment, hypothesis' profiles, and an etcd."""
 
 import os
+import random
 import shutil
 import signal
 from collections.abc import Iterator
@@ -33,6 +34,14 @@ def etcd() -> Iterator[Etcd]:
         pytest.skip("there is no etcd here; Debian's package is called etcd-server")
     with Etcd() as running:
         yield running
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """Chance that can be had again: CHAOS_SEED=... repeats what a failing test printed."""
+    seed = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().getrandbits(32))
+    print(f"CHAOS_SEED={seed}")
+    return random.Random(seed)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 from collections.abc import Iterator
 
@@ -36,11 +34,3 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
                 pytest.fail(f"peer {i} is going down:\n{shared_cluster.logs(i, 200)}", pytrace=False)
         else:
             assert shared_cluster.exit_code(i) == -signal.SIGKILL, shared_cluster.logs(i)
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    """Chance that can be had again: CHAOS_SEED=... repeats what a failing test printed."""
-    seed = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().getrandbits(32))
-    print(f"CHAOS_SEED={seed}")
-    return random.Random(seed)

@@ -134,6 +134,17 @@ class Background:
         return [future.done() for future in self._futures]
 
 
+def sums(comms: Sequence[Any], tensors: Sequence[np.ndarray]) -> Background:
+    """Each tensor's in-place sum, under way."""
+    return Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(tensors))
+
+
+def check_first_attempt(outcomes: Sequence[Outcome], tensors: Sequence[np.ndarray]) -> None:
+    """Everybody's contribution is in it, and nothing ran twice."""
+    assert sorted(check_agreed(outcomes, tensors)) == [f"m{i}" for i in range(len(tensors))]
+    assert [outcome.receipt and outcome.receipt.attempts for outcome in outcomes] == [1] * len(outcomes)
+
+
 def wait_until(condition: Callable[[], bool], timeout: float, what: str) -> None:
     """Return as soon as the condition holds."""
     deadline = time.monotonic() + timeout

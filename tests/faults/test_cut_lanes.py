@@ -11,7 +11,6 @@ import pytest
 from tests.faults.support import (
     MIB,
     PEERS,
-    Background,
     attempt,
     check_agreed,
     close_all,
@@ -19,6 +18,7 @@ from tests.faults.support import (
     in_threads,
     join,
     reduce_all,
+    sums,
 )
 from wancoll.chaos import Cluster
 
@@ -36,7 +36,7 @@ def cut_in_mid_op(cluster: Cluster, rng: random.Random, moment: float, held: flo
     for k, tensor in enumerate(tensors):
         tensor[...] = 10**k
     i, j = rng.choice(ring_neighbours(comms))
-    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), world)
+    running = sums(comms, tensors)
     time.sleep(moment)  # the moment is the test
     cluster.cut(i, j)
     time.sleep(held)

@@ -22,6 +22,7 @@ from tests.faults.support import (
     join,
     killed_by_failpoint,
     reduce_all,
+    sums,
     untouched,
     wait_until,
 )
@@ -183,7 +184,7 @@ def test_survivors_finished_but_not_committed(cluster: Cluster) -> None:
     tensors = [comm.empty(MIB, "float32") for comm in comms]
     for k, tensor in enumerate(tensors):
         tensor[...] = 10**k
-    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    running = sums(comms, tensors)
     wait_until(lambda: is_stopped(cluster.pid(victim)), 10, "the victim reaches before_done")
     group = next(found for found in cluster.status().groups if any(x.name == "m0" for x in found.members))
 

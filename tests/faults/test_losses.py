@@ -25,6 +25,7 @@ from tests.faults.support import (
     new_group,
     reduce_all,
     states,
+    sums,
     untouched,
     wait_joining,
     wait_until,
@@ -49,7 +50,7 @@ def stop_and_wake(cluster: Cluster, heartbeat_timeout: float, count: int) -> Non
     tensors = [contribution(k, count) for k in range(PEERS)]
     cluster.pause(victim)
     stopped = time.monotonic()
-    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    running = sums(comms, tensors)
     wait_until(lambda: all(running.finished[k] for k in survivors), heartbeat_timeout + 5, "the survivors commit")
     took = time.monotonic() - stopped
     print(f"survivors committed {took:.2f} s after the stop")
@@ -85,7 +86,7 @@ def test_paused_peer_is_evicted_after_the_default_3_seconds() -> None:
 def test_a_short_pause_evicts_nobody(cluster: Cluster) -> None:
     comms = join(cluster, range(PEERS))
     tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
-    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    running = sums(comms, tensors)
     cluster.pause(2)
     time.sleep(0.5)  # the pause itself: a quarter of heartbeat_timeout
     cluster.resume(2)
@@ -124,7 +125,7 @@ def kill_a_client(cluster: Cluster, count: int) -> None:
     # The client calls its second op on its own; these two wait in it until the client's kill takes it out.
     client.pause()
     tensors = [contribution(k, count) for k in (0, 1)]
-    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), 2)
+    running = sums(comms, tensors)
     killed = time.monotonic()
     client.kill()
     outcomes = running.results(10)
@@ -212,7 +213,7 @@ def test_a_second_daemon_of_the_same_name_ends_the_first(cluster: Cluster) -> No
     reduce_all(comms, [0, 1, 3])
     cluster.pause(3)
     tensors = [contribution(k, 1000) for k in (0, 1)]
-    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), 2)
+    running = sums(comms, tensors)
     twin = cluster.add_peer(name=cluster.name(3))
     started = time.monotonic()
     outcomes = running.results(10)

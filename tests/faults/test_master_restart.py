@@ -14,12 +14,14 @@ from tests.faults.support import (
     Background,
     attempt,
     check_agreed,
+    check_first_attempt,
     close_all,
     contribution,
     is_stopped,
     join,
     new_group,
     reduce_all,
+    sums,
     wait_joining,
     wait_until,
 )
@@ -60,16 +62,6 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
 def restart(cluster: Cluster, **how: Any) -> None:
     cluster.kill_master()
     cluster.start_master(**how)
-
-
-def sums(comms: list[Any], tensors: list[np.ndarray]) -> Background:
-    return Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(comms))
-
-
-def check_first_attempt(outcomes: list[Any], tensors: list[np.ndarray]) -> None:
-    """Everybody's contribution is in it, and nothing ran twice."""
-    assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1", "m2"]
-    assert [outcome.receipt.attempts for outcome in outcomes] == [1] * len(outcomes)
 
 
 def test_between_two_operations(cluster: Cluster) -> None:

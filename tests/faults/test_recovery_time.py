@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.support import MIB, PEERS, Background, Outcome, attempt, check_agreed, close_all, join
+from tests.faults.support import MIB, PEERS, Outcome, check_agreed, close_all, join, sums
 from wancoll.chaos import Cluster
 from wancoll.errors import PeerDaemonLost
 
@@ -48,7 +48,7 @@ def reduce(
     """One op by all members; returns the outcomes, and what *meanwhile* returned or else how long the op took."""
     for k, tensor in enumerate(tensors):
         tensor[...] = 10**k
-    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    running = sums(comms, tensors)
     broken = meanwhile() if meanwhile is not None else None
     outcomes = running.results()
     if broken is not None:

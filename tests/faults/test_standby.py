@@ -17,12 +17,14 @@ from tests.faults.support import (
     Background,
     attempt,
     check_agreed,
+    check_first_attempt,
     close_all,
     contribution,
     is_stopped,
     join,
     new_group,
     reduce_all,
+    sums,
     wait_joining,
     wait_until,
 )
@@ -122,16 +124,6 @@ def told(cluster: Cluster) -> str:
     """What all have to say, for a failure."""
     masters = [f"master {k}:\n{cluster.master_logs(20, k)}" for k in range(2)]
     return "\n".join([*masters, *(f"peer {i}:\n{cluster.logs(i, 20)}" for i in range(PEERS))])
-
-
-def sums(comms: list[Any], tensors: list[np.ndarray]) -> Background:
-    return Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(comms))
-
-
-def check_first_attempt(outcomes: list[Any], tensors: list[np.ndarray]) -> None:
-    """Everybody's contribution is in it, and nothing ran twice."""
-    assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1", "m2"]
-    assert [outcome.receipt.attempts for outcome in outcomes] == [1] * len(outcomes)
 
 
 def check_nobody_lost(cluster: Cluster, since: float) -> None:

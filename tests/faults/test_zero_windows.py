@@ -8,14 +8,13 @@ import pytest
 
 from tests.faults.support import (
     MIB,
-    Background,
-    attempt,
     check_agreed,
     close_all,
     contribution,
     join,
     new_group,
     reduce_all,
+    sums,
     wait_until,
 )
 from wancoll.testing.proxy import proxied_cluster
@@ -52,7 +51,7 @@ def test_lanes_that_nobody_reads_are_made_anew(lane: int, count: int) -> None:
         tensors = [contribution(k, count) for k in range(PEERS)]
         pairs = [(0, 1), (1, 0)] if lane == 0 else [ends for ends in permutations(range(PEERS), 2) if 0 in ends]
         rules = [proxies.add("freeze", *ends, lane=lane) for ends in pairs]
-        ops = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+        ops = sums(comms, tensors)
         expected = STALL if count == 1000 else LANE
         outcomes = ops.results(expected + 3 + BUSY)
         took = max(outcome.ended for outcome in outcomes) - ops.started

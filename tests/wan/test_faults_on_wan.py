@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import time
@@ -16,8 +15,6 @@ from tests.faults.support import (
     FAILPOINTS,
     MIB,
     PEERS,
-    Background,
-    attempt,
     check_agreed,
     close_all,
     contribution,
@@ -27,6 +24,7 @@ from tests.faults.support import (
     new_group,
     reduce_all,
     repair,
+    sums,
     untouched,
     wait_until,
 )
@@ -64,14 +62,6 @@ def cluster(shared: tuple[Wan, Cluster]) -> Cluster:
     return shared[1]
 
 
-@pytest.fixture
-def rng() -> random.Random:
-    """Chance that can be had again: CHAOS_SEED=... repeats what a failing test printed."""
-    seed = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().getrandbits(32))
-    print(f"CHAOS_SEED={seed}")
-    return random.Random(seed)
-
-
 # ---- late aborts ------------------------------------------------------------------------------------------
 
 
@@ -82,7 +72,7 @@ def finished_but_not_committed(cluster: Cluster, victim: int, count: int) -> Non
     reduce_all(comms, range(PEERS))
     cluster.failpoint(victim, "before_done", "pause")
     tensors = [contribution(k, count) for k in range(PEERS)]
-    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    running = sums(comms, tensors)
     wait_until(lambda: is_stopped(cluster.pid(victim)), 30, "the victim reaches before_done")
 
     def others_done() -> bool:
@@ -115,7 +105,7 @@ def killed_at(cluster: Cluster, point: str, victim: int, count: int) -> int:
         cluster.failpoint(first, "mid_op", "kill")
         survivors.remove(first)
     cluster.failpoint(victim, point, "kill")
-    running = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
+    running = sums(comms, tensors)
     outcomes = running.results(60)
     killed_by_failpoint(cluster, victim)
     agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
