@@ -295,6 +295,3 @@ class Room:
 
     def no_epoch(self) -> None:
         assert self.epochs() == []
-
-    def commits(self, daemon: str) -> list[int]:
-        return [commit.upto for commit in self.take(daemon, m.Commit)]
