@@ -226,8 +226,8 @@ class Faults:
             else:
                 master.trap = self._random.choice((Announce, Broadcast, m.Settled))
                 if master.trap is m.Settled:  # which one half may hear of
-                    for wait in range(5):
-                        self._world.later(0.2 * wait, self._world.exchange)
+                    for wait in (0.0, 0.1, 0.2):  # all is called before all is healed
+                        self._world.later(wait, self._world.exchange)
 
     def lose_journal(self) -> None:
         if (master := self._world.master) is not None and self._world.all_agree():
