@@ -1,4 +1,5 @@
-/* The engine's face: worker threads that move framed bytes over lanes and reduce them on the way. Its files are in engine/. */
+/* The engine's face: worker threads that move framed bytes over lanes and reduce them on the way. Its files are in
+   engine/. */
 #ifndef WC_ENGINE_H
 #define WC_ENGINE_H
 
@@ -7,7 +8,8 @@
 
 #define WC_FRAME_MAGIC 0x4c434e57u /* "WNCL" */
 #define WC_FRAME_VERSION 1
-/* Bytes. A digest is XXH3_64(le64(XXH3_64(block 0)), le64(XXH3_64(block 1)), ...), blocks at absolute offsets of the tensor. */
+/* Bytes. A digest is XXH3_64(le64(XXH3_64(block 0)), le64(XXH3_64(block 1)), ...), blocks at absolute offsets of the
+   tensor. */
 #define WC_DIGEST_BLOCK 65536u
 
 /* Every frame on a lane: this header, little endian, then `length` payload bytes. */
@@ -20,7 +22,8 @@ typedef struct {
     uint64_t seq;
     uint64_t fingerprint; /* of the op's descriptor */
     uint64_t offset; /* in the whole, bytes of raw elements */
-    uint32_t length; /* payload bytes, at most the receiver's segment; encoded ones are fewer than the raw ones they stand for */
+    /* payload bytes, at most the receiver's segment; encoded ones are fewer than the raw ones they stand for */
+    uint32_t length;
     uint32_t checksum; /* crc32c of the 44 bytes before it and the payload; 0 without checksum */
 } wc_frame;
 
@@ -111,26 +114,27 @@ int wc_engine_events(wc_engine *engine, wc_event *out, int cap);
 /* All calls below only queue a command for the workers: they return at once and take effect in the order of the calls.
    0, or -1 with errno (EINVAL: arguments; ENOMEM). */
 
-/* A link with `lanes` lanes, none attached yet, at `epoch`. Lane i is of track i % tracks. The lanes of a track share what is
-   to be sent: any of them carries what it has room for. Both ends must say the same numbers. */
+/* A link with `lanes` lanes, none attached yet, at `epoch`. Lane i is of track i % tracks. The lanes of a track share
+   what is to be sent: any of them carries what it has room for. Both ends must say the same numbers. */
 int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint32_t tracks, uint64_t epoch);
-/* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. EINVAL: a lane takes one
-   socket in its life, since bytes that were on a lost one are lost: a link that loses a lane is made anew. */
+/* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. EINVAL: a lane
+   takes one socket in its life, since bytes that were on a lost one are lost: a link that loses a lane is made anew. */
 int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd);
-/* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and so are parts of older epochs that wait
-   (a frame that is half sent is completed from a private copy). Call it for every link of the group before posting the first op of the epoch. */
+/* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and so are parts of older epochs
+   that wait (a frame that is half sent is completed from a private copy). Call it for every link of the group before
+   posting the first op of the epoch. */
 int wc_link_epoch(wc_engine *engine, uint64_t link, uint64_t epoch);
 /* From now on each lane of the link sends at most `rate` bytes per second; 0: no limit. */
 int wc_link_pace(wc_engine *engine, uint64_t link, uint64_t rate);
 /* Closes the link's lanes; no LANE_DOWN events follow for it. */
 int wc_link_close(wc_engine *engine, uint64_t link);
-/* Starts an op. EINVAL: the id is taken by a live op, a link is not open, is not at the op's epoch or has another number of
-   lanes or tracks, two steps from one rank have the same number, or a place does not lie within its buffer. Post in ascending
-   seq within an epoch. The memory of an op that was cancelled before may be used again at once: no worker starts before all
-   have let go of that one. */
+/* Starts an op. EINVAL: the id is taken by a live op, a link is not open, is not at the op's epoch or has another
+   number of lanes or tracks, two steps from one rank have the same number, or a place does not lie within its buffer.
+   Post in ascending seq within an epoch. The memory of an op that was cancelled before may be used again at once: no
+   worker starts before all have let go of that one. */
 int wc_post(wc_engine *engine, const wc_op *op);
-/* Takes an op out of everything; answered by one WC_EV_CANCELLED, or by WC_EV_DONE and then WC_EV_CANCELLED if it had just finished.
-   An unknown op is answered with WC_EV_CANCELLED too. */
+/* Takes an op out of everything; answered by one WC_EV_CANCELLED, or by WC_EV_DONE and then WC_EV_CANCELLED if it had
+   just finished. An unknown op is answered with WC_EV_CANCELLED too. */
 int wc_cancel(wc_engine *engine, uint64_t op);
 
 typedef struct {
@@ -142,8 +146,8 @@ typedef struct {
 } wc_lane_stats;
 /* A snapshot. 0, or -1 with errno ENOENT. */
 int wc_lane_statistics(wc_engine *engine, uint64_t link, uint32_t lane, wc_lane_stats *out);
-/* The newest snapshot of the lane's struct tcp_info, taken at most ten times a second while it sends: bytes copied to out, 0 if there
-   is none, -1 with errno ENOENT. */
+/* The newest snapshot of the lane's struct tcp_info, taken at most ten times a second while it sends: bytes copied to
+   out, 0 if there is none, -1 with errno ENOENT. */
 int wc_lane_tcp_info(wc_engine *engine, uint64_t link, uint32_t lane, void *out, uint32_t size);
 
 #endif

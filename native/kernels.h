@@ -10,13 +10,14 @@ enum { WC_F32, WC_F64, WC_F16, WC_BF16, WC_I8, WC_I16, WC_I32, WC_I64, WC_U8, WC
 enum { WC_SUM, WC_AVG, WC_MIN, WC_MAX, WC_PROD, WC_OPS };
 enum { WC_CODEC_NONE, WC_CODEC_BF16, WC_CODEC_FP16, WC_CODEC_INT8, WC_CODEC_INT4, WC_CODECS };
 
-/* dst[i] = a[i] op b[i] for n elements. dst may be a or b themselves, but not overlap them otherwise. No alignment is needed. */
+/* dst[i] = a[i] op b[i] for n elements. dst may be a or b themselves, but not overlap them otherwise. No alignment is
+   needed. */
 typedef void (*wc_reduce_fn)(void *dst, const void *a, const void *b, size_t n);
 /* dst[i] = (a[i] + b[i]) / divisor: the last step of avg. divisor is at least 1. */
 typedef void (*wc_average_fn)(void *dst, const void *a, const void *b, size_t n, uint32_t divisor);
 
-/* Codecs: the formats are in docs/numbers.md. A call begins at a block of the tensor; where n is no multiple of a block the
-   last one is padded with zeros. No alignment is needed; coded overlaps nothing. Any bits can be decoded. */
+/* Codecs: the formats are in docs/numbers.md. A call begins at a block of the tensor; where n is no multiple of a block
+   the last one is padded with zeros. No alignment is needed; coded overlaps nothing. Any bits can be decoded. */
 typedef struct {
     uint32_t elements; /* that many elements ... */
     uint32_t bytes;    /* ... become that many bytes on the wire; both 0 for none and for codes that are no codec */
@@ -53,7 +54,8 @@ const wc_kernels *wc_kernels_default(void);
 const wc_kernels *wc_kernels_named(const char *name);
 size_t wc_dtype_size(int dtype);
 
-/* Floating-point control: kernels need round-to-nearest, no flush-to-zero, whatever other libraries did to this thread. */
+/* Floating-point control: kernels need round-to-nearest, no flush-to-zero, whatever other libraries did to this
+   thread. */
 uint64_t wc_fpenv_enter(void); /* returns what to give to leave */
 void wc_fpenv_leave(uint64_t saved);
 

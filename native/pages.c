@@ -86,7 +86,8 @@ int wc_pages_exchange(wc_block *a, wc_block *b, uint64_t wanted, uint64_t spare,
 }
 
 #ifdef __SSE2__
-/* What is copied here is not read again before it has left the caches; storing around them spares reading the target first. */
+/* What is copied here is not read again before it has left the caches; storing around them spares reading the target
+   first. */
 static void copy_streaming(uint8_t *to, const uint8_t *from, size_t bytes)
 {
     size_t head = (size_t)(-(uintptr_t)to & 63);

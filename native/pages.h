@@ -22,12 +22,13 @@ int wc_pages_release(uint64_t address, uint64_t bytes);
 int wc_pages_bind(const wc_block *block, int fd);
 /* Gives the memory behind the block's part of the file back; it reads as zeros from then on. */
 int wc_pages_discard(const wc_block *block, int fd);
-/* Exchanges what two blocks of equal size show, and their offsets with it. Page tables move along, so warm pages stay warm, and the
-   addresses are mapped at every instant. `spare` is reserved space of the same size. Does nothing if `a` shows offset `wanted` already: a
-   caller who does not know how far it came can call again.
-   Negative errno: nothing changed. 1: `a` shows `wanted`, but `b` shows it too (its own part could not be mapped) and must not be used again. */
+/* Exchanges what two blocks of equal size show, and their offsets with it. Page tables move along, so warm pages stay
+   warm, and the addresses are mapped at every instant. `spare` is reserved space of the same size. Does nothing if `a`
+   shows offset `wanted` already: a caller who does not know how far it came can call again. Negative errno: nothing
+   changed. 1: `a` shows `wanted`, but `b` shows it too (its own part could not be mapped) and must not be used
+   again. */
 int wc_pages_exchange(wc_block *a, wc_block *b, uint64_t wanted, uint64_t spare, int fd);
-/* memcpy, for large sizes past the caches (about 1.5 times as fast). A call into C lets other Python threads run. */
+/* Memcpy, for large sizes past the caches (about 1.5 times as fast). A call into C lets other Python threads run. */
 void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes);
 
 #endif

@@ -8,12 +8,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from wancoll._native import ffi, lib
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule.steps import Place, Schedule, Step
+
+if TYPE_CHECKING:
+    from wancoll import _native as c
 
 KIB = 1024
 DIGEST_BLOCK = 64 * KIB
@@ -88,10 +91,10 @@ class LaneStatistics:
 class Prepared:
     """An op but for its numbers and addresses, ready to be posted any number of times (see prepare)."""
 
-    __slots__ = ("_op", "_transfers")
+    __slots__ = ("_op", "_steps")
 
-    def __init__(self, op: Any, transfers: Any) -> None:
-        self._op, self._transfers = op, transfers
+    def __init__(self, op: c.Op, steps: c.Pointer) -> None:
+        self._op, self._steps = op, steps  # the op points to the steps
 
 
 def prepare(
@@ -134,21 +137,20 @@ def prepare(
     Raises:
         ConfigError: a rank without a link.
     """
-    steps = schedule.steps
-    transfers = ffi.new("wc_step[]", max(len(steps), 1))
-    for step, out in zip(steps, transfers, strict=False):
-        _translate(step, out, links)
+    steps = ffi.new("wc_step[]", max(len(schedule.steps), 1))
+    for index, step in enumerate(schedule.steps):
+        _translate(step, steps[index], links)
     prepared = ffi.new("wc_op *")
     prepared.bytes = (front_bytes, back_bytes, schedule.scratch)
     prepared.dtype, prepared.op, prepared.codec, prepared.stochastic = int(dtype), int(op), int(codec), int(stochastic)
     prepared.divisor, prepared.lanes, prepared.tracks = world_size, lanes, tracks
     prepared.stripe, prepared.no_turns = stripe, int(not turns)
-    prepared.steps_count, prepared.digest = len(steps), int(digest)
-    prepared.steps = transfers
-    return Prepared(prepared, transfers)
+    prepared.steps_count, prepared.digest = len(schedule.steps), int(digest)
+    prepared.steps = steps
+    return Prepared(prepared, steps)
 
 
-def _translate(step: Step, out: Any, links: Mapping[int, int]) -> None:
+def _translate(step: Step, out: c.Step, links: Mapping[int, int]) -> None:
     if step.peer >= 0:
         if step.peer not in links:
             raise ConfigError("a schedule needs a link that is not there", who=f"rank {step.peer}")
@@ -162,7 +164,7 @@ def _translate(step: Step, out: Any, links: Mapping[int, int]) -> None:
     out.after = (*step.after, -1, -1)[:2]
 
 
-def _set_place(place: Place, out: Any) -> None:
+def _set_place(place: Place, out: c.Place) -> None:
     out.buffer, out.offset, out.encoded = int(place.buffer), place.offset, int(place.encoded)
 
 
@@ -187,7 +189,7 @@ class Engine:
     def __init__(
         self, *, workers: int = 1, segment: int = SEGMENT, stripe: int = STRIPE, checksum: bool = True
     ) -> None:
-        self._engine: Any = None
+        self._engine: c.Pointer | None = None
         config = ffi.new("wc_config *")
         try:
             config.workers, config.segment, config.stripe = workers, segment, stripe
@@ -218,7 +220,7 @@ class Engine:
             lib.wc_engine_free(engine)
 
     @property
-    def _live(self) -> Any:
+    def _live(self) -> c.Pointer:
         if self._engine is None:
             raise RuntimeError("the engine is closed")
         return self._engine
@@ -226,7 +228,7 @@ class Engine:
     @property
     def fd(self) -> int:
         """Readable while events wait. It belongs to the engine."""
-        return int(lib.wc_engine_fd(self._live))
+        return lib.wc_engine_fd(self._live)
 
     def open_link(self, link: int, lanes: int, epoch: int, tracks: int = 1) -> None:
         """A link with *lanes* lanes, none attached yet, at *epoch*.
@@ -329,7 +331,7 @@ _POST_RULES = (
 )
 
 
-def _event(e: Any) -> Event:
+def _event(e: c.Event) -> Event:
     kind = e.type
     if kind == lib.WC_EV_DONE:
         error = math.sqrt(e.error_squares / e.norm_squares) if e.norm_squares else 0.0
@@ -372,14 +374,14 @@ def kernel_name() -> str:
     if table == ffi.NULL:
         ffi.errno = errno.ENOSYS
         raise _refusal("", "", "")
-    return str(ffi.string(table.name).decode())
+    return ffi.string(table.name).decode()
 
 
 def crc32c(data: bytes) -> int:
     """CRC-32C (Castagnoli) of *data*."""
-    return int(lib.wc_kernels_default().crc32c(0, data, len(data)))
+    return lib.wc_kernels_default().crc32c(0, data, len(data))
 
 
 def hash64(data: bytes) -> int:
     """XXH3-64 of *data*, seed 0."""
-    return int(lib.wc_kernels_default().hash64(data, len(data)))
+    return lib.wc_kernels_default().hash64(data, len(data))

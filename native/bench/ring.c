@@ -1,14 +1,17 @@
-/* A bare ring all-reduce (float32 sum) over TCP: the ceiling that `make bench` compares with. No framing, checksum, daemon or commit.
+/* A bare ring all-reduce (float32 sum) over TCP: the ceiling that `make bench` compares with. No framing, checksum,
+   daemon or commit.
 
-   Ranks are processes of one thread each. A rank reads from its left neighbour and writes to its right one; connection i carries part i of
-   every chunk. There is no step barrier: a byte may leave for the right as soon as it has been reduced from the left (the ring of Patarasuk
-   and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, pipelined within the chunk). The first reduction
-   of an element computes back = front + received, so the input is never written; after an operation the two change places ("in place").
+   Ranks are processes of one thread each. A rank reads from its left neighbour and writes to its right one; connection
+   i carries part i of every chunk. There is no step barrier: a byte may leave for the right as soon as it has been
+   reduced from the left (the ring of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+   workstations", 2009, pipelined within the chunk). The first reduction of an element computes back = front + received,
+   so the input is never written; after an operation the two change places ("in place").
 
-   Commands come on standard input, so that several programs can be measured in turn while the others sleep: each line "BYTES ITERATIONS"
-   is answered with one line of JSON; the end of the input ends the program.
+   Commands come on standard input, so that several programs can be measured in turn while the others sleep: each line
+   "BYTES ITERATIONS" is answered with one line of JSON; the end of the input ends the program.
 
-   With --host ADDRESS@NAMESPACE, once for each rank, the ranks are in network namespaces, at those addresses, instead of on loopback. */
+   With --host ADDRESS@NAMESPACE, once for each rank, the ranks are in network namespaces, at those addresses, instead
+   of on loopback. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -98,7 +101,8 @@ static void add(float *restrict to, const float *restrict a, const float *restri
         to[i] = a[i] + b[i];
 }
 
-/* The bytes that this rank sends (receiving = 0) or receives (1) on connection `part` in `step`, and where in the tensor they begin. */
+/* The bytes that this rank sends (receiving = 0) or receives (1) on connection `part` in `step`, and where in the
+   tensor they begin. */
 static size_t span(const ring *r, int part, int step, int receiving, size_t *offset)
 {
     size_t ranks = (size_t)r->opt->ranks, parts = (size_t)r->opt->connections;

@@ -37,7 +37,8 @@ static bool bounds_valid(const wc_op *op, uint32_t index)
         if (at < 0)
             continue;
         const wc_step *a = &op->steps[at];
-        if (a->direction == WC_SEND || a->start != step->start || a->length != step->length || (i && at == step->after[0]))
+        bool same = a->start == step->start && a->length == step->length;
+        if (a->direction == WC_SEND || !same || (i && at == step->after[0]))
             return false;
     }
     return true;
@@ -65,7 +66,9 @@ static bool local_valid(const wc_op *op, const wc_step *step, size_t itemsize)
 static bool step_valid(const wc_op *op, uint32_t index, size_t itemsize)
 {
     const wc_step *step = &op->steps[index];
-    if (step->length > INT64_MAX || step->start > INT64_MAX || step->start % itemsize || step->length % itemsize || !bounds_valid(op, index))
+    if (step->length > INT64_MAX || step->start > INT64_MAX || step->start % itemsize || step->length % itemsize)
+        return false;
+    if (!bounds_valid(op, index))
         return false;
     if (step->result && (step->direction == WC_SEND || step->to.buffer != WC_BACK))
         return false;
@@ -73,9 +76,10 @@ static bool step_valid(const wc_op *op, uint32_t index, size_t itemsize)
     case WC_SEND:
         return step->action == WC_COPY && place_valid(op, step, &step->left, itemsize);
     case WC_RECV:
-        if (step->action != WC_COPY && (step->action > WC_FINAL || step->to.encoded || step->left.encoded || !place_valid(op, step, &step->left, itemsize)))
+        if (!writable(op, step, itemsize) || step->action > WC_FINAL)
             return false;
-        return writable(op, step, itemsize);
+        return step->action == WC_COPY ||
+               (!step->to.encoded && !step->left.encoded && place_valid(op, step, &step->left, itemsize));
     case WC_LOCAL:
         return local_valid(op, step, itemsize);
     default:

@@ -1,10 +1,11 @@
-/* How an op is cut: steps into parts, and each track's share of them. Both ends of a link come to the same cuts, which depend on the op alone. */
+/* How an op is cut: steps into parts, and each track's share of them. Both ends of a link come to the same cuts, which
+   depend on the op alone. */
 #include "shared.h"
 
 #include <string.h>
 
-/* How many parts a step has. One for each lane; more, so that lanes that are faster can take more, if they are not shorter
-   than a digest block, and than WC_COARSE_PART if there are many. */
+/* How many parts a step has. One for each lane; more, so that lanes that are faster can take more, if they are not
+   shorter than a digest block, and than WC_COARSE_PART if there are many. */
 static uint32_t part_count(uint64_t length, uint32_t lanes, uint32_t stripe)
 {
     uint64_t wanted = length / stripe, blocks = length / WC_DIGEST_BLOCK, coarse = length / WC_COARSE_PART;
@@ -44,8 +45,8 @@ static uint64_t part_cut(uint64_t offset, uint64_t length, uint32_t count, uint3
     return at - at % align;
 }
 
-/* The sender's choice: long frames cost less, several per part let the next rank begin while the rest is on its way; unless
-   parts are many. */
+/* The sender's choice: long frames cost less, several per part let the next rank begin while the rest is on its way;
+   unless parts are many. */
 static uint32_t part_segment(const wc_engine *engine, const wc_part *part, bool many)
 {
     const wc_work *work = part->work;
@@ -62,7 +63,8 @@ static uint32_t part_segment(const wc_engine *engine, const wc_part *part, bool 
 
 static wc_spot spot_of(const wc_work *work, wc_place place)
 {
-    uint8_t *buffers[WC_BUFFERS] = {(uint8_t *)work->op.front, work->op.back, work->scratch ? work->scratch->memory : NULL};
+    uint8_t *scratch = work->scratch ? work->scratch->memory : NULL;
+    uint8_t *buffers[WC_BUFFERS] = {(uint8_t *)work->op.front, work->op.back, scratch};
     uint8_t *base = buffers[place.buffer];
     return (wc_spot){.base = base ? base + place.offset : NULL, .encoded = place.encoded};
 }
@@ -165,7 +167,8 @@ static void make_parts(wc_engine *engine, wc_work *work)
     const wc_op *op = &work->op;
     size_t next = 0;
     const uint32_t stripe = op_stripe(engine, op);
-    /* Part 0 of any call with this seq is of this lane's track: members whose calls differ in size meet there and find out. */
+    /* Part 0 of any call with this seq is of this lane's track: members whose calls differ in size meet there and find
+       out. */
     work->first_lane = op->no_turns ? 0 : (uint32_t)(op->seq % op->lanes);
     for (uint32_t i = 0; i < op->steps_count; i++) {
         const wc_step *step = &op->steps[i];

@@ -1,4 +1,5 @@
-/* Digests of memory: blocks are hashed, then their hashes. Of whole memory, and of results while they are being made. */
+/* Digests of memory: blocks are hashed, then their hashes. Of whole memory, and of results while they are being
+   made. */
 #include "digest.h"
 
 #include <errno.h>

@@ -13,10 +13,12 @@ typedef struct {
     uint8_t *known;  /* per block: hashed already */
 } wc_hashes;
 
-bool wc_hashes_init(wc_hashes *hashes, const wc_kernels *kernels, const void *memory, uint64_t bytes); /* false: no memory */
+/* False: no memory */
+bool wc_hashes_init(wc_hashes *hashes, const wc_kernels *kernels, const void *memory, uint64_t bytes);
 void wc_hashes_free(wc_hashes *hashes);
-/* Bytes [from, to) are final, and those from `begin` on were before: hashes the blocks that this completes and that begin there.
-   Others, which straddle two stretches, wait for the digest. Stretches that do not overlap may grow on several threads. */
+/* Bytes [from, to) are final, and those from `begin` on were before: hashes the blocks that this completes and that
+   begin there. Others, which straddle two stretches, wait for the digest. Stretches that do not overlap may grow on
+   several threads. */
 void wc_hashes_extend(wc_hashes *hashes, uint64_t begin, uint64_t from, uint64_t to);
 uint64_t wc_hashes_digest(wc_hashes *hashes);
 

@@ -1,4 +1,5 @@
-/* A lane: one socket, the parts that it has begun, and what happens to them when the socket is lost or an epoch ends. */
+/* A lane: one socket, the parts that it has begun, and what happens to them when the socket is lost or an epoch
+   ends. */
 #include "shared.h"
 
 #include <errno.h>
@@ -46,10 +47,12 @@ void wc_lane_interest(wc_lane *lane)
         lane->armed = wanted;
 }
 
-/* The lane is lost: no other lane may go on with the parts that it has begun, they wait for the end of their epoch or op. */
+/* The lane is lost: no other lane may go on with the parts that it has begun, they wait for the end of their epoch or
+   op. */
 static void drop_socket(wc_lane *lane)
 {
-    epoll_ctl(lane->worker->epoll, EPOLL_CTL_DEL, lane->fd, NULL); /* a forked child may hold a copy: close is not enough */
+    /* a forked child may hold a copy: close is not enough */
+    epoll_ctl(lane->worker->epoll, EPOLL_CTL_DEL, lane->fd, NULL);
     close(lane->fd);
     lane->fd = -1;
     lane->tx_count = 0;
@@ -68,7 +71,8 @@ void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(event.text, sizeof event.text, format, arguments);
     va_end(arguments);
-    /* Reset instead of an orderly end: an end queued behind data would not reach a neighbour that has stopped reading. */
+    /* Reset instead of an orderly end: an end queued behind data would not reach a neighbour that has stopped
+       reading. */
     struct linger reset = {.l_onoff = 1};
     setsockopt(lane->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     drop_socket(lane);
@@ -80,7 +84,8 @@ void wc_lane_set_pace(wc_lane *lane, uint64_t rate)
     lane->pace = rate;
     uint64_t most = rate ? rate : UINT64_MAX;
     if (lane->fd >= 0)
-        setsockopt(lane->fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most); /* kinds of sockets that have no pace need none */
+        /* kinds of sockets that have no pace need none */
+        setsockopt(lane->fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most);
 }
 
 void wc_lane_attach_fd(wc_lane *lane, int fd)

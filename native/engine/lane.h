@@ -1,4 +1,5 @@
-/* Lanes: one socket each, the frames that are on their way out, and the one that is coming in. Its worker alone touches a lane. */
+/* Lanes: one socket each, the frames that are on their way out, and the one that is coming in. Its worker alone touches
+   a lane. */
 #ifndef WC_LANE_H
 #define WC_LANE_H
 
@@ -56,7 +57,7 @@ struct wc_lane {
     uint64_t info_at; /* ms */
 };
 
-/* lane.c */
+/* Lane.c */
 void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index);
 void wc_lane_destroy(wc_lane *lane);
 void wc_lane_attach_fd(wc_lane *lane, int fd);
@@ -68,16 +69,16 @@ void wc_lane_serve(wc_lane *lane, uint32_t events); /* what epoll says of it */
 void wc_lane_down(wc_lane *lane, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void wc_lane_resume(wc_lane *lane); /* looks again at the frame that waits, if one does */
 
-/* lane_send.c */
+/* Lane_send.c */
 void wc_lane_send(wc_lane *lane); /* may set its track's `more` */
 bool wc_frame_complete(const wc_part *part); /* whether all bytes of its next frame are here */
 void wc_lane_forget_tx(wc_lane *lane, const wc_work *work);
 
-/* lane_receive.c */
+/* Lane_receive.c */
 void wc_lane_receive(wc_lane *lane);
 void wc_lane_forget_rx(wc_lane *lane, const wc_work *work);
 
-/* match.c: what to do with the frame whose header has arrived. */
+/* Match.c: what to do with the frame whose header has arrived. */
 typedef enum { WC_ACCEPT, WC_DRAIN, WC_PARK, WC_DOWN } wc_verdict; /* ACCEPT: it is rx_part's. DOWN: the lane is */
 wc_verdict wc_match(wc_lane *lane);
 

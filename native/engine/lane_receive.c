@@ -127,8 +127,8 @@ static bool begin_frame(wc_lane *lane)
     return lane->fd >= 0;
 }
 
-/* One read: payload of the current frame, and the header after it. Returns the bytes read, 0 if the lane must wait or is
-   down. *full: everything asked for came, so there may be more. */
+/* One read: payload of the current frame, and the header after it. Returns the bytes read, 0 if the lane must wait or
+   is down. *full: everything asked for came, so there may be more. */
 static size_t read_once(wc_lane *lane, bool *full)
 {
     struct iovec iov[2];
@@ -198,7 +198,8 @@ void wc_lane_forget_rx(wc_lane *lane, const wc_work *work)
     const wc_part *part = lane->rx_part;
     if (!part || (work && part->work != work))
         return;
-    check(lane, part->action == WC_COPY ? wc_spot_at(part, part->to, part->cursor) : lane->rx_tail, lane->rx_tail_bytes);
+    const void *tail = part->action == WC_COPY ? wc_spot_at(part, part->to, part->cursor) : lane->rx_tail;
+    check(lane, tail, lane->rx_tail_bytes);
     lane->rx_tail_bytes = 0;
     lane->rx_part = NULL;
 }

@@ -1,4 +1,5 @@
-/* The sending half of a lane: frames of the parts that it has begun and of further ones, as far as the bytes that bound them are there. */
+/* The sending half of a lane: frames of the parts that it has begun and of further ones, as far as the bytes that bound
+   them are there. */
 #include "shared.h"
 
 #include <errno.h>

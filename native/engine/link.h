@@ -18,7 +18,8 @@ struct wc_link {
     wc_lane lanes[];
 };
 
-wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch); /* NULL: no memory */
+/* NULL: no memory */
+wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch);
 void wc_link_free(wc_link *link);
 void wc_link_unref(wc_link *link);
 wc_link *wc_link_find(const wc_engine *engine, uint64_t id); /* engine->mutex held */

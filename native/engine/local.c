@@ -1,4 +1,5 @@
-/* Local steps: parts that combine bytes which are here, slice by slice, as far as the parts that they come after have come. */
+/* Local steps: parts that combine bytes which are here, slice by slice, as far as the parts that they come after have
+   come. */
 #include "shared.h"
 
 #include <string.h>

@@ -9,17 +9,19 @@ static wc_verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *fra
     wc_part *part = wc_share_part(share, frame->number, frame->offset);
     if (!part || part->arrived) {
         wc_lane_down(lane, EPROTO, "protocol: step %u of seq %llu at offset %llu, %s", frame->number,
-                     (unsigned long long)frame->seq, (unsigned long long)frame->offset, part ? "which is here" : "expected none");
+                     (unsigned long long)frame->seq, (unsigned long long)frame->offset,
+                     part ? "which is here" : "expected none");
         return WC_DOWN;
     }
     if (part->lane && part->lane != lane) {
-        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, which lane %u has begun", (unsigned long long)frame->offset,
-                     (unsigned long long)frame->seq, part->lane->index);
+        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, which lane %u has begun",
+                     (unsigned long long)frame->offset, (unsigned long long)frame->seq, part->lane->index);
         return WC_DOWN;
     }
     if (frame->offset != part->cursor) {
-        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, expected %llu", (unsigned long long)frame->offset,
-                     (unsigned long long)frame->seq, (unsigned long long)part->cursor);
+        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, expected %llu",
+                     (unsigned long long)frame->offset, (unsigned long long)frame->seq,
+                     (unsigned long long)part->cursor);
         return WC_DOWN;
     }
     uint64_t most = wc_wire_bytes(part, part->cursor, part->end);
@@ -54,8 +56,8 @@ wc_verdict wc_match(wc_lane *lane)
     const wc_frame *frame = &lane->rx_frame;
     uint32_t limit = lane->worker->engine->config.segment;
     if (frame->magic != WC_FRAME_MAGIC || frame->version != WC_FRAME_VERSION || (frame->flags & ~WC_FLAG_CHECKSUM)) {
-        wc_lane_down(lane, EPROTO, "protocol: magic %08x version %u flags %02x, expected %08x %u", frame->magic, frame->version,
-                     frame->flags, WC_FRAME_MAGIC, WC_FRAME_VERSION);
+        wc_lane_down(lane, EPROTO, "protocol: magic %08x version %u flags %02x, expected %08x %u", frame->magic,
+                     frame->version, frame->flags, WC_FRAME_MAGIC, WC_FRAME_VERSION);
         return WC_DOWN;
     }
     if (frame->length > limit) {

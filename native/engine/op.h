@@ -15,7 +15,8 @@ struct wc_share {
     wc_part_list offered;    /* parts that no lane has begun, and whose first frame could leave */
     uint32_t offered_count;
     uint32_t unbegun;        /* parts to send that no lane has begun, offered or not */
-    uint32_t homes;          /* unbegun parts are meant for that many lanes of the link at most, from the op's first lane on */
+    /* unbegun parts are meant for that many lanes of the link at most, from the op's first lane on */
+    uint32_t homes;
     uint32_t numbers_count;
     const uint32_t *numbers; /* number of a step to receive -> 1 + its index, or 0 */
 };
@@ -27,7 +28,8 @@ typedef struct {
     uint64_t start, length;
 } wc_cuts;
 
-/* One attempt of an operation. Two counts: `unfinished` workers still touch its memory; `refs` keep this struct alive. */
+/* One attempt of an operation. Two counts: `unfinished` workers still touch its memory; `refs` keep this struct
+   alive. */
 struct wc_work {
     wc_op op;
     wc_work *next;                  /* in the engine's table; guarded by engine->mutex */
@@ -54,20 +56,21 @@ struct wc_work {
     uint32_t first_lane;            /* part 0 of each step is meant for it */
 };
 
-/* check.c */
+/* Check.c */
 bool wc_op_valid(const wc_engine *engine, const wc_op *op); /* engine->mutex held */
 uint64_t wc_block_raw(const wc_op *op); /* raw bytes of the codec's block; 1 without codec */
 
-/* cut.c: how an op is cut into parts, the same on both ends of every link. All with engine->mutex held. */
+/* Cut.c: how an op is cut into parts, the same on both ends of every link. All with engine->mutex held. */
 typedef struct {
     size_t parts, shares, numbers;
 } wc_cut_sizes;
 wc_cut_sizes wc_cut_sizes_of(wc_engine *engine, const wc_op *op);
-bool wc_cut(wc_engine *engine, wc_work *work); /* fills in shares and parts; false: two steps from one rank have the same number */
+/* Fills in shares and parts; false: two steps from one rank have the same number */
+bool wc_cut(wc_engine *engine, wc_work *work);
 /* To receive: the part of the share's op that holds this offset, or NULL. */
 wc_part *wc_share_part(wc_share *share, uint16_t number, uint64_t offset);
 
-/* op.c */
+/* Op.c */
 wc_work *wc_work_new(wc_engine *engine, const wc_op *op); /* NULL with errno; engine->mutex held */
 void wc_work_free(wc_engine *engine, wc_work *work);
 void wc_work_unref(wc_engine *engine, wc_work *work);

@@ -11,7 +11,8 @@ typedef struct {
 } wc_spot;
 
 struct wc_part {
-    wc_part *prev, *next;              /* in a list: its share's offered ones, a lane's begun ones, or the worker's local ones */
+    /* in a list: its share's offered ones, a lane's begun ones, or the worker's local ones */
+    wc_part *prev, *next;
     wc_part *after[WC_AFTER];          /* what bounds it, byte by byte */
     wc_part *dependents;               /* parts that it bounds */
     wc_part *next_dependent[WC_AFTER]; /* in the list of after[i] */
@@ -40,14 +41,17 @@ typedef struct {
 void wc_list_append(wc_part_list *list, wc_part *part);
 void wc_list_remove(wc_part_list *list, wc_part *part);
 
-uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to); /* of these raw bytes; `from` is at a block's boundary */
-size_t wc_grain(const wc_part *part); /* wire bytes that cannot be taken in by halves: an element, or a block of the codec */
+/* Of these raw bytes; `from` is at a block's boundary */
+uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to);
+/* Wire bytes that cannot be taken in by halves: an element, or a block of the codec */
+size_t wc_grain(const wc_part *part);
 uint8_t *wc_spot_at(const wc_part *part, wc_spot spot, uint64_t cursor);
 uint64_t wc_part_bound(const wc_part *part); /* how far the parts that it comes after let it go */
 void wc_part_final(wc_part *part, uint64_t from); /* bytes [from, cursor) of its result are: they enter the digest */
-void wc_part_moved(wc_part *part); /* its cursor has moved: whoever waits for that goes on. It must not be finished yet */
+/* Its cursor has moved: whoever waits for that goes on. It must not be finished yet */
+void wc_part_moved(wc_part *part);
 
-/* local.c: runs a local part for at most `limit` bytes. */
+/* Local.c: runs a local part for at most `limit` bytes. */
 void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit);
 
 #endif

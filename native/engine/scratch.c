@@ -1,4 +1,5 @@
-/* Scratch memory of ops: taken for one attempt, kept warm for the next one, since fresh pages cost more than the bytes in them. */
+/* Scratch memory of ops: taken for one attempt, kept warm for the next one, since fresh pages cost more than the bytes
+   in them. */
 #include "shared.h"
 
 #include <errno.h>

@@ -13,7 +13,8 @@ struct wc_engine {
     wc_config config;
     const wc_kernels *kernels;
     wc_events events;
-    pthread_mutex_t mutex;    /* guards the tables and the order of commands. Taken before a worker's or the events' mutex */
+    /* guards the tables and the order of commands. Taken before a worker's or the events' mutex */
+    pthread_mutex_t mutex;
     wc_link *links[WC_BUCKETS];
     wc_work *works[WC_BUCKETS];
     uint64_t cancels, posts;  /* numbers of commands; guarded by mutex */

@@ -1,8 +1,28 @@
-/* A track: lanes of one link that share what is to be sent. Whichever has room takes the next part, so a slow lane takes few.
+/* Tracks: how lanes share what is to be sent, and why nothing waits for ever.
 
-   Frames of an op that the other end has not posted yet wait in its socket, and so does all that follows them on that lane. Hence a lane carries
-   ops in ascending seq; and as long as parts of an op are not begun, the lanes that they are meant for do not go on to a later one. So there is
-   always a lane that can carry them, whatever the other end has posted. Among the parts of one op any order will do. */
+   A track is lanes of one link that one worker serves. Nobody hands a lane its work: lanes pull. Whichever has room
+   takes the next part whose first frame could leave, so a slow lane takes few and no estimate of speed is needed. Each
+   op under way has a share on the track: the parts that no lane has begun, offered as soon as the bytes of their first
+   frame are here. Of the oldest op a lane takes a part, at its first turn no more than an even number (fair_quota),
+   since the first lane to be asked would take all. What a lane has begun it carries to its end: frames of one part come
+   in order on one connection, and the other end needs to put nothing in order. Ops without turns are the exception:
+   their parts are for the lane that they are meant for, and for no other.
+
+   Why ascending seq. The other end takes no frame of an op that it has not posted: the frame waits in its socket, and
+   so does all that follows on that lane. Both ends post in the same order. So a lane never goes back to an earlier op
+   than it has begun (last_seq), and the frame at its head is always of the earliest op that it has anything of.
+
+   Why it does not jump ahead, either. As long as parts that are meant for a lane are not begun, or one that it has
+   begun is not done, it does not go on to a later op (meant_for), even if it has room and nothing is offered yet.
+   Otherwise all lanes could be filled with a later op, which the other end posts only when the earlier one has come
+   along: nobody could carry that one any more. So for the earliest unfinished op there is always a lane that can carry
+   each of its parts; by induction over seqs every op that both ends have posted ends. Within an op there is no such
+   order to keep: its steps wait for earlier steps only.
+
+   Threads. A track, its lanes, its shares and their parts belong to one worker, and nothing here takes a lock. Part p
+   of every step is on the same track, so what bounds a part is on its worker as well. `more` says that a lane has left
+   something that another could take: whoever set it sees to it that the lanes are asked again (wc_track_send), which
+   keeps the calls from nesting. */
 #include "shared.h"
 
 void wc_track_post(wc_track *track, wc_share *share)

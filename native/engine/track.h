@@ -16,10 +16,13 @@ struct wc_track {
 
 void wc_track_post(wc_track *track, wc_share *share);
 void wc_share_offer(wc_part *part); /* its first frame could leave: any lane may take it */
-void wc_track_send_part(wc_part *part); /* some of its bytes are here: if they make a frame and some lane has room, it leaves */
-wc_part *wc_track_take(wc_lane *lane, uint32_t *quota); /* a part that the lane begins, or NULL. quota: 0, or how many it may begin */
+/* Some of its bytes are here: if they make a frame and some lane has room, it leaves */
+void wc_track_send_part(wc_part *part);
+/* A part that the lane begins, or NULL. quota: 0, or how many it may begin */
+wc_part *wc_track_take(wc_lane *lane, uint32_t *quota);
 void wc_track_leave(wc_share *share); /* the op is over, or given up; no lane has any part of it */
-void wc_track_send(wc_track *track, uint32_t first); /* lanes that have room send what there is, in turns from lane `first` of the link on */
+/* Lanes that have room send what there is, in turns from lane `first` of the link on */
+void wc_track_send(wc_track *track, uint32_t first);
 void wc_track_go(wc_track *track); /* after commands: whatever can move, moves */
 void wc_track_forget(wc_track *track, wc_work *work); /* all that the op has there, or with NULL all of every op */
 void wc_track_set_epoch(wc_track *track, uint64_t epoch);

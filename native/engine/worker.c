@@ -50,7 +50,8 @@ static void drop_all(wc_engine *engine, wc_command *list)
     }
 }
 
-/* Ops given up by another worker may still be writing where this op will: it starts when all cancels before it are through. */
+/* Ops given up by another worker may still be writing where this op will: it starts when all cancels before it are
+   through. */
 static bool cancels_through(const wc_engine *engine, uint64_t number)
 {
     for (uint32_t i = 0; i < engine->config.workers; i++)

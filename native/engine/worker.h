@@ -13,7 +13,8 @@ struct wc_command {
     int type;
     int fd;
     uint32_t lane;
-    uint64_t number; /* EPOCH: the epoch; PACE: the rate; CANCEL: its number; POST: cancels that must be through before */
+    /* EPOCH: the epoch; PACE: the rate; CANCEL: its number; POST: cancels that must be through before */
+    uint64_t number;
     wc_link *link;
     wc_work *work;   /* holds a reference */
 };

@@ -17,7 +17,9 @@
 typedef float lanes __attribute__((vector_size(32)));
 static inline lanes half_load(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
 static inline void half_store(void *p, lanes v) { _mm_storeu_si128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
-static inline void codes_store(void *p, lanes a, lanes b, lanes c, lanes d) { /* the packs leave the halves of a, b, c, d one after the other */
+/* the packs leave the halves of a, b, c, d one after the other */
+static inline void codes_store(void *p, lanes a, lanes b, lanes c, lanes d)
+{
     const __m256i ab = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
     const __m256i cd = _mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);

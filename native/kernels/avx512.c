@@ -17,7 +17,9 @@
 typedef float lanes __attribute__((vector_size(64)));
 static inline lanes half_load(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
 static inline void half_store(void *p, lanes v) { _mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
-static inline void codes_store(void *p, lanes a, lanes b, lanes c, lanes d) { /* the packs leave the quarters of a, b, c, d one after the other */
+/* the packs leave the quarters of a, b, c, d one after the other */
+static inline void codes_store(void *p, lanes a, lanes b, lanes c, lanes d)
+{
     const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
     const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

@@ -45,19 +45,22 @@ typedef uint64_t u64u __attribute__((aligned(1), may_alias));
 #define BF16_NAN 0x7fc0u
 #define BF16_INF 0x7f80u
 
-static inline uint32_t f32_bits(float x) {
+static inline uint32_t f32_bits(float x)
+{
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-static inline float f32_from(uint32_t bits) {
+static inline float f32_from(uint32_t bits)
+{
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline uint64_t f64_bits(double x) {
+static inline uint64_t f64_bits(double x)
+{
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
@@ -67,20 +70,25 @@ static inline uint64_t f64_bits(double x) {
 static inline uint32_t f32_result(float x) { return x != x ? F32_NAN : f32_bits(x); }
 static inline uint64_t f64_result(double x) { return x != x ? F64_NAN : f64_bits(x); }
 
-/* Each of the two selections gives its second operand when they are equal: their bits differ only for zeros of unlike sign. */
-static inline uint32_t f32_min(float x, float y) {
+/* Each of the two selections gives its second operand when they are equal: their bits differ only for zeros of unlike
+   sign. */
+static inline uint32_t f32_min(float x, float y)
+{
     uint32_t bits = f32_bits(x < y ? x : y) | f32_bits(y < x ? y : x);
     return __builtin_isunordered(x, y) ? F32_NAN : bits;
 }
-static inline uint32_t f32_max(float x, float y) {
+static inline uint32_t f32_max(float x, float y)
+{
     uint32_t bits = f32_bits(x > y ? x : y) & f32_bits(y > x ? y : x);
     return __builtin_isunordered(x, y) ? F32_NAN : bits;
 }
-static inline uint64_t f64_min(double x, double y) {
+static inline uint64_t f64_min(double x, double y)
+{
     uint64_t bits = f64_bits(x < y ? x : y) | f64_bits(y < x ? y : x);
     return __builtin_isunordered(x, y) ? F64_NAN : bits;
 }
-static inline uint64_t f64_max(double x, double y) {
+static inline uint64_t f64_max(double x, double y)
+{
     uint64_t bits = f64_bits(x > y ? x : y) & f64_bits(y > x ? y : x);
     return __builtin_isunordered(x, y) ? F64_NAN : bits;
 }
@@ -130,7 +138,8 @@ REDUCE(f64_min_all, f64, u64, f64_min(x, y))
 REDUCE(f64_max_all, f64, u64, f64_max(x, y))
 AVERAGE(f64_average_all, f64, u64, double, divisor, f64_result((x + y) / by))
 
-/* Integers: sums and products in unsigned types, where wrapping is defined (16-bit ones in 32 bits, since C would promote them to int). */
+/* Integers: sums and products in unsigned types, where wrapping is defined (16-bit ones in 32 bits, since C would
+   promote them to int). */
 REDUCE(i8_sum_all, u8, u8, (u8)(x + y))
 REDUCE(i8_prod_all, u8, u8, (u8)(x * y))
 REDUCE(i16_sum_all, u16, u16, (u16)(x + y))
@@ -150,8 +159,9 @@ REDUCE(i32_max_all, i32, i32, x > y ? x : y)
 REDUCE(i64_min_all, i64, i64, x < y ? x : y)
 REDUCE(i64_max_all, i64, i64, x > y ? x : y)
 
-/* Floating-point division, then truncation, is exact here: a quotient that is no integer is at least 1/divisor away from one, and its rounding
-   error is smaller. 65536 gives zero for every 16-bit sum, as every larger divisor does, and is a float. */
+/* Floating-point division, then truncation, is exact here: a quotient that is no integer is at least 1/divisor away
+   from one, and its rounding error is smaller. 65536 gives zero for every 16-bit sum, as every larger divisor does, and
+   is a float. */
 #define AT_MOST_65536 (divisor < 65536 ? divisor : 65536)
 AVERAGE(i8_average_all, u8, i8, float, AT_MOST_65536, (i8)(i32)((float)(i8)(u8)(x + y) / by))
 AVERAGE(u8_average_all, u8, u8, float, AT_MOST_65536, (u8)(i32)((float)(u8)(x + y) / by))
@@ -159,19 +169,23 @@ AVERAGE(i16_average_all, u16, i16, float, AT_MOST_65536, (i16)(i32)((float)(i16)
 AVERAGE(i32_average_all, u32, i32, double, divisor, (i32)((double)(i32)(x + y) / by))
 AVERAGE(i64_average_all, u64, i64, i64, divisor, (i64)(x + y) / by)
 
-/* Half types, min and max: widening and rounding back changes no value, so the bits are compared as they are. The key of a half, a signed integer,
-   has the order of the floats, -0 before +0 and the NaNs at both ends; the key of a key is the half again. */
+/* Half types, min and max: widening and rounding back changes no value, so the bits are compared as they are. The key
+   of a half, a signed integer, has the order of the floats, -0 before +0 and the NaNs at both ends; the key of a key is
+   the half again. */
 static inline i16 half_key(i16 h) { return (i16)(h ^ ((i16)(h >> 15) & 0x7fff)); }
 #define KEY(h) half_key((i16)(h))
 #define LESSER(x, y) ((x) < (y) ? (x) : (y))
 #define GREATER(x, y) ((x) > (y) ? (x) : (y))
-static inline u16 half_select(i16 key, i16 least, i16 greatest, i16 infinity, u16 nan) {
+static inline u16 half_select(i16 key, i16 least, i16 greatest, i16 infinity, u16 nan)
+{
     return ((greatest > infinity) | (least < ~infinity)) ? nan : (u16)half_key(key);
 }
-static inline u16 half_min(i16 x, i16 y, i16 infinity, u16 nan) {
+static inline u16 half_min(i16 x, i16 y, i16 infinity, u16 nan)
+{
     return half_select(LESSER(x, y), LESSER(x, y), GREATER(x, y), infinity, nan);
 }
-static inline u16 half_max(i16 x, i16 y, i16 infinity, u16 nan) {
+static inline u16 half_max(i16 x, i16 y, i16 infinity, u16 nan)
+{
     return half_select(GREATER(x, y), LESSER(x, y), GREATER(x, y), infinity, nan);
 }
 REDUCE(f16_min_all, u16, u16, half_min(KEY(x), KEY(y), F16_INF, F16_NAN))
@@ -180,7 +194,9 @@ REDUCE(bf16_min_all, u16, u16, half_min(KEY(x), KEY(y), BF16_INF, BF16_NAN))
 REDUCE(bf16_max_all, u16, u16, half_max(KEY(x), KEY(y), BF16_INF, BF16_NAN))
 
 /* bfloat16, two elements in one 32-bit word: no lane ever changes its width, which vectorises best. */
-static inline u32 bf16_rounded(float x) { /* in the upper half; the lower half is rubbish */
+/* in the upper half; the lower half is rubbish */
+static inline u32 bf16_rounded(float x)
+{
     u32 bits = f32_result(x);
     return bits + 0x7fff + (bits >> 16 & 1);
 }
@@ -203,16 +219,18 @@ static inline u32 bf16_rounded(float x) { /* in the upper half; the lower half i
     }
 static void bf16_sum_all(void *dst, const void *va, const void *vb, size_t n) { BF16_LOOP(x + y) }
 static void bf16_prod_all(void *dst, const void *va, const void *vb, size_t n) { BF16_LOOP(x *y) }
-static void bf16_average_all(void *dst, const void *va, const void *vb, size_t n, uint32_t divisor) {
+static void bf16_average_all(void *dst, const void *va, const void *vb, size_t n, uint32_t divisor)
+{
     const float by = (float)divisor;
     BF16_LOOP((x + y) / by)
 }
 
-/* float16 without instructions for it (after F. Giesen, "float->half variants", 2012, public domain). All cases are computed and masks choose: a
-   compiler may not move float operations over a branch, so it would not vectorise one. */
+/* float16 without instructions for it (after F. Giesen, "float->half variants", 2012, public domain). All cases are
+   computed and masks choose: a compiler may not move float operations over a branch, so it would not vectorise one. */
 static inline u32 less(u32 a, u32 b) { return (u32)((i32)(a - b) >> 31); } /* all bits if a < b, else none; both below 2^31 */
 static inline u32 choose(u32 mask, u32 yes, u32 no) { return no ^ ((yes ^ no) & mask); }
-static inline float f16_widened(u16 h) {
+static inline float f16_widened(u16 h)
+{
     const u32 size = (u32)(h & 0x7fff) << 13;
     const u32 normal = size + ((127 - 15) << 23);
     const u32 special = normal + ((128 - 16) << 23);
@@ -220,7 +238,8 @@ static inline float f16_widened(u16 h) {
     const u32 bits = choose(less(size, 1 << 23), denormal, choose(less(size, 31 << 23), normal, special));
     return f32_from(bits | (u32)(h & 0x8000) << 16);
 }
-static inline u16 f16_rounded(float x) {
+static inline u16 f16_rounded(float x)
+{
     const u32 bits = f32_bits(x), sign = bits & 0x80000000u, size = bits ^ sign;
     const u32 nan = less(0x7f800000u, size);
     /* Adding 0.5 makes the float addition round at the denormals' last place. */
@@ -231,7 +250,8 @@ static inline u16 f16_rounded(float x) {
     return (u16)choose(nan, F16_NAN, half);
 }
 #if defined(HALF_LANES)
-static inline lanes lanes_result(lanes x) {
+static inline lanes lanes_result(lanes x)
+{
     typedef i32 masks __attribute__((vector_size(sizeof(lanes))));
     const masks nan = (masks)(x != x);
     return (lanes)(((masks)x & ~nan) | (nan & (i32)F32_NAN));
@@ -255,7 +275,8 @@ static inline lanes lanes_result(lanes x) {
     }
 static void f16_sum_all(void *dst, const void *va, const void *vb, size_t n) { F16_LOOP(x + y) }
 static void f16_prod_all(void *dst, const void *va, const void *vb, size_t n) { F16_LOOP(x *y) }
-static void f16_average_all(void *dst, const void *va, const void *vb, size_t n, uint32_t divisor) {
+static void f16_average_all(void *dst, const void *va, const void *vb, size_t n, uint32_t divisor)
+{
     const float by = (float)divisor;
     F16_LOOP((x + y) / by)
 }

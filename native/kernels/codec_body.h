@@ -1,4 +1,5 @@
-/* Codecs of whole tensors: cuts them into groups and converts dtypes. body.h includes this once for each instruction set. */
+/* Codecs of whole tensors: cuts them into groups and converts dtypes. body.h includes this once for each instruction
+   set. */
 
 #include "codec_groups.h"
 
@@ -7,15 +8,18 @@ typedef void decode_group_fn(f32u *out, const u8u *coded);
 typedef void add_group_fn(f32u *out, const f32u *a, const u8u *coded);
 
 /* n elements of src as floats, and zeros up to a group. */
-INLINE void load_floats(int dtype, float *restrict x, const void *src, size_t n) {
+INLINE void load_floats(int dtype, float *restrict x, const void *src, size_t n)
+{
     size_t i = 0;
     if (dtype == WC_F32) {
         memcpy(x, src, n * sizeof *x);
         i = n;
     } else if (dtype == WC_F64) {
-        for (; i < n; i++) x[i] = (float)((const f64u *)src)[i];
+        for (; i < n; i++)
+            x[i] = (float)((const f64u *)src)[i];
     } else if (dtype == WC_BF16) {
-        for (; i < n; i++) x[i] = f32_from((u32)((const u16u *)src)[i] << 16);
+        for (; i < n; i++)
+            x[i] = f32_from((u32)((const u16u *)src)[i] << 16);
     } else {
 #if defined(HALF_LANES)
         for (; i + HALF_LANES <= n; i += HALF_LANES) {
@@ -23,20 +27,25 @@ INLINE void load_floats(int dtype, float *restrict x, const void *src, size_t n)
             memcpy(x + i, &v, sizeof v);
         }
 #endif
-        for (; i < n; i++) x[i] = f16_widened(((const u16u *)src)[i]);
+        for (; i < n; i++)
+            x[i] = f16_widened(((const u16u *)src)[i]);
     }
-    for (; i < GROUP; i++) x[i] = 0;
+    for (; i < GROUP; i++)
+        x[i] = 0;
 }
 
 /* n floats, their NaNs canonical, as elements of dst. */
-INLINE void store_floats(int dtype, void *dst, const float *restrict x, size_t n) {
+INLINE void store_floats(int dtype, void *dst, const float *restrict x, size_t n)
+{
     size_t i = 0;
     if (dtype == WC_F32) {
         memcpy(dst, x, n * sizeof *x);
     } else if (dtype == WC_F64) {
-        for (; i < n; i++) ((f64u *)dst)[i] = x[i];
+        for (; i < n; i++)
+            ((f64u *)dst)[i] = x[i];
     } else if (dtype == WC_BF16) {
-        for (; i < n; i++) ((u16u *)dst)[i] = (u16)(bf16_rounded(x[i]) >> 16);
+        for (; i < n; i++)
+            ((u16u *)dst)[i] = (u16)(bf16_rounded(x[i]) >> 16);
     } else {
 #if defined(HALF_LANES)
         for (; i + HALF_LANES <= n; i += HALF_LANES) {
@@ -45,7 +54,8 @@ INLINE void store_floats(int dtype, void *dst, const float *restrict x, size_t n
             half_store((u16u *)dst + i, v);
         }
 #endif
-        for (; i < n; i++) ((u16u *)dst)[i] = f16_rounded(x[i]);
+        for (; i < n; i++)
+            ((u16u *)dst)[i] = f16_rounded(x[i]);
     }
 }
 
@@ -54,7 +64,8 @@ INLINE size_t coded_size(wc_codec_block block, size_t n) { return (n + block.ele
 
 enum { GROUP_BYTES = GROUP / BLOCK * FP16_BYTES }; /* the most that a coded group takes */
 
-INLINE void encode_all(int dtype, wc_codec_block block, encode_group_fn *group, void *dst, const void *src, size_t n, const wc_noise *noise) {
+INLINE void encode_all(int dtype, wc_codec_block block, encode_group_fn *group, void *dst, const void *src, size_t n, const wc_noise *noise)
+{
     const size_t size = element_size(dtype), step = coded_size(block, GROUP);
     const uint8_t *from = src;
     u8u *to = dst;
@@ -63,7 +74,8 @@ INLINE void encode_all(int dtype, wc_codec_block block, encode_group_fn *group, 
     for (size_t i = 0; i < n; i += GROUP, from += GROUP * size, to += step) {
         const u32 *random = noise == NULL ? NULL : random_group(room, noise->key, noise->first + i);
         if (n - i >= GROUP) {
-            if (dtype != WC_F32) load_floats(dtype, x, from, GROUP);
+            if (dtype != WC_F32)
+                load_floats(dtype, x, from, GROUP);
             group(to, dtype == WC_F32 ? (const f32u *)from : x, random);
         } else {
             uint8_t coded[GROUP_BYTES];
@@ -74,22 +86,26 @@ INLINE void encode_all(int dtype, wc_codec_block block, encode_group_fn *group, 
     }
 }
 
-INLINE void decode_last(wc_codec_block block, decode_group_fn *group, float *x, const u8u *coded, size_t n) {
+INLINE void decode_last(wc_codec_block block, decode_group_fn *group, float *x, const u8u *coded, size_t n)
+{
     uint8_t padded[GROUP_BYTES] = {0};
     memcpy(padded, coded, coded_size(block, n));
     group(x, padded);
 }
 
-INLINE void decode_all(int dtype, wc_codec_block block, decode_group_fn *group, void *dst, const void *coded, size_t n) {
+INLINE void decode_all(int dtype, wc_codec_block block, decode_group_fn *group, void *dst, const void *coded, size_t n)
+{
     const size_t size = element_size(dtype), step = coded_size(block, GROUP);
     const u8u *from = coded;
     uint8_t *to = dst;
     float x[GROUP];
     for (; n >= GROUP; n -= GROUP, from += step, to += GROUP * size) {
         group(dtype == WC_F32 ? (f32u *)to : x, from);
-        if (dtype != WC_F32) store_floats(dtype, to, x, GROUP);
+        if (dtype != WC_F32)
+            store_floats(dtype, to, x, GROUP);
     }
-    if (n == 0) return;
+    if (n == 0)
+        return;
     decode_last(block, group, x, from, n);
     store_floats(dtype, to, x, n);
 }
@@ -97,7 +113,8 @@ INLINE void decode_all(int dtype, wc_codec_block block, decode_group_fn *group, 
 enum { PIECE = 2 * GROUP }; /* elements decoded before they are added: they stay in the first cache */
 
 INLINE void accumulate_all(int dtype, wc_codec_block block, decode_group_fn *group, add_group_fn *add, wc_reduce_fn sum, void *dst, const void *a,
-                           const void *coded, size_t n) {
+                           const void *coded, size_t n)
+{
     const size_t size = element_size(dtype);
     const uint8_t *other = a;
     const u8u *from = coded;
@@ -116,7 +133,8 @@ INLINE void accumulate_all(int dtype, wc_codec_block block, decode_group_fn *gro
 
 enum { SUMS = 16 }; /* side by side, so that vectors of any width add in the same order */
 
-INLINE void error_all(int dtype, wc_codec_block block, decode_group_fn *group, const void *src, const void *coded, size_t n, double *error, double *norm) {
+INLINE void error_all(int dtype, wc_codec_block block, decode_group_fn *group, const void *src, const void *coded, size_t n, double *error, double *norm)
+{
     const size_t size = element_size(dtype), step = coded_size(block, GROUP);
     double errors[SUMS] = {0}, norms[SUMS] = {0};
     for (size_t at = 0; at < n; at += GROUP) {
@@ -128,7 +146,8 @@ INLINE void error_all(int dtype, wc_codec_block block, decode_group_fn *group, c
         decode_all(dtype, block, group, decoded, (const u8u *)coded + at / GROUP * step, count);
         load_floats(dtype, y, decoded, count);
         load_floats(dtype, x, from, count);
-        if (dtype == WC_F64) memcpy(wide, from, count * size);
+        if (dtype == WC_F64)
+            memcpy(wide, from, count * size);
         INDEPENDENT for (int i = 0; i < GROUP; i += SUMS) {
             for (int k = 0; k < SUMS; k++) {
                 const double value = dtype == WC_F64 ? wide[i + k] : (double)x[i + k];

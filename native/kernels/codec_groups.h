@@ -1,5 +1,5 @@
-/* The codecs' formats, in plain C, GROUP float32 elements at a time. They are described in docs/numbers.md, "Codecs". codec_body.h
-   includes this and makes whole tensors of it. */
+/* The codecs' formats, in plain C, GROUP float32 elements at a time. They are described in docs/numbers.md, "Codecs".
+   codec_body.h includes this and makes whole tensors of it. */
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "scales and codes are written as they lie in memory");
 
@@ -23,19 +23,24 @@ INLINE i32 magnitude(float x) { return (i32)(f32_bits(x) & 0x7fffffffu); }
 INLINE u32 joined(const f32u *a, int i, float decoded) { return f32_result(a == NULL ? decoded : a[i] + decoded); }
 
 /* The greatest magnitude, as bits; that of a NaN is above that of infinity. */
-INLINE i32 greatest_of(const f32u *x, const int count) {
+INLINE i32 greatest_of(const f32u *x, const int count)
+{
     i32 most = 0;
-    for (int i = 0; i < count; i++) most = GREATER(most, magnitude(x[i]));
+    for (int i = 0; i < count; i++)
+        most = GREATER(most, magnitude(x[i]));
     return most;
 }
 
 /* A copy in which zeros stand for infinities and NaNs. */
-INLINE void finite_of(float *restrict finite, const f32u *x, int count) {
-    for (int i = 0; i < count; i++) finite[i] = magnitude(x[i]) < F32_INF ? x[i] : 0;
+INLINE void finite_of(float *restrict finite, const f32u *x, int count)
+{
+    for (int i = 0; i < count; i++)
+        finite[i] = magnitude(x[i]) < F32_INF ? x[i] : 0;
 }
 
 #if defined(HALF_LANES)
-INLINE lanes lanes_load(const f32u *x) {
+INLINE lanes lanes_load(const f32u *x)
+{
     lanes v;
     memcpy(&v, x, sizeof v);
     return v;
@@ -44,13 +49,16 @@ INLINE void lanes_store(f32u *x, lanes v) { memcpy(x, &v, sizeof v); }
 #endif
 
 INLINE void put_scale(u8u *coded, float scale) { memcpy(coded, &scale, sizeof scale); }
-INLINE float get_scale(const u8u *coded) {
+INLINE float get_scale(const u8u *coded)
+{
     float scale;
     memcpy(&scale, coded, sizeof scale);
     return scale;
 }
 
-/* ---- random bits: Philox4x32-7 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) --------------------------- */
+/* ---- random bits: Philox4x32-7 ----------------------------------------------------------------------------------- */
+
+/* Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011. */
 
 #define PHILOX_ROUND                                                                            \
     {                                                                                           \
@@ -63,8 +71,10 @@ INLINE float get_scale(const u8u *coded) {
         k1 += 0xbb67ae85u;                                                                      \
     }
 
-/* The random words of the elements of one line: word w of counter 16 * line + lane belongs to element 64 * line + 16 * w + lane. */
-static __attribute__((noinline)) void random_line(u32 *restrict out, u64 key, u64 line) {
+/* The random words of the elements of one line: word w of counter 16 * line + lane belongs to element 64 * line + 16 *
+   w + lane. */
+static __attribute__((noinline)) void random_line(u32 *restrict out, u64 key, u64 line)
+{
     const u32 low = (u32)(line << 4), high = (u32)(line >> 28);
     INDEPENDENT for (u32 lane = 0; lane < RANDOM_LINE / 4; lane++) {
         u32 c0 = low | lane, c1 = high, c2 = 0, c3 = 0, k0 = (u32)key, k1 = (u32)(key >> 32);
@@ -77,35 +87,41 @@ static __attribute__((noinline)) void random_line(u32 *restrict out, u64 key, u6
 }
 
 /* One word for each of the GROUP elements from `first`. room holds GROUP + RANDOM_LINE words; the result lies in it. */
-INLINE const u32 *random_group(u32 *room, u64 key, u64 first) {
+INLINE const u32 *random_group(u32 *room, u64 key, u64 first)
+{
     const u32 skip = (u32)(first % RANDOM_LINE);
     for (u32 k = 0; k < GROUP + (skip ? RANDOM_LINE : 0); k += RANDOM_LINE)
         random_line(room + k, key, first / RANDOM_LINE + k / RANDOM_LINE);
     return room + skip;
 }
 
-/* ---- bf16 ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- bf16 ------------------------------------------------------------------------------------------------------- */
 
-static void bf16_encode_group(u8u *coded, const f32u *x, const u32 *random) {
+static void bf16_encode_group(u8u *coded, const f32u *x, const u32 *random)
+{
     u16u *out = (u16u *)coded;
     if (random == NULL) {
         INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = (u16)(bf16_rounded(x[i]) >> 16);
-    } else { /* a carry out of the mantissa reaches infinity at most; infinity itself stays, since its lower half is zero */
+    /* a carry out of the mantissa reaches infinity at most; infinity itself stays, since its lower half is zero */
+    } else {
         INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = (u16)((f32_result(x[i]) + (random[i] >> 16)) >> 16);
     }
 }
 
-INLINE void bf16_group(f32u *out, const f32u *a, const u8u *coded) {
+INLINE void bf16_group(f32u *out, const f32u *a, const u8u *coded)
+{
     const u16u *in = (const u16u *)coded;
     INDEPENDENT for (int i = 0; i < GROUP; i++) ((u32u *)out)[i] = joined(a, i, f32_from((u32)in[i] << 16));
 }
 
-/* ---- fp16: scale, halves ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- fp16: scale, halves ---------------------------------------------------------------------------------------- */
 
 /* Toward zero or away from it, with a chance that is the distance. v is at most 2^15, infinite or NaN. */
-INLINE u16 f16_rounded_at_random(float v, u32 random) {
+INLINE u16 f16_rounded_at_random(float v, u32 random)
+{
     const u32 bits = f32_bits(v), size = bits & 0x7fffffffu;
-    const float scaled = f32_from(choose(less(size, 113u << 23), size, 0)) * 16777216.0f; /* denormals: a place is 2^-24 */
+    /* denormals: a place is 2^-24 */
+    const float scaled = f32_from(choose(less(size, 113u << 23), size, 0)) * 16777216.0f;
     const i32 whole = (i32)scaled;
     const u32 up = (float)(random >> 8) * 0x1p-24f < scaled - (float)whole;
     const u32 normal = (size - ((127u - 15) << 23) + (random >> 19)) >> 13;
@@ -115,7 +131,8 @@ INLINE u16 f16_rounded_at_random(float v, u32 random) {
 }
 
 /* A power of two, so that dividing by it is exact, and the greatest finite magnitude comes to lie below 2^15. */
-INLINE u32 power_below(const f32u *x) {
+INLINE u32 power_below(const f32u *x)
+{
     i32 most = greatest_of(x, BLOCK);
     if (__builtin_expect(most >= F32_INF, 0)) {
         float finite[BLOCK];
@@ -126,7 +143,8 @@ INLINE u32 power_below(const f32u *x) {
     return (u32)GREATER(exponent, 1);
 }
 
-static void fp16_encode_group(u8u *coded, const f32u *x, const u32 *random) {
+static void fp16_encode_group(u8u *coded, const f32u *x, const u32 *random)
+{
     for (int at = 0; at < GROUP; at += BLOCK, coded += FP16_BYTES, x += BLOCK) {
         const u32 power = power_below(x);
         const float inverse = f32_from((254 - power) << 23);
@@ -137,14 +155,16 @@ static void fp16_encode_group(u8u *coded, const f32u *x, const u32 *random) {
             continue;
         }
 #if defined(HALF_LANES)
-        for (int i = 0; i < BLOCK; i += HALF_LANES) half_store(out + i, lanes_result(lanes_load(x + i) * inverse));
+        for (int i = 0; i < BLOCK; i += HALF_LANES)
+            half_store(out + i, lanes_result(lanes_load(x + i) * inverse));
 #else
         INDEPENDENT for (int i = 0; i < BLOCK; i++) out[i] = f16_rounded(x[i] * inverse);
 #endif
     }
 }
 
-INLINE void fp16_group(f32u *out, const f32u *a, const u8u *coded) {
+INLINE void fp16_group(f32u *out, const f32u *a, const u8u *coded)
+{
     for (int at = 0; at < GROUP; at += BLOCK, coded += FP16_BYTES) {
         const u16u *in = (const u16u *)(coded + 4);
         const float scale = get_scale(coded);
@@ -159,18 +179,21 @@ INLINE void fp16_group(f32u *out, const f32u *a, const u8u *coded) {
     }
 }
 
-/* ---- int8 and int4: scale, codes -------------------------------------------------------------------------------------------------------------- */
+/* ---- int8 and int4: scale, codes -------------------------------------------------------------------------------- */
 
-/* Blocks whose greatest magnitude has bits from LEAST_PLAIN on, and is not the greatest float, need no care for the ends of the exponents. */
+/* Blocks whose greatest magnitude has bits from LEAST_PLAIN on, and is not the greatest float, need no care for the
+   ends of the exponents. */
 #define LEAST_PLAIN_SCALE 0x1p-100f
 enum { LEAST_PLAIN = (127 - 90) << 23 };
 
 /* To nearest even. Adding 1.5 x 2^23 leaves the rounded integer in the low bits of the mantissa. */
 INLINE i8 nearest(float q) { return (i8)f32_bits(q + 0x1.8p23f); }
 
-/* What one step of a code is worth, for a block whose greatest magnitude has the bits `most`. A scale that is denormal is rounded up, so that no
-   element exceeds the limit by more than rounding; one that would make the greatest code infinite is rounded down. */
-INLINE float block_scale(i32 most, int limit) {
+/* What one step of a code is worth, for a block whose greatest magnitude has the bits `most`. A scale that is denormal
+   is rounded up, so that no element exceeds the limit by more than rounding; one that would make the greatest code
+   infinite is rounded down. */
+INLINE float block_scale(i32 most, int limit)
+{
     const float greatest = f32_from((u32)most), scale = greatest / (float)limit;
     const i32 bits = (i32)f32_bits(scale);
     if (__builtin_expect(bits < F32_LEAST_NORMAL || most == F32_INF - 1, 0)) {
@@ -181,7 +204,8 @@ INLINE float block_scale(i32 most, int limit) {
 }
 
 /* Codes of x / scale, to nearest even. An element can exceed the limit by rounding errors only, so no code does. */
-INLINE void nearest_codes(i8 *restrict codes, const f32u *x, int count, float scale) {
+INLINE void nearest_codes(i8 *restrict codes, const f32u *x, int count, float scale)
+{
     /* The reciprocal of a tiny scale would be infinite: both are moved up by an exact power of two. */
     const float lift = scale < LEAST_PLAIN_SCALE ? 0x1p64f : 1, inverse = scale > 0 ? 1 / (scale * lift) : 0;
     INDEPENDENT for (int i = 0; i < count; i++) codes[i] = nearest(x[i] * lift * inverse);
@@ -190,7 +214,8 @@ INLINE void nearest_codes(i8 *restrict codes, const f32u *x, int count, float sc
 INLINE i8 clamped(i32 code, int limit) { return (i8)(code > limit ? limit : code < -limit ? -limit : code); }
 
 /* Down or up, with a chance that is the distance. */
-INLINE void random_codes(i8 *restrict codes, const f32u *x, const u32 *random, int count, int limit, float scale) {
+INLINE void random_codes(i8 *restrict codes, const f32u *x, const u32 *random, int count, int limit, float scale)
+{
     const float divisor = scale > 0 ? scale : 1;
     INDEPENDENT for (int i = 0; i < count; i++) {
         const float q = x[i] / divisor;
@@ -199,7 +224,8 @@ INLINE void random_codes(i8 *restrict codes, const f32u *x, const u32 *random, i
     }
 }
 
-INLINE float finite_codes(i8 *restrict codes, const f32u *x, const u32 *random, int count, int limit) {
+INLINE float finite_codes(i8 *restrict codes, const f32u *x, const u32 *random, int count, int limit)
+{
     const float scale = block_scale(greatest_of(x, count), limit);
     if (random == NULL)
         nearest_codes(codes, x, count, scale);
@@ -208,26 +234,33 @@ INLINE float finite_codes(i8 *restrict codes, const f32u *x, const u32 *random, 
     return scale;
 }
 
-/* The codes of any block, and its scale. Infinities and NaNs are flagged by the sign of the scale, and the codes at the ends mean them. */
-static __attribute__((noinline)) float any_codes(i8 *codes, const f32u *x, const u32 *random, int count, int limit) {
-    if (greatest_of(x, count) < F32_INF) return finite_codes(codes, x, random, count, limit);
+/* The codes of any block, and its scale. Infinities and NaNs are flagged by the sign of the scale, and the codes at the
+   ends mean them. */
+static __attribute__((noinline)) float any_codes(i8 *codes, const f32u *x, const u32 *random, int count, int limit)
+{
+    if (greatest_of(x, count) < F32_INF)
+        return finite_codes(codes, x, random, count, limit);
     float finite[BLOCK];
     finite_of(finite, x, count);
     const float scale = finite_codes(codes, finite, random, count, limit - 1);
     for (int i = 0; i < count; i++) {
-        if (magnitude(x[i]) == F32_INF) codes[i] = (i8)(x[i] > 0 ? limit : -limit);
-        if (magnitude(x[i]) > F32_INF) codes[i] = (i8)(-limit - 1);
+        if (magnitude(x[i]) == F32_INF)
+            codes[i] = (i8)(x[i] > 0 ? limit : -limit);
+        if (magnitude(x[i]) > F32_INF)
+            codes[i] = (i8)(-limit - 1);
     }
     return -scale;
 }
 
-/* Codes and scales of a group of blocks of `count` elements; the codes of the blocks lie `stride` apart. Blocks with the ends of the exponents,
-   and stochastic rounding, are rarer: there blocks are done one by one. */
-INLINE void group_codes(i8 *codes, const int stride, float *scales, const f32u *x, const u32 *random, const int count, const int limit) {
+/* Codes and scales of a group of blocks of `count` elements; the codes of the blocks lie `stride` apart. Blocks with
+   the ends of the exponents, and stochastic rounding, are rarer: there blocks are done one by one. */
+INLINE void group_codes(i8 *codes, const int stride, float *scales, const f32u *x, const u32 *random, const int count, const int limit)
+{
     const int blocks = GROUP / count;
     i32 most[GROUP / INT4_BLOCK], rare = random != NULL;
     float inverse[GROUP / INT4_BLOCK];
-    for (int b = 0; b < blocks; b++) most[b] = greatest_of(x + b * count, count);
+    for (int b = 0; b < blocks; b++)
+        most[b] = greatest_of(x + b * count, count);
     for (int b = 0; b < blocks; b++) {
         scales[b] = f32_from((u32)most[b]) / (float)limit;
         inverse[b] = 1 / (scales[b] > 0 ? scales[b] : 1);
@@ -249,17 +282,22 @@ INLINE void group_codes(i8 *codes, const int stride, float *scales, const f32u *
 #endif
 }
 
-static __attribute__((noinline)) void decode_flagged(f32u *out, const f32u *a, const i8u *codes, int count, int limit, float scale) {
+static __attribute__((noinline)) void decode_flagged(f32u *out, const f32u *a, const i8u *codes, int count, int limit, float scale)
+{
     for (int i = 0; i < count; i++) {
         float decoded = (float)codes[i] * -scale;
-        if (codes[i] == limit) decoded = f32_from(F32_INF);
-        if (codes[i] == -limit) decoded = -f32_from(F32_INF);
-        if (codes[i] == -limit - 1) decoded = f32_from(F32_NAN);
+        if (codes[i] == limit)
+            decoded = f32_from(F32_INF);
+        if (codes[i] == -limit)
+            decoded = -f32_from(F32_INF);
+        if (codes[i] == -limit - 1)
+            decoded = f32_from(F32_NAN);
         ((u32u *)out)[i] = joined(a, i, decoded);
     }
 }
 
-INLINE void decode_block(f32u *out, const f32u *a, const i8u *codes, const int count, const int limit, float scale) {
+INLINE void decode_block(f32u *out, const f32u *a, const i8u *codes, const int count, const int limit, float scale)
+{
     if (__builtin_expect(f32_bits(scale) >> 31, 0)) {
         decode_flagged(out, a, codes, count, limit, scale);
     } else {
@@ -267,39 +305,46 @@ INLINE void decode_block(f32u *out, const f32u *a, const i8u *codes, const int c
     }
 }
 
-static void int8_encode_group(u8u *coded, const f32u *x, const u32 *random) {
+static void int8_encode_group(u8u *coded, const f32u *x, const u32 *random)
+{
     float scales[GROUP / BLOCK];
     group_codes((i8 *)coded + 4, INT8_BYTES, scales, x, random, BLOCK, 127);
-    for (int b = 0; b < GROUP / BLOCK; b++) put_scale(coded + b * INT8_BYTES, scales[b]);
+    for (int b = 0; b < GROUP / BLOCK; b++)
+        put_scale(coded + b * INT8_BYTES, scales[b]);
 }
 
-INLINE void int8_group(f32u *out, const f32u *a, const u8u *coded) {
+INLINE void int8_group(f32u *out, const f32u *a, const u8u *coded)
+{
     for (int at = 0; at < GROUP; at += BLOCK, coded += INT8_BYTES)
         decode_block(out + at, a == NULL ? NULL : a + at, (const i8u *)coded + 4, BLOCK, 127, get_scale(coded));
 }
 
 /* Two codes lie in a byte, the first one in the lower half: as 16-bit words, two bytes become one. */
-static void int4_encode_group(u8u *coded, const f32u *x, const u32 *random) {
+static void int4_encode_group(u8u *coded, const f32u *x, const u32 *random)
+{
     float scales[GROUP / INT4_BLOCK];
     i8 codes[GROUP];
     u16 pairs[GROUP / 2];
     u8 bytes[GROUP / 2];
     group_codes(codes, INT4_BLOCK, scales, x, random, INT4_BLOCK, 7);
     memcpy(pairs, codes, sizeof pairs);
-    for (int i = 0; i < GROUP / 2; i++) bytes[i] = (u8)((pairs[i] & 0x0f) | (pairs[i] >> 4 & 0xf0));
+    for (int i = 0; i < GROUP / 2; i++)
+        bytes[i] = (u8)((pairs[i] & 0x0f) | (pairs[i] >> 4 & 0xf0));
     for (int b = 0; b < GROUP / INT4_BLOCK; b++) {
         put_scale(coded + b * INT4_BYTES, scales[b]);
         memcpy(coded + b * INT4_BYTES + 4, bytes + b * INT4_BLOCK / 2, INT4_BLOCK / 2);
     }
 }
 
-INLINE void int4_group(f32u *out, const f32u *a, const u8u *coded) {
+INLINE void int4_group(f32u *out, const f32u *a, const u8u *coded)
+{
     for (int at = 0; at < GROUP; at += INT4_BLOCK, coded += INT4_BYTES) {
         u16 pairs[INT4_BLOCK / 2];
         i8 codes[INT4_BLOCK];
         INDEPENDENT for (int i = 0; i < INT4_BLOCK / 2; i++) pairs[i] = (u16)((coded[4 + i] | coded[4 + i] << 4) & 0x0f0f);
         memcpy(codes, pairs, sizeof codes);
-        for (int i = 0; i < INT4_BLOCK; i++) codes[i] = (i8)((codes[i] ^ 8) - 8); /* the sign of four bits */
+        for (int i = 0; i < INT4_BLOCK; i++)
+            codes[i] = (i8)((codes[i] ^ 8) - 8); /* the sign of four bits */
         decode_block(out + at, a == NULL ? NULL : a + at, codes, INT4_BLOCK, 7, get_scale(coded));
     }
 }

@@ -22,13 +22,16 @@ static wc_kernels tables[3]; /* those that this CPU can run, the best first, "ge
 static int tables_count;
 static const wc_kernels *chosen;
 
-static const wc_kernels *find(const char *name) {
+static const wc_kernels *find(const char *name)
+{
     for (int i = 0; i < tables_count; i++)
-        if (strcmp(tables[i].name, name) == 0) return &tables[i];
+        if (strcmp(tables[i].name, name) == 0)
+            return &tables[i];
     return NULL;
 }
 
-static void choose(void) {
+static void choose(void)
+{
     wc_crc32c_init();
 #if defined(__x86_64__)
     /* The compiler's check includes the operating system's support of the wide registers. */
@@ -47,48 +50,56 @@ static void choose(void) {
             table->crc32c = wc_crc32c_vpclmul;
         }
     }
-    if (avx2) tables[tables_count++] = wc_kernels_avx2;
+    if (avx2)
+        tables[tables_count++] = wc_kernels_avx2;
 #elif defined(__aarch64__)
     wc_kernels *table = &tables[tables_count++];
     *table = wc_kernels_neon;
-    if (getauxval(AT_HWCAP) & HWCAP_CRC32) table->crc32c = wc_crc32c_armv8;
+    if (getauxval(AT_HWCAP) & HWCAP_CRC32)
+        table->crc32c = wc_crc32c_armv8;
 #endif
     tables[tables_count++] = wc_kernels_generic;
     const char *wanted = getenv("WANCOLL_CPU");
     chosen = wanted != NULL && *wanted != '\0' ? find(wanted) : &tables[0];
 }
 
-const wc_kernels *wc_kernels_default(void) {
+const wc_kernels *wc_kernels_default(void)
+{
     pthread_once(&once, choose);
     return chosen;
 }
 
-const wc_kernels *wc_kernels_named(const char *name) {
+const wc_kernels *wc_kernels_named(const char *name)
+{
     pthread_once(&once, choose);
     return find(name);
 }
 
-size_t wc_dtype_size(int dtype) {
+size_t wc_dtype_size(int dtype)
+{
     static const size_t sizes[WC_DTYPES] = {
         [WC_F32] = 4, [WC_F64] = 8, [WC_F16] = 2, [WC_BF16] = 2, [WC_I8] = 1, [WC_I16] = 2, [WC_I32] = 4, [WC_I64] = 8, [WC_U8] = 1};
     return dtype >= 0 && dtype < WC_DTYPES ? sizes[dtype] : 0;
 }
 
-wc_codec_block wc_codec_shape(int codec) {
+wc_codec_block wc_codec_shape(int codec)
+{
     static const wc_codec_block shapes[WC_CODECS] = {
         [WC_CODEC_BF16] = {1, 2}, [WC_CODEC_FP16] = {128, 260}, [WC_CODEC_INT8] = {128, 132}, [WC_CODEC_INT4] = {32, 20}};
     return codec >= 0 && codec < WC_CODECS ? shapes[codec] : (wc_codec_block){0, 0};
 }
 
 #if defined(__x86_64__)
-uint64_t wc_fpenv_enter(void) {
+uint64_t wc_fpenv_enter(void)
+{
     const unsigned saved = _mm_getcsr();
     _mm_setcsr(0x1f80); /* all exceptions masked, round to nearest, denormals kept */
     return saved;
 }
 void wc_fpenv_leave(uint64_t saved) { _mm_setcsr((unsigned)saved); }
 #elif defined(__aarch64__)
-uint64_t wc_fpenv_enter(void) {
+uint64_t wc_fpenv_enter(void)
+{
     uint64_t saved;
     const uint64_t plain = 0; /* no traps, round to nearest, denormals and IEEE half precision kept */
     __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
@@ -97,7 +108,8 @@ uint64_t wc_fpenv_enter(void) {
 }
 void wc_fpenv_leave(uint64_t saved) { __asm__ volatile("msr fpcr, %0" : : "r"(saved) : "memory"); }
 #else
-uint64_t wc_fpenv_enter(void) {
+uint64_t wc_fpenv_enter(void)
+{
     const int saved = fegetround();
     fesetround(FE_TONEAREST);
     return (uint64_t)saved;

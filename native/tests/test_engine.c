@@ -1,5 +1,5 @@
-/* Drives real engines in one process: values, epochs, cancels, lost lanes, hostile bytes. Made to run under the sanitizers.
-   Exit code 0 if all checks passed. */
+/* Drives real engines in one process: values, epochs, cancels, lost lanes, hostile bytes. Made to run under the
+   sanitizers. Exit code 0 if all checks passed. */
 #include "bed.h"
 
 static const int ALL[MAX_RANKS] = {0, 1, 2, 3, 4};
@@ -294,7 +294,8 @@ static int post_exchange(bed *b, int n, int me, call c, buffer front, buffer bac
     return wc_post(b->engines[me], &op);
 }
 
-/* Quantized ops beside plain ones; in odd rounds they are cancelled at a random moment and run again with fewer ranks. */
+/* Quantized ops beside plain ones; in odd rounds they are cancelled at a random moment and run again with fewer
+   ranks. */
 static void test_quantized(int round)
 {
     enum { N = 3, COUNT = 300001 };

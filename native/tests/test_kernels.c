@@ -1,5 +1,6 @@
-/* Compares every table that this CPU can run with the generic one, bit for bit, and crc32c with published values. Exit code 0 if all is equal.
-   The generic table itself is checked against numpy in tests/engine/test_kernels.py and test_codec.py. */
+/* Compares every table that this CPU can run with the generic one, bit for bit, and crc32c with published values. Exit
+   code 0 if all is equal. The generic table itself is checked against numpy in tests/engine/test_kernels.py and
+   test_codec.py. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,8 @@
 
 static long passed, failed;
 
-static void check(int ok, const char *table, const char *what, int dtype, int op, size_t n) {
+static void check(int ok, const char *table, const char *what, int dtype, int op, size_t n)
+{
     if (ok) {
         passed++;
     } else if (failed++ < 20) {
@@ -18,18 +20,23 @@ static void check(int ok, const char *table, const char *what, int dtype, int op
 }
 
 static uint64_t state = 0x9e3779b97f4a7c15u;
-static uint64_t draw(void) { /* xorshift64* (Vigna, 2014) */
+/* xorshift64* (Vigna, 2014) */
+static uint64_t draw(void)
+{
     state ^= state >> 12;
     state ^= state << 25;
     state ^= state >> 27;
     return state * 0x2545f4914f6cdd1du;
 }
 
-static void fill(uint8_t *p, size_t n) {
-    for (size_t i = 0; i < n; i++) p[i] = (uint8_t)(draw() >> 56);
+static void fill(uint8_t *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)(draw() >> 56);
 }
 
-/* Zeros, denormals, the edges of the exponents, infinities, NaNs quiet and signalling with payloads; the edges of the integers. */
+/* Zeros, denormals, the edges of the exponents, infinities, NaNs quiet and signalling with payloads; the edges of the
+   integers. */
 static const uint32_t special32[] = {0,          1,          0x007fffff, 0x00800000, 0x3f7fffff, 0x3f800000, 0x40000000, 0x477fefff, 0x477ff000, 0x33000000,
                                      0x33000001, 0x387fffff, 0x7f7fffff, 0x7f800000, 0x7f800001, 0x7fbfffff, 0x7fc00000, 0x7fc12345, 0x7fffffff, 0x3f808000,
                                      0x3f818000, 0x00000fff, 0x00001000, 0x7f7f8000, 0x4f000000, 0x4b800001};
@@ -52,7 +59,8 @@ static const uint16_t special16[] = {0,      1,      2,      0x03ff, 0x0400, 0x0
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 /* Bits of special value k, negative ones included, for elements of `size` bytes. */
-static void put_special(uint8_t *p, size_t size, size_t k) {
+static void put_special(uint8_t *p, size_t size, size_t k)
+{
     if (size == 8) {
         uint64_t v = special64[k / 2 % COUNT(special64)] | (uint64_t)(k & 1) << 63;
         memcpy(p, &v, 8);
@@ -70,7 +78,8 @@ static void put_special(uint8_t *p, size_t size, size_t k) {
 static const uint32_t divisors[] = {1, 2, 3, 5, 7, 64, 127, 128, 1000, 32768, 65536, 65537, 0x7fffffff, 0xffffffff};
 
 /* All ops of one dtype on n elements. */
-static void compare(const wc_kernels *table, int dtype, const uint8_t *a, const uint8_t *b, size_t n, uint8_t *want, uint8_t *got) {
+static void compare(const wc_kernels *table, int dtype, const uint8_t *a, const uint8_t *b, size_t n, uint8_t *want, uint8_t *got)
+{
     const wc_kernels *truth = wc_kernels_named("generic");
     const size_t bytes = n * wc_dtype_size(dtype);
     for (int op = 0; op < WC_OPS; op++) {
@@ -87,7 +96,8 @@ static void compare(const wc_kernels *table, int dtype, const uint8_t *a, const 
 enum { PAIRS = 60 * 60, HALVES = 65536, ROOM = HALVES * 8 + 64 };
 static uint8_t a[ROOM], b[ROOM], want[ROOM], got[ROOM];
 
-static void special_values(const wc_kernels *table) {
+static void special_values(const wc_kernels *table)
+{
     for (int dtype = 0; dtype < WC_DTYPES; dtype++) {
         const size_t size = wc_dtype_size(dtype);
         for (size_t k = 0; k < PAIRS; k++) {
@@ -101,9 +111,11 @@ static void special_values(const wc_kernels *table) {
             compare(table, dtype, a, b, HALVES / size, want, got);
         }
     }
-    for (uint32_t h = 0; h < HALVES; h++) memcpy(a + 2 * h, &(uint16_t){(uint16_t)h}, 2);
+    for (uint32_t h = 0; h < HALVES; h++)
+        memcpy(a + 2 * h, &(uint16_t){(uint16_t)h}, 2);
     for (size_t k = 0; k < 2 * COUNT(special16); k++) {
-        for (size_t h = 0; h < HALVES; h++) put_special(b + 2 * h, 2, k);
+        for (size_t h = 0; h < HALVES; h++)
+            put_special(b + 2 * h, 2, k);
         compare(table, WC_F16, a, b, HALVES, want, got);
         compare(table, WC_BF16, a, b, HALVES, want, got);
         compare(table, WC_I16, a, b, HALVES, want, got);
@@ -111,7 +123,8 @@ static void special_values(const wc_kernels *table) {
 }
 
 /* Odd lengths, odd addresses, results over an operand, and nothing written beside them. */
-static void shapes(const wc_kernels *table) {
+static void shapes(const wc_kernels *table)
+{
     for (int dtype = 0; dtype < WC_DTYPES; dtype++) {
         const size_t size = wc_dtype_size(dtype);
         for (size_t n = 0; n <= 130; n++) {
@@ -128,7 +141,8 @@ static void shapes(const wc_kernels *table) {
                 memcpy(got + od, b + ob, bytes);
                 table->reduce[dtype][op](got + od, a + oa, got + od, n);
                 ok = ok && memcmp(got + od, want, bytes) == 0;
-                for (size_t i = 0; i < bytes + 64; i++) ok = ok && (got[i] == 0x5a || (i >= od && i < od + bytes));
+                for (size_t i = 0; i < bytes + 64; i++)
+                    ok = ok && (got[i] == 0x5a || (i >= od && i < od + bytes));
                 check(ok, table->name, "result over an operand", dtype, op, n);
             }
             wc_kernels_named("generic")->average[dtype](want, a + oa, b + ob, n, 3);
@@ -141,8 +155,10 @@ static void shapes(const wc_kernels *table) {
 
 static double sums[4];
 
-/* What a codec does to n elements at src: encoded both ways, decoded, added to others, measured; nothing is written beside the results. */
-static void compare_codec(const wc_kernels *table, int codec, int dtype, const uint8_t *src, size_t n) {
+/* What a codec does to n elements at src: encoded both ways, decoded, added to others, measured; nothing is written
+   beside the results. */
+static void compare_codec(const wc_kernels *table, int codec, int dtype, const uint8_t *src, size_t n)
+{
     const wc_kernels *truth = wc_kernels_named("generic");
     const wc_codec_block block = wc_codec_shape(codec);
     const size_t bytes = n * wc_dtype_size(dtype), coded = (n + block.elements - 1) / block.elements * block.bytes, at = draw() % 17;
@@ -152,7 +168,8 @@ static void compare_codec(const wc_kernels *table, int codec, int dtype, const u
         truth->encode[codec][dtype](want, src, n, noisy ? &noise : NULL);
         table->encode[codec][dtype](got + at, src, n, noisy ? &noise : NULL);
         int ok = memcmp(want, got + at, coded) == 0;
-        for (size_t i = 0; i < coded + 64; i++) ok = ok && (got[i] == 0x5a || (i >= at && i < at + coded));
+        for (size_t i = 0; i < coded + 64; i++)
+            ok = ok && (got[i] == 0x5a || (i >= at && i < at + coded));
         check(ok, table->name, noisy ? "stochastic encode" : "encode", dtype, codec, n);
     }
     memcpy(b, want, coded);
@@ -167,7 +184,8 @@ static void compare_codec(const wc_kernels *table, int codec, int dtype, const u
             table->decode[codec][dtype](got + at, b, n);
         }
         int ok = memcmp(want, got + at, bytes) == 0;
-        for (size_t i = 0; i < bytes + 64; i++) ok = ok && (got[i] == 0x5a || (i >= at && i < at + bytes));
+        for (size_t i = 0; i < bytes + 64; i++)
+            ok = ok && (got[i] == 0x5a || (i >= at && i < at + bytes));
         check(ok, table->name, add ? "accumulate" : "decode", dtype, codec, n);
     }
     memset(sums, 0, sizeof sums);
@@ -177,7 +195,8 @@ static void compare_codec(const wc_kernels *table, int codec, int dtype, const u
 }
 
 /* Ordinary numbers, ever larger from block to block. */
-static void fill_numbers(uint8_t *p, int dtype, size_t n) {
+static void fill_numbers(uint8_t *p, int dtype, size_t n)
+{
     for (size_t i = 0; i < n; i++) {
         const uint32_t bits = ((uint32_t)(i / 32 % 255) << 23) + ((uint32_t)(draw() >> 34) & 0x81ffffffu);
         float value;
@@ -189,16 +208,19 @@ static void fill_numbers(uint8_t *p, int dtype, size_t n) {
     }
 }
 
-static void codecs(const wc_kernels *table) {
+static void codecs(const wc_kernels *table)
+{
     for (int codec = 0; codec < WC_CODECS; codec++)
         for (int dtype = 0; dtype < WC_DTYPES; dtype++) {
-            if (table->encode[codec][dtype] == NULL) continue;
+            if (table->encode[codec][dtype] == NULL)
+                continue;
             const size_t size = wc_dtype_size(dtype);
             for (size_t n = 0; n <= 1100; n += n < 140 ? 1 : 61) {
                 const size_t offset = draw() % 17;
                 fill_numbers(a + offset, dtype, n);
                 compare_codec(table, codec, dtype, a + offset, n);
-                if (n > 0) put_special(a + offset + draw() % n * size, size, draw() % 60);
+                if (n > 0)
+                    put_special(a + offset + draw() % n * size, size, draw() % 60);
                 compare_codec(table, codec, dtype, a + offset, n);
             }
             fill_numbers(a, dtype, 255 * 32 + 512);
@@ -213,7 +235,8 @@ static void codecs(const wc_kernels *table) {
         }
 }
 
-static void checksums(const wc_kernels *table) {
+static void checksums(const wc_kernels *table)
+{
     const wc_kernels *truth = wc_kernels_named("generic");
     uint8_t bytes[32];
     check(table->crc32c(0, "123456789", 9) == 0xe3069283u, table->name, "crc32c of 123456789", -1, -1, 9);
@@ -222,9 +245,11 @@ static void checksums(const wc_kernels *table) {
     check(table->crc32c(0, bytes, 32) == 0x8a9136aau, table->name, "crc32c of 32 zeros", -1, -1, 32);
     memset(bytes, 0xff, 32);
     check(table->crc32c(0, bytes, 32) == 0x62a8ab43u, table->name, "crc32c of 32 ones", -1, -1, 32);
-    for (int i = 0; i < 32; i++) bytes[i] = (uint8_t)i;
+    for (int i = 0; i < 32; i++)
+        bytes[i] = (uint8_t)i;
     check(table->crc32c(0, bytes, 32) == 0x46dd794eu, table->name, "crc32c of 0..31", -1, -1, 32);
-    for (int i = 0; i < 32; i++) bytes[i] = (uint8_t)(31 - i);
+    for (int i = 0; i < 32; i++)
+        bytes[i] = (uint8_t)(31 - i);
     check(table->crc32c(0, bytes, 32) == 0x113fdb5cu, table->name, "crc32c of 31..0", -1, -1, 32);
     fill(a, ROOM);
     check(table->hash64(a, 0) == 0x2d06800538d394c2u, table->name, "hash64 of nothing", -1, -1, 0);
@@ -243,12 +268,14 @@ static void checksums(const wc_kernels *table) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     static const char *const names[] = {"generic", "avx2", "avx512", "neon"};
     const uint64_t saved = wc_fpenv_enter();
     for (size_t k = 0; k < COUNT(names); k++) {
         const wc_kernels *table = wc_kernels_named(names[k]);
-        if (table == NULL) continue;
+        if (table == NULL)
+            continue;
         printf("%s%s\n", table->name, table == wc_kernels_default() ? " (default)" : "");
         special_values(table);
         shapes(table);

@@ -170,7 +170,7 @@ def make(
     builder = Builder(rank, world_size, coding)
     if world_size > 1:
         _ALGORITHMS[descriptor.kind][algorithm](builder, shape)
-    else:
+    elif descriptor.kind not in DATALESS:
         builder.keep(builder.mine(0, shape.lengths[0], shape.starts[0]), 0)
     return builder.finish()
 
