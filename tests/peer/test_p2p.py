@@ -307,3 +307,16 @@ def test_an_evicted_member_cannot_know_what_it_had_finished() -> None:
 def test_calls_that_cannot_be_are_refused(peer: int, known: int) -> None:
     with pytest.raises(ProtocolError, match="posted a call that cannot be"):
         Partner().call(Kind.send, peer, known=known)
+
+
+def test_a_new_master_is_told_what_had_come_of_them() -> None:
+    """The other half may not have heard."""
+    d = Partner()
+    d.call(Kind.send, 1)
+    d.call(Kind.send, 1)
+    d.match(1, 5), d.match(2, 6)
+    d.settle(1, digest=77)
+    d.settle(2, error="CollectiveMismatch")
+    [report] = [c.message for c in d.member.reconnected(2, 9) if isinstance(c, cmd.ToMaster)]
+    assert isinstance(report, m.Report)
+    assert (report.heard, report.settled) == (6, [(5, 77)])

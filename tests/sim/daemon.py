@@ -310,6 +310,7 @@ class Session:
         self.member = core.Member(self.world.group, client.name, start_world, min_world, first, daemon.limits)
         self.links = daemon.links.member(self._links_say)
         self.arena: dict[int, tuple[list[int], list[int]]] = {}  # by the client's number: front, back
+        self._needed: set[int] = set()  # members to whom this epoch's links are
         self._in_engine: set[int] = set()
         self._queue: deque[m.FromClient] = deque()
         self._closed = False
@@ -363,8 +364,10 @@ class Session:
                     self.daemon.engine.cancel(engine_id)
                 case cmd.EnterEpoch(epoch, neighbours, spares):
                     self.world.judge.enters(self.member.name, epoch)
+                    self._needed = set(neighbours)
                     self.daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
                 case cmd.NeedLinks(mids, p2p):
+                    self._needed |= mids
                     self.daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
                 case cmd.Over():
                     self.daemon.links.step(links.Leave(self.links))
@@ -380,6 +383,8 @@ class Session:
             case links.LinkLost(_, other, _, reason):
                 self.run(self.member.p2p_link_lost(other.mid, reason))
             case links.LinkUnreachable(_, other, reason):
+                wanted = other.mid in self._needed
+                self.world.judge.check(wanted, f"{self.member.name} blames its link to {other.name} without need")
                 self.run(self.member.link_unreachable(other.mid, reason))
 
     def _start(self, op: Op) -> None:

@@ -28,8 +28,11 @@ class LinkHub:
         self.core = core.Links(world.limits)
         self._tell: dict[core.MemberLinks, Callable[[core.Told], None]] = {}
         self._dials: dict[int, list[Timer]] = {}  # by the link's number: they time out
-        self._knocking: dict[int, End] = {}
+        self._knocking: dict[int, tuple[End, m.LaneHello]] = {}
+        self._taken: dict[tuple[core.MemberLinks, int, int], int] = {}  # generations
+        self._believed: dict[core.MemberLinks, set[int]] = {}  # what members were told is up, since they entered
         self._knocks = count(1)
+        self._depth = 0  # members that are told something take steps of their own
         self._tick: Timer | None = None
 
     def member(self, tell: Callable[[core.Told], None]) -> core.MemberLinks:
@@ -38,11 +41,23 @@ class LinkHub:
         return links
 
     def step(self, event: core.Event) -> None:
+        self._depth += 1
+        if isinstance(event, core.Enter | core.Leave):
+            self._believed.pop(event.owner, None)
         for command in self.core.step(event, self._process.clock.now):
             self._carry_out(command)
+        self._depth -= 1
+        if not self._depth:
+            self._judge()
         if self._tick is not None:
             self._tick.cancel()
         self._tick = self._process.at(self.core.deadline(), lambda: self.step(core.Tick()))
+
+    def _judge(self) -> None:
+        """What a member takes for up is up: else it would wait for bytes that are lost."""
+        for owner, believed in self._believed.items():
+            gone = believed - owner.up(core.COLLECTIVES)
+            self._world.judge.check(not gone, f"{owner.mid} was not told that its links to {sorted(gone)} are lost")
 
     def _carry_out(self, command: core.Command) -> None:
         self._world.note(self._process.name, f"links: {brief(command)}")
@@ -58,16 +73,23 @@ class LinkHub:
             case core.Dial(number, other, hellos):
                 self._dials[number] = [self._dial(number, other, hello) for hello in hellos]
             case core.Welcome(knock, number, lane):
-                end = self._knocking.pop(knock)
+                end, hello = self._knocking.pop(knock)
+                key = self.core.open()[number].owner, hello.sender, hello.channel
+                newest = self._taken[key] = max(hello.generation, self._taken.get(key, 0))
+                self._world.judge.check(hello.generation == newest, f"{hello} was let in after generation {newest}")
                 end.send(m.LaneWelcome(self._process.name))
                 came: list[Any] = []  # in the socket, until the engine has it: sending takes a turn
                 end.on_message = came.append
                 self._process.after(0.0, partial(self._hand_over, number, lane, end, came))
             case core.Refuse(knock, reason):
-                end = self._knocking.pop(knock)
+                end, _ = self._knocking.pop(knock)
                 end.send(m.LaneRefused(reason))
                 end.close("refused")
             case _:
+                if isinstance(command, core.LinksUp):
+                    self._believed[command.owner] = set(command.owner.up(core.COLLECTIVES))
+                elif isinstance(command, core.LinkLost) and command.channel == core.COLLECTIVES:
+                    self._believed.get(command.owner, set()).discard(command.other.mid)
                 self._tell[command.owner](command)
 
     def _hand_over(self, number: int, lane: int, end: End, came: Sequence[Any] = ()) -> None:
@@ -118,7 +140,7 @@ class LinkHub:
 
     def accept(self, end: End, hello: m.LaneHello) -> None:
         knock = next(self._knocks)
-        self._knocking[knock] = end
+        self._knocking[knock] = end, hello
         end.on_message = lambda message: None
         end.on_close = lambda reason: None  # as in the product: who sent its hello is not listened to
         self.step(core.Knock(knock, hello))

@@ -19,6 +19,7 @@ from tests.sim.judge import Judge, Violation
 from tests.sim.master import Journal, Master
 from tests.sim.network import Network
 from wancoll.collective import Descriptor, DType, Kind
+from wancoll.peer.core.links import COLLECTIVES
 from wancoll.schedule.choose import ALGORITHMS
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
@@ -450,11 +451,17 @@ class World:
                 mine = [
                     theirs for theirs in other.open.values() if (theirs.other, theirs.tag) == (client.name, called.tag)
                 ]
-                if not mine:
+                if not mine and not self._has_ended(client, called):
                     sends = called.what.kind is not Kind.send
                     key = (other.name, client.name, called.tag) if sends else (client.name, other.name, called.tag)
                     self.judge.exchanged.get(key, {}).pop(other.name, None)
                     other.exchange(client.name, called.tag, sends=sends, count=called.what.count)
+
+    def _has_ended(self, client: Client, called: Called) -> bool:
+        """Whether the other half of a send or recv has its result: this one must end, too."""
+        sends = called.what.kind is Kind.send
+        key = (client.name, called.other, called.tag) if sends else (called.other, client.name, called.tag)
+        return self.judge.exchanged.get(key, {}).get(called.other) == ""
 
     def _look_back(self) -> None:
         """Everything has ended: nothing is left behind."""
@@ -465,6 +472,10 @@ class World:
             if master.sizes()["connections"] == len(self.hosts):
                 break
         living = [client for client in self.clients if client.alive]
+        for client in living:
+            links = client.session.links
+            down = (links.neighbours | links.spares) - links.up(COLLECTIVES)
+            self.judge.check(not down, f"{client.name}'s links to {sorted(down)} are down, and nothing is broken")
         sizes = master.sizes()
         self.note("world", f"ends; {sizes}; {self.judge.results} results, failures {self.judge.errors}")
         connections = sizes.pop("connections")

@@ -1,0 +1,56 @@
+"""The control connection against masters of all sorts: which of them a daemon obeys."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.local import join_address
+from wancoll.peer.config import PeerConfig
+from wancoll.peer.control import Control
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
+
+
+@pytest.mark.parametrize(("terms", "obeyed"), [((5, 4, 5), [5, 5]), ((5, 6, 5, 7), [5, 6, 7])])
+async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], obeyed: list[int]) -> None:
+    """R6. Each master welcomes the daemon, says that a member is put out, and goes away."""
+    listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = join_address(*listener[0].socket.getsockname()[:2])
+    heard: list[int] = []
+    reasons: list[str] = []
+    left = iter(terms)
+    over = trio.Event()
+
+    async def master(stream: trio.SocketStream) -> None:
+        term = next(left, None)
+        if term is None:
+            over.set()
+            await trio.sleep_forever()
+        async with stream:
+            await stream.receive_some()
+            evicted = m.Evicted("g", term, "for the test", 0)
+            await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, term, 1.0, 5.0, term)) + encode(evicted))
+
+    def obey(message: m.FromMaster) -> None:
+        assert isinstance(message, m.Evicted)
+        heard.append(message.mid)
+
+    def lost(reason: str, *, live: bool) -> None:
+        reasons.append(reason)
+
+    with socket.create_server(("127.0.0.1", 0)) as lanes:
+        config = PeerConfig(master=address)
+        control = Control(config, "d", 1, lanes, obey, lambda: None, lost, lambda: None, list)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(trio.serve_listeners, master, listener)
+                nursery.start_soon(control.run)
+                await over.wait()
+                nursery.cancel_scope.cancel()
+    assert heard == obeyed
+    assert control.term == max(terms)
+    assert sum("an old master answers" in reason for reason in reasons) == len(terms) - len(obeyed)

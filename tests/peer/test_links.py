@@ -1,0 +1,135 @@
+"""The core of links, step by step: one end, without a network."""
+
+from __future__ import annotations
+
+from tests.peer.test_member import epoch
+from wancoll.limits import DEFAULT
+from wancoll.peer.core import links as core
+from wancoll.wire import messages as m
+
+
+class End:
+    """Member *mid* with its links, in a ring with *neighbours*."""
+
+    def __init__(self, mid: int, neighbours: set[int], spares: set[int] | None = None) -> None:
+        self.links = core.Links(DEFAULT)
+        self.owner = self.links.member()
+        self.mid, self.knocks = mid, 0
+        self.entered = self.enter(1, neighbours, spares)
+
+    def enter(self, number: int, neighbours: set[int], spares: set[int] | None = None) -> list[core.Command]:
+        told = epoch(number, 1, 2, 3, 4)
+        told = m.Epoch(*[self.mid if name == "to" else getattr(told, name) for name in told.__struct_fields__])
+        event = core.Enter(self.owner, told, frozenset(neighbours), frozenset(spares or ()))
+        return self.links.step(event, float(number))
+
+    def knock(self, sender: int, generation: int, lane: int = 0) -> list[core.Command]:
+        assert self.owner.epoch is not None
+        known = self.owner.epoch
+        self.knocks += 1
+        hello = m.LaneHello(
+            1, known.group, known.key, sender, self.mid, core.COLLECTIVES, core.wire_plan(known), lane, generation
+        )
+        return self.links.step(core.Knock(self.knocks, hello), 2.0)
+
+    def attach(self, number: int) -> list[core.Command]:
+        """All lanes."""
+        assert self.owner.epoch is not None
+        told = []
+        for lane in range(self.owner.epoch.plan.lanes):
+            assert self.links.awaits(number, lane)
+            told += self.links.step(core.Attached(number, lane), 2.0)
+        return told
+
+
+def only(commands: list[core.Command], kind: type[core.Command]) -> list[core.Command]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def dialled(commands: list[core.Command]) -> list[int]:
+    return [command.other.mid for command in commands if isinstance(command, core.Dial)]
+
+
+def test_the_younger_dials_neighbours_and_spares_and_whoever_needs_it_any_other() -> None:
+    assert dialled(End(3, {2, 4}, {1}).entered) == [2, 1]
+    elder = End(1, {2, 4}, {3})
+    assert dialled(elder.entered) == []
+    younger = End(4, {1, 3})
+    assert dialled(younger.links.step(core.Need(younger.owner, frozenset({2})), 1.0)) == [2]
+    other = End(2, {1, 3})
+    assert dialled(other.links.step(core.Need(other.owner, frozenset({4})), 1.0)) == [4]
+
+
+def test_a_link_is_up_when_all_lanes_are_and_a_lane_takes_it_along() -> None:
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    assert [hello.lane for hello in dial.hellos] == list(range(8))
+    assert only(end.attach(dial.number), core.LinksUp) == [core.LinksUp(end.owner, 1)]
+    commands = end.links.step(core.Broken(dial.number, "reset"), 3.0)
+    assert [type(command).__name__ for command in commands] == ["CloseLink", "OpenLink", "Dial", "LinkLost"]
+    assert end.links.step(core.Broken(dial.number, "late word"), 3.0) == []
+
+
+def test_lanes_of_an_older_dial_are_refused_and_a_newer_one_replaces_the_link_and_says_so() -> None:
+    end = End(1, {2})
+    [welcome] = only(end.knock(2, 5), core.Welcome)
+    assert isinstance(welcome, core.Welcome)
+    assert only(end.knock(2, 4), core.Refuse)
+    end.attach(welcome.number)
+    assert only(end.knock(2, 5), core.Refuse)
+    commands = end.knock(2, 6)
+    [lost] = only(commands, core.LinkLost)
+    assert isinstance(lost, core.LinkLost)
+    assert lost.other.mid == 2
+    [anew] = only(commands, core.Welcome)
+    assert isinstance(anew, core.Welcome)
+    assert anew.number > welcome.number
+    assert core.CloseLink(welcome.number) in commands
+
+
+def test_what_an_epoch_needed_the_next_one_does_not() -> None:
+    end = End(4, {3})
+    [dial] = only(end.links.step(core.Need(end.owner, frozenset({1})), 1.0), core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.enter(2, {3})
+    commands = end.links.step(core.Broken(dial.number, "refused"), 100.0)
+    assert only(commands, core.LinkUnreachable) == []
+    assert dialled(end.links.step(core.Tick(), 200.0)) == []
+
+
+def test_a_needed_link_that_does_not_come_up_is_out_of_reach_in_time() -> None:
+    end = End(2, {1})
+    now, told = 1.0, []
+    while now < 1.0 + 2.5 * DEFAULT.link_timeout:
+        for number in list(end.links.open()):
+            told += end.links.step(core.Broken(number, "refused"), now)
+        now = max(now, end.links.deadline())
+        told += end.links.step(core.Tick(), now)
+    assert len(only(told, core.LinkUnreachable)) == 2
+
+
+def test_where_both_dial_the_youngers_set_stays() -> None:
+    younger, elder = End(4, {3}), End(1, {2})
+    younger.links.step(core.Need(younger.owner, frozenset({1})), 1.0)
+    assert only(younger.knock(1, 1), core.Refuse)
+    [dial] = only(elder.links.step(core.Need(elder.owner, frozenset({4})), 1.0), core.Dial)
+    assert isinstance(dial, core.Dial)
+    commands = elder.knock(4, 1)
+    assert core.CloseLink(dial.number) in commands
+    assert only(commands, core.Welcome)
+
+
+def test_a_dialler_that_knows_the_epoch_first_waits_for_it() -> None:
+    end = End(1, {2})
+    links, owner = core.Links(DEFAULT), None
+    owner = links.member()
+    assert end.owner.epoch is not None
+    hello = m.LaneHello(1, "g", end.owner.epoch.key, 2, 1, 0, core.wire_plan(end.owner.epoch), 0, 1)
+    assert links.step(core.Knock(1, hello), 1.0) == []
+    entered = links.step(core.Enter(owner, end.owner.epoch, frozenset({2})), 1.1)
+    assert only(entered, core.Welcome)
+    links.step(core.Leave(owner), 1.2)
+    assert links.step(core.Knock(2, hello), 2.0) == []
+    [refused] = links.step(core.Tick(), links.deadline())
+    assert isinstance(refused, core.Refuse)
