@@ -7,7 +7,9 @@ import inspect
 import multiprocessing
 import os
 import pickle
+import runpy
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -64,9 +66,8 @@ def _serve(_parent: int, arguments: list[str], environment: dict[str, str], out:
     os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), 2)
     os.environ.clear()
     os.environ.update(environment)
-    from wancoll.cli.main import run
-
-    run(arguments)
+    sys.argv = ["wancoll", *arguments]
+    runpy.run_module("wancoll", run_name="__main__")  # the program that a user starts, whatever lies behind it
 
 
 # ---- clients ----------------------------------------------------------------------------------------
