@@ -44,6 +44,10 @@ class LinkHub:
         self._depth += 1
         if isinstance(event, core.Enter | core.Leave):
             self._believed.pop(event.owner, None)
+        if isinstance(event, core.Enter):  # where a journal was lost a newcomer may have the mid of one who left
+            present = {member.mid for member in event.epoch.members}
+            known = self._taken.items()
+            self._taken = {key: newest for key, newest in known if key[0] is not event.owner or key[1] in present}
         for command in self.core.step(event, self._process.clock.now):
             self._carry_out(command)
         self._depth -= 1
