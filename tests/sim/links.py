@@ -78,7 +78,8 @@ class LinkHub:
                 self._dials[number] = [self._dial(number, other, hello) for hello in hellos]
             case core.Welcome(knock, number, lane):
                 end, hello = self._knocking.pop(knock)
-                key = self.core.open()[number].owner, hello.sender, hello.channel
+                owner = next(one for one in self.core.members if one.mid == hello.receiver)
+                key = owner, hello.sender, hello.channel
                 newest = self._taken[key] = max(hello.generation, self._taken.get(key, 0))
                 self._world.judge.check(hello.generation == newest, f"{hello} was let in after generation {newest}")
                 end.send(m.LaneWelcome(self._process.name))
