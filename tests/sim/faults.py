@@ -10,6 +10,7 @@ from wancoll_master.core.ready import Announce, Broadcast
 if TYPE_CHECKING:
     from tests.sim.client import Client
     from tests.sim.daemon import Daemon
+    from tests.sim.network import End
     from tests.sim.world import World
 
 
@@ -162,6 +163,30 @@ class Faults:
                 end.kick()
 
             self._world.later(self._length(), free)
+
+    def late_dials(self) -> None:
+        """For a while what is said first on new lanes comes late, some of it after the dialler has tried again."""
+        world, network = self._world, self._world.network
+        for daemon in world.daemons:
+            world.blame(daemon.name)
+        longest = 2 * world.limits.connect_timeout
+
+        def delay(end: End) -> None:
+            end.clogged += 1
+
+            def free() -> None:
+                end.clogged = max(0, end.clogged - 1)
+                end.kick()
+
+            world.later(self._random.uniform(0.0, longest), free)
+
+        network.late = delay
+
+        def punctual() -> None:
+            network.late = None
+
+        world.later(self._length(), punctual)
+        self._break("lane")
 
     def _break(self, kind: str) -> None:
         found = [end for end in self._world.network.ends if end.kind == kind]

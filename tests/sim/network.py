@@ -135,6 +135,7 @@ class Network:
         self._blocked: dict[tuple[str, str], list[float]] = {}  # since when, once for each fault
         self._listeners: dict[str, tuple[Process, Callable[[End], None]]] = {}
         self.ends: dict[End, None] = {}  # open ones
+        self.late: Callable[[End], None] | None = None  # is given the accepting end of each new lane
 
     def delay(self, source: str, target: str) -> float:
         if source == target:
@@ -166,6 +167,7 @@ class Network:
     def heal(self) -> None:
         """All that stalls goes on."""
         self._blocked.clear()
+        self.late = None
         for end in self.ends:
             end.clogged = 0
         self._kick()
@@ -221,6 +223,8 @@ class Network:
             ours.other, theirs.other = theirs, ours
             self.ends[ours] = self.ends[theirs] = None
             accepting.run(lambda: accept(theirs))
+            if kind == "lane" and self.late is not None:
+                self.late(theirs)
             self.clock.after(back, lambda: process.run(lambda: done(ours)) if process.alive else ours.close("gone"))
 
         self.clock.after(self.delay(process.host, there), arrive)
