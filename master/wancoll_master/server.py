@@ -287,7 +287,7 @@ class Server:
             events=self._journal.events(STATUS_EVENTS),
             links=report.links(state),
             resources={
-                **resources.of_process(),
+                **resources.of_this_process(),
                 "tasks": trio.lowlevel.current_statistics().tasks_living,
                 "connections": len(self._connections),
             },

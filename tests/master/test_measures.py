@@ -431,9 +431,11 @@ def test_strangers_and_lost_daemons_take_no_room(matrix):
     assert matrix.uplinks == {}
 
 
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), 1e300, 5e-324])
 @pytest.mark.parametrize("field", ["rtt", "bandwidth", "loss", "uplink"])
 def test_impossible_numbers_are_refused_whole(matrix, field, bad):
+    if bad == 5e-324 and field in ("rtt", "loss"):
+        return  # as good as none
     good = m.LinkMeasure("c", 0.1, 0, 0, 0)
     if field == "uplink":
         report = m.LinkReport([good], bad, 1)

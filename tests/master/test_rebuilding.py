@@ -9,8 +9,12 @@ import pytest
 from tests.later import later
 from tests.master.test_membership_machine import P2P_IDS, Client, Cluster, Daemon, program
 from tests.master.transcript import GROUP
+from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.peer.core import member as core
 from wancoll.wire import messages as m
+from wancoll_master.core import membership
+from wancoll_master.core.ready import Ready, Received
+from wancoll_master.plan.planning import propose
 
 OPS = 7
 
@@ -192,3 +196,22 @@ def test_what_was_said_is_said_again() -> None:
     assert member.resumed(m.Resumed(GROUP, 1, 1, 2)) == [complaint]
     assert not member.standing.reporting
     assert member.reconnected(3, 22) == [], "the same master has dropped it"
+
+
+def test_a_member_is_of_one_group() -> None:
+    """One mid in the reports for two groups would be one member that two groups hold, and end with one of them."""
+    state = membership.new_state(Limits(), b"s" * 32, term=2, floor=3, next_mid=1025, now=100.0)
+
+    def say(message: m.FromPeer) -> Ready:
+        return membership.step(state, 100.0, Received(1, message), propose)
+
+    plan = m.Plan(1, 1 << 18, True, {}, [], 0, "")
+    members = [(7, "h", "H"), (9, "y", "Y")]
+    say(m.Hello(PROTOCOL_VERSION, "H", 1, ["10.0.0.1:5"], 1, "", "0", 0, [], False, 1, 9))
+    for group in ("z", "g"):
+        ready = say(m.Report(group, 7, 3, members, plan, b"k" * 16, 2, 1, "r", 0, 0, [], False, [], [], [], 0, [], []))
+        if group == "z":
+            assert not ready.closes
+    assert [close.conn for close in ready.closes] == [1]
+    assert "reports one member in two groups; got g and z" in ready.closes[0].reason
+    assert state.members == {}

@@ -101,6 +101,27 @@ async def test_handshakes_are_bounded_in_number_and_time(autojump_clock: trio.te
     assert left == [("a", 2.0), ("b", 3.0), ("c", 7.0), ("introduced", 63.0)]
 
 
+async def test_one_task_writes_and_others_wait_for_it() -> None:
+    near, far = socket.socketpair()
+    stream, other = Stream(near, "far", 8 << 20), Stream(far, "near", 1)
+    stream.send(bytes(2_000_000))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.write_queue)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(stream.drain)
+        with trio.move_on_after(0):
+            await stream.drain()
+        await trio.testing.wait_all_tasks_blocked()
+        received = 0
+        while received < 2_000_000:
+            received += len(await other.receive())
+        await stream.drain()
+        assert stream.queued == 0
+        nursery.cancel_scope.cancel()
+    stream.close()
+    other.close()
+
+
 async def test_closing_a_stream_wakes_its_reader() -> None:
     near, far = socket.socketpair()
     stream = Stream(near, "far", 1000)
@@ -113,6 +134,12 @@ async def test_closing_a_stream_wakes_its_reader() -> None:
         await trio.testing.wait_all_tasks_blocked()
         stream.close()
     far.close()
+
+
+@pytest.mark.parametrize("host", ["a..b", ".", "x" * 64 + ".org", "a\0b", "\ud800"])
+async def test_a_dial_to_what_is_no_name_says_so(host: str) -> None:
+    with pytest.raises(DialFailed):
+        await dial([f"{host}:80"], 5.0)
 
 
 async def test_a_dial_that_nobody_answers_says_where() -> None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
 from wancoll.limits import Limits
+from wancoll.peer.core import calls
 from wancoll.peer.core.calls import Call, World, noise, posted, resolve
 from wancoll.schedule.choose import make
 from wancoll.schedule.steps import Direction
@@ -100,6 +101,15 @@ def test_without_a_route_the_pair_is_named() -> None:
     assert resolve(call, KNEW, KNEW, 3, plan(avoid=((11, 13),))).algorithm == "direct"
 
 
+def test_a_schedule_that_is_too_long_for_the_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Descriptor(Kind.all_to_all, count=2, algorithm="ring")
+    steps = len(resolve(call, KNEW, KNEW, 0, plan()).schedule.steps)
+    monkeypatch.setattr(calls, "MAX_STEPS", steps)
+    assert resolve(call, KNEW, KNEW, 0, plan()).refusal == ""
+    monkeypatch.setattr(calls, "MAX_STEPS", steps - 1)
+    assert f"takes {steps} steps at m10, more than the {steps - 1}" in resolve(call, KNEW, KNEW, 0, plan()).refusal
+
+
 def call(posting: Descriptor, knew: World | None = KNEW, peer: int = -1) -> Call:
     return posted(m.Post(1, posting, 0, 64, 1, peer), knew, 10, "m10")
 
@@ -116,6 +126,8 @@ def call(posting: Descriptor, knew: World | None = KNEW, peer: int = -1) -> Call
         (Descriptor(Kind.all_reduce, count=4, on_failure="panic"), KNEW, "retry or raise"),
         (Descriptor(Kind.all_reduce, count=4, rounding="up"), KNEW, "nearest or stochastic"),
         # What a kind has not would tell equal calls apart.
+        (Descriptor(Kind.barrier, DType.float64, count=2**63 - 1), KNEW, "no elements, which barrier has not"),
+        (Descriptor(Kind.update_membership, count=1), KNEW, "no elements"),
         (Descriptor(Kind.all_gather, count=4, root=0), KNEW, "no root, which all_gather has not; got 0"),
         (Descriptor(Kind.all_gather, count=4, op=ReduceOp.max), KNEW, "no op, since all_gather reduces nothing"),
         (Descriptor(Kind.all_reduce, DType.int32, count=8, codec=Codec.int8), KNEW, "codec.* got int8 for int32"),

@@ -354,6 +354,24 @@ def test_a_barrier_is_an_op_with_no_result() -> None:
     assert result.algorithm == "none"
 
 
+def test_a_member_that_is_left_alone_stands_at_its_update_though_an_old_token_is_in_the_engine() -> None:
+    d = Driver(1, 2)
+    d.update()
+    token = d.engine_id
+    d.member.enter_epoch(epoch(2, 1), 2.0)
+    assert d.ready(2) == [cmd.ToMaster(m.UpdateMembership("g", 1, 2, 1))]
+    assert d.member.op_cancelled(token) == []
+    assert told(d.member.commit(m.Commit("g", 2, 1, 1), 3.0), m.Result)
+
+
+def test_what_is_told_of_a_call_fits_its_message() -> None:
+    d = Driver(*range(1, 601))
+    d.post(Descriptor(Kind.all_gather, counts=(100_000,) * 600))
+    [answer] = d.member.mismatch(1)
+    assert isinstance(answer, cmd.ToMaster)
+    assert len(answer.message.call) == 4000
+
+
 def test_alone_a_barrier_needs_no_engine() -> None:
     d = Driver(1)
     assert kinds(d.post(Descriptor(Kind.barrier))) == ["ToMaster:Done"]

@@ -184,12 +184,13 @@ class Judge:
         if heard:
             raise Violation(f"{name} has a result of op {seq} over {names}, void for {heard}")
         want = self._expected(called.what, called.root, seq, names)
-        if called.back != want and not self._uncompared(result, names):
+        uncompared = self._uncompared(result, names)
+        if called.back != want and not uncompared:
             raise Violation(f"{name}: op {seq} over {names} is {called.back}, expected {want}")
         same = tuple(called.back) if called.what.kind in SAME_RESULT else ()
         outcome = (names, result.epoch, same)
         known = self.outcomes.setdefault((life, seq), outcome)
-        if not (known == outcome):
+        if known[:2] != outcome[:2] or (known != outcome and not uncompared):
             raise Violation(f"op {seq} has two outcomes: {known}, and {outcome} for {name}")
         for other in names:
             error = self.refused.get((life, seq), {}).get(other)

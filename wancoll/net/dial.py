@@ -29,7 +29,7 @@ async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
             host, port = split_address(address)
             try:
                 return await trio.open_tcp_stream(host, port)
-            except OSError as bad:
+            except (OSError, ValueError) as bad:  # ValueError: no name that can be looked up
                 cause = bad.__cause__
                 inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause or bad
                 reasons.append(f"{address}: {inner}")

@@ -35,6 +35,7 @@ class Stream:
         self._queue = bytearray()  # what the kernel did not take
         self._queued_messages = 0
         self._wake = trio.Event()
+        self._writing: trio.Event | None = None  # set when the task that writes has stopped
         self._reading = trio.CancelScope()
         self._closed = False
         self.ending = False  # nothing is read any more
@@ -95,6 +96,19 @@ class Stream:
     async def drain(self) -> None:
         """Return once the queue is empty or the connection is gone."""
         while self._queue and not self._closed:
+            if self._writing is not None:  # by another task: only one may wait for a socket
+                await self._writing.wait()
+                continue
+            self._writing = trio.Event()
+            try:
+                await self._write()
+            finally:
+                self._writing.set()
+                self._writing = None
+        self._queued_messages = 0
+
+    async def _write(self) -> None:
+        while self._queue and not self._closed:
             try:
                 await trio.lowlevel.wait_writable(self.socket)
                 sent = self.socket.send(self._queue)
@@ -104,7 +118,6 @@ class Stream:
                 self._queue.clear()
                 return
             del self._queue[:sent]
-        self._queued_messages = 0
 
     # ---- receiving -----------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ class Daemon:
     def _resources(self) -> dict[str, int]:
         """What is held, so that leaks can be counted: all of it follows from sessions, links and running ops."""
         return {
-            **resources.of_process(),
+            **resources.of_this_process(),
             "tasks": trio.lowlevel.current_statistics().tasks_living,
             "sessions": len(self._sessions),
             "ops": len(self._by_engine_id),

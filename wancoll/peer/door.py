@@ -52,6 +52,9 @@ class FrontDoor:
         except ProtocolError as bad:
             log.warning("client sent nonsense", reason=str(bad))
             client.send(encode(failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got)))
+        except OSError as bad:  # no descriptor or memory left for one more
+            log.warning("client cannot be served", reason=str(bad))
+            client.send(encode(failure(0, "PeerDaemonLost", "has no room for one more client", got=str(bad))))
         finally:
             client.close()
 
@@ -75,7 +78,7 @@ class FrontDoor:
                 first = m.Attach(
                     first.protocol,
                     first.group,
-                    f"{self._daemon.name}-{self._next_range}",
+                    f"{self._daemon.name[:100]}-{self._next_range}",
                     first.start_world,
                     first.min_world,
                     first.pid,

@@ -91,6 +91,9 @@ class Step:
     measured: bool = False
 
 
+MAX_STEPS = 1 << 16  # of one schedule, as in the engine
+
+
 class Schedule(NamedTuple):
     """One rank's steps, and the bytes of scratch memory that they use."""
 

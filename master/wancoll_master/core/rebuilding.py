@@ -62,6 +62,9 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         why = "this member came back after the group had gone on without it"
         _put_out(step, daemon, report, why, report.committed_upto, unknown=True)
         return
+    for other_group in step.state.groups.values():
+        if other_group is not group and other_group.rebuild and report.mid in other_group.rebuild.reports:
+            raise ProtocolError("reports one member in two groups", got=f"{report.group} and {other_group.name}")
     if group is None:
         group = Group(report.group, report.start_world, report.min_world, report.key, step.state.floor)
         step.state.groups[group.name] = group

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from math import isfinite
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 
 RTT_WINDOW = 120.0  # seconds after which a smallest round trip is forgotten, if no report repeats it
 DOWN = 0.25  # weight of a report below what is known: one bad second does not make a path slow
+MOST_RTT = 1e4  # seconds that a report may name
+MOST_BANDWIDTH = 1e13  # bytes per second, likewise
 MAX_PATHS = 1 << 16  # of all daemons together
 MAX_LANE_COUNTS = 16  # different numbers of lanes per daemon
 
@@ -73,11 +74,15 @@ class Measures:
         Raises:
             ProtocolError: a number that cannot be.
         """
-        numbers = [report.uplink]
-        for seen in report.links:
-            numbers += [seen.rtt, seen.bandwidth, seen.loss]
-        if not all(isfinite(number) and number >= 0 for number in numbers):
-            raise ProtocolError("reports impossible measurements", expected="finite numbers, none below 0")
+        speeds = [report.uplink, *(seen.bandwidth for seen in report.links)]
+        possible = all(speed == 0 or 1 <= speed <= MOST_BANDWIDTH for speed in speeds) and all(
+            0 <= seen.rtt <= MOST_RTT and 0 <= seen.loss <= 1 for seen in report.links
+        )
+        if not possible:  # NaN, too
+            raise ProtocolError(
+                "reports impossible measurements",
+                expected=f"up to {MOST_BANDWIDTH:g} bytes and {MOST_RTT:g} s, a share from 0 to 1, none below 0",
+            )
         for seen in report.links:
             ends = (source, seen.daemon)
             if seen.daemon in known and seen.daemon != source and (ends in self.paths or len(self.paths) < MAX_PATHS):

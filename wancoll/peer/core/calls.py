@@ -13,11 +13,11 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from wancoll.collective import P2P_KINDS, REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
+from wancoll.collective import DATALESS, P2P_KINDS, REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.schedule import choose
-from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
+from wancoll.schedule.steps import MAX_STEPS, Action, Buffer, Direction, Place, Schedule, Step
 from wancoll.wire import messages as m
 
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
@@ -166,6 +166,8 @@ def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, st
         return "the rank of another member", f"rank {peer}"
     if kind in ROOTED and not 0 <= call.root < size:
         return f"a root from 0 to {size - 1}", str(call.root)
+    if kind in DATALESS and call.count:
+        return f"no elements, which {kind.name} has not", str(call.count)
     if kind not in ROOTED and call.root != -1:
         return f"no root, which {kind.name} has not", str(call.root)
     if kind not in REDUCING and call.op is not ReduceOp.sum:
@@ -246,6 +248,12 @@ def resolve(
         refusal = (
             f"{algorithm} of {descriptor} needs {schedule.scratch} bytes of memory at {world.names[rank]}, more than "
             f"the {limits.scratch_bytes} that one operation may have; take another algorithm, or smaller tensors"
+        )
+        return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
+    if len(schedule.steps) > MAX_STEPS:
+        refusal = (
+            f"{algorithm} of {descriptor} takes {len(schedule.steps)} steps at {world.names[rank]}, more than the "
+            f"{MAX_STEPS} that one operation may have; take another algorithm"
         )
         return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
     needs = frozenset(world.mids[other] for other in choose.links(schedule))

@@ -174,7 +174,10 @@ class Collectives(Book):
         if op.kind in DATALESS and len(self.seat.world.mids) == 1:
             op.state, op.finished, op.meaning = OpState.running, True, meaning  # there is nothing to move
             op.attempts += 1
-            return self.settle(op)
+            if op.kind is not Kind.update_membership:
+                return self.settle(op)
+            op.state = OpState.done  # an older token that is still in the engine holds nothing up
+            return [cmd.ToMaster(self.done(op))]
         start = self.start(op, meaning)
         if op.kind is not Kind.update_membership:
             return [start]
@@ -207,7 +210,7 @@ class Collectives(Book):
         return self._standing.say(m.GiveUp(*self.seat.head, [op.seq for op in ops], reason[:1000]))
 
     def _answer(self, op: Op) -> cmd.Command:
-        return self._standing.say(m.Mismatch(*self.seat.head, op.seq, str(self.meaning(op).descriptor)))
+        return self._standing.say(m.Mismatch(*self.seat.head, op.seq, str(self.meaning(op).descriptor)[:4000]))
 
     def _result(self, op: Op, now: float) -> m.Result:
         return outcomes.result(op, self.seat.epoch.epoch, list(self.seat.world.names), op.digest, now)
