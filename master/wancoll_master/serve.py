@@ -55,6 +55,6 @@ def _elect(
         from wancoll_master.election import Election, advertised
     except ImportError as missing:
         raise ConfigError(
-            "--etcd needs a package that is not installed", got=str(missing), hint="pip install 'wancoll[etcd]'"
+            "--etcd needs a package that is not installed", got=str(missing), hint="pip install '.[etcd]'"
         ) from missing
     return Election(etcd, server, advertised(config.advertise, bound, etcd.endpoints)).run

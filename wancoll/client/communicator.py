@@ -49,7 +49,7 @@ from wancoll.client.tensors import (
     require_writable,
 )  # fmt: skip
 from wancoll.client.work import Work
-from wancoll.collective import Descriptor, DType, Kind, Receipt
+from wancoll.collective import ROOTED, Descriptor, DType, Kind, Receipt
 from wancoll.errors import ConfigError
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
@@ -713,7 +713,7 @@ class _Call:
 
     def __init__(
         self, connection: Connection, kind: Kind, async_op: bool = False, on_failure: str = "retry",
-        timeout: float | None = None, algorithm: str = "auto", op: str = "sum", root: int | None = None,
+        timeout: float | None = None, algorithm: str = "auto", op: str = "sum", root: int = -1,
     ) -> None:  # fmt: skip
         self._connection, self._kind, self.place = connection, kind, connection.place
         self.name = name = kind._name_  # .name is a property that Enum computes each time
@@ -721,7 +721,7 @@ class _Call:
         check_options(name, async_op, on_failure, timeout, algorithm)
         self._async_op, self._on_failure, self._timeout, self._algorithm = async_op, on_failure, timeout, algorithm
         self.world = len(self.place.members)
-        if root is not None:
+        if kind in ROOTED:
             self.root = check_rank(name, "root", root, self.world)
             self.here = self.root == self.place.rank
 
