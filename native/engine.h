@@ -139,7 +139,7 @@ int wc_cancel(wc_engine *engine, uint64_t op);
 
 typedef struct {
     uint64_t bytes_sent, bytes_received; /* on the wire, headers included */
-    uint64_t frames_sent, frames_received, frames_dropped; /* dropped: of older epochs */
+    uint64_t frames_sent, frames_received, frames_dropped; /* dropped: of older epochs, of cancelled or finished ops */
     uint64_t checksum_failures;
     uint32_t parked; /* the next frame waits for a post or a newer epoch */
     uint32_t attached;

@@ -189,7 +189,7 @@ def wrong_direction(project: Project) -> list[str]:
 
 
 def master_users(project: Project) -> list[str]:
-    """Modules outside the commands and the chaos tools that import the master."""
+    """Modules outside the commands that import the master."""
     return [
         f"{project.where(found)}: imports {found.target}, which only {', '.join(KNOW_THE_MASTER)} may"
         for module in project.files
@@ -229,8 +229,7 @@ def test_every_import_is_allowed(project, check):
 
 def test_the_named_modules_exist(project):
     """A rule about a module that was renamed would hold for nothing."""
-    optional = {"wancoll_master.plan.topology", "wancoll.schedule.cost"}
-    named = {*PURE, *MAY_IMPORT, *LAZY, *KNOW_THE_MASTER, *WITHOUT_TRIO} - optional
+    named = {*PURE, *MAY_IMPORT, *LAZY, *KNOW_THE_MASTER, *WITHOUT_TRIO}
     assert sorted(name for name in named if name not in project.files) == []
 
 

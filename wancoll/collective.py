@@ -85,6 +85,8 @@ ROOTED = frozenset({Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter})
 SAME_RESULT = frozenset({Kind.all_reduce, Kind.all_gather, Kind.broadcast})  # every member's result is the same bytes
 DATALESS = frozenset({Kind.update_membership, Kind.barrier})
 P2P_KINDS = frozenset({Kind.send, Kind.recv})  # kinds that two members call
+ON_FAILURE = ("retry", "raise")  # what a call does when the epoch is lost under it
+ROUNDINGS = ("nearest", "stochastic")  # of a codec
 
 _Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Name = Annotated[str, Meta(min_length=1, max_length=128)]

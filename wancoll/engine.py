@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Self
 from wancoll._native import ffi, lib
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
+from wancoll.limits import KIB
 from wancoll.schedule.steps import Place, Schedule, Step
 
 if TYPE_CHECKING:
     from wancoll import _native as c
 
-KIB = 1024
 DIGEST_BLOCK = 64 * KIB
 SEGMENT = 256 * KIB
 STRIPE = 256 * KIB
@@ -126,7 +126,7 @@ def prepare(
         world_size: divisor of avg.
         lanes: of every link used.
         tracks: of every link used.
-        stripe: transfers are not cut into parts smaller than this, bytes; 0: as the engine was told. The same on all
+        stripe: steps are not cut into parts smaller than this, bytes; 0: as the engine was told. The same on all
             members.
         turns: ops take turns on the lanes: part p of the op seq is meant for lane (seq + p) % lanes, and another lane
             of that one's track takes it where that has no room. False: part p is on lane p % lanes and no other.
@@ -177,7 +177,7 @@ class Engine:
     Args:
         workers: threads; track t of every link belongs to worker t modulo workers.
         segment: largest frame payload, bytes, a multiple of 64 KiB; the same on all members.
-        stripe: a transfer is not cut into parts smaller than this, bytes; the same on all members.
+        stripe: a step is not cut into parts smaller than this, bytes; the same on all members.
         checksum: whether outgoing frames carry a crc32c.
 
     Raises:

@@ -251,35 +251,35 @@ static uint32_t exchange_schedule(wc_step *out, uint64_t *scratch, int n, int me
     const wc_codec_block block = wc_codec_shape(WC_CODEC_INT8);
     const uint64_t coded = (count + block.elements - 1) / block.elements * block.bytes;
     const wc_place front = {.buffer = WC_FRONT}, back = {.buffer = WC_BACK};
-    uint32_t lines = 0;
+    uint32_t steps = 0;
     int32_t last = -1, here[MAX_RANKS];
     wc_place codes[MAX_RANKS];
     for (int r = 0; r < n; r++)
         codes[r] = (wc_place){.buffer = WC_SCRATCH, .encoded = 1, .offset = (uint64_t)r * coded};
     *scratch = (uint64_t)n * coded;
-    wc_step line = {.length = count * 4, .after = {-1, -1}};
-    here[me] = (int32_t)lines;
-    out[lines] = line, out[lines].direction = WC_LOCAL, out[lines].action = WC_ENCODE, out[lines].to = codes[me], out[lines].left = front;
-    out[lines++].measured = 1;
+    wc_step step = {.length = count * 4, .after = {-1, -1}};
+    here[me] = (int32_t)steps;
+    out[steps] = step, out[steps].direction = WC_LOCAL, out[steps].action = WC_ENCODE, out[steps].to = codes[me], out[steps].left = front;
+    out[steps++].measured = 1;
     for (int r = 0; r < n; r++) {
         if (r == me)
             continue;
-        out[lines] = line, out[lines].direction = WC_SEND, out[lines].link = link_to(r), out[lines].left = codes[me];
-        out[lines++].after[0] = here[me];
-        here[r] = (int32_t)lines;
-        out[lines] = line, out[lines].direction = WC_RECV, out[lines].link = link_to(r), out[lines++].to = codes[r];
+        out[steps] = step, out[steps].direction = WC_SEND, out[steps].link = link_to(r), out[steps].left = codes[me];
+        out[steps++].after[0] = here[me];
+        here[r] = (int32_t)steps;
+        out[steps] = step, out[steps].direction = WC_RECV, out[steps].link = link_to(r), out[steps++].to = codes[r];
     }
     for (int r = 0; r < n; r++) {
-        out[lines] = line, out[lines].direction = WC_LOCAL, out[lines].to = back, out[lines].left = r ? back : codes[0];
-        out[lines].action = r == 0 ? WC_DECODE : r == n - 1 ? WC_FINAL : WC_REDUCE;
-        out[lines].result = r == n - 1;
+        out[steps] = step, out[steps].direction = WC_LOCAL, out[steps].to = back, out[steps].left = r ? back : codes[0];
+        out[steps].action = r == 0 ? WC_DECODE : r == n - 1 ? WC_FINAL : WC_REDUCE;
+        out[steps].result = r == n - 1;
         if (r)
-            out[lines].right = codes[r];
-        out[lines].after[0] = here[r];
-        out[lines].after[1] = last;
-        last = (int32_t)lines++;
+            out[steps].right = codes[r];
+        out[steps].after[0] = here[r];
+        out[steps].after[1] = last;
+        last = (int32_t)steps++;
     }
-    return lines;
+    return steps;
 }
 
 static int post_exchange(bed *b, int n, int me, call c, buffer front, buffer back)

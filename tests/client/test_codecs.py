@@ -20,6 +20,7 @@ from wancoll.client.many import buckets
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError, PeerDaemonLost, WorldTooSmall
 from wancoll.schedule import choose, codec
+from wancoll.schedule.build import takes
 from wancoll.schedule.numbers import storage
 from wancoll.schedule.reference import execute
 from wancoll.schedule.steps import Action, Buffer
@@ -101,7 +102,7 @@ def test_the_nominal_errors_hold_for_an_all_reduce() -> None:
         assert np.linalg.norm(result - exact) < nominal * np.linalg.norm(exact), each
 
 
-@pytest.mark.parametrize(("each", "dtype"), [(c, d) for c in Codec for d in FLOATS if codec.takes(c, d)])
+@pytest.mark.parametrize(("each", "dtype"), [(c, d) for c in Codec for d in FLOATS if takes(c, d)])
 def test_what_the_client_thinks_that_the_wire_does(each: Codec, dtype: DType) -> None:
     for count in (1, 31, 128, 1000):
         x = gaussian(count, count)

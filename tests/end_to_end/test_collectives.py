@@ -15,7 +15,7 @@ from tests.later import later
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import choose
-from wancoll.schedule.codec import takes
+from wancoll.schedule.build import takes
 from wancoll.schedule.numbers import digest, storage
 from wancoll.schedule.reference import execute
 

@@ -11,11 +11,12 @@ from wancoll._native import ffi, lib
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule import codec as reference
+from wancoll.schedule.build import takes
 from wancoll.schedule.numbers import reduce, storage
 
 TABLES = [name for name in ("generic", "avx2", "avx512", "neon") if lib.wc_kernels_named(name.encode()) != ffi.NULL]
 CODECS = [codec for codec in Codec if codec is not Codec.none]
-PAIRS = [(codec, dtype) for codec in CODECS for dtype in DType if reference.takes(codec, dtype)]
+PAIRS = [(codec, dtype) for codec in CODECS for dtype in DType if takes(codec, dtype)]
 KEY = 0x0123456789ABCDEF
 COUNTS = (0, 1, 2, 31, 32, 33, 63, 64, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 4099)
 FLOAT_MAX = np.finfo(np.float32).max

@@ -184,7 +184,7 @@ def killed_by_failpoint(cluster: Cluster, i: int, timeout: float = 10.0) -> None
     assert cluster.wait(i, timeout) == -signal.SIGKILL
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether the process stands still (SIGSTOP)."""
+def stands_still(pid: int) -> bool:
+    """Whether the process has been stopped (SIGSTOP): its first thread, not just any (wancoll.process.is_stopped)."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
         return stat.read().rpartition(")")[2].split()[0] == "T"

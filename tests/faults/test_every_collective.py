@@ -20,10 +20,10 @@ from tests.faults.support import (
     attempt,
     close_all,
     in_threads,
-    is_stopped,
     join,
     killed_by_failpoint,
     reduce_all,
+    stands_still,
     total,
     wait_until,
 )
@@ -177,7 +177,7 @@ def kill(cluster: Cluster, kind: str, algorithm: str, moment: str, victim: int, 
     if moment == "late":  # the victim stops after its last byte; the others are finished and not told
         cluster.failpoint(victim, "before_done", "pause")
         running = Background(lambda k: members[k].run(), PEERS)
-        wait_until(lambda: is_stopped(cluster.pid(victim)), 10, "the victim reaches before_done")
+        wait_until(lambda: stands_still(cluster.pid(victim)), 10, "the victim reaches before_done")
         assert not any(running.finished)
         cluster.kill(victim)
         outcomes = running.results()

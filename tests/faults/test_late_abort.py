@@ -18,10 +18,10 @@ from tests.faults.support import (
     close_all,
     contribution,
     in_threads,
-    is_stopped,
     join,
     killed_by_failpoint,
     reduce_all,
+    stands_still,
     sums,
     untouched,
     wait_until,
@@ -185,7 +185,7 @@ def test_survivors_finished_but_not_committed(cluster: Cluster) -> None:
     for k, tensor in enumerate(tensors):
         tensor[...] = 10**k
     running = sums(comms, tensors)
-    wait_until(lambda: is_stopped(cluster.pid(victim)), 10, "the victim reaches before_done")
+    wait_until(lambda: stands_still(cluster.pid(victim)), 10, "the victim reaches before_done")
     group = next(found for found in cluster.status().groups if any(x.name == "m0" for x in found.members))
 
     def others_done() -> bool:

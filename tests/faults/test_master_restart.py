@@ -17,10 +17,10 @@ from tests.faults.support import (
     check_first_attempt,
     close_all,
     contribution,
-    is_stopped,
     join,
     new_group,
     reduce_all,
+    stands_still,
     sums,
     wait_joining,
     wait_until,
@@ -89,7 +89,7 @@ def test_in_each_phase_of_an_operation(cluster: Cluster, point: str, times: int)
         tensors = [contribution(k, count) for k in range(PEERS)]
         cluster.failpoint(1, point, "pause")
         running = sums(comms, tensors)
-        wait_until(lambda: is_stopped(cluster.pid(1)), 10, f"peer 1 stands at {point}")
+        wait_until(lambda: stands_still(cluster.pid(1)), 10, f"peer 1 stands at {point}")
         restart(cluster)
         cluster.resume(1)
         check_first_attempt(running.results(20), tensors)
@@ -104,7 +104,7 @@ def test_when_an_epoch_begins(cluster: Cluster) -> None:
     forming = Background(
         lambda k: cluster.connect(k, group=group, name=f"m{k}", start_world=PEERS, min_world=PEERS), PEERS
     )
-    wait_until(lambda: is_stopped(cluster.pid(1)), 10, "peer 1 enters the first epoch")
+    wait_until(lambda: stands_still(cluster.pid(1)), 10, "peer 1 enters the first epoch")
     restart(cluster)
     cluster.resume(1)
     comms = forming.results(20)
@@ -191,7 +191,7 @@ def test_a_member_dies_while_the_master_is_away(cluster: Cluster) -> None:
     tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
     cluster.failpoint(2, "mid_op", "pause")
     running = sums(comms, tensors)
-    wait_until(lambda: is_stopped(cluster.pid(2)), 10, "peer 2 stands still")
+    wait_until(lambda: stands_still(cluster.pid(2)), 10, "peer 2 stands still")
     cluster.kill_master()
     cluster.kill(2)
     cluster.start_master()
@@ -223,7 +223,7 @@ def test_the_journal_is_lost_too(cluster: Cluster) -> None:
     tensors = [contribution(k, MIB) for k in range(PEERS)]
     cluster.failpoint(1, "before_done", "pause")
     running = sums(comms, tensors)
-    wait_until(lambda: is_stopped(cluster.pid(1)), 10, "peer 1 stands still")
+    wait_until(lambda: stands_still(cluster.pid(1)), 10, "peer 1 stands still")
     restart(cluster, lose_journal=True)
     cluster.resume(1)
     outcomes = running.results(20)
@@ -258,7 +258,7 @@ def test_a_member_that_comes_too_late(cluster: Cluster) -> None:
     tensors = [contribution(k, 1000) for k in range(PEERS)]
     cluster.failpoint(2, "after_done", "pause")
     running = sums(comms, tensors)
-    wait_until(lambda: is_stopped(cluster.pid(2)), 10, "peer 2 stands still")
+    wait_until(lambda: stands_still(cluster.pid(2)), 10, "peer 2 stands still")
     restart(cluster)
     wait_until(lambda: sum(running.finished) == 2, GRACE + 5, "the others go on")
     cluster.resume(2)

@@ -20,10 +20,10 @@ from tests.faults.support import (
     check_first_attempt,
     close_all,
     contribution,
-    is_stopped,
     join,
     new_group,
     reduce_all,
+    stands_still,
     sums,
     wait_joining,
     wait_until,
@@ -89,7 +89,7 @@ def leading(cluster: Cluster) -> tuple[int, m.Status]:
 
 def answers(cluster: Cluster, k: int) -> m.Status | m.StandsBy | None:
     """None: it is killed or stopped."""
-    if not cluster.master_running(k) or is_stopped(cluster.master_pids[k]):
+    if not cluster.master_running(k) or stands_still(cluster.master_pids[k]):
         return None
     try:
         return cluster.ask_master(k)
@@ -171,7 +171,7 @@ def test_in_each_phase_of_an_operation(cluster: Cluster, how: str, point: str, t
         since = time.time()
         cluster.failpoint(1, point, "pause")
         running = sums(comms, tensors)
-        wait_until(lambda: is_stopped(cluster.pid(1)), 10, f"peer 1 stands at {point}")
+        wait_until(lambda: stands_still(cluster.pid(1)), 10, f"peer 1 stands at {point}")
         gone = end_leader(cluster, how)
         ended = time.monotonic()
         cluster.resume(1)

@@ -2,7 +2,7 @@
 
 Mirrors wancoll/peer/control.py (run, _serve_once, _read, _heartbeat), daemon.py (_master_says, _master_connected,
 _master_synced, watch_master, watch_engine, add, remove) and session.py (serve, _take, _post, run, _to_master, _start,
-op_finished, op_cancelled). The watcher of slow operations (watch.py) is left out.
+op_finished, op_cancelled). The watcher of slow operations (watch/watcher.py) is left out.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from tests.faults.support import (
     check_agreed,
     close_all,
     contribution,
-    is_stopped,
     join,
     killed_by_failpoint,
     new_group,
     reduce_all,
     repair,
+    stands_still,
     sums,
     untouched,
     wait_until,
@@ -73,7 +73,7 @@ def finished_but_not_committed(cluster: Cluster, victim: int, count: int) -> Non
     cluster.failpoint(victim, "before_done", "pause")
     tensors = [contribution(k, count) for k in range(PEERS)]
     running = sums(comms, tensors)
-    wait_until(lambda: is_stopped(cluster.pid(victim)), 30, "the victim reaches before_done")
+    wait_until(lambda: stands_still(cluster.pid(victim)), 30, "the victim reaches before_done")
 
     def others_done() -> bool:
         [members] = [found.members for found in cluster.status().groups if found.name == group]

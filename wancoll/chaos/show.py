@@ -10,8 +10,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from wancoll.chaos.core.report import MIB, goodput
+from wancoll.chaos.core.report import goodput
 from wancoll.chaos.run import Run
+from wancoll.limits import MIB
 
 _EVERY = 0.25  # seconds between pictures
 _PLAIN_EVERY = 10.0  # seconds between plain lines

@@ -17,7 +17,7 @@ from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import DEFAULT
 from wancoll.options import Seconds, between
-from wancoll.schedule.codec import takes
+from wancoll.schedule.build import takes
 from wancoll.schedule.cost import AVAILABLE
 
 if TYPE_CHECKING:

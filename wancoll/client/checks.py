@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from wancoll.client.tensors import Region
-from wancoll.collective import ReduceOp
+from wancoll.collective import ON_FAILURE, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule import choose
 
-ON_FAILURE = ("retry", "raise")
 _OPS = ReduceOp.__members__
 LIBRARY_TAGS = 0xFF << 56  # from here on tags are the library's own
 ALGORITHMS = {kind.name: ("auto", *names) for kind, names in choose.ALGORITHMS.items()}

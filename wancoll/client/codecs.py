@@ -13,16 +13,16 @@ import numpy as np
 
 from wancoll._native import ffi, lib
 from wancoll.client.checks import unavailable, whole
-from wancoll.collective import Codec, DType, ReduceOp
+from wancoll.collective import ROUNDINGS, Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
-from wancoll.schedule.codec import block, coded_bytes, takes
+from wancoll.schedule.build import takes
+from wancoll.schedule.codec import block, coded_bytes
 from wancoll.schedule.numbers import narrowed, storage, widened
 from wancoll.schedule.steps import chunk_bounds
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = (DType.float32, DType.float64, DType.float16, DType.bfloat16)
-ROUNDINGS = ("nearest", "stochastic")
 # Relative L2 error of an all-reduce of Gaussian data, cheapest first. Nominal, so that all members choose the same.
 NOMINAL_ERROR = ((Codec.int4, 0.15), (Codec.int8, 0.01), (Codec.bf16, 0.003), (Codec.fp16, 0.0005))
 

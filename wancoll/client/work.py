@@ -163,4 +163,4 @@ def rebuild(failure: m.Failure) -> errors.WancollError:
 
 def as_failure(error: errors.WancollError) -> m.Failure:
     """An error of this side in the shape of the daemon's, to be raised afresh by each call."""
-    return m.Failure(0, type(error).__name__, error.what, error.who, error.expected, error.got, error.hint, {})
+    return m.Failure(0, type(error).__name__, error.what, error.who, error.expected, error.got, error.hint)

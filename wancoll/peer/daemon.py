@@ -20,7 +20,7 @@ from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
-from wancoll.peer.core import links, outcomes
+from wancoll.peer.core import links
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control, probe
@@ -298,7 +298,7 @@ class Daemon:
         for session in list(self._sessions):
             session.run(session.member.leave("the peer daemon is stopping"))
             hint = "start the daemon again and reconnect"
-            session.tell(outcomes.failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
+            session.tell(m.Failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
         with trio.move_on_after(1):
             await self.control.flush()
 

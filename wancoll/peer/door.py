@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from wancoll.errors import ProtocolError
 from wancoll.failpoints import PEER
@@ -15,7 +16,6 @@ from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.listen import Handshakes
 from wancoll.net.stream import Stream
 from wancoll.peer.core import links
-from wancoll.peer.core.outcomes import failure
 from wancoll.peer.session import Host, Session
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -51,10 +51,12 @@ class FrontDoor:
                 await self._first_message(client, decoder, messages)
         except ProtocolError as bad:
             log.warning("client sent nonsense", reason=str(bad))
-            client.send(encode(failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got)))
+            client.send(
+                encode(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+            )
         except OSError as bad:  # no descriptor or memory left for one more
             log.warning("client cannot be served", reason=str(bad))
-            client.send(encode(failure(0, "PeerDaemonLost", "has no room for one more client", got=str(bad))))
+            client.send(encode(m.Failure(0, "PeerDaemonLost", "has no room for one more client", got=str(bad))))
         finally:
             client.close()
 
@@ -75,14 +77,7 @@ class FrontDoor:
                     got=str(first.protocol),
                 )
             if not first.member:
-                first = m.Attach(
-                    first.protocol,
-                    first.group,
-                    f"{self._daemon.name[:100]}-{self._next_range}",
-                    first.start_world,
-                    first.min_world,
-                    first.pid,
-                )
+                first = replace(first, member=f"{self._daemon.name[:100]}-{self._next_range}")
             session = Session(self._daemon, client, first, self._next_range << 40)
             self._next_range += 1
             async with trio.open_nursery() as nursery:
@@ -98,7 +93,7 @@ class FrontDoor:
 
     def _arm(self, arm: m.Arm) -> m.Ok | m.Failure:
         if not self._daemon.failpoints.allows(arm.token):
-            return failure(
+            return m.Failure(
                 0,
                 "ConfigError",
                 "fault injection is not allowed here",
@@ -113,7 +108,7 @@ class FrontDoor:
         elif arm.name in PEER and arm.action in ("kill", "pause", "clear"):
             self._daemon.failpoints.arm(arm.name, arm.action)
         else:
-            return failure(
+            return m.Failure(
                 0,
                 "ConfigError",
                 "unknown failpoint or action",

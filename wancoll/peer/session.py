@@ -18,7 +18,7 @@ from wancoll.peer.arena import Arena
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core import commands as cmd
-from wancoll.peer.core import links, outcomes
+from wancoll.peer.core import links
 from wancoll.peer.core.calls import Call, Meaning, Seat, noise
 from wancoll.peer.core.member import Member
 from wancoll.peer.core.op import Op
@@ -104,7 +104,7 @@ class Session:
         except ProtocolError as bad:
             reason = str(bad)
             log.warning("client sent nonsense", member=self.member.name, reason=reason)
-            self.tell(outcomes.failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+            self.tell(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
         finally:
             self.run(self.member.leave(reason))
             self._daemon.links.step(links.Leave(self.links))

@@ -16,6 +16,14 @@ from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, S
 
 # Elements of a codec's block, and the bytes that they are on the wire.
 BLOCKS = {Codec.bf16: (1, 2), Codec.fp16: (128, 260), Codec.int8: (128, 132), Codec.int4: (32, 20)}
+_WIDE = (DType.float32, DType.float64)
+_HALF = (DType.float16, DType.bfloat16)  # which gain nothing from bf16 and fp16
+_DTYPES = {Codec.bf16: _WIDE, Codec.fp16: _WIDE, Codec.int8: _WIDE + _HALF, Codec.int4: _WIDE + _HALF}
+
+
+def takes(codec: Codec, dtype: DType) -> bool:
+    """Whether tensors of *dtype* can travel as *codec*."""
+    return dtype in _DTYPES.get(codec, ())
 
 
 @dataclass(frozen=True, slots=True)

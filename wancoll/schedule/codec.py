@@ -9,13 +9,10 @@ import numpy as np
 
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError
-from wancoll.schedule.build import BLOCKS
+from wancoll.schedule.build import BLOCKS, takes
 from wancoll.schedule.numbers import Array, narrowed, widened
 
 _BLOCK = {Codec.none: (0, 0), **BLOCKS}
-_WIDE = (DType.float32, DType.float64)
-_HALF = (DType.float16, DType.bfloat16)
-_DTYPES = {Codec.bf16: _WIDE, Codec.fp16: _WIDE, Codec.int8: _WIDE + _HALF, Codec.int4: _WIDE + _HALF}
 _LIMIT = {Codec.int8: 127, Codec.int4: 7}
 
 _INF = np.uint32(0x7F800000)
@@ -29,11 +26,6 @@ def block(codec: Codec) -> tuple[int, int]:
     return _BLOCK[codec]
 
 
-def takes(codec: Codec, dtype: DType) -> bool:
-    """Whether tensors of *dtype* can travel as *codec*. Half types gain nothing from bf16 and fp16."""
-    return dtype in _DTYPES.get(codec, ())
-
-
 def coded_bytes(codec: Codec, n: int) -> int:
     """Bytes on the wire of *n* elements that begin at a block: the last block is padded to its full size.
 
@@ -43,7 +35,7 @@ def coded_bytes(codec: Codec, n: int) -> int:
     elements, size = _BLOCK[codec]
     if not elements:
         raise ConfigError(
-            "codec none has no blocks", who="coded_bytes", expected=", ".join(c.name for c in _DTYPES), got=codec.name
+            "codec none has no blocks", who="coded_bytes", expected=", ".join(c.name for c in BLOCKS), got=codec.name
         )
     return -(-n // elements) * size
 
@@ -132,7 +124,7 @@ def philox(key: int, low: Array, high: Array, third: int = 0, fourth: int = 0) -
 
 def _check(codec: Codec, dtype: DType) -> None:
     if not takes(codec, dtype):
-        taken = ", ".join(d.name for d in _DTYPES.get(codec, ())) or "another codec"
+        taken = ", ".join(d.name for d in DType if takes(codec, d)) or "another codec"
         raise ConfigError(f"codec {codec.name} does not take this dtype", expected=taken, got=dtype.name)
 
 

@@ -43,7 +43,7 @@ class Plan(Message, frozen=True):
     """What the master decided for an epoch, so that the same call gives the same schedule everywhere."""
 
     lanes: Annotated[int, Meta(ge=1, le=256)]
-    stripe: Annotated[int, Meta(ge=1, le=1 << 31)]  # bytes; transfers are not cut into smaller parts
+    stripe: Annotated[int, Meta(ge=1, le=1 << 31)]  # bytes; steps are not cut into smaller parts
     turns: bool  # whether ops take turns on the lanes, or all start at lane 0
     # By kind (its name): (up to this many bytes of the larger tensor, algorithm), ascending; the last bound is 0, no
     # limit. A kind that is missing takes its default.
@@ -172,11 +172,11 @@ class Failure(Message, frozen=True):
     id: int
     error: str
     what: str
-    who: str
-    expected: str
-    got: str
-    hint: str
-    calls: dict[str, str]
+    who: str = ""
+    expected: str = ""
+    got: str = ""
+    hint: str = ""
+    calls: dict[str, str] = {}
 
 
 class Slow(Message, frozen=True):

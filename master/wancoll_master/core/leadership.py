@@ -43,11 +43,6 @@ class Leadership:
         return now < self.until
 
     @property
-    def request_timeout(self) -> float:
-        """Seconds to wait for an answer before another endpoint is asked."""
-        return self.ttl / RENEWALS_PER_TTL
-
-    @property
     def renew_at(self) -> float:
         """When to renew next, if nothing has failed."""
         return self._sent_at + self.ttl / RENEWALS_PER_TTL

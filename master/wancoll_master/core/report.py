@@ -34,7 +34,7 @@ def _group(state: State, group: Group, now: float) -> m.GroupStatus:
     members = [_member(member, rank, now) for rank, member in enumerate(group.members)]
     return m.GroupStatus(
         name=group.name,
-        phase="running" if group.members else "rejoining" if group.rebuild is not None else "forming",
+        phase="running" if group.members else "rebuilding" if group.rebuild is not None else "forming",
         epoch=group.epoch if group.members else 0,
         start_world=group.start_world,
         min_world=group.min_world,

@@ -18,7 +18,7 @@ _STEPS = 50_000  # beyond EXACT, the search for any order gives up after this ma
 _SEARCH_STEPS = 300_000  # beyond EXACT_BEST, moves that the search for the best order looks at
 
 Matrix = Sequence[Sequence[float]]  # [from][to], by place in the order
-STRIPE = 256 * KIB  # over a network: all lanes share a transfer, since one connection does not fill the path
+STRIPE = 256 * KIB  # over a network: all lanes share a step, since one connection does not fill the path
 LOCAL_STRIPE = 1024 * MIB  # within one machine: one connection does, and every further busy one costs caches and calls
 
 

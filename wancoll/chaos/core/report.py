@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wancoll.chaos.core.invariants import Gap, Injected, Violation
+from wancoll.limits import MIB
 
 _RECOVERY_AT_MOST = 60.0  # seconds; later it has other reasons
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

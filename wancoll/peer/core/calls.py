@@ -13,10 +13,11 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from wancoll.collective import DATALESS, P2P_KINDS, REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
+from wancoll.collective import DATALESS, ON_FAILURE, P2P_KINDS, REDUCING, ROOTED, ROUNDINGS, Descriptor, Kind, ReduceOp
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.schedule import choose
+from wancoll.schedule.build import takes
 from wancoll.schedule.steps import MAX_STEPS, Action, Buffer, Direction, Place, Schedule, Step
 from wancoll.wire import messages as m
 
@@ -176,19 +177,13 @@ def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, st
         return f"{size} counts, of all_gather or reduce_scatter", f"{len(call.counts)} for {kind.name}"
     if kind in choose.ALGORITHMS and call.algorithm not in ("auto", *choose.ALGORITHMS[kind]):
         return ", ".join(("auto", *choose.ALGORITHMS[kind])), call.algorithm
-    if call.codec and not _takes(kind, call.dtype, call.codec):
+    if call.codec and not (kind is Kind.all_reduce and takes(call.codec, call.dtype)):
         return "a codec that all_reduce has for this dtype", f"{call.codec.name} for {call.dtype.name}"
-    if call.on_failure not in ("retry", "raise"):
-        return "on_failure retry or raise", call.on_failure
-    if call.rounding not in ("nearest", "stochastic"):
-        return "rounding nearest or stochastic", call.rounding
+    if call.on_failure not in ON_FAILURE:
+        return "on_failure " + " or ".join(ON_FAILURE), call.on_failure
+    if call.rounding not in ROUNDINGS:
+        return "rounding " + " or ".join(ROUNDINGS), call.rounding
     return "", ""
-
-
-def _takes(kind: Kind, dtype: DType, codec: Codec) -> bool:
-    """Whether operations of *kind* encode elements of *dtype* so."""
-    halves = dtype in (DType.float16, DType.bfloat16) and codec in (Codec.int8, Codec.int4)
-    return kind is Kind.all_reduce and (halves or dtype in (DType.float32, DType.float64))
 
 
 def _p2p_sizes(call: Descriptor) -> tuple[int, int]:

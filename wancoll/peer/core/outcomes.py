@@ -14,21 +14,6 @@ _ELSEWHERE = "others have committed the operation, and it was not finished here;
 _AGAIN = "connect again to rejoin as a new member"
 
 
-def failure(
-    client_id: int,
-    error: str,
-    what: str,
-    *,
-    who: str = "",
-    expected: str = "",
-    got: str = "",
-    hint: str = "",
-    calls: dict[str, str] | None = None,
-) -> m.Failure:
-    """A Failure message; *error* is a class name of wancoll.errors."""
-    return m.Failure(client_id, error, what, who, expected, got, hint, calls or {})
-
-
 def result(op: Op, epoch: int, contributors: list[str], digest: int, now: float) -> m.Result:
     """*op* was committed in *epoch*; *now* is on the clock of op.posted_at."""
     return m.Result(
@@ -51,13 +36,13 @@ def voided(op: Op, void: m.Void, group: str, here: str) -> m.Failure:
     hint = "make the same calls in the same order on every member" if void.calls else "the tensor is untouched"
     got = f"here {here}" if void.calls else ""
     who = f"op {op.seq} of group {group}"
-    return failure(op.client_id, void.error, void.text, who=who, got=got, hint=hint, calls=dict(void.calls))
+    return m.Failure(op.client_id, void.error, void.text, who=who, got=got, hint=hint, calls=dict(void.calls))
 
 
 def too_small(op: Op, who: str, epoch: m.Epoch) -> m.Failure:
     """*op* cannot run, since *epoch* has fewer than min_world members."""
     names = ", ".join(member.name for member in epoch.members)
-    return failure(
+    return m.Failure(
         op.client_id,
         "WorldTooSmall",
         f"too few members are left in group {epoch.group} ({epoch.reason}); tensors are untouched",
@@ -70,7 +55,7 @@ def too_small(op: Op, who: str, epoch: m.Epoch) -> m.Failure:
 
 def over(client_id: int, name: str) -> m.Failure:
     """A call of a member that is out already."""
-    return failure(client_id, "Evicted", "this member is no longer in the group", who=name)
+    return m.Failure(client_id, "Evicted", "this member is no longer in the group", who=name)
 
 
 # ---- the member is out, however it came to that --------------------------------------------------------
@@ -90,14 +75,14 @@ class Ending(NamedTuple):
 
 def left(name: str, reason: str) -> Ending:
     """The client detached or died, or the daemon stops."""
-    return Ending(lambda op: failure(op.client_id, "PeerDaemonLost", reason, who=name))
+    return Ending(lambda op: m.Failure(op.client_id, "PeerDaemonLost", reason, who=name))
 
 
 def refused(name: str, reason: str) -> Ending:
     """The master does not let the member in."""
     what = f"the master refused the join: {reason}"
-    last = failure(0, "ConfigError", what, who=name)
-    return Ending(lambda op: failure(op.client_id, "ConfigError", what, who=name), last)
+    last = m.Failure(0, "ConfigError", what, who=name)
+    return Ending(lambda op: m.Failure(op.client_id, "ConfigError", what, who=name), last)
 
 
 def evicted(name: str, reason: str, committed_upto: int, unknown: bool) -> Ending:
@@ -109,12 +94,12 @@ def evicted(name: str, reason: str, committed_upto: int, unknown: bool) -> Endin
 
     def end(op: Op) -> m.Failure:
         if not op.p2p and op.seq <= committed_upto and op.state in (OpState.waiting, OpState.running):
-            return failure(op.client_id, "OutcomeUnknown", _ELSEWHERE, who=name, got=reason, hint=_AGAIN)
+            return m.Failure(op.client_id, "OutcomeUnknown", _ELSEWHERE, who=name, got=reason, hint=_AGAIN)
         if _done(op) and (unknown or op.p2p):
-            return failure(op.client_id, "OutcomeUnknown", _UNKNOWN, who=name, got=reason, hint=_AGAIN)
-        return failure(op.client_id, "Evicted", reason, who=name, hint=_AGAIN)
+            return m.Failure(op.client_id, "OutcomeUnknown", _UNKNOWN, who=name, got=reason, hint=_AGAIN)
+        return m.Failure(op.client_id, "Evicted", reason, who=name, hint=_AGAIN)
 
-    return Ending(end, failure(0, "Evicted", reason, who=name, hint=_AGAIN))
+    return Ending(end, m.Failure(0, "Evicted", reason, who=name, hint=_AGAIN))
 
 
 def forgotten(name: str, cause: str) -> Ending:
@@ -139,10 +124,10 @@ def _cut_off(error: str, what: str, text: dict[str, Any]) -> Ending:
 
     def end(op: Op) -> m.Failure:
         if _done(op):
-            return failure(op.client_id, "OutcomeUnknown", _UNKNOWN, **text)
-        return failure(op.client_id, error, f"{what}; tensors are untouched", **text)
+            return m.Failure(op.client_id, "OutcomeUnknown", _UNKNOWN, **text)
+        return m.Failure(op.client_id, error, f"{what}; tensors are untouched", **text)
 
-    return Ending(end, failure(0, error, what, **text))
+    return Ending(end, m.Failure(0, error, what, **text))
 
 
 def _done(op: Op) -> bool:

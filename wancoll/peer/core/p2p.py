@@ -93,7 +93,7 @@ class P2P(Book):
         hint = "input and result are kept" if fits else "make sends and recvs that fit on both members"
         return self.end(
             op,
-            outcomes.failure(
+            m.Failure(
                 op.client_id,
                 message.error,
                 message.text,
@@ -154,7 +154,7 @@ class P2P(Book):
         if refusal:
             got = seat.epoch.reason if op.other not in seat.world.mids else ""
             hint = "the tensor is untouched"
-            lost = outcomes.failure(op.client_id, "OperationAborted", refusal, who=str(op), got=got, hint=hint)
+            lost = m.Failure(op.client_id, "OperationAborted", refusal, who=str(op), got=got, hint=hint)
             return self.end(op, lost)
         sends = op.kind is Kind.send
         return [cmd.ToMaster(m.P2PCall(*seat.head, op.number, op.other, op.tag, sends, call.dtype, call.count))]

@@ -16,7 +16,7 @@ from wancoll.net.dial import DialFailed, dial, read_frame
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
-_TCP_NOTSENT_LOWAT = 25
+TCP_NOTSENT_LOWAT = 25  # of Linux; the socket module has no name for it
 _NO_LIMIT = 0x7FFFFFFF
 _UNSENT = 64 * KIB  # to begin with; the engine keeps it at about half of the lane's window
 PREFERRED = ("bbr", "cubic")  # congestion controls that a plan may ask for
@@ -43,7 +43,7 @@ def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     local = sock.getsockname()[0] == sock.getpeername()[0]
     # What a slow lane has taken, no other lane can take over. Within one machine there are no slow ones.
-    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NO_LIMIT if local else _UNSENT)
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, _NO_LIMIT if local else _UNSENT)
     if local:
         # Both ends on one machine: bbr's pacing timer costs a third of the speed there, and reno is always allowed.
         congestion_control = congestion_control or "reno"

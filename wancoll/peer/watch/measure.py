@@ -16,7 +16,7 @@ from wancoll.limits import KIB, MIB, PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.net.dial import DialFailed, dial, read_frame
 from wancoll.peer.core.tcpinfo import TCP_INFO_BYTES, Observer, TcpInfo, burst_rate, parse_tcp_info, saturated
-from wancoll.peer.links.lanes import greet
+from wancoll.peer.links.lanes import TCP_NOTSENT_LOWAT, greet
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -35,7 +35,6 @@ _PART = 512 * KIB  # bytes of a burst that are announced, and answered, at a tim
 _CHUNK = 64 * KIB
 _ANSWERED_BYTES = 64 * MIB  # that one connection may make this daemon read
 _ANSWERED_ROUNDS = 256
-_TCP_NOTSENT_LOWAT = 25
 
 
 class OpenLink(NamedTuple):
@@ -231,7 +230,7 @@ async def _send_burst(
     streams.append(stream)
     samples.append((trio.current_time(), samples[-1][1] if samples else 0))
     sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)
-    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
     with contextlib.suppress(OSError):  # a lost packet must not be the limit
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
