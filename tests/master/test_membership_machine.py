@@ -355,7 +355,6 @@ class Cluster(RuleBasedStateMachine):
         if not daemon.down or daemon.asleep:
             return
         message = daemon.down.popleft()
-        now = self.room.now
         match message:
             case None:
                 daemon.conn = 0
@@ -366,43 +365,10 @@ class Cluster(RuleBasedStateMachine):
                 for client in list(daemon.clients):
                     self.run(daemon, client, client.core.reconnected(daemon.connections, daemon.master))
                 daemon.up.append(m.Heartbeat(0))
-            case m.Resumed():
-                for client in list(daemon.clients):
-                    if client.core.mid == message.to:
-                        self.run(daemon, client, client.core.resumed(message))
             case m.Pong(number=0):
                 for client in list(daemon.clients):
                     if client.core.epoch is not None and client.core.standing.connection != daemon.connections:
                         self.run(daemon, client, client.core.forgotten("lost"))
-            case m.Joined():
-                for client in daemon.clients:
-                    if client.core.name == message.member and client.core.epoch is None:
-                        client.core.joined(message.mid, daemon.connections, daemon.master)
-            case m.Refused():
-                for client in list(daemon.clients):
-                    if client.core.name == message.member and client.core.epoch is None:
-                        self.run(daemon, client, client.core.refused(message.reason))
-            case m.Epoch():
-                for client in list(daemon.clients):
-                    if client.core.mid == message.to:
-                        self.run(daemon, client, client.core.enter_epoch(message, now))
-            case m.Commit():
-                for client in list(daemon.clients):
-                    self.run(daemon, client, client.core.commit(message, now))
-            case m.Matched() | m.Settled():
-                for client in list(daemon.clients):
-                    if client.core.mid == message.to:
-                        core_ = client.core
-                        matched = isinstance(message, m.Matched)
-                        self.run(daemon, client, core_.matched(message) if matched else core_.settled(message, now))
-            case m.Abort():
-                for client in list(daemon.clients):
-                    self.run(daemon, client, client.core.abort(message))
-            case m.Evicted():
-                for client in list(daemon.clients):
-                    if client.core.mid == message.mid:
-                        told = (message.reason, message.committed_upto, now, message.unknown)
-                        self.run(daemon, client, client.core.evicted(*told))
             case m.Probe():
                 bad = daemon.unreachable or any(
                     other.unreachable for other in self.daemons if other.name == message.daemon
@@ -410,6 +376,10 @@ class Cluster(RuleBasedStateMachine):
                 daemon.up.append(
                     m.ProbeResult(message.group, message.joiner, message.prober, message.target, not bad, "")
                 )
+            case _ if isinstance(message, m.ToMember):
+                for client in list(daemon.clients):
+                    says = client.core.hear(message, self.room.now, daemon.connections, daemon.master)
+                    self.run(daemon, client, says)
 
     def post(self, daemon: Daemon, client: Client, *, reads: bool = True) -> None:
         if client.gone or not client.next_seq or client.in_update or len(client.core.collectives.open) >= 4:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
 from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.wire import messages as m
 
@@ -475,3 +477,80 @@ def test_a_link_that_is_lost_while_an_op_waits_for_others_is_needed_again() -> N
     assert d.ready(1, 2, 3, 5) == [cmd.NeedLinks(frozenset({4}))]
     assert d.member.link_lost(3, "reset") == [cmd.NeedLinks(frozenset({3, 4}))]
     assert kinds(d.ready(1, 2, 3, 4, 5)) == ["StartOp"]
+
+
+# ---- whom the master means, and what the links say ---------------------------------------------------
+
+
+HEARD = [  # in epoch 1 by m1, whose mid is 1 and whose op 1 is finished
+    (epoch(2, 1, 2), ["ToClient:EpochInfo", "EnterEpoch"]),
+    (m.Commit("g", 1, 1, 1), ["ToClient:Result"]),
+    (m.Abort("g", 1, 1, "mismatch"), ["ToMaster:Mismatch"]),
+    (m.Redial("g", 1, 1, [2], 0.5, "stuck"), ["Redial"]),
+    (m.Evicted("g", 1, "silent", 0), ["ToClient:Failure", "ToClient:Failure", "Over"]),
+    (m.Waited("g", 1, 1, 1, "m2", []), []),
+]
+
+
+@pytest.mark.parametrize(("message", "follows"), HEARD, ids=lambda value: type(value).__name__)
+def test_a_member_hears_what_the_master_says_to_it_and_to_nobody_else(message: Any, follows: list[str]) -> None:
+    d = Driver(1, 2)
+    d.post()
+    d.member.op_finished(d.engine_id, 7, 0)
+    for other in ({"group": "h"}, {"to": 2}, {"mid": 2}):
+        if other.keys() <= set(message.__struct_fields__):
+            assert not d.member.addressed(msgspec.structs.replace(message, **other))
+            assert d.member.hear(msgspec.structs.replace(message, **other), 2.0, 1, 1) == []
+    assert d.member.addressed(message)
+    assert kinds(d.member.hear(message, 2.0, 1, 1)) == follows
+    d.member.leave("detached")
+    assert not d.member.addressed(message)
+    assert d.member.hear(message, 3.0, 1, 1) == []
+
+
+def test_a_redial_of_another_epoch_is_ignored() -> None:
+    d = Driver(1, 2)
+    assert d.member.hear(m.Redial("g", 1, 2, [], 0.5, "stuck"), 2.0, 1, 1) == []
+    assert d.member.hear(m.Redial("g", 1, 1, [], 0.5, "stuck"), 2.0, 1, 1) == [cmd.Redial((), 0.5, "stuck")]
+
+
+def test_answers_to_a_join_are_heard_by_name_until_the_first_epoch() -> None:
+    member = core.Member("g", "m1", 2, 1, first_engine_id=100)
+    member.join()
+    for group, name in (("h", "m1"), ("g", "m2")):
+        member.hear(m.Joined(group, name, 7, ""), 0.0, 3, 11)
+        assert member.hear(m.Refused(group, name, "full"), 0.0, 3, 11) == []
+    assert (member.mid, member.over) == (0, False)
+    member.hear(m.Joined("g", "m1", 1, ""), 0.0, 3, 11)
+    assert (member.mid, member.standing.connection, member.standing.master) == (1, 3, 11)
+    member.hear(epoch(1, 1, 2), 0.0, 3, 11)
+    member.hear(m.Joined("g", "m1", 9, ""), 0.0, 4, 12)
+    assert member.hear(m.Refused("g", "m1", "full"), 0.0, 4, 12) == []
+    assert (member.mid, member.standing.connection, member.over) == (1, 3, False)
+    other = core.Member("g", "m1", 2, 1, first_engine_id=100)
+    assert kinds(other.hear(m.Refused("g", "m1", "full"), 0.0, 3, 11)) == ["ToClient:Failure", "Over"]
+
+
+@pytest.mark.parametrize("p2p", [False, True])
+def test_what_the_links_say(p2p: bool) -> None:
+    d = Driver(1, 2, 3, 4, linked=(2, 4))
+    _, three, _ = others = infos(2, 3, 4)
+    channel = links.P2P if p2p else links.COLLECTIVES
+    up = links.MemberLinks(1, d.member.epoch)
+    up.links = {(one.mid, channel): links.Link(up, one, channel, 0.0, links.State.up) for one in others}
+    if p2p:
+        call = m.Post(1, Descriptor(Kind.send, count=4), 0, 64, 1, 2, 0)
+        d.member.post(call, d.member.call(call), 1.0)
+        d.member.hear(m.Matched("g", 1, 1, 1, 1), 1.0, 1, 1)
+    else:
+        assert d.post(Descriptor(Kind.all_to_all, count=1)) == [cmd.NeedLinks(frozenset({3}))]
+    assert d.member.links_say(links.LinksUp(up, 7)) == []  # of another epoch
+    told = [links.LinksUp(up, 1), links.P2PUp(up)]
+    assert d.member.links_say(told[not p2p]) == []
+    assert kinds(d.member.links_say(told[p2p])) == ["StartOp"]
+    assert d.member.links_say(links.LinkLost(up, three, 1 - channel, "reset")) == []  # nothing uses that one
+    for trouble, kind in (
+        (links.LinkLost(up, three, channel, "reset"), "lost"),
+        (links.LinkUnreachable(up, three, "refused"), "unreachable"),
+    ):
+        assert d.member.links_say(trouble) == [cmd.ToMaster(m.LinkDown("g", 1, 1, 3, kind, trouble.reason))]

@@ -1,6 +1,6 @@
 """The peer daemon as a thin shell around the real Member: control connection, sessions, engine, links.
 
-Mirrors wancoll/peer/control.py (run, _serve_once, _read, _heartbeat), daemon.py (_master_says, _master_connected,
+Mirrors wancoll/peer/control.py (run, _serve_once, _read, _heartbeat), daemon.py (_members_hear, _master_connected,
 _master_synced, watch_master, watch_engine, add, remove) and session.py (serve, _take, _post, run, _to_master, _start,
 op_finished, op_cancelled). The watcher of slow operations (watch/watcher.py) is left out.
 """
@@ -178,9 +178,6 @@ class Daemon(Process):
         self._next_range += 1
         return (self._next_range - 1) << 40
 
-    def _of_group(self, group: str) -> list[Session]:
-        return [one for one in self.sessions if one.member.group == group and not one.member.over]
-
     def _master_says(self, message: Any) -> None:
         now = self.clock.now
         if isinstance(message, m.Probe):
@@ -191,31 +188,10 @@ class Daemon(Process):
             report = m.LinkReport([m.LinkMeasure(message.daemon, rtt, bandwidth, 0, 0.0)])
             self.after(0.1, lambda: self.send(report))
             return
-        for session in self._of_group(message.group):
-            member = session.member
-            match message:
-                case m.Commit():
-                    session.run(member.commit(message, now))
-                case m.Abort():
-                    session.run(member.abort(message))
-                case m.Epoch() if member.mid == message.to:
-                    session.run(member.enter_epoch(message, now))
-                case m.Matched() if member.mid == message.to:
-                    session.run(member.matched(message))
-                case m.Settled() if member.mid == message.to:
-                    session.run(member.settled(message, now))
-                case m.Resumed() if member.mid == message.to:
-                    session.run(member.resumed(message))
-                case m.Redial() if member.mid == message.to and member.epoch_number == message.epoch:
-                    others, older, reason = tuple(message.others), message.older, message.reason
-                    self.links.step(links.Redial(session.links, others, older, reason))
-                case m.Joined() if member.name == message.member and member.epoch is None:
-                    session.run(member.joined(message.mid, self.number, self.master))
-                case m.Refused() if member.name == message.member and member.epoch is None:
-                    session.run(member.refused(message.reason))
-                    break
-                case m.Evicted() if member.mid == message.mid:
-                    session.run(member.evicted(message.reason, message.committed_upto, now, message.unknown))
+        for session in [one for one in self.sessions if one.member.addressed(message)]:
+            session.run(session.member.hear(message, now, self.number, self.master))
+            if isinstance(message, m.Refused):
+                break
 
     def _probe(self, ask: m.Probe) -> None:
         """Mirrors lanes.probe."""
@@ -342,7 +318,6 @@ class Session:
         if not self._closed:
             self._closed = True
             self.run(self.member.leave(reason))
-            self.daemon.links.step(links.Leave(self.links))
             if not self._in_engine:
                 self.daemon.remove(self)
 
@@ -369,23 +344,16 @@ class Session:
                 case cmd.NeedLinks(mids, p2p):
                     self._needed |= mids
                     self.daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
+                case cmd.Redial(others, older, reason):
+                    self.daemon.links.step(links.Redial(self.links, others, older, reason))
                 case cmd.Over():
                     self.daemon.links.step(links.Leave(self.links))
 
     def _links_say(self, told: links.Told) -> None:
-        match told:
-            case links.LinksUp(owner, epoch):
-                self.run(self.member.links_ready(epoch, owner.up(links.COLLECTIVES)))
-            case links.P2PUp(owner):
-                self.run(self.member.p2p_links(owner.up(links.P2P)))
-            case links.LinkLost(_, other, links.COLLECTIVES, reason):
-                self.run(self.member.link_lost(other.mid, reason))
-            case links.LinkLost(_, other, _, reason):
-                self.run(self.member.p2p_link_lost(other.mid, reason))
-            case links.LinkUnreachable(_, other, reason):
-                wanted = other.mid in self._needed
-                self.world.judge.check(wanted, f"{self.member.name} blames its link to {other.name} without need")
-                self.run(self.member.link_unreachable(other.mid, reason))
+        if isinstance(told, links.LinkUnreachable):
+            wanted = told.other.mid in self._needed
+            self.world.judge.check(wanted, f"{self.member.name} blames its link to {told.other.name} without need")
+        self.run(self.member.links_say(told))
 
     def _start(self, op: Op) -> None:
         self._in_engine.add(op.engine_id)

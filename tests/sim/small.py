@@ -225,7 +225,6 @@ class SmallWorld:
         if message == END or isinstance(message, m.Bye):
             self._connect(peer)
             return
-        mine = getattr(message, "to", member.mid) == member.mid
         match message:
             case m.Welcome():
                 peer.connected, peer.term, peer.master = True, message.term, message.master
@@ -235,22 +234,10 @@ class SmallWorld:
             case m.Pong():
                 if member.epoch is not None and member.standing.connection != peer.number:
                     self._run(peer, member.forgotten("lost"))
-            case m.Joined() if member.epoch is None:
-                self._run(peer, member.joined(message.mid, peer.number, peer.master))
-            case m.Refused() if member.epoch is None:
-                self._run(peer, member.refused(message.reason))
-            case m.Epoch() if mine:
-                self._run(peer, member.enter_epoch(message, self.now))
-            case m.Commit():
-                self._run(peer, member.commit(message, self.now))
-            case m.Abort():
-                self._run(peer, member.abort(message))
-            case m.Resumed() if mine:
-                self._run(peer, member.resumed(message))
             case m.Probe():
                 peer.up.append(m.ProbeResult("g", message.joiner, message.prober, message.target, True, ""))
-            case m.Evicted() if message.mid == member.mid:
-                self._run(peer, member.evicted(message.reason, message.committed_upto, self.now, message.unknown))
+            case _:
+                self._run(peer, member.hear(message, self.now, peer.number, peer.master))
 
     def _run(self, peer: Peer, commands: list[cmd.Command]) -> None:
         member = peer.core

@@ -20,7 +20,6 @@ from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
-from wancoll.peer.core import links
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control, probe
@@ -125,9 +124,6 @@ class Daemon:
                 await trio.sleep(0.0002)
             self.failpoints.hit("mid_op")
 
-    def _of_group(self, group: str) -> list[Session]:
-        return [session for session in self._sessions if session.member.group == group and not session.member.over]
-
     def _called(self) -> list[tuple[int, int, int]]:
         """For the heartbeat: how far the clients are in their programs."""
         members = (session.member for session in self._sessions if session.member.epoch and not session.member.over)
@@ -171,62 +167,30 @@ class Daemon:
     # ---- the master ----------------------------------------------------------------------------------
 
     def _master_says(self, message: m.FromMaster) -> None:
-        now = trio.current_time()
-        match message:
-            case m.Commit():
-                for session in self._of_group(message.group):
-                    session.run(session.member.commit(message, now))
-            case m.Epoch():
-                for session in self._of_group(message.group):
-                    if session.member.mid == message.to:
-                        log.info("epoch", group=message.group, epoch=message.epoch, reason=message.reason)
-                        session.run(session.member.enter_epoch(message, now))
-            case m.Abort():
-                for session in self._of_group(message.group):
-                    session.run(session.member.abort(message))
-            case m.Matched():
-                for session in self._of_group(message.group):
-                    if session.member.mid == message.to:
-                        session.run(session.member.matched(message))
-            case m.Settled():
-                for session in self._of_group(message.group):
-                    if session.member.mid == message.to:
-                        session.run(session.member.settled(message, now))
-            case m.Resumed():
-                for session in self._of_group(message.group):
-                    if session.member.mid == message.to:
-                        log.info("the master is back", group=message.group, epoch=message.epoch, term=message.term)
-                        session.run(session.member.resumed(message))
-            case m.Joined():
-                for session in self._of_group(message.group):
-                    if session.member.name == message.member and session.member.epoch is None:
-                        session.run(session.member.joined(message.mid, self.control.number, self.control.master))
-            case m.Refused():
-                for session in self._of_group(message.group):
-                    if session.member.name == message.member and session.member.epoch is None:
-                        session.run(session.member.refused(message.reason))
-                        break
-            case m.Evicted():
-                for session in self._of_group(message.group):
-                    if session.member.mid == message.mid:
-                        log.warning("evicted", member=session.member.name, reason=message.reason)
-                        reason, upto = message.reason, message.committed_upto
-                        session.run(session.member.evicted(reason, upto, now, message.unknown))
-            case m.Waited():
-                for session in self._of_group(message.group):
-                    if session.member.mid == message.to:
-                        self.watcher.waited(session, message)
-            case m.Redial():
-                for session in self._of_group(message.group):
-                    if session.member.mid == message.to and session.member.epoch_number == message.epoch:
-                        others, older, reason = tuple(message.others), message.older, message.reason
-                        self.links.step(links.Redial(session.links, others, older, reason))
-            case m.Probe():
-                self._nursery.start_soon(self._probe, message)
-            case m.MeasureLink():
-                self.measurer.measure(message)
-            case _:
-                log.warning("unexpected message from the master", message=str(message)[:200])
+        if isinstance(message, m.ToMember):
+            self._members_hear(message)
+        elif isinstance(message, m.Probe):
+            self._nursery.start_soon(self._probe, message)
+        elif isinstance(message, m.MeasureLink):
+            self.measurer.measure(message)
+        else:
+            log.warning("unexpected message from the master", message=str(message)[:200])
+
+    def _members_hear(self, message: m.ToMember) -> None:
+        now, number, master = trio.current_time(), self.control.number, self.control.master
+        for session in [one for one in self._sessions if one.member.addressed(message)]:
+            match message:
+                case m.Epoch():
+                    log.info("epoch", group=message.group, epoch=message.epoch, reason=message.reason)
+                case m.Resumed():
+                    log.info("the master is back", group=message.group, epoch=message.epoch, term=message.term)
+                case m.Evicted():
+                    log.warning("evicted", member=session.member.name, reason=message.reason)
+                case m.Waited():
+                    self.watcher.waited(session, message)
+            session.run(session.member.hear(message, now, number, master))
+            if isinstance(message, m.Refused):
+                break  # it answers one Join; another one by this name has its own answer
 
     async def _probe(self, ask: m.Probe) -> None:
         ok, reason = await probe(ask.addresses, ask.daemon, self.config.limits)

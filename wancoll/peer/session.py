@@ -107,7 +107,6 @@ class Session:
             self.tell(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
         finally:
             self.run(self.member.leave(reason))
-            self._daemon.links.step(links.Leave(self.links))
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
                 await self._engine_idle()
                 await self._stream.drain()
@@ -177,23 +176,15 @@ class Session:
                     self._daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
                 case cmd.NeedLinks(mids, p2p):
                     self._daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
+                case cmd.Redial(others, older, reason):
+                    self._daemon.links.step(links.Redial(self.links, others, older, reason))
                 case cmd.Over():
                     self._daemon.links.step(links.Leave(self.links))
 
     def _links_say(self, told: links.Told) -> None:
-        match told:
-            case links.LinksUp(owner, epoch):
-                self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
-                self.run(self.member.links_ready(epoch, owner.up(links.COLLECTIVES)))
-            case links.P2PUp(owner):
-                self._prepared.clear()
-                self.run(self.member.p2p_links(owner.up(links.P2P)))
-            case links.LinkLost(_, other, links.COLLECTIVES, reason):
-                self.run(self.member.link_lost(other.mid, reason))
-            case links.LinkLost(_, other, _, reason):
-                self.run(self.member.p2p_link_lost(other.mid, reason))
-            case links.LinkUnreachable(_, other, reason):
-                self.run(self.member.link_unreachable(other.mid, reason))
+        if isinstance(told, links.LinksUp | links.P2PUp):
+            self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
+        self.run(self.member.links_say(told))
 
     def _to_master(self, message: m.FromPeer) -> None:
         if self.member.standing.reporting and not isinstance(message, m.Report | m.Leave):

@@ -774,24 +774,8 @@ class Bye(Message, frozen=True):
     reason: Text
 
 
-FromMaster = (
-    Welcome
-    | Pong
-    | Joined
-    | Refused
-    | Epoch
-    | Commit
-    | Resumed
-    | Abort
-    | Matched
-    | Settled
-    | Evicted
-    | Waited
-    | Redial
-    | Probe
-    | MeasureLink
-    | Status
-    | StandsBy
-    | Bye
-    | Ok
-)
+# For members; all have a group. The rest is for daemons.
+ToMember = Joined | Refused | Epoch | Commit | Resumed | Abort | Matched | Settled | Evicted | Waited | Redial
+
+
+FromMaster = Welcome | Pong | ToMember | Probe | MeasureLink | Status | StandsBy | Bye | Ok

@@ -46,6 +46,15 @@ class NeedLinks:
 
 
 @dataclass(frozen=True, slots=True)
+class Redial:
+    """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds."""
+
+    others: tuple[int, ...]
+    older: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartOp:
     """Hand the op to the engine under op.engine_id, as op.meaning says; answered by op_finished or op_cancelled."""
 
@@ -64,4 +73,4 @@ class Over:
     """The member has left the group; no command follows but those that end its ops."""
 
 
-Command = ToMaster | ToClient | EnterEpoch | NeedLinks | StartOp | CancelOp | Over
+Command = ToMaster | ToClient | EnterEpoch | NeedLinks | Redial | StartOp | CancelOp | Over

@@ -34,7 +34,7 @@ from collections.abc import Collection
 
 from wancoll.limits import DEFAULT, Limits
 from wancoll.peer.core import commands as cmd
-from wancoll.peer.core import outcomes
+from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts
 from wancoll.peer.core.calls import Call, CallBook, Meaning, Seat
 from wancoll.peer.core.collectives import Collectives
@@ -152,6 +152,46 @@ class Member:
         return [cmd.ToMaster(m.Leave(self.group, self.name)), *self._finish(outcomes.left(self.name, reason))]
 
     # ---- from the master -----------------------------------------------------------------------------
+
+    def addressed(self, message: m.ToMember) -> bool:
+        """Whether *message* is for this member. Nothing is for one that is over."""
+        if self.over or message.group != self.group:
+            return False
+        match message:
+            case m.Commit() | m.Abort():  # for the whole group
+                return True
+            case m.Joined() | m.Refused():  # names are of those who join: in an epoch mids tell members apart
+                return message.member == self.name and self.seat is None
+            case m.Evicted():
+                return message.mid == self.mid
+        return message.to == self.mid
+
+    def hear(self, message: m.ToMember, now: float, connection: int, master: int) -> list[cmd.Command]:
+        """The *master* says this to a member of this daemon, on the *connection*-th control connection."""
+        if not self.addressed(message):
+            return []
+        match message:
+            case m.Joined():
+                return self.joined(message.mid, connection, master)
+            case m.Refused():
+                return self.refused(message.reason)
+            case m.Epoch():
+                return self.enter_epoch(message, now)
+            case m.Commit():
+                return self.commit(message, now)
+            case m.Resumed():
+                return self.resumed(message)
+            case m.Abort():
+                return self.abort(message)
+            case m.Matched():
+                return self.matched(message)
+            case m.Settled():
+                return self.settled(message, now)
+            case m.Evicted():
+                return self.evicted(message.reason, message.committed_upto, now, message.unknown)
+            case m.Redial() if message.epoch == self.epoch_number:
+                return [cmd.Redial(tuple(message.others), message.older, message.reason)]
+        return []  # Waited changes nothing: it is for the watcher
 
     def joined(self, mid: int, connection: int, master: int = 0) -> list[cmd.Command]:
         """The *master* knows this member as *mid*, on the *connection*-th control connection."""
@@ -271,6 +311,20 @@ class Member:
         return commands
 
     # ---- from the links and the engine ---------------------------------------------------------------
+
+    def links_say(self, told: links.Told) -> list[cmd.Command]:
+        """The daemon's links tell this member."""
+        match told:
+            case links.LinksUp(owner, epoch):
+                return self.links_ready(epoch, owner.up(links.COLLECTIVES))
+            case links.P2PUp(owner):
+                return self.p2p_links(owner.up(links.P2P))
+            case links.LinkLost(_, other, links.COLLECTIVES, reason):
+                return self.link_lost(other.mid, reason)
+            case links.LinkLost(_, other, _, reason):
+                return self.p2p_link_lost(other.mid, reason)
+            case links.LinkUnreachable(_, other, reason):
+                return self.link_unreachable(other.mid, reason)
 
     def links_ready(self, epoch: int, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids)."""
