@@ -54,7 +54,7 @@ def generic(cluster: Cluster) -> int:
 
 @pytest.fixture(scope="module")
 def elsewhere(cluster: Cluster) -> int:
-    """A daemon at another address: in its groups all lanes share each transfer, as over a network."""
+    """A daemon at another address: in its groups all lanes share each step, as over a network."""
     return cluster.add_peer("--listen=127.0.0.2:0")
 
 
@@ -191,7 +191,7 @@ def test_same_bytes_with_fewer_lanes_and_portable_kernels(
 
 
 @pytest.mark.parametrize("dtype", [DType.bfloat16, *later(DType.float32)])
-def test_same_bytes_where_all_lanes_share_a_transfer(
+def test_same_bytes_where_all_lanes_share_a_step(
     cluster: Cluster, elsewhere: int, three_lanes: int, dtype: DType
 ) -> None:
     for peers in ([0, elsewhere], [0, elsewhere, 1, 2], [elsewhere, three_lanes, 0]):

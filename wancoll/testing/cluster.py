@@ -44,7 +44,7 @@ class Cluster:
         heartbeat_timeout: seconds of silence after which the master evicts.
         listen: "host:port" that master and daemons listen on; port 0 for all. "{i}" in it stands for 1 for the master
             and the first daemon, 2 for the second, ...: "127.0.0.{i}:0" gives each daemon an address of its own, as on
-            machines of their own, so that all lanes share each transfer.
+            machines of their own, so that all lanes share each step.
         network: where the master and each daemon run; they listen on the addresses that their hosts have there, and
             *listen* is not used. Clients run here: they only need the daemons' sockets, which are files.
         master_args: more options of `wancoll master`, each as "--option=value".

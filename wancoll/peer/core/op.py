@@ -1,13 +1,16 @@
 """One op on its way, a collective or a send or recv, and the states of its life. Pure.
 
     state      entered when                               left when
-    waiting    called; an epoch began                     a collective: its links are up -> running
+    waiting    called; an epoch began; an Abort           a collective: its links are up -> running
                                                           a send or recv: the master has the other half -> matched
     matched    Matched came                               the link and those before it on the link are ready -> running
     running    handed to the engine: one more attempt     the engine has let go of this and all older ones -> done
-    done       the master was told Done or P2PDone        committed -> ended; a new epoch -> waiting (R2, R4)
+    done       the master was told Done or P2PDone        committed -> ended
     given_up   the master was told GiveUp                 the master voids it -> ended (R14)
     ended      its outcome is known                       the engine has let go of its memory -> the client is told
+
+A new epoch takes what it does not end back to waiting, from any state (R2, R4). An Abort does so with collectives that
+are running or done. A waiting collective that cannot run in the epoch, or shall not run again, is given up.
 
 An attempt has an engine id of its own. A new epoch cancels it, and the next one may start before the engine has said
 Cancelled: both then read front and write back. So `live` keeps every attempt for which the engine may still touch
