@@ -60,6 +60,16 @@ MAY_IMPORT = {
     "wancoll.wire": (*BASE, "wancoll.wire"),
     "wancoll.process": ("wancoll.errors",),
     "wancoll.net": (*BASE, "wancoll.local", "wancoll.net", "wancoll.wire"),
+    "wancoll.peer.links": (
+        *BASE,
+        "wancoll.engine",
+        "wancoll.local",
+        "wancoll.net",
+        "wancoll.peer.config",
+        "wancoll.peer.core",
+        "wancoll.peer.links",
+        "wancoll.wire",
+    ),
     "wancoll.peer.core": (*BASE, "wancoll.peer.core", "wancoll.schedule", "wancoll.wire"),
     "wancoll_master.core": (
         *BASE,

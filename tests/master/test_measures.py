@@ -25,8 +25,9 @@ from wancoll.peer.core.tcpinfo import (
     saturated,
     window,
 )
+from wancoll.peer.links.probes import answer_probe
 from wancoll.peer.watch import measure
-from wancoll.peer.watch.measure import Measurer, answer_probe
+from wancoll.peer.watch.measure import Measurer
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 from wancoll_master.plan.measures import DOWN, MAX_LANE_COUNTS, RTT_WINDOW, Measures

@@ -17,7 +17,8 @@ from wancoll.local import join_address, split_address
 from wancoll.net.dial import read_frame
 from wancoll.net.listen import open_listeners
 from wancoll.peer.arena import Arena
-from wancoll.peer.links.lanes import advertised, check_congestion_control, probe
+from wancoll.peer.links.lanes import advertised, check_congestion_control
+from wancoll.peer.links.probes import probe
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 

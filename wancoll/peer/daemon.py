@@ -22,7 +22,8 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.hub import LinkHub
-from wancoll.peer.links.lanes import check_congestion_control, probe
+from wancoll.peer.links.lanes import check_congestion_control
+from wancoll.peer.links.probes import probe
 from wancoll.peer.session import Session
 from wancoll.peer.watch.measure import Measurer
 from wancoll.peer.watch.watcher import Watcher

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from typing import NamedTuple
 
 import structlog
 import trio
@@ -22,8 +23,8 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.links import Link, Links, MemberLinks
 from wancoll.peer.core.stalls import LaneLook
-from wancoll.peer.links.lanes import greet, tune
-from wancoll.peer.watch.measure import OpenLink, answer_probe, kernel_view
+from wancoll.peer.links.lanes import greet, kernel_view, tune
+from wancoll.peer.links.probes import answer_probe
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -36,6 +37,22 @@ class _Answer:
 
     command: core.Welcome | core.Refuse | None = None
     came: trio.Event = field(default_factory=trio.Event)
+
+
+class WatchedLink(NamedTuple):
+    """A link whose lanes are in the engine.
+
+    Args:
+        engine_id: never used again.
+        daemon: at the other end.
+        addresses: of that daemon.
+        lanes: how many there are.
+    """
+
+    engine_id: int
+    daemon: str
+    addresses: list[str]
+    lanes: int
 
 
 class LinkHub:
@@ -71,10 +88,10 @@ class LinkHub:
     def _up(self) -> dict[int, Link]:
         return {number: link for number, link in self._core.open().items() if link.up}
 
-    def open_links(self) -> list[OpenLink]:
+    def open_links(self) -> list[WatchedLink]:
         """Those in the engine, for measurements."""
         return [
-            OpenLink(number, link.other.daemon, link.other.addresses, link.owner.epoch.plan.lanes)
+            WatchedLink(number, link.other.daemon, link.other.addresses, link.owner.epoch.plan.lanes)
             for number, link in self._up().items()
             if link.owner.epoch is not None
         ]

@@ -10,9 +10,10 @@ from typing import Any
 import trio
 
 from wancoll.errors import ConfigError, ProtocolError
-from wancoll.limits import KIB, PROTOCOL_VERSION, Limits
+from wancoll.limits import KIB, Limits
 from wancoll.local import join_address, split_address
-from wancoll.net.dial import DialFailed, dial, read_frame
+from wancoll.net.dial import DialFailed, read_frame
+from wancoll.peer.core.tcpinfo import TCP_INFO_BYTES, TcpInfo, parse_tcp_info
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -99,20 +100,12 @@ async def greet(stream: trio.SocketStream, hello: m.LaneHello | m.ProbeHello, wh
     return str(answer.daemon)
 
 
-async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> tuple[bool, str]:
-    """Whether *daemon* answers at *addresses*, and the reason if not."""
+def kernel_view(sock: Any) -> TcpInfo | None:
+    """The kernel's view of a connected TCP socket; None if it has none."""
     try:
-        with trio.fail_after(limits.probe_timeout):
-            stream = await dial(addresses, limits.probe_timeout)
-            async with stream:
-                found = await greet(stream, m.ProbeHello(PROTOCOL_VERSION, daemon), ", ".join(addresses))
-    except DialFailed as bad:
-        return False, str(bad)
-    except trio.TooSlowError:
-        return False, f"{', '.join(addresses)}: no answer within {limits.probe_timeout:.1f} s"
-    if found != daemon:
-        return False, f"{', '.join(addresses)}: expected daemon {daemon}, got {found}"
-    return True, ""
+        return parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
+    except OSError:
+        return None
 
 
 def advertised(advertise: Sequence[str], bound: socket.socket, local_host: str) -> list[str]:

@@ -1,0 +1,158 @@
+"""Probes of a path, both ends: who answers there, how far away it is, how much the path carries.
+
+A probe is a connection to the data port that begins with ProbeHello and never becomes a lane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Sequence
+
+import trio
+
+from wancoll.errors import ProtocolError
+from wancoll.limits import KIB, MIB, PROTOCOL_VERSION, Limits
+from wancoll.net.dial import DialFailed, dial, read_frame
+from wancoll.peer.core.tcpinfo import burst_rate, saturated
+from wancoll.peer.links.lanes import TCP_NOTSENT_LOWAT, greet, kernel_view
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
+
+_ROUNDS = 2  # small exchanges of a probe; the handshake of TCP is one more
+_BURST_SECONDS = 2.0  # at most
+_GRAIN = 0.004  # seconds between looks at a burst
+_STRETCH = 0.05  # seconds over which the speed of a burst is taken, or a round trip if that is longer
+_FLOWS = 4  # of a burst: the buffers of one would be the limit of long paths
+_PART = 512 * KIB  # bytes of a burst that are announced, and answered, at a time
+_CHUNK = 64 * KIB
+_ANSWERED_BYTES = 64 * MIB  # that one connection may make this daemon read
+_ANSWERED_ROUNDS = 256
+
+# ---- the dialler's side -----------------------------------------------------------------------------
+
+
+async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> tuple[bool, str]:
+    """Whether *daemon* answers at *addresses*, and the reason if not."""
+    try:
+        with trio.fail_after(limits.probe_timeout):
+            stream = await dial(addresses, limits.probe_timeout)
+            async with stream:
+                found = await greet(stream, m.ProbeHello(PROTOCOL_VERSION, daemon), ", ".join(addresses))
+    except DialFailed as bad:
+        return False, str(bad)
+    except trio.TooSlowError:
+        return False, f"{', '.join(addresses)}: no answer within {limits.probe_timeout:.1f} s"
+    if found != daemon:
+        return False, f"{', '.join(addresses)}: expected daemon {daemon}, got {found}"
+    return True, ""
+
+
+async def round_trip(ask: m.MeasureLink, within: float) -> float:
+    """Seconds there and back, as the kernel saw them: the least of TCP's handshake and some small exchanges.
+
+    Raises:
+        DialFailed: *ask.daemon* does not answer there.
+    """
+    stream = await dial(ask.addresses, within)
+    async with stream:
+        for _ in range(_ROUNDS):
+            await _expect(stream, m.ProbeHello(PROTOCOL_VERSION, ask.daemon), ask)
+        info = kernel_view(stream.socket)
+    return max(info.min_rtt, 1e-6) if info is not None else 0.0
+
+
+async def burst(ask: m.MeasureLink, within: float) -> float:
+    """Bytes per second that up to *ask.nbytes* showed the path to have; 0: too few.
+
+    It ends as soon as the speed grows no more. Then, as when it is cancelled or fails, what the network does not have
+    yet is taken back.
+
+    Raises:
+        DialFailed: *ask.daemon* does not answer there, or no longer.
+    """
+    streams: list[trio.SocketStream] = []
+    samples: list[tuple[float, int]] = []
+    stretch = _STRETCH
+    failed: list[str] = []
+    try:
+        with trio.move_on_after(_BURST_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for _ in range(_FLOWS):
+                    nursery.start_soon(_send_burst, streams, samples, ask, within)
+                while not saturated(samples, stretch) and nursery.child_tasks:
+                    await trio.sleep(_GRAIN)
+                    infos = [info for stream in streams if (info := kernel_view(stream.socket)) is not None]
+                    if infos:
+                        samples.append((trio.current_time(), sum(info.bytes_acked for info in infos)))
+                        stretch = max(_STRETCH, *(info.min_rtt for info in infos))
+                nursery.cancel_scope.cancel()
+    except* DialFailed as several:
+        failed += map(str, several.exceptions)  # what is raised in here would be wrapped into a group
+    finally:
+        for stream in streams:
+            stream.socket.close()
+    if failed:
+        raise DialFailed(failed[0])
+    return burst_rate(samples, stretch)
+
+
+async def _send_burst(
+    streams: list[trio.SocketStream], samples: list[tuple[float, int]], ask: m.MeasureLink, within: float
+) -> None:
+    """One flow's share. The connection is added to *streams*, whose owner closes it, its start to *samples*."""
+    stream = await dial(ask.addresses, within)
+    streams.append(stream)
+    samples.append((trio.current_time(), samples[-1][1] if samples else 0))
+    sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
+    with contextlib.suppress(OSError):  # a lost packet must not be the limit
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    try:
+        for start in range(0, nbytes, _PART):
+            part = min(_PART, nbytes - start)
+            await stream.send_all(encode(m.ProbeHello(PROTOCOL_VERSION, ask.daemon, part)))
+            for at in range(0, part, _CHUNK):
+                await stream.send_all(zeros[: min(_CHUNK, part - at)])
+        for _ in range(0, nbytes, _PART):
+            answer = await read_frame(stream.socket, m.LaneAnswer, who=ask.daemon)
+            if isinstance(answer, m.LaneRefused):
+                raise DialFailed(f"{ask.daemon} refused: {answer.reason}")
+    except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
+        raise DialFailed(f"{ask.daemon}: {bad}") from bad
+
+
+async def _expect(stream: trio.SocketStream, hello: m.ProbeHello, ask: m.MeasureLink) -> None:
+    found = await greet(stream, hello, ", ".join(ask.addresses))
+    if found != ask.daemon:
+        raise DialFailed(f"{', '.join(ask.addresses)}: expected daemon {ask.daemon}, got {found}")
+
+
+# ---- the listener's side ----------------------------------------------------------------------------
+
+
+async def answer_probe(stream: trio.SocketStream, hello: m.ProbeHello, daemon: str, who: str) -> None:
+    """Answer a connection that began with *hello*, and whatever probes follow on it, within bounds.
+
+    Raises:
+        ProtocolError: something else than a probe follows.
+    """
+    total = 0
+    try:
+        for _ in range(_ANSWERED_ROUNDS):
+            total += hello.nbytes
+            if total > _ANSWERED_BYTES:
+                await stream.send_all(encode(m.LaneRefused(f"probes of more than {_ANSWERED_BYTES} bytes")))
+                return
+            left = hello.nbytes
+            while left:
+                data = await stream.receive_some(min(left, _CHUNK))
+                if not data:
+                    return
+                left -= len(data)
+            await stream.send_all(encode(m.LaneWelcome(daemon)))
+            hello = await read_frame(stream.socket, m.ProbeHello, who=who)
+    except (DialFailed, trio.BrokenResourceError, trio.ClosedResourceError):
+        return  # the dialler has seen enough
