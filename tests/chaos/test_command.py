@@ -81,6 +81,7 @@ def test_lanes_that_fail_while_their_peers_live(tmp_path: Path) -> None:
     assert {fault["kind"] for fault in report["faults"] if fault["hit"]} >= {"oneway", "flip"}
 
 
+@pytest.mark.check
 @pytest.mark.timeout(120)
 def test_a_wrong_result_is_found(tmp_path: Path) -> None:
     """Exit code 1, who and what, the logs, and the one command that does it again."""

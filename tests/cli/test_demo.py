@@ -90,6 +90,7 @@ def test_digest_sees_parameters_momentum_and_step():
     assert model.Replica(1).digest() != replicas[0].digest()
 
 
+@pytest.mark.check
 def test_a_single_process_learns_the_digits_and_does_so_again(digits):
     first, losses = worker.train_alone(digits, seed=0, steps=400)
     assert model.accuracy(first.parameters, digits.test_images, digits.test_labels) > 0.95

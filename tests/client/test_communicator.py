@@ -979,6 +979,7 @@ def test_a_private_daemon_that_is_killed(private: Any) -> None:
 # ---- everything at once -----------------------------------------------------------------------------
 
 
+@pytest.mark.check
 def test_a_thousand_calls_against_a_model(held: Communicator, manual: FakeDaemon) -> None:
     """Random tensors in and out of the arena, in flight together, answered in random order; some fail."""
     choose = random.Random(20)

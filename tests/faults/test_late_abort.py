@@ -108,6 +108,7 @@ def test_late_abort(cluster: Cluster, rng: random.Random) -> None:
     trials(cluster, rng, 2, ops=1)
 
 
+@pytest.mark.check
 def test_late_abort_with_8_ops_in_flight(cluster: Cluster, rng: random.Random) -> None:
     trials(cluster, rng, 2, ops=8)
 

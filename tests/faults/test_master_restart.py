@@ -148,6 +148,7 @@ def _all_finished(cluster: Cluster) -> bool:
     return len(waits) == PEERS and all("finished here" in each for each in waits)
 
 
+@pytest.mark.check
 def test_again_and_again(cluster: Cluster) -> None:
     """Small sums without a pause, sends and receives among them, while the master is killed six times."""
     comms = join(cluster, range(PEERS), min_world=PEERS)

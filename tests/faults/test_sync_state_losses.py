@@ -181,6 +181,7 @@ def test_the_joiner_dies_half_way(cluster: Cluster) -> None:
     until_broken(attempt)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("on_failure", ["retry", pytest.param("raise", marks=pytest.mark.nightly)])
 def test_the_last_holder_dies_half_way(cluster: Cluster, on_failure: str) -> None:
     """Two joiners: both get the same error, and both have what they had, bit for bit."""

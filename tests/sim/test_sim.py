@@ -15,7 +15,7 @@ from tests.sim.__main__ import attempt
 from tests.sim.world import World
 
 ROOT = Path(__file__).parents[2]
-QUICK = 400  # worlds
+QUICK = 200  # worlds
 HELD = 'import sys; from tests.sim.test_sim import trace; print(*map(trace, map(int, sys.argv[1:])), sep="\\n")'
 
 

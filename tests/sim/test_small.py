@@ -26,6 +26,7 @@ WORLDS = [
 ]
 
 
+@pytest.mark.check
 def test_every_way_in_which_a_master_can_die() -> None:
     """Two members, one op: nothing is left out."""
     states, ends, complete = explore(SmallWorld(*WORLDS[0]), 100, 100.0)
