@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
