@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
 
+from wancoll.errors import ConfigError
 from wancoll.local import join_address
 from wancoll.net.dial import DialFailed, dial
-from wancoll.net.listen import Handshakes, open_listeners
+from wancoll.net.listen import Handshakes, claim_socket, open_listeners
 from wancoll.net.stream import Stream
+from wancoll.net.unix import connect_local
 
 
 async def test_a_stream_keeps_order_when_the_kernel_does_not_take_all() -> None:
@@ -147,3 +154,50 @@ async def test_a_dial_that_nobody_answers_says_where() -> None:
         address = join_address(*listener.getsockname())
     with pytest.raises(DialFailed, match=f"{address}.*refused"):
         await dial([address], 2.0)
+
+
+@pytest.fixture
+def full_queue(tmp_path: Path) -> Iterator[tuple[str, socket.socket]]:
+    """(path, listener) of a unix socket whose queue of connections is full."""
+    path = str(tmp_path / "full.sock")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(1)
+        while True:
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            try:
+                one.connect(path)
+            except BlockingIOError:
+                break
+        yield path, listener
+
+
+def test_who_connects_waits_while_the_queue_is_full(full_queue: tuple[str, socket.socket]) -> None:
+    path, listener = full_queue
+    connected: list[socket.socket] = []
+    thread = threading.Thread(target=lambda: connected.append(connect_local(path, timeout=30)))
+    thread.start()
+    while thread.is_alive():
+        with contextlib.suppress(BlockingIOError):
+            listener.setblocking(False)
+            listener.accept()[0].close()
+    assert connected[0].gettimeout() == 30
+    connected[0].close()
+
+
+def test_who_connects_does_not_wait_for_ever(full_queue: tuple[str, socket.socket]) -> None:
+    path, _ = full_queue
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"its queue of connections was full for 0.05 s"):
+        connect_local(path, timeout=0.05)
+    assert time.monotonic() - start >= 0.05
+
+
+def test_a_busy_daemon_keeps_its_socket(full_queue: tuple[str, socket.socket]) -> None:
+    path, listener = full_queue
+    with pytest.raises(ConfigError, match="another daemon serves this socket"):
+        claim_socket(path)
+    assert listener.getsockname() == path
+    assert Path(path).exists()

@@ -20,6 +20,7 @@ from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import default_socket, split_addresses
+from wancoll.net.unix import connect_local
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
@@ -131,12 +132,13 @@ def _where(socket: str | os.PathLike[str] | None, master: str | None) -> tuple[s
 
 def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None) -> Connection:
     """Connect, say what is wanted, take the arena."""
-    sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+    try:
+        sock = connect_local(path, DEFAULT.local_handshake_timeout)
+    except OSError as bad:
+        raise _no_daemon(path, bad) from bad
     fds: list[int] = []
     try:
-        sock.settimeout(DEFAULT.local_handshake_timeout)
         try:
-            sock.connect(path)
             sock.sendall(encode(attach))
             answer = _answer(sock, path, fds)
         except OSError as bad:

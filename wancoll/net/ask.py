@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from wancoll.limits import DEFAULT
+from wancoll.net.unix import connect_local
 from wancoll.wire.framing import Decoder, encode
 
 _RECEIVE_BYTES = 65536
@@ -45,11 +46,4 @@ def ask(where: tuple[str, int] | str, question: msgspec.Struct, answers: Any, *,
 def _connect(where: tuple[str, int] | str, timeout: float) -> socket.socket:
     if not isinstance(where, str):
         return socket.create_connection(where, timeout)
-    local = socket.socket(socket.AF_UNIX)
-    local.settimeout(timeout)
-    try:
-        local.connect(where)
-    except OSError:
-        local.close()
-        raise
-    return local
+    return connect_local(where, timeout)

@@ -14,6 +14,7 @@ import trio
 
 from wancoll.errors import ConfigError
 from wancoll.local import split_address
+from wancoll.net.unix import connect_local
 
 _BACKLOG = 1024
 
@@ -73,18 +74,16 @@ def claim_socket(path: str) -> socket.socket:
         if os.path.exists(path):
             if not stat.S_ISSOCK(os.stat(path).st_mode):
                 raise ConfigError("is not a socket", who=path, hint=hint)
-            with socket.socket(socket.AF_UNIX) as other:
-                other.settimeout(1)
-                try:
-                    other.connect(path)
-                except ConnectionRefusedError:
-                    os.unlink(path)
-                else:
-                    raise ConfigError("another daemon serves this socket", who=path, hint=hint)
+            try:
+                with contextlib.suppress(TimeoutError):  # too busy to accept, so it lives
+                    connect_local(path, timeout=1).close()
+                raise ConfigError("another daemon serves this socket", who=path, hint=hint)
+            except ConnectionRefusedError:
+                os.unlink(path)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         os.chmod(path, 0o600)
-        listener.listen(128)
+        listener.listen(_BACKLOG)
         return listener
     except OSError as bad:
         raise ConfigError("cannot be used as client socket", who=path, got=str(bad), hint=hint) from bad

@@ -1,0 +1,34 @@
+"""Connecting to a unix socket, without trio: a client has no event loop."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+_FULL_QUEUE_SECONDS = 0.005  # between two tries at a socket whose queue is full
+
+
+def connect_local(path: str, timeout: float) -> socket.socket:
+    """A connection to the unix socket at *path*, with *timeout* (seconds) set.
+
+    A unix socket whose queue of connections is full answers "try again" at once to anyone who has a timeout, where
+    TCP would wait: so try again until the time is over.
+
+    Raises:
+        OSError: nobody listens there, or not within *timeout*.
+    """
+    deadline = time.monotonic() + timeout
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout)
+        while True:
+            try:
+                connection.connect(path)
+                return connection
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"its queue of connections was full for {timeout:g} s") from None
+                time.sleep(_FULL_QUEUE_SECONDS)
+    except BaseException:
+        connection.close()
+        raise
