@@ -6,22 +6,38 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from tests.sim.daemon import Daemon, Session
-from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.collective import ROOTED, Descriptor, DType, Kind, ReduceOp
+from wancoll.schedule.choose import BLOCKS_IN_FRONT
 from wancoll.wire import messages as m
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
 
-def value(index: int, seq: int, place: int) -> int:
-    """What member *index* contributes: a digit of its own, which depends on the call and the element."""
-    return int(10**index * (1 + (seq + place) % 8))
+def value(index: int, seq: int, place: int, target: int = 0) -> int:
+    """What member *index* contributes: a digit of its own, of the call, the element and whose block it is in."""
+    return int(10**index * (1 + (seq + place + 3 * target) % 8))
+
+
+def block(what: Descriptor, index: int) -> int:
+    """Elements of member *index*'s block: of a call with *counts* they are uneven."""
+    return (what.count + index) % 4 if what.counts else what.count
+
+
+def index_of(name: str) -> int:
+    """A client's index."""
+    return int(name[1:])
 
 
 @dataclass(slots=True)
 class Called:
-    """A call that has not ended. seq 0: a send or recv, with the other's name and its tag."""
+    """A call that has not ended, *what* as the program says it: root 0 is the oldest member, 1 the newest.
+
+    seq 0: a send or recv, with the other's name and its tag.
+    """
 
     seq: int
     what: Descriptor
@@ -127,15 +143,19 @@ class Client:
         self.next_seq += 1
         what = self.world.program(seq, self)
         root = ""
-        if what.kind is Kind.broadcast:
-            by_age = sorted(self.members, key=lambda name: int(name[1:]))
+        told = what
+        if what.kind in ROOTED:
+            by_age = sorted(self.members, key=index_of)
             root = by_age[0] if what.root == 0 else by_age[-1]
-            what = Descriptor(
-                what.kind, what.dtype, count=what.count, root=self.members.index(root), on_failure=what.on_failure,
-                algorithm=what.algorithm,
-            )  # fmt: skip
-        front = [value(self.index, seq, place) for place in range(what.count)]
-        self._post(Called(seq, what, root, front, tuple(front), [], self.world.clock.now), -1)
+            told = replace(what, root=self.members.index(root))
+        elif what.counts:
+            told = replace(what, count=0, counts=tuple(block(what, index_of(name)) for name in self.members))
+        if what.kind in BLOCKS_IN_FRONT:
+            targets = [index_of(name) for name in self.members]
+            front = [value(self.index, seq, place, one) for one in targets for place in range(block(what, one))]
+        else:
+            front = [value(self.index, seq, place) for place in range(block(what, self.index))]
+        self._post(Called(seq, what, root, front, tuple(front), [], self.world.clock.now), -1, told)
 
     def exchange(self, other: str, tag: int, *, sends: bool, count: int) -> None:
         """Call send to *other*, or recv from it."""
@@ -145,12 +165,12 @@ class Client:
         called = Called(0, what, "", front, tuple(front), [], self.world.clock.now, other, tag)
         self._post(called, self.members.index(other))
 
-    def _post(self, called: Called, peer: int) -> None:
+    def _post(self, called: Called, peer: int, told: Descriptor | None = None) -> None:
         self._calls += 1
         self.open[self._calls] = called
         self.world.judge.calls(self, called)
         self.session.arena[self._calls] = called.front, called.back
-        self._outbox.append(m.Post(self._calls, called.what, 0, 0, self.epoch, peer, called.tag))
+        self._outbox.append(m.Post(self._calls, told or called.what, 0, 0, self.epoch, peer, called.tag))
         self.world.clock.after(self.world.local_delay(), self._send)
 
     def _send(self) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.client import Called, Client, value
-from wancoll.collective import SAME_RESULT, Descriptor, Kind
+from tests.sim.client import Called, Client, block, index_of, value
+from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, Kind
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Announce, Broadcast
 
@@ -183,7 +183,7 @@ class Judge:
         heard = self.heard_void.get((life, seq), set()) & set(names)
         if heard:
             raise Violation(f"{name} has a result of op {seq} over {names}, void for {heard}")
-        want = self._expected(called.what, called.root, seq, names)
+        want = self._expected(called.what, called.root, seq, name, names)
         uncompared = self._uncompared(result, names)
         if called.back != want and not uncompared:
             raise Violation(f"{name}: op {seq} over {names} is {called.back}, expected {want}")
@@ -208,18 +208,27 @@ class Judge:
         started_anew = self._world.masters_started > 1 and len(said) > 1
         return started_anew and "flip" in self._world.inflicted
 
-    def _expected(self, what: Descriptor, root: str, seq: int, names: tuple[str, ...]) -> list[int]:
-        indices = [int(name[1:]) for name in names]
-        places = range(what.count)
+    def _expected(self, what: Descriptor, root: str, seq: int, name: str, names: tuple[str, ...]) -> list[int]:
+        """What *name* has to have, by its program's word: blocks are those of the contributors, in their order."""
+        if what.kind in ROOTED and root not in names:
+            raise Violation(f"op {seq}: the root {root} is not among {names}")
+        me, source, indices = index_of(name), index_of(root or name), [index_of(one) for one in names]
+        mine = range(block(what, me))
         match what.kind:
-            case Kind.all_reduce:
-                return [sum(value(index, seq, place) for index in indices) for place in places]
-            case Kind.all_gather:
-                return [value(index, seq, place) for index in indices for place in places]
+            case Kind.all_reduce | Kind.reduce:
+                here = what.kind is Kind.all_reduce or name == root
+                return [sum(value(index, seq, place) for index in indices) for place in mine] if here else []
+            case Kind.all_gather | Kind.gather:
+                here = what.kind is Kind.all_gather or name == root
+                return [value(one, seq, place) for one in indices if here for place in range(block(what, one))]
             case Kind.broadcast:
-                if root not in names:
-                    raise Violation(f"op {seq}: the root {root} is not among {names}")
-                return [value(int(root[1:]), seq, place) for place in places]
+                return [value(source, seq, place) for place in mine]
+            case Kind.reduce_scatter:
+                return [sum(value(index, seq, place, me) for index in indices) for place in mine]
+            case Kind.scatter:
+                return [value(source, seq, place, me) for place in mine]
+            case Kind.all_to_all:
+                return [value(index, seq, place, me) for index in indices for place in mine]
         return []
 
     def _failure(self, client: Client, called: Called, failure: m.Failure) -> None:
@@ -264,4 +273,4 @@ def _key(name: str, mid: int) -> str:
 def _plain(called: Called) -> tuple[Any, ...]:
     """What members must agree on, whatever ranks they know."""
     what = called.what
-    return what.kind, what.count, what.algorithm, what.on_failure, called.root
+    return what.kind, what.count, what.counts, what.algorithm, what.on_failure, called.root

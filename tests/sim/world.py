@@ -18,12 +18,14 @@ from tests.sim.faults import Faults
 from tests.sim.judge import Judge, Violation
 from tests.sim.master import Journal, Master
 from tests.sim.network import Network
-from wancoll.collective import Descriptor, DType, Kind
+from wancoll.collective import DATALESS, P2P_KINDS, ROOTED, Descriptor, DType, Kind
+from wancoll.peer.core.calls import UNEVEN
 from wancoll.peer.core.links import COLLECTIVES
 from wancoll.schedule.choose import ALGORITHMS
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
+DATA = sorted(set(Kind) - DATALESS - P2P_KINDS)  # kinds of collectives that move elements
 FOR_EVER = 1 << 40
 HEALED_FOR = 60.0  # seconds by which all must have ended after the last fault
 MOST_EVENTS = 400_000
@@ -110,17 +112,16 @@ class World:
         random = Random(self.seed * 1_000_003 + seq * 7 % 5)  # training repeats its calls
         on_failure = "raise" if random.random() < self.odd.raises else "retry"
         count = random.choice((0, 1, 2, 3, 5))
-        kind = random.choice((Kind.all_reduce,) * 4 + (Kind.broadcast, Kind.all_gather, Kind.barrier))
+        kind = random.choice((*(Kind.all_reduce,) * 5, *DATA, Kind.barrier))
+        if kind is Kind.barrier:
+            return Descriptor(kind, on_failure=on_failure)
         algorithm = random.choice(("auto", "auto", "ring", *ALGORITHMS[kind]))
-        match kind:
-            case Kind.all_reduce:
-                return sum_op(count, algorithm, on_failure)
-            case Kind.broadcast:
-                root = random.randint(0, 1)  # the oldest member, or the newest
-                return Descriptor(kind, DType.int64, count=count, root=root, on_failure=on_failure, algorithm=algorithm)
-            case Kind.all_gather:
-                return Descriptor(kind, DType.int64, count=count, on_failure=on_failure, algorithm=algorithm)
-        return Descriptor(kind, on_failure=on_failure)
+        root = random.randint(0, 1) if kind in ROOTED else -1  # the oldest member, or the newest
+        uneven = kind in UNEVEN and random.random() < 0.5
+        return Descriptor(
+            kind, DType.int64, count=count, counts=(1,) if uneven else (), root=root, algorithm=algorithm,
+            on_failure=on_failure,
+        )  # fmt: skip
 
     # ---- the trace -----------------------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class World:
     def judge_failure(self, client: Client, called: Called, failure: m.Failure) -> None:
         """Calls fail only for what was done to them."""
         error = failure.error
-        uneven = called.what.kind is Kind.broadcast or "differ" in self.inflicted  # roots may be lost, or named apart
+        uneven = called.what.kind in ROOTED or "differ" in self.inflicted  # roots may be lost, or named apart
         if error == "OperationAborted" and called.what.on_failure == "retry" and not uneven:
             raise Violation(f"{client.name}: op {called.seq} asked to be retried, and ended in {failure.what}")
         if error == "ProtocolError" and "flip" not in self.inflicted:
