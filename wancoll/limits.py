@@ -36,6 +36,7 @@ class Limits:
     lane_timeout: float = 10.0  # data that is not acknowledged, or not taken though the other end should take it
     stall_timeout: float = 20.0  # all members run an operation, no link is to blame and nothing moves: links anew
     slow_after: float = 1.0  # from then on an operation is reported with what it waits for
+    call_timeout: float = 0.0  # a member that has not called what another has called for this long is put out; 0: never
     link_timeout: float = 5.0  # a link that cannot be (re)dialled by then is reported unreachable
     link_settle: float = 0.1  # master waits this long for a lost link to turn out to be a lost peer
     redial_interval: float = 0.05  # first pause between dials of a lane; doubles up to 1 s

@@ -23,6 +23,11 @@ def _check_seconds(_type: Any, value: float) -> None:
         raise ValueError(f"Expected a number of seconds above 0, got {value}.")
 
 
+def _check_seconds_or_none(_type: Any, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"Expected a number of seconds, 0 or above, got {value}.")
+
+
 def between(low: int, high: int) -> Any:
     """A validator for whole numbers from *low* to *high*."""
 
@@ -63,6 +68,7 @@ def check_picture(path: Path, *, what: str) -> None:
 
 
 Seconds = Annotated[float, Parameter(validator=_check_seconds)]
+SecondsOrNone = Annotated[float, Parameter(validator=_check_seconds_or_none)]  # 0: not at all
 
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from wancoll.limits import DEFAULT, Limits
-from wancoll.options import DEFAULT_MASTER, Flat, Seconds, Unseen
+from wancoll.options import DEFAULT_MASTER, Flat, Seconds, SecondsOrNone, Unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,13 @@ class MasterLimits:
     slow_after: Annotated[
         Seconds, Parameter(help="Seconds after which an operation is shown with what it waits for.")
     ] = DEFAULT.slow_after
+    call_timeout: Annotated[
+        SecondsOrNone,
+        Parameter(
+            help="Seconds after which a member is put out that has not called what another member has called, where "
+            "the group has not set connect(call_timeout=...). 0: never, since training may compute for long.",
+        ),
+    ] = DEFAULT.call_timeout
     stall_timeout: Annotated[
         Seconds,
         Parameter(

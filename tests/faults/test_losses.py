@@ -184,6 +184,51 @@ def test_killed_clients_at_random_moments(cluster: Cluster, rng: random.Random) 
         close_all(comms)
 
 
+# ---- a stopped client --------------------------------------------------------------------------------
+
+
+def reduce_until_out(socket: str, group: str, member: int, count: int) -> Iterator[tuple[str, str]]:
+    """A client process that sums twice, and yields how each sum ended: "" or the error's name, and its text."""
+    with wancoll.connect(socket=socket, group=group, name=f"m{member}", start_world=PEERS, min_world=1) as comm:
+        yield "", ""
+        while True:
+            tensor = contribution(member, count)
+            error = attempt(lambda tensor=tensor: comm.all_reduce(tensor, op="sum")).error
+            assert error is None or untouched(tensor, member)
+            yield ("", "") if error is None else (type(error).__name__, str(error))
+
+
+def test_a_stopped_client_is_put_out_and_told_so(cluster: Cluster) -> None:
+    group, count = new_group(), 1000
+    client = cluster.client(3, reduce_until_out, group, 3, count)
+    others = range(3)
+    comms = in_threads(lambda k: cluster.connect(k, group=group, name=f"m{k}", start_world=PEERS), others, 30)
+    assert client.next() == ("", "")
+    reduce_all_of(comms, list(others), {"m0", "m1", "m2", "m3"}, count)
+    client.pause()
+    stopped = time.monotonic()
+    tensors = [contribution(k, count) for k in others]
+    outcomes: list[Outcome] = []
+    while not outcomes or len(outcomes[0].receipt.contributors) > 3:  # it may have called the next one before its stop
+        outcomes = sums(comms, tensors).results(10)
+        agreed = check_agreed(outcomes, tensors)
+        tensors = [contribution(k, count) for k in others]
+    took = time.monotonic() - stopped
+    assert sorted(agreed) == ["m0", "m1", "m2"]
+    # Its daemon sees the stop at a heartbeat, within half a second, and says at another that it lasts.
+    assert 1.5 < took < 2.0 + 2.0
+    assert cluster.running(3)
+    client.resume()
+    error, text = client.next(10)
+    while error == "":  # it had called more before its stop
+        error, text = client.next(10)
+    assert error == "Evicted"
+    assert "training process is stopped" in text
+    client.close()
+    reduce_all_of(comms, list(others), {"m0", "m1", "m2"}, count)
+    close_all(comms)
+
+
 # ---- a daemon that comes back ------------------------------------------------------------------------
 
 

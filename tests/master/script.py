@@ -186,6 +186,10 @@ class Script(Room):
             if member.daemon.name not in self.asleep:
                 self.say(member.daemon.name, m.Heartbeat(1, [(member.mid, self.epoch, called.get(member.name, 1))]))
 
+    def still(self, name: str, seconds: float, state: str) -> None:
+        """The daemon says that the process of the member's client has stood still for so long."""
+        self.say(self._daemon(name), m.Heartbeat(1, [], [(self.mid(name), seconds, state)]))
+
     def slow(
         self,
         name: str,

@@ -196,11 +196,20 @@ class Room:
 
     # ---- members -------------------------------------------------------------------------------------
 
-    def join(self, member: str, *, daemon: str = "", start: int = 1, least: int = 1, group: str = GROUP) -> None:
+    def join(
+        self,
+        member: str,
+        *,
+        daemon: str = "",
+        start: int = 1,
+        least: int = 1,
+        group: str = GROUP,
+        call_timeout: float = 0.0,
+    ) -> None:
         daemon = daemon or "d" + member[1:]
         if daemon not in self.conns:
             self.hello(daemon)
-        self.say(daemon, m.Join(group, member, start, least))
+        self.say(daemon, m.Join(group, member, start, least, 0, call_timeout))
 
     def form(self, count: int, *, least: int = 1) -> None:
         """Members m0, m1, ... with mids 1, 2, ... in epoch 1; inboxes are empty after it."""

@@ -37,6 +37,7 @@ def connect(
     socket: str | os.PathLike[str] | None = None,
     master: str | None = None,
     timeout: float | None = None,
+    call_timeout: float | None = None,
     lanes: int | None = None,
     peer_options: Sequence[str] = (),
 ) -> Communicator:
@@ -55,6 +56,9 @@ def connect(
         master: "host:port", with standby masters "host:port,host:port": start a private daemon, which ends with this
             communicator.
         timeout: seconds to wait for the group; None: as long as it takes.
+        call_timeout: seconds after which a member is put out (Evicted) that has not called what another member has
+            called; None: what `wancoll master --call-timeout` says, where the default is never. All members must state
+            the same.
         lanes: TCP connections to each other peer, of a private daemon.
         peer_options: more options of `wancoll peer`, of a private daemon.
 
@@ -66,6 +70,7 @@ def connect(
     """
     start_world = min_world if start_world is None else start_world
     _check(group, name, start_world, min_world, timeout)
+    _check_call_timeout(call_timeout)
     deadline = deadline_after(timeout)
     path, private_master = _where(socket, master)
     options = [*(["--lanes", str(lanes)] if lanes is not None else []), *peer_options]
@@ -83,7 +88,7 @@ def connect(
             )
             undo.callback(private.stop)
             path = private.socket
-        attach = m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid())
+        attach = m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid(), call_timeout or 0.0)
         connection = _attach(path, attach, private)
         undo.callback(connection.close)
         _open.add(connection)
@@ -112,6 +117,15 @@ def _check(group: str, name: str, start_world: int, min_world: int, timeout: flo
         raise ConfigError(
             "a group cannot start below min_world", who="connect(start_world=...)",
             expected=f"at least min_world, {min_world}", got=str(start_world),
+        )  # fmt: skip
+
+
+def _check_call_timeout(call_timeout: Any) -> None:
+    number = isinstance(call_timeout, int | float) and not isinstance(call_timeout, bool)
+    if call_timeout is not None and not (number and 0 < call_timeout <= 1e9):
+        raise ConfigError(
+            "call_timeout cannot be used", who="connect(call_timeout=...)",
+            expected="seconds, above 0, or None for the master's setting", got=repr(call_timeout),
         )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ class Control:
         on_connected: called after each Welcome.
         on_lost: called with the reason when a try failed (live=False) or a good connection is gone (live=True).
         on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
-        called: gives what heartbeats tell of the members, see Heartbeat.
+        beat: gives the heartbeat of a number, with what it tells of the members.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Control:
         on_connected: Callable[[], None],
         on_lost: OnLost,
         on_synced: Callable[[], None],
-        called: Callable[[], list[tuple[int, int, int]]],
+        beat: Callable[[int], m.Heartbeat],
     ) -> None:
         self._config, self._daemon, self._incarnation = config, daemon, incarnation
         self._masters = Masters(config.master.split(","))
         self._hint = ""  # who leads, in the words of the standby that was asked last
         self._data_socket = data_socket
         self._on_message, self._on_connected = on_message, on_connected
-        self._on_lost, self._on_synced, self._called = on_lost, on_synced, called
+        self._on_lost, self._on_synced, self._beat = on_lost, on_synced, beat
         self._stream: Stream | None = None
         self.connected = False
         self.number = 0  # of the connection, counted from 1
@@ -204,7 +204,7 @@ class Control:
                 stream.close()
                 return
             number += 1
-            self.send(m.Heartbeat(number, self._called()))
+            self.send(self._beat(number))
 
 
 def check_master_addresses(addresses: str) -> None:

@@ -71,7 +71,7 @@ class Daemon:
             self._master_connected,
             self._master_lost,
             self._master_synced,
-            self._called,
+            self._beat,
         )
         self.measurer = Measurer(
             config.limits,
@@ -125,10 +125,19 @@ class Daemon:
                 await trio.sleep(0.0002)
             self.failpoints.hit("mid_op")
 
-    def _called(self) -> list[tuple[int, int, int]]:
-        """For the heartbeat: how far the clients are in their programs."""
-        members = (session.member for session in self._sessions if session.member.epoch and not session.member.over)
-        return [(member.mid, member.epoch_number, member.collectives.called) for member in members][:MOST_CALLED]
+    def _beat(self, number: int) -> m.Heartbeat:
+        """The heartbeat: how far the clients are in their programs, and whose process stands still."""
+        now, called, still = trio.current_time(), [], []
+        for session in self._sessions:
+            member = session.member
+            if member.over or not member.mid:
+                continue
+            if member.epoch is not None:
+                called.append((member.mid, member.epoch_number, member.collectives.called))
+            state, seconds = session.trainer.look(now)
+            if state:
+                still.append((member.mid, seconds, state))
+        return m.Heartbeat(number, called[:MOST_CALLED], still[:MOST_CALLED])
 
     def status(self) -> dict[str, object]:
         """The daemon's own view, for LocalStatusRequest."""
@@ -144,6 +153,7 @@ class Daemon:
                     "group": session.member.group,
                     "name": session.member.name,
                     "pid": session.pid,
+                    "process": session.trainer.state or "runs",
                     "rank": session.member.rank,
                     "epoch": session.member.epoch_number,
                     "members": session.member.member_names,

@@ -23,6 +23,7 @@ from wancoll.peer.core.calls import Call, Meaning, Seat, noise
 from wancoll.peer.core.member import Member
 from wancoll.peer.core.op import Op
 from wancoll.peer.links.hub import LinkHub
+from wancoll.peer.trainer import Trainer
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -70,10 +71,20 @@ class Session:
         self._daemon, self._stream = daemon, stream
         self.attached_at = trio.current_time()
         self.pid = attach.pid
+        self.trainer = Trainer(stream.socket)
         self.arena = Arena(daemon.arena_bytes)
         self.member = Member(
-            attach.group, attach.member, attach.start_world, attach.min_world, first_engine_id, daemon.config.limits
+            attach.group,
+            attach.member,
+            attach.start_world,
+            attach.min_world,
+            first_engine_id,
+            daemon.config.limits,
+            attach.call_timeout,
         )
+        if self.trainer.unseen:
+            why = self.trainer.unseen
+            log.info("nobody will see whether this client is stopped", member=attach.member, reason=why)
         self.links = daemon.links.member(self._links_say)
         self._prepared: dict[Meaning, Prepared] = {}
         self._in_engine: set[int] = set()
@@ -89,6 +100,7 @@ class Session:
             socket.send_fds(self._stream.socket, [attached], [self.arena.fd])
         except OSError:  # the client has gone already
             self._daemon.links.step(links.Leave(self.links))
+            self.trainer.close()
             self.arena.close()
             return
         self._daemon.add(self)
@@ -111,6 +123,7 @@ class Session:
                 await self._engine_idle()
                 await self._stream.drain()
             self._daemon.remove(self)
+            self.trainer.close()
             self._stream.close()
             if not self._in_engine:
                 self.arena.close()

@@ -20,6 +20,7 @@ Addresses = Annotated[list[Address], Meta(min_length=1, max_length=8)]
 World = Annotated[int, Meta(ge=1, le=1024)]
 Site = Annotated[str, Meta(max_length=128)]  # a label that members close to each other share; "" is nobody's
 Rank = Annotated[int, Meta(ge=-1, le=1023)]  # -1: none
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -92,6 +93,7 @@ class Attach(Message, frozen=True):
     start_world: World
     min_world: World
     pid: Count
+    call_timeout: Seconds = 0.0  # as in Join
 
 
 class Post(Message, frozen=True):
@@ -393,6 +395,7 @@ class Join(Message, frozen=True):
     start_world: World
     min_world: World
     was: U64 = 0  # the mid that an earlier master gave it; it has not entered an epoch
+    call_timeout: Seconds = 0.0  # a member this late with a call that another has made is put out; 0: not stated
 
 
 class Leave(Message, frozen=True):
@@ -408,6 +411,8 @@ class Heartbeat(Message, frozen=True):
     number: U64
     # Of each member in an epoch: mid, epoch, and the highest seq that its client has called.
     called: Annotated[list[tuple[U64, U64, U64]], Meta(max_length=1024)] = []
+    # Of each member whose client's process stands still: mid, since how many seconds, and "stopped" or "dead".
+    still: Annotated[list[tuple[U64, Seconds, Name]], Meta(max_length=1024)] = []
 
 
 class Done(Message, frozen=True):
@@ -567,6 +572,7 @@ class Report(Message, frozen=True):
     heard: U64  # highest order of a send or recv that a master told it
     settled: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # order, digest of the newest that committed
     failed: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # other's mid and number, of those that did not fit
+    call_timeout: Seconds = 0.0  # as in Join
 
 
 class ProbeResult(Message, frozen=True):

@@ -11,6 +11,7 @@ member is out. Everything else is what it has to know before it may say so:
                 update_membership (R5). What is given up is given up for all (R14)
     p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
     links       who says that a link is down, and what is tried before anybody is put out (R17)
+    trainers    training processes that stand still, or are late with a call, are put out
     waits       whom slow operations wait for; what does not move for long is ended, so that nothing waits for ever
     probing     a joiner and the members reach each other before it is admitted (R5)
     measuring   what daemons are asked about the paths between them, for the plan
@@ -46,7 +47,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
-from wancoll_master.core import epochs, links, measuring, p2p, probing, rebuilding, waits
+from wancoll_master.core import epochs, links, measuring, p2p, probing, rebuilding, trainers, waits
 from wancoll_master.core.ready import Disconnected, Event, Ready, Received, Send, SendStatus, StepDown, Used
 from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip
 from wancoll_master.plan.planning import Planner
@@ -226,8 +227,8 @@ def _end_daemon(step: Step, daemon: Daemon, why: str, *, close: bool) -> None:
 
 def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
     match message:
-        case m.Heartbeat(number, called):
-            waits.heard(daemon, called, step.now)
+        case m.Heartbeat(number):
+            trainers.heard(step, daemon, message)
             pong = Send(daemon.conn, m.Pong(number, step.state.term))
             if number:  # decides nothing: the master is not to seem silent while it writes
                 step.ready.answers.append(pong)
@@ -303,6 +304,7 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
         return
     if group is None:
         group = Group(join.group, join.start_world, join.min_world, _group_key(step), step.state.floor)
+        group.call_timeout = join.call_timeout
         step.state.groups[group.name] = group
     rebuilding.raise_mids(step, join.was)
     mid = rebuilding.take_mid(step)
@@ -345,6 +347,11 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None) -> s
         return (
             f"{who} with start_world={join.start_world}, min_world={join.min_world}; expected the group's "
             f"start_world={group.start_world}, min_world={group.min_world}: all members must state the same numbers"
+        )
+    if join.call_timeout != group.call_timeout:
+        return (
+            f"{who} with call_timeout={join.call_timeout:g}; expected the group's {group.call_timeout:g} "
+            "(0: not stated): all members must state the same number"
         )
     everyone = group.members + group.joining
     for other in everyone:

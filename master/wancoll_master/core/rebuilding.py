@@ -80,7 +80,8 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
 
 def _terms(report: m.Report) -> tuple[object, ...]:
     """What all members of an epoch report alike."""
-    return report.members, report.key, report.start_world, report.min_world, report.base, report.plan
+    numbers = report.start_world, report.min_world, report.call_timeout
+    return report.members, report.key, numbers, report.base, report.plan
 
 
 def _check(step: Step, daemon: Daemon, report: m.Report) -> None:
@@ -198,11 +199,12 @@ def consider(step: Step, group: Group) -> None:
 def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> None:
     reports = rebuild.reports
     top = {mid: report for mid, (_, report) in reports.items() if report.epoch == newest.epoch}
-    if (group.start_world, group.min_world) != (newest.start_world, newest.min_world):
+    stated = newest.start_world, newest.min_world, newest.call_timeout
+    if (group.start_world, group.min_world, group.call_timeout) != stated:
         for joiner in list(group.joining):
-            numbers = f"start_world={newest.start_world}, min_world={newest.min_world}"
+            numbers = "start_world={}, min_world={}, call_timeout={:g}".format(*stated)
             probing.refuse(step, joiner, f"the group that came back has {numbers}")
-    group.start_world, group.min_world, group.key = newest.start_world, newest.min_world, newest.key
+    (group.start_world, group.min_world, group.call_timeout), group.key = stated, newest.key
     group.epoch = newest.epoch
     used = step.state.used.get(group.name)
     group.used = max(step.state.floor, used.epoch if used is not None else 0)

@@ -92,6 +92,7 @@ class Member:
     probes: dict[int, ProbePair] = field(default_factory=dict)  # of a joiner, by the member's mid
     called: tuple[int, int, float] = (0, 0, -inf)  # epoch, highest seq that its client has called, and when it said so
     told: Told | None = None
+    behind: tuple[int, int, float] = (0, 0, inf)  # called[:2], and since when another member has called more
 
     @property
     def reachable(self) -> bool:
@@ -173,6 +174,7 @@ class Current:
     settle_at: float = inf  # when they are acted upon
     hold_until: float = inf  # an update_membership waits for probes until then
     waited: bool = False  # it has waited long enough
+    called: int = 0  # highest seq that any member's client has called
     waits: tuple[float, list[m.WaitStatus]] | None = None  # when found, what
 
 
@@ -205,6 +207,7 @@ class Group:
     used: int = 0  # epochs up to here may have been used, beside the current one
     members: list[Member] = field(default_factory=list)  # in rank order
     joining: list[Member] = field(default_factory=list)  # by mid
+    call_timeout: float = 0.0  # as its members state it
     rebuild: Rebuild | None = None  # without members: what an earlier master's members report
     current: Current = field(default_factory=Current)
     committed: int = 0
@@ -230,6 +233,7 @@ class Group:
     def afresh(self) -> Group:
         """The group without its members, and all that they had done: those who wait to join may form it anew."""
         group = Group(self.name, self.start_world, self.min_world, self.key, self.epoch, self.used)
+        group.call_timeout = self.call_timeout
         group.joining, group.planned, group.troubles = self.joining, self.planned, self.troubles
         for joiner in group.joining:
             joiner.group = group

@@ -14,7 +14,7 @@ from math import inf
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
 from wancoll_master.core.epochs import new_epoch
-from wancoll_master.core.state import Daemon, Group, Member, Pending, Slow, Step, Told, clip, names
+from wancoll_master.core.state import Group, Member, Pending, Slow, Step, Told, clip, names
 
 FRESH = 3.5  # heartbeat intervals during which what a member said counts
 SILENT = 2.5  # heartbeat intervals without a word after which a daemon is suspected
@@ -38,14 +38,6 @@ def take(step: Step, member: Member, message: m.Waits) -> None:
     if oldest is not None:
         _note(step, group, oldest)
         _stalled(step, group, oldest)
-
-
-def heard(daemon: Daemon, called: list[tuple[int, int, int]], now: float) -> None:
-    """How far the daemon's members are in their programs, as of *now*."""
-    for mid, epoch, seq in called:
-        member = daemon.members.get(mid)
-        if member is not None:
-            member.called = epoch, seq, now
 
 
 # ---- what waits, and for whom ------------------------------------------------------------------------

@@ -54,13 +54,21 @@ class Member:
         min_world: smallest world size in which ops run.
         first_engine_id: engine ids count up from here; the shell keeps the ranges of its members apart.
         limits: bounds.
+        call_timeout: seconds after which the group puts out who is late with a call; 0: not stated.
     """
 
     def __init__(
-        self, group: str, name: str, start_world: int, min_world: int, first_engine_id: int, limits: Limits = DEFAULT
+        self,
+        group: str,
+        name: str,
+        start_world: int,
+        min_world: int,
+        first_engine_id: int,
+        limits: Limits = DEFAULT,
+        call_timeout: float = 0.0,
     ) -> None:
         self.group, self.name = group, name
-        self.start_world, self.min_world = start_world, min_world
+        self.start_world, self.min_world, self.call_timeout = start_world, min_world, call_timeout
         self.mid = 0
         self.seat: Seat | None = None
         self.over = False
@@ -129,7 +137,8 @@ class Member:
     def join(self) -> list[cmd.Command]:
         """Ask for membership; again after each reconnect until the first epoch."""
         was, self.mid = self.mid, 0
-        return [cmd.ToMaster(m.Join(self.group, self.name, self.start_world, self.min_world, was))]
+        numbers = self.start_world, self.min_world
+        return [cmd.ToMaster(m.Join(self.group, self.name, *numbers, was, self.call_timeout))]
 
     def call(self, post: m.Post) -> Call:
         """What *post* calls.
@@ -231,6 +240,7 @@ class Member:
             heard=p2p.heard,
             settled=list(p2p.settlements.items()),
             failed=list(p2p.misfits),
+            call_timeout=self.call_timeout,
         )
 
     def resumed(self, resumed: m.Resumed) -> list[cmd.Command]:

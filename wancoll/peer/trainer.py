@@ -1,0 +1,66 @@
+"""A client's process as this machine shows it: one that is stopped, or dead with its socket open, keeps others waiting.
+
+Who is at the other end the kernel says (SO_PEERCRED), not the client. A pidfd holds the process fast, so that another
+one with its number is not taken for it. In another pid namespace, or where /proc hides it, nothing is seen of it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+
+
+class Trainer:
+    """See the module.
+
+    Args:
+        sock: the client's connection, a unix socket.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.unseen = ""  # why nothing can be seen of it
+        self.state = ""  # when it was looked at last: "stopped", "dead", or ""
+        self._since = 0.0
+        self._busy = b""  # processor time that it had used then
+        self._pidfd = -1
+        try:
+            self._pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if self._pid <= 0:
+                raise ProcessLookupError("it runs in another pid namespace")
+            self._pidfd = os.pidfd_open(self._pid)
+            self._exited = select.poll()
+            self._exited.register(self._pidfd, select.POLLIN)
+            self._stat()
+        except OSError as bad:
+            self.unseen = str(bad)
+
+    def look(self, now: float) -> tuple[str, float]:
+        """How it stands, and since how many seconds as far as is known: "stopped", "dead", or "" for all else."""
+        if self.unseen:
+            return "", 0.0
+        try:
+            state, busy = self._stat()
+        except OSError:
+            state, busy = b"X", b""
+        if state in b"ZX" and self._exited.poll(0):
+            found = "dead"
+        else:
+            found = "stopped" if state in b"Tt" else ""
+        if found != self.state or busy != self._busy:  # one that is traced stops often, and runs in between
+            self._since = now
+        self.state, self._busy = found, busy
+        return found, now - self._since
+
+    def _stat(self) -> tuple[bytes, bytes]:
+        """Its state letter, and its processor time."""
+        with open(f"/proc/{self._pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+        return fields[0], b" ".join(fields[11:13])
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd, self.unseen = -1, "the connection is closed"
