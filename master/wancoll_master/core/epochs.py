@@ -5,6 +5,7 @@ An epoch ends by new_epoch() alone. Whatever was collected in it (Done, calls, c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
@@ -12,7 +13,7 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import measuring, probing
 from wancoll_master.core.ready import Announce, Used
-from wancoll_master.core.state import Asking, Daemon, Gone, Group, Member, Pending, Slow, Step, clip, names
+from wancoll_master.core.state import Asking, Daemon, Gone, Group, Member, Pending, Slow, Step, clip, names, several
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned, Proposal, Request
 
@@ -128,33 +129,42 @@ def _forget_bad_pairs(step: Step, group: Group) -> None:
 # ---- losses -----------------------------------------------------------------------------------------
 
 
-def lose(step: Step, gone: list[Member], why: str, kind: str, *, tell: bool) -> None:
-    """Members and joiners are out: a new epoch of the survivors, at once, in each group concerned.
+def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool) -> None:
+    """Members and joiners are out, each for its reason: one new epoch of the survivors in each group concerned.
 
     *tell*: send Evicted, since the daemon may still be listening. *kind* is the event log's.
     """
     groups: dict[str, list[Member]] = {}
-    for member in gone:
+    for member, why in gone.items():
         groups.setdefault(member.group.name, []).append(member)
         del step.state.members[member.mid], member.daemon.members[member.mid]
-        (member.group.members if member.in_epoch else member.group.joining).remove(member)
         if tell and member.in_epoch:
             step.send(member.daemon.conn, _evicted(member, why))
     for name, lost in groups.items():
         group = step.state.groups[name]
+        group.members = [member for member in group.members if member not in gone]
+        group.joining = [joiner for joiner in group.joining if joiner not in gone]
+        why = several(gone[member] for member in lost)
         text = clip(f"lost {names(lost)}: {why}" if kind != "left" else f"{names(lost)} {why}")
         step.record(group, kind, text)
         _after_loss(step, group, text, any(member.in_epoch for member in lost))
 
 
-def end_daemon(step: Step, daemon: Daemon, why: str, kind: str, *, close: bool) -> None:
-    """The daemon's connection is over; so are its memberships. With *close* the master ends it and says why."""
-    _remember_gone(step, daemon, why)
-    measuring.forget(step, daemon)
-    del step.state.connections[daemon.conn], step.state.daemons[daemon.name]
-    lose(step, list(daemon.members.values()), why, kind, tell=close)
+def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool) -> None:
+    """The daemons' connections are over, each for its reason; so are their memberships, with one epoch for all.
+
+    With *close* the master ends the connections and says why.
+    """
+    state = step.state
+    for daemon, why in ended.items():
+        _remember_gone(step, daemon, why)
+        del state.connections[daemon.conn], state.daemons[daemon.name]
+    measuring.forget(step, ended)
+    gone = {member: why for daemon, why in ended.items() for member in daemon.members.values()}
+    lose(step, gone, kind, tell=close)
     if close:
-        step.close(daemon.conn, why)
+        for daemon, why in ended.items():
+            step.close(daemon.conn, why)
 
 
 def _remember_gone(step: Step, daemon: Daemon, why: str) -> None:

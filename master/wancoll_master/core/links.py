@@ -105,7 +105,8 @@ def _evict(step: Step, group: Group, complained: list[tuple[int, int]], ends: se
         victims.append(worst)
     members = [member for member in group.members if member.mid in victims]
     _acted(group, ends, f"evicted {names(members)}")
-    lose(step, members, f"{text}, and no ring order avoids that", "evicted", tell=True)
+    why = f"{text}, and no ring order avoids that"
+    lose(step, dict.fromkeys(members, why), "evicted", tell=True)
 
 
 # ---- what people are told -----------------------------------------------------------------------------

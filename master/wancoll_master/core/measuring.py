@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from wancoll.limits import MIB
 from wancoll.wire import messages as m
@@ -93,10 +93,11 @@ def take(step: Step, daemon: Daemon, report: m.LinkReport) -> list[Group]:
     return [group for group in step.state.groups.values() if group.joining] if answered else []
 
 
-def forget(step: Step, daemon: Daemon) -> None:
-    """The daemon is gone."""
-    step.state.measures.forget(daemon.name)
-    for ends in [ends for ends in step.state.asked if daemon.name in ends]:
+def forget(step: Step, gone: Iterable[Daemon]) -> None:
+    """The daemons are gone."""
+    gone_names = {daemon.name for daemon in gone}
+    step.state.measures.forget(gone_names)
+    for ends in [ends for ends in step.state.asked if not gone_names.isdisjoint(ends)]:
         del step.state.asked[ends]
 
 

@@ -39,7 +39,7 @@ alone (R12): late words are dropped here, in one place.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
@@ -218,8 +218,13 @@ def _cut_off(step: Step, conn: int, nonsense: ProtocolError) -> None:
 
 
 def _end_daemon(step: Step, daemon: Daemon, why: str, *, close: bool) -> None:
-    rebuilding.drop(step, daemon)
-    epochs.end_daemon(step, daemon, why, "lost", close=close)
+    _end_daemons(step, {daemon: why}, close=close)
+
+
+def _end_daemons(step: Step, ended: Mapping[Daemon, str], *, close: bool) -> None:
+    for daemon in ended:
+        rebuilding.drop(step, daemon)
+    epochs.end_daemons(step, ended, "lost", close=close)
 
 
 # ---- messages ---------------------------------------------------------------------------------------
@@ -243,7 +248,7 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
             rebuilding.left(step, daemon, left, name)
             for member in list(daemon.members.values()):
                 if member.group.name == left and member.name == name:
-                    epochs.lose(step, [member], "left", "left", tell=False)
+                    epochs.lose(step, {member: "left"}, "left", tell=False)
         case m.ProbeResult():
             reconsider = probing.result(step, daemon, message)
             if reconsider is not None:
@@ -383,10 +388,7 @@ def _tick(step: Step) -> None:
     if now - step.state.deadline > limits.heartbeat_interval:  # the master slept itself and has yet to read what came
         for daemon in step.state.daemons.values():
             daemon.heard_at = max(daemon.heard_at, now - limits.heartbeat_timeout / 2)
-    for daemon in list(step.state.daemons.values()):
-        if daemon.heard_at + limits.heartbeat_timeout <= now:
-            why = f"daemon {daemon.name} was silent for {now - daemon.heard_at:.1f} s"
-            _end_daemon(step, daemon, why, close=True)
+    look_again = _judge_silence(step)
     for group in list(step.state.groups.values()):
         if group.rebuild is not None:
             rebuilding.consider(step, group)
@@ -404,7 +406,7 @@ def _tick(step: Step) -> None:
             epochs.form_if_complete(step, group)
             epochs.consider_update(step, group)
     step.state.deadline = min(
-        [daemon.heard_at + limits.heartbeat_timeout for daemon in step.state.daemons.values()]
+        [look_again]
         + [_group_deadline(group) for group in step.state.groups.values()]
         + [step.state.rejoin_until for group in step.state.groups.values() if epochs.held(step, group)]
         + [
@@ -414,6 +416,29 @@ def _tick(step: Step) -> None:
         ],
         default=inf,
     )
+
+
+def _judge_silence(step: Step) -> float:
+    """Put out who was silent for heartbeat_timeout. Returns when to look again.
+
+    Of a site that is cut off, daemons fall silent within one heartbeat of each other. So where others are about to be
+    put out, too, all wait for the last of them, but no longer than a heartbeat: one epoch, not one for each.
+    """
+    now, timeout, beat = step.now, step.limits.heartbeat_timeout, step.limits.heartbeat_interval
+    heard = sorted(daemon.heard_at for daemon in step.state.daemons.values())
+    if not heard or heard[0] + timeout > now:
+        return heard[0] + timeout if heard else inf
+    last = max(at for at in heard if at + min(timeout, 2 * beat) < now or at + timeout <= now)
+    until = min(last, heard[0] + beat) + timeout
+    if until > now:
+        return until
+    silent = [daemon for daemon in step.state.daemons.values() if daemon.heard_at + timeout <= now]
+    _end_daemons(
+        step,
+        {daemon: f"daemon {daemon.name} was silent for {now - daemon.heard_at:.1f} s" for daemon in silent},
+        close=True,
+    )
+    return min((daemon.heard_at for daemon in step.state.daemons.values()), default=inf) + timeout
 
 
 def _group_deadline(group: Group) -> float:

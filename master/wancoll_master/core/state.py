@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -330,3 +331,9 @@ def names(members: list[Member]) -> str:
     """The members' names for a reader, the first few of many."""
     shown = ", ".join(member.name for member in members[:16])
     return shown if len(members) <= 16 else f"{shown} and {len(members) - 16} more"
+
+
+def several(texts: Iterable[str]) -> str:
+    """The different ones of *texts* for a reader, the first few of many."""
+    found = list(dict.fromkeys(texts))
+    return "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")

@@ -45,7 +45,7 @@ def _late(step: Step, member: Member) -> float:
 
 def _put_out(step: Step, member: Member, why: str) -> None:
     if member.in_epoch:
-        epochs.lose(step, [member], why, "evicted", tell=True)
+        epochs.lose(step, {member: why}, "evicted", tell=True)
     else:
         probing.refuse(step, member, why)
         epochs.consider_update(step, member.group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from wancoll.errors import ProtocolError
@@ -67,6 +67,7 @@ class Measures:
     version: int = 0  # grows with every change
     paths: dict[tuple[str, str], Path] = field(default_factory=dict)  # (from, to)
     uplinks: dict[str, dict[int, float]] = field(default_factory=dict)  # by daemon, by lanes per link
+    _ends: dict[str, dict[tuple[str, str], None]] = field(default_factory=dict)  # of the paths, by either daemon
 
     def take(self, source: str, report: m.LinkReport, known: Collection[str], now: float) -> None:
         """Take in the report of daemon *source*; *known* are the daemons that are connected.
@@ -86,18 +87,32 @@ class Measures:
         for seen in report.links:
             ends = (source, seen.daemon)
             if seen.daemon in known and seen.daemon != source and (ends in self.paths or len(self.paths) < MAX_PATHS):
-                self.paths.setdefault(ends, Path()).take(seen, now)
+                if ends not in self.paths:
+                    self.paths[ends] = Path()
+                    for daemon in ends:
+                        self._ends.setdefault(daemon, {})[ends] = None
+                self.paths[ends].take(seen, now)
         if report.uplink > 0 and report.lanes:
             by_lanes = self.uplinks.setdefault(source, {})
             if report.lanes in by_lanes or len(by_lanes) < MAX_LANE_COUNTS:
                 by_lanes[report.lanes] = _smooth(by_lanes.get(report.lanes, 0.0), report.uplink)
         self.version += 1
 
-    def forget(self, daemon: str) -> None:
-        """The daemon is gone."""
-        self.uplinks.pop(daemon, None)
-        for ends in [ends for ends in self.paths if daemon in ends]:
-            del self.paths[ends]
+    def forget(self, gone: Iterable[str]) -> None:
+        """These daemons are gone."""
+        for daemon in gone:
+            self.uplinks.pop(daemon, None)
+            for ends in self._ends.pop(daemon, ()):
+                del self.paths[ends]
+                other = ends[1] if ends[0] == daemon else ends[0]
+                self._ends[other].pop(ends)
+
+    def among(self, daemons: Collection[str]) -> Iterator[tuple[str, str, Path]]:
+        """The known paths from one of *daemons* to another: (from, to, path)."""
+        for daemon in daemons:
+            for ends in self._ends.get(daemon, ()):
+                if ends[0] == daemon and ends[1] in daemons:
+                    yield *ends, self.paths[ends]
 
     def rtt(self, one: str, other: str) -> float:
         """Seconds there and back; 0: not known."""
@@ -111,7 +126,8 @@ class Measures:
 
     def probed(self, source: str) -> float:
         """Bytes per second of the fastest path from *source* that was probed; 0: none was."""
-        return max((path.probed for (one, _), path in self.paths.items() if one == source), default=0.0)
+        ends = self._ends.get(source, ())
+        return max((self.paths[each].probed for each in ends if each[0] == source), default=0.0)
 
     def uplink(self, daemon: str, lanes: int = 0) -> float:
         """Bytes per second that leave *daemon* with *lanes* busy ones per link (0: with any number); 0: not known."""
