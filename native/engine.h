@@ -52,7 +52,7 @@ typedef struct {
     uint64_t link; /* of a wire step */
     uint64_t start, length; /* bytes of raw elements; length may be 0: one empty frame still travels */
     wc_place to, left, right;
-    int32_t after[2]; /* indices of the earlier steps that bound this one, or -1 */
+    int32_t after[2]; /* indices of the earlier steps that bound this one, or -1. Only a receive may come after a send */
     uint16_t number;
     uint8_t direction;
     uint8_t action;

@@ -32,13 +32,13 @@ static bool bounds_valid(const wc_op *op, uint32_t index)
     const wc_step *step = &op->steps[index];
     for (int i = 0; i < WC_AFTER; i++) {
         int64_t at = step->after[i];
-        if (at < -1 || at >= (int64_t)index || (at >= 0 && (step->length == 0 || step->direction == WC_RECV)))
+        if (at < -1 || at >= (int64_t)index || (at >= 0 && step->length == 0))
             return false;
         if (at < 0)
             continue;
         const wc_step *a = &op->steps[at];
         bool same = a->start == step->start && a->length == step->length;
-        if (a->direction == WC_SEND || !same || (i && at == step->after[0]))
+        if ((a->direction == WC_SEND && step->direction != WC_RECV) || !same || (i && at == step->after[0]))
             return false;
     }
     return true;

@@ -93,6 +93,8 @@ static void describe_part(wc_part *part, const wc_step *step)
 static void depend(wc_part *part, int slot, wc_part *after)
 {
     part->after[slot] = after;
+    if (part->direction == WC_RECV)
+        return; /* it waits for its bytes, not for what bounds it: see match.c */
     part->next_dependent[slot] = after->dependents;
     after->dependents = part;
 }

@@ -1,4 +1,8 @@
-/* Matching: which part a frame that arrives is of, or why it waits, is dropped or breaks the protocol. */
+/* Matching: which part a frame that arrives is of, or why it waits, is dropped or breaks the protocol.
+
+   A part to receive may have bounds, too: those who use what is where its bytes will go. It does not wait for them. The
+   bytes of a correct sender are made of those that the bounds have passed on, so a frame that goes beyond is no correct
+   sender's. It would be written over, and a digest would vouch for what is not in memory. */
 #include "shared.h"
 
 #include <errno.h>
@@ -28,6 +32,11 @@ static wc_verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *fra
     if (frame->length > most || frame->length % wc_grain(part) || (frame->length == 0 && part->begin != part->end)) {
         wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes in seq %llu, expected 1 to %llu", frame->length,
                      (unsigned long long)frame->seq, (unsigned long long)most);
+        return WC_DOWN;
+    }
+    if (frame->length > wc_wire_bytes(part, part->cursor, wc_part_bound(part))) {
+        wc_lane_down(lane, EPROTO, "protocol: step %u of seq %llu at offset %llu, before what it comes after",
+                     frame->number, (unsigned long long)frame->seq, (unsigned long long)frame->offset);
         return WC_DOWN;
     }
     lane->rx_part = part;

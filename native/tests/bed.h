@@ -157,6 +157,8 @@ static uint32_t ring_schedule(wc_step *out, const int *ring, int n, int me, uint
 {
     uint32_t lines = 0;
     int32_t last = -1;
+    int32_t passed_on[MAX_RANKS]; /* by chunk: the step that sends its partial sums from back */
+    memset(passed_on, -1, sizeof passed_on);
     uint16_t numbers[2] = {0, 0};
     const uint64_t links[2] = {link_to(ring[(me + 1) % n]), link_to(ring[(me + n - 1) % n])};
     for (int step = 0; n > 1 && step < 2 * (n - 1); step++) {
@@ -170,13 +172,15 @@ static uint32_t ring_schedule(wc_step *out, const int *ring, int n, int me, uint
             if (length == 0)
                 continue;
             wc_place back = {.buffer = WC_BACK, .offset = begin}, front = {.buffer = WC_FRONT, .offset = begin};
+            if (way == WC_SEND && step)
+                passed_on[chunks[way]] = (int32_t)lines;
             out[lines++] = (wc_step){
                 .link = links[way],
                 .start = begin,
                 .length = length,
                 .to = back,
                 .left = way == WC_SEND && step ? back : front,
-                .after = {way == WC_SEND ? last : -1, -1},
+                .after = {way == WC_SEND ? last : scatter ? -1 : passed_on[chunks[way]], -1},
                 .number = numbers[way]++,
                 .direction = (uint8_t)way,
                 .action = (uint8_t)(way == WC_SEND || !scatter ? WC_COPY : step == n - 2 ? WC_FINAL : WC_REDUCE),

@@ -421,6 +421,15 @@ static void raw_send(raw *r, wc_frame frame, const uint8_t *payload, size_t piec
         send(r->fd, bytes + at, size - at < piece ? size - at : piece, MSG_NOSIGNAL);
 }
 
+/* A whole frame with the checksums that belong to it. The socket blocks. */
+static void put_frame(int fd, wc_frame frame, const uint8_t *payload)
+{
+    const wc_kernels *k = wc_kernels_default();
+    frame.checksum = k->crc32c(k->crc32c(0, &frame, 44), payload, frame.length);
+    if (send(fd, &frame, sizeof frame, MSG_NOSIGNAL) > 0 && send(fd, payload, frame.length, MSG_NOSIGNAL) < 0)
+        return; /* the engine has closed its end */
+}
+
 static void test_frames(void)
 {
     uint8_t payload[RAW_BYTES];
@@ -498,6 +507,52 @@ static void test_parked(void)
     }
 }
 
+/* Rank 0 of a ring of three, with this test as both neighbours. In odd rounds the all-gather's bytes of a chunk come
+   before the reduce-scatter's, which would land in the same place: no correct neighbour could have made them yet. */
+static void test_early(int round)
+{
+    enum { N = 3, CHUNK = 65536, TOTAL = N * CHUNK };
+    static const int in_turn[] = {0, 1, 2, 3}, too_early[] = {3, 0, 1, 2}, chunk_of[] = {2, 1, 0, 2};
+    wc_config config = {.workers = 1, .segment = CHUNK, .stripe = CHUNK, .checksum = 1};
+    wc_engine *engine = wc_engine_new(&config);
+    int pairs[N][2];
+    for (int other = 1; other < N; other++) {
+        tcp_pair(pairs[other]);
+        fcntl(pairs[other][0], F_SETFL, 0);
+        must(wc_link_open(engine, link_to(other), 1, 1, 5) == 0, "link");
+        must(wc_lane_attach(engine, link_to(other), 0, pairs[other][1]) == 0, "attach");
+    }
+    buffer front = buffer_new(TOTAL), back = buffer_new(TOTAL);
+    memset(front.data, 1, TOTAL);
+    wc_step lines[4 * N];
+    wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = front.data, .back = back.data, .bytes = {TOTAL, TOTAL},
+                .dtype = WC_U8, .op = WC_SUM, .divisor = N, .lanes = 1, .tracks = 1, .digest = 1, .steps = lines,
+                .steps_count = ring_schedule(lines, ALL, N, 0, TOTAL, 1)};
+    must(wc_post(engine, &op) == 0, "post");
+    uint8_t *bytes = malloc(2 * (CHUNK + sizeof(wc_frame)));
+    for (int i = 0; i < 4; i++) {
+        int number = round % 2 ? too_early[i] : in_turn[i];
+        if (number == 3 && round % 2 == 0) { /* what it is made of: rank 0's first two frames, the second with number 0's */
+            size_t want = 2 * (CHUNK + sizeof(wc_frame));
+            CHECK(recv(pairs[1][0], bytes, want, MSG_WAITALL) == (ssize_t)want && bytes[want - 1] == 3);
+        }
+        memset(bytes, number < 2 ? 2 : 3, CHUNK);
+        wc_frame frame = good_frame();
+        frame.number = (uint16_t)number, frame.offset = (uint64_t)chunk_of[number] * CHUNK, frame.length = CHUNK;
+        put_frame(pairs[2][0], frame, bytes);
+    }
+    wc_event event = next_event(engine, DEADLINE_MS);
+    if (round % 2)
+        CHECK(event.type == WC_EV_LANE_DOWN && event.error == EPROTO && event.link == link_to(2));
+    else
+        CHECK(event.type == WC_EV_DONE && event.value == digest_of(back) && back.data[TOTAL - 1] == 3);
+    wc_engine_free(engine);
+    for (int other = 1; other < N; other++)
+        close(pairs[other][0]);
+    free(bytes);
+    CHECK(buffer_free(&front) && buffer_free(&back));
+}
+
 static void test_garbage(void)
 {
     for (int round = 0; round < 300; round++) {
@@ -570,6 +625,8 @@ int main(void)
     test_mismatch();
     test_frames();
     test_parked();
+    for (int round = 0; round < 2; round++)
+        test_early(round);
     test_garbage();
     test_arguments();
     printf("%ld passed, %ld failed\n", passed, failed);

@@ -117,6 +117,7 @@ class Builder:
         self._scratch = 0
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
+        self._users: dict[Place, tuple[int, ...]] = {}  # the last steps that wrote or read what is there
         self.right, self.left = (rank + 1) % world_size, (rank - 1) % world_size
 
     @property
@@ -253,8 +254,6 @@ class Builder:
     ) -> Value:
         """Reduce two values of the same range: left op right, at *to* (None: new scratch), which may be where left is.
 
-        Whatever was at *to* must have been sent on before, in the sense that the new bytes could not be here otherwise.
-
         *last*: the outcome is the result (avg divides; with a codec it is encoded and decoded again), and belongs at
         *to*. *alike*: every rank makes this very result from the same bytes, so that there is nothing to adopt.
         """
@@ -367,8 +366,17 @@ class Builder:
         result: bool = False,
         measured: bool = False,
     ) -> int:
-        bounds = tuple(sorted({index for index in after if index >= 0}))
+        # Bytes are overwritten by one that comes after all who use them. A correct sender of what is received cannot be
+        # early (the executor checks it); the engine refuses the frame of any other.
+        users = self._users.get(to, ()) if to is not None and value.length else ()
+        bounds = tuple(sorted({*(index for index in after if index >= 0), *users}))
         self._steps.append(
             Step(direction, action, value.start, value.length, peer, number, to, left, right, bounds, result, measured)
         )
-        return len(self._steps) - 1
+        done = len(self._steps) - 1
+        for place in (left, right):
+            if place is not None and place.buffer is not Buffer.front:
+                self._users[place] = (*(user for user in self._users.get(place, ()) if user not in bounds), done)
+        if to is not None and value.length:
+            self._users[to] = (done,)
+        return done

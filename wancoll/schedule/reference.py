@@ -2,9 +2,11 @@
 
 All ranks' steps are one graph of parts, run in any order that it allows.
 
-The order is what makes it a test. A part waits for the parts that bound it, for its turn on its lane and, to be
-received, for its bytes; nothing else. Memory knows which step wrote each byte last, so that a step that comes too early
-or too late is caught, and not only where the bytes happen to differ.
+The order is what makes it a test. A part waits for the parts that bound it (but for one to be received, which waits for
+its bytes) and for its turn on its lane; nothing else. Memory knows which steps wrote and read each byte last, so that a
+step that comes too early or too late is caught, and not only where the bytes happen to differ. Every part knows which
+others it could not have come before, whatever the lanes: those that bound what is received must be among them, or the
+engine would refuse the bytes of a correct sender.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 
@@ -58,8 +60,9 @@ def execute(
         Arrays of dtype storage(dtype).
 
     Raises:
-        ValueError: the schedules do not fit together, a step reads what its bounds did not write, or a result is not
-            written exactly once.
+        ValueError: the schedules do not fit together, a step reads what its bounds did not write or overwrites what
+            others than its bounds read last, bytes can be received before what bounds them, or a result is not written
+            exactly once.
     """
     sizes = [front.nbytes for front in inputs] if back_bytes is None else back_bytes
     run = _Run(schedules, inputs, dtype, op, codec, sizes, noise, cut, lanes)
@@ -77,6 +80,10 @@ class _Part:
     end: int
     waits: int = 0
     next: list[_Part] = field(default_factory=list)
+    causes: list[_Part] = field(default_factory=list)  # without which it could not be, whatever the lanes
+    bounds: list[_Part] = field(default_factory=list)  # of a recv
+    known: int = 0  # a bit for each of its causes, theirs included, that bounds a recv
+    bit: int = 0  # of this one, if it bounds a recv
     receiver: _Part | None = None  # of a send
     wire: Array | None = None  # what the send put there for this recv
     key: tuple[float, int] = (0, 0)
@@ -85,16 +92,21 @@ class _Part:
         self.next.append(other)
         other.waits += 1
 
+    def enables(self, other: _Part) -> None:
+        self.then(other)
+        other.causes.append(self)
+
     def __str__(self) -> str:
         return f"rank {self.rank}, step {self.index} ({self.step}), bytes {self.begin} to {self.end}"
 
 
 class _Memory:
-    """One of a rank's buffers, the step that wrote each byte last, and which bytes are final."""
+    """One of a rank's buffers, the steps that wrote and used each byte last, and which bytes are final."""
 
     def __init__(self, nbytes: int) -> None:
         self.data = np.full(nbytes, _POISON, np.uint8)
         self.writer = np.full(nbytes, _NOBODY, np.int32)
+        self.user = np.full(nbytes, _NOBODY, np.int32)
         self.final = np.zeros(nbytes, bool)
 
 
@@ -160,6 +172,7 @@ class _Run:
 
     def _graph(self, schedules: Sequence[Schedule], cut: int, lanes: int) -> list[_Part]:
         everything: list[_Part] = []
+        bits = count()
         queues: dict[tuple[int, ...], list[_Part]] = defaultdict(list)  # direction, from, to, lane
         for rank, schedule in enumerate(schedules):
             made: list[list[_Part]] = []
@@ -167,10 +180,15 @@ class _Run:
                 parts = [_Part(rank, index, step, *ends) for ends in _cuts(step, cut)]
                 for bound in step.after:
                     before = schedule.steps[bound]
-                    if (before.start, before.length) != (step.start, step.length) or step.direction is Direction.recv:
+                    recv, sent = step.direction is Direction.recv, before.direction is Direction.send
+                    if (before.start, before.length) != (step.start, step.length) or (sent and not recv):
                         raise ValueError(f"{parts[0]} must not be bound by {before}")
                     for earlier, later in zip(made[bound], parts, strict=True):
-                        earlier.then(later)
+                        if recv:
+                            earlier.bit = earlier.bit or 1 << next(bits)
+                            later.bounds.append(earlier)
+                        else:
+                            earlier.enables(later)
                 if step.direction is not Direction.local:
                     pair = (rank, step.peer) if step.direction is Direction.send else (step.peer, rank)
                     for number, part in enumerate(parts):
@@ -188,6 +206,11 @@ class _Run:
 
     def _do(self, part: _Part) -> None:
         step = part.step
+        for cause in part.causes:
+            part.known |= cause.known | cause.bit
+        for bound in part.bounds:
+            if not part.known & bound.bit:
+                raise ValueError(f"{part} can come before {bound}, which bounds it")
         if part.begin == part.end:
             return
         if step.direction is Direction.send:
@@ -245,6 +268,7 @@ class _Run:
             if wrong.size:
                 wrote = int(memory.writer[where][wrong[0]])
                 raise ValueError(f"{part} reads from {place} what step {wrote} wrote, which does not bound it")
+            memory.user[where] = part.index
         return data
 
     def _write(self, part: _Part, data: Array) -> None:
@@ -257,7 +281,11 @@ class _Run:
             raise ValueError(f"{part} writes beyond the end of {place.buffer.name}")
         if memory.final[where].any():
             raise ValueError(f"{part} writes over a result")
-        memory.data[where], memory.writer[where] = data, part.index
+        wrong = np.flatnonzero(~np.isin(memory.user[where], (_NOBODY, part.index, *part.step.after)))
+        if wrong.size:
+            used = int(memory.user[where][wrong[0]])
+            raise ValueError(f"{part} writes over what step {used} uses, which does not bound it")
+        memory.data[where], memory.writer[where], memory.user[where] = data, part.index, part.index
         memory.final[where] = part.step.result
 
 
@@ -287,4 +315,4 @@ def _join(direction: int, queue: list[_Part], other: list[_Part]) -> None:
         ):
             raise ValueError(f"schedules do not fit together: {send} meets {recv}")
         send.receiver = recv
-        send.then(recv)
+        send.enables(recv)

@@ -72,7 +72,8 @@ class Step:
         to: where the result of the step goes (not of a send). On the wire bytes are encoded if they are at their ends.
         left: what is sent, or the left operand.
         right: right operand of a local reduction.
-        after: indices of earlier steps of this schedule over the same range, whose progress bounds this one.
+        after: indices of earlier steps of this schedule over the same range, whose progress bounds this one. A recv
+            does not wait for them: bytes that come before they have come as far break the protocol.
         result: what it writes to back is final and enters the digest.
         measured: of an encode: the error that it makes is added up for the receipt.
     """
