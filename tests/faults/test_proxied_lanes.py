@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.support import Background, attempt, check_agreed, close_all, contribution, join, new_group, reduce_all
 from wancoll.chaos import Cluster
+from wancoll.errors import OperationAborted
 from wancoll.testing import Proxies
 from wancoll.testing.proxy import proxied_cluster
 
@@ -88,3 +89,51 @@ def test_a_cut_in_one_direction_is_noticed(group: tuple[Proxies, list[Any]]) -> 
         assert (tensors[i] == contribution(i, COUNT)).all()
     proxies.clear(rule)
     reduce_all([comms[i] for i in committed], committed, COUNT)
+
+
+def exchanged(comms: list[Any]) -> tuple[list[Any], float]:
+    """Outcomes of a send of m0 and the recv of m1, and how long they took."""
+    ranks = {name: rank for rank, name in enumerate(comms[0].members)}
+    tensors = [np.full(1000, i + 1, np.float32) for i in range(2)]
+    calls = [
+        lambda: comms[0].send(tensors[0], dest=ranks["m1"]),
+        lambda: comms[1].recv(tensors[1], source=ranks["m0"]),
+    ]
+    running = Background(lambda i: attempt(calls[i]), 2)
+    outcomes = running.results(30)
+    for outcome in outcomes:
+        assert outcome.error is None or (tensors[1] == 2).all()
+    return outcomes, time.monotonic() - running.started
+
+
+@pytest.mark.check
+def test_a_link_for_sends_that_a_firewall_refuses_ends_them_on_both_sides_and_nothing_else(
+    group: tuple[Proxies, list[Any]],
+) -> None:
+    """Only lanes for sends and recvs are refused, in both directions: the one for collectives works all the time."""
+    proxies, comms = group
+    epoch = comms[0].epoch
+    rules = [proxies.add("refuse", *ends, sends=True) for ends in ((0, 1), (1, 0))]
+    for _ in range(2):
+        outcomes, seconds = exchanged(comms)
+        for outcome in outcomes:
+            assert isinstance(outcome.error, OperationAborted), outcome.error
+            assert "cannot reach each other for sends and recvs" in str(outcome.error)
+        assert seconds < 10
+        reduced(comms)
+    assert comms[0].epoch == epoch
+    for rule in rules:
+        proxies.clear(rule)
+    outcomes, _ = exchanged(comms)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert (outcomes[1].receipt.out == 1).all()
+
+
+def test_where_only_one_end_can_dial_it_does(group: tuple[Proxies, list[Any]]) -> None:
+    """The younger, whose turn it is, is refused: the elder makes the link."""
+    proxies, comms = group
+    rule = proxies.add("refuse", 1, 0, sends=True)
+    outcomes, _ = exchanged(comms)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert proxies.fired(rule, 0)
+    assert (outcomes[1].receipt.out == 1).all()

@@ -265,11 +265,9 @@ class Room:
     def give_up(self, name: str, *seqs: int, reason: str = "") -> None:
         self.say(self._daemon(name), m.GiveUp(GROUP, self.mid(name), self.epoch, list(seqs), reason))
 
-    def link_down(self, name: str, other: str, kind: str = "lost", epoch: int = 0) -> None:
-        self.say(
-            self._daemon(name),
-            m.LinkDown(GROUP, self.mid(name), epoch or self.epoch, self.mid(other), kind, "timed out"),
-        )
+    def link_down(self, name: str, other: str, kind: str = "lost", epoch: int = 0, *, sends: bool = False) -> None:
+        ends = self.mid(name), epoch or self.epoch, self.mid(other)
+        self.say(self._daemon(name), m.LinkDown(GROUP, *ends, kind, "timed out", sends))
 
     # ---- what came of it -----------------------------------------------------------------------------
 

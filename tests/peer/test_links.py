@@ -120,6 +120,93 @@ def test_where_both_dial_the_youngers_set_stays() -> None:
     assert only(commands, core.Welcome)
 
 
+def test_the_elder_dials_when_the_younger_has_had_its_time_and_gives_way_to_it() -> None:
+    """Connections may come through in one direction only."""
+    elder, younger = End(1, {2}), End(2, {1})
+    patience = DEFAULT.link_timeout / 4
+    assert elder.links.deadline() == 1.0 + patience
+    [dial] = only(elder.links.step(core.Tick(), 1.0 + patience), core.Dial)
+    assert isinstance(dial, core.Dial)
+    [own] = only(younger.entered, core.Dial)
+    assert isinstance(own, core.Dial)
+    hello = dial.hellos[0]
+    assert only(younger.links.step(core.Knock(1, hello), 0.9 + patience), core.Refuse)
+    let_in = younger.links.step(core.Knock(2, hello), 1.1 + patience)
+    assert only(let_in, core.Welcome)
+    assert core.CloseLink(own.number) in let_in
+    late = elder.links.step(core.Knock(3, own.hellos[0]), 1.2 + patience)
+    assert core.CloseLink(dial.number) in late
+    assert only(late, core.Welcome)
+
+
+def test_an_elder_that_is_cut_off_by_hand_only_tries_again() -> None:
+    elder, told, now = End(1, {2}), [], 1.0
+    elder.links.step(core.Cut("d2"), 1.0)
+    while now < 1.0 + 2 * DEFAULT.link_timeout:
+        now = elder.links.deadline()
+        told += elder.links.step(core.Tick(), now)
+    assert dialled(told) == []
+    assert only(told, core.LinkUnreachable)
+    elder.links.step(core.Heal("d2"), now)
+    while not dialled(told):
+        told = elder.links.step(core.Tick(), elder.links.deadline())
+
+
+def test_the_younger_keeps_a_set_of_which_a_lane_came_through() -> None:
+    younger = End(2, {1})
+    [dial] = only(younger.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    younger.links.step(core.Attached(dial.number, 3), 1.5)
+    assert only(younger.knock(1, 1), core.Refuse)
+
+
+def test_a_link_that_breaks_as_soon_as_it_is_up_is_dialled_ever_more_seldom() -> None:
+    end = End(2, {1})
+    now, dials = 2.0, list(only(end.entered, core.Dial))
+    while now < 12.0:
+        for number in list(end.links.open()):
+            end.attach(number)
+            dials += only(end.links.step(core.Broken(number, "closed"), now), core.Dial)
+        now = end.links.deadline()
+        dials += only(end.links.step(core.Tick(), now), core.Dial)
+    assert len(dials) < 20
+    end.attach(dials[-1].number)
+    assert dialled(end.links.step(core.Broken(dials[-1].number, "reset"), now + core.LONGEST_PAUSE)) == [1]
+
+
+def test_a_lane_is_let_in_once() -> None:
+    """Also while it is between the welcome and the engine."""
+    end = End(1, {2})
+    assert only(end.knock(2, 5), core.Welcome)
+    assert only(end.knock(2, 5), core.Refuse)
+    assert only(end.knock(2, 5, lane=1), core.Welcome)
+
+
+def test_an_unreachable_link_for_sends_is_given_up_unless_it_is_asked_for_again() -> None:
+    for again in (False, True):
+        end = End(4, set())
+        ask = core.Need(end.owner, frozenset({1}), core.P2P)
+        told, out, now = 0, end.links.step(ask, 1.0), 1.0
+        while now < 1.0 + 4.5 * DEFAULT.link_timeout:
+            found = only(out, core.LinkUnreachable)
+            told += len(found)
+            out = end.links.step(ask, now) if found and again else []
+            for number in list(end.links.open()):
+                out += end.links.step(core.Broken(number, "refused"), now)
+            now = max(now + 0.01, min(end.links.deadline(), now + 1.0))
+            out += end.links.step(core.Tick(), now)
+        assert told >= 3 if again else told == 1
+
+
+def test_let_go_of_one_channel_the_other_stays() -> None:
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    assert end.links.step(core.Redial(end.owner, (1,), 0.5, "x", core.P2P), 4.0) == []
+    assert only(end.links.step(core.Redial(end.owner, (1,), 0.5, "x", core.COLLECTIVES), 4.0), core.LinkLost)
+
+
 def test_a_dialler_that_knows_the_epoch_first_waits_for_it() -> None:
     end = End(1, {2})
     links, owner = core.Links(DEFAULT), None

@@ -291,6 +291,35 @@ def test_a_broken_link_costs_an_epoch_only_where_bytes_may_be_lost(used: bool) -
     assert kinds(d.match(2, 2)) == ["NeedLinks"]
 
 
+def test_a_link_that_is_not_made_in_time_is_told_of_again_and_again_while_something_waits_for_it() -> None:
+    d = Partner()
+    d.call(Kind.recv, 1)
+    assert d.member.p2p_unreachable(2, "refused") == []
+    d.match(1, 1)
+    again = cmd.NeedLinks(frozenset({2}), p2p=True)
+    for why in ("refused", "no answer"):
+        told_master = cmd.ToMaster(m.LinkDown("g", 1, 1, 2, "unreachable", why, True))
+        assert d.member.p2p_unreachable(2, why) == [told_master, again]
+    [failed] = told(d.settle(1, error="OperationAborted"), m.Failure)
+    assert (failed.error, failed.what) == ("OperationAborted", "what")
+    assert "connect to each other" in failed.hint
+    assert d.member.p2p_unreachable(2, "refused") == []
+    assert d.member.in_flight == 0
+
+
+def test_what_the_master_ends_is_taken_out_of_the_engine_first() -> None:
+    """This end's link is up, and the other end cannot make it: nothing is told while the engine may still write."""
+    d = Partner()
+    d.call(Kind.recv, 1)
+    d.match(1, 1)
+    d.member.p2p_links({2})
+    assert d.settle(1, error="OperationAborted") == [cmd.CancelOp(d.engine_id)]
+    [failed] = told(d.member.op_cancelled(d.engine_id), m.Failure)
+    assert failed.error == "OperationAborted"
+    [report] = [c.message for c in d.member.reconnected(2, 9) if isinstance(c, cmd.ToMaster)]
+    assert (report.failed, report.p2p) == ([], [])  # the master named no other half
+
+
 def test_an_evicted_member_cannot_know_what_it_had_finished() -> None:
     d = Partner()
     d.call(Kind.send, 1)
@@ -316,7 +345,8 @@ def test_a_new_master_is_told_what_had_come_of_them() -> None:
     d.call(Kind.send, 1)
     d.match(1, 5), d.match(2, 6)
     d.settle(1, digest=77)
-    d.settle(2, error="CollectiveMismatch")
+    d.member.settled(m.Settled("g", 1, 1, 2, 7, "CollectiveMismatch", "what", {}, 4), 3.0)
     [report] = [c.message for c in d.member.reconnected(2, 9) if isinstance(c, cmd.ToMaster)]
     assert isinstance(report, m.Report)
     assert (report.heard, report.settled) == (6, [(5, 77)])
+    assert report.failed == [(2, 4, "CollectiveMismatch")]

@@ -286,7 +286,7 @@ class Session:
         self.member = core.Member(self.world.group, client.name, start_world, min_world, first, daemon.limits)
         self.links = daemon.links.member(self._links_say)
         self.arena: dict[int, tuple[list[int], list[int]]] = {}  # by the client's number: front, back
-        self._needed: set[int] = set()  # members to whom this epoch's links are
+        self._needed: dict[int, set[int]] = {}  # by channel: members to whom this epoch's links are
         self._in_engine: set[int] = set()
         self._queue: deque[m.FromClient] = deque()
         self._closed = False
@@ -339,19 +339,21 @@ class Session:
                     self.daemon.engine.cancel(engine_id)
                 case cmd.EnterEpoch(epoch, neighbours, spares):
                     self.world.judge.enters(self.member.name, epoch)
-                    self._needed = set(neighbours)
+                    self._needed = {links.COLLECTIVES: set(neighbours), links.P2P: set()}
                     self.daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
                 case cmd.NeedLinks(mids, p2p):
-                    self._needed |= mids
-                    self.daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
-                case cmd.Redial(others, older, reason):
-                    self.daemon.links.step(links.Redial(self.links, others, older, reason))
+                    channel = links.P2P if p2p else links.COLLECTIVES
+                    self._needed[channel] |= mids
+                    self.daemon.links.step(links.Need(self.links, mids, channel))
+                case cmd.Redial(others, older, reason, sends):
+                    channel = None if sends is None else links.P2P if sends else links.COLLECTIVES
+                    self.daemon.links.step(links.Redial(self.links, others, older, reason, channel))
                 case cmd.Over():
                     self.daemon.links.step(links.Leave(self.links))
 
     def _links_say(self, told: links.Told) -> None:
         if isinstance(told, links.LinkUnreachable):
-            wanted = told.other.mid in self._needed
+            wanted = told.other.mid in self._needed[told.channel]
             self.world.judge.check(wanted, f"{self.member.name} blames its link to {told.other.name} without need")
         self.run(self.member.links_say(told))
 

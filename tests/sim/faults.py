@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wancoll.peer.core.links import COLLECTIVES, P2P
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Announce, Broadcast
 
@@ -187,6 +188,26 @@ class Faults:
 
         world.later(self._length(), punctual)
         self._break("lane")
+
+    def _filter(self, channel: int) -> None:
+        """Lanes of one channel of a pair cannot be made any more, by one end or by either; those that are up break."""
+        if ends := self._pair():
+            network, silent = self._world.network, self._random.random() < 0.5
+            for one, other in (ends, ends[::-1])[: self._random.randint(1, 2)]:
+                network.filter(one, other, channel, silent=silent)
+            for end in list(network.ends):
+                if end.kind == "lane" and {end.process.host, end.other.process.host} == set(ends):
+                    end.process.run(lambda end=end: end.broken("connection reset"))
+
+    def filter_sends(self) -> None:
+        """It outlasts the healing: a send or recv ends whether its link can be made or not."""
+        self._filter(P2P)
+        for wait in (0.0, 0.3):
+            self._world.later(wait, self._world.exchange)
+
+    def filter_collectives(self) -> None:
+        self._filter(COLLECTIVES)
+        self._world.later(self._length(), lambda: self._world.network.unfilter(COLLECTIVES))
 
     def _break(self, kind: str) -> None:
         found = [end for end in self._world.network.ends if end.kind == kind]

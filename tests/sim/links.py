@@ -144,6 +144,11 @@ class LinkHub:
         return timeout
 
     def accept(self, end: End, hello: m.LaneHello) -> None:
+        silent = self._world.network.filtered(end.other.process.host, self._process.host, hello.channel)
+        if silent is not None:
+            if not silent:
+                end.close("a firewall")
+            return
         knock = next(self._knocks)
         self._knocking[knock] = end, hello
         end.on_message = lambda message: None

@@ -136,6 +136,7 @@ class Network:
         self._listeners: dict[str, tuple[Process, Callable[[End], None]]] = {}
         self.ends: dict[End, None] = {}  # open ones
         self.late: Callable[[End], None] | None = None  # is given the accepting end of each new lane
+        self._filtered: dict[tuple[str, str, int], bool] = {}  # lanes of a channel, by who dials whom; True: no answer
 
     def delay(self, source: str, target: str) -> float:
         if source == target:
@@ -163,6 +164,17 @@ class Network:
             if not since:
                 del self._blocked[source, target]
                 self._kick()
+
+    def filter(self, source: str, target: str, channel: int, *, silent: bool) -> None:
+        """Lanes of this channel do not come through when *source* dials: refused, or without an answer."""
+        self._filtered[source, target, channel] = silent
+
+    def unfilter(self, channel: int) -> None:
+        self._filtered = {key: silent for key, silent in self._filtered.items() if key[2] != channel}
+
+    def filtered(self, source: str, target: str, channel: int) -> bool | None:
+        """Whether such a lane is left without an answer (True) or refused (False); None: it comes through."""
+        return self._filtered.get((source, target, channel))
 
     def heal(self) -> None:
         """All that stalls goes on."""

@@ -374,6 +374,7 @@ class World:
         self.note("world", "is healed")
         self.healed, self.healed_at = True, self.clock.now
         self.network.heal()
+        self.network.unfilter(COLLECTIVES)
         for master in self.masters[:-1]:
             self.kill_master(master)
         for master in self.masters:

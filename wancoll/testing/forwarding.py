@@ -36,6 +36,7 @@ class Rule:
     to: int
     lane: int
     amount: float
+    sends: bool | None
     fired: bool = False
     gone: trio.Event = field(default_factory=trio.Event)
 
@@ -48,6 +49,7 @@ class Lane:
     target: int  # index of the daemon that was dialled
     number: int  # of the lane
     born: int  # rules that there had been when it was dialled
+    sends: bool = False  # it is for sends and recvs
 
 
 class Proxy:
@@ -89,6 +91,9 @@ class Proxy:
             while (rule := self._rule(lane, inward=True, kinds=("oneway",))) is not None:  # its dials get no answer
                 self._fire(rule)
                 await rule.gone.wait()
+            if (rule := self._rule(lane, inward=True, kinds=("refuse",))) is not None:
+                self._fire(rule)
+                return
             host, port = self._targets[index]
             far = trio.socket.from_stdlib_socket(socket.socket())
             try:
@@ -119,7 +124,7 @@ class Proxy:
                 size += body_length(data, _HELLO_BYTES, who="dialler")
         hello = decode_body(data[HEADER_BYTES:], m.LaneFirst, who="dialler")
         if isinstance(hello, m.LaneHello):
-            return data, Lane(hello.sender, index, hello.lane, self._newest)
+            return data, Lane(hello.sender, index, hello.lane, self._newest, hello.channel == 1)
         return data, Lane(0, index, 0, 0)
 
     def _rule(self, lane: Lane, *, inward: bool, kinds: tuple[str, ...]) -> Rule | None:
@@ -127,6 +132,7 @@ class Proxy:
         ends = (dialler, lane.target) if inward else (lane.target, dialler)
         for rule in self._rules.values():
             met = rule.kind in kinds and (rule.source, rule.to) == ends and rule.lane in (-1, lane.number)
+            met = met and rule.sends in (None, lane.sends)
             if met and (rule.kind != "freeze" or lane.born < rule.id):
                 return rule
         return None

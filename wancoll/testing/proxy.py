@@ -67,20 +67,24 @@ class Proxies:
         here = {one.mid: int(one.daemon[5:]) for one in group.members if one.daemon.startswith("peer-")}
         self._say("members", here)
 
-    def add(self, kind: str, source: int, to: int, lane: int = -1, amount: float = 0.0) -> int:
+    def add(
+        self, kind: str, source: int, to: int, lane: int = -1, amount: float = 0.0, *, sends: bool | None = None
+    ) -> int:
         """Add a rule, which holds when this returns; returns its number.
 
         Args:
             kind: "oneway" (bytes are lost, acknowledgements too), "slow", "delay", "freeze" (nothing more is read from
-                the lanes that there are), "flip" (a bit) or "truncate" (the connection ends); the last two apply once.
+                the lanes that there are), "refuse" (new lanes that *source* dials, as a firewall), "flip" (a bit) or
+                "truncate" (the connection ends); the last two apply once.
             source: index of the daemon whose bytes are concerned.
             to: index of the one that they are for.
             lane: its number; -1: all.
             amount: slow: bytes per second; delay: seconds; truncate: bytes until the connection is closed.
+            sends: only lanes for sends and recvs, or (False) only those for collectives; None: both.
         """
         with self._saying:
             number = next(self._numbers)
-            self._pipe.send(("rule", (number, kind, source, to, lane, amount)))
+            self._pipe.send(("rule", (number, kind, source, to, lane, amount, sends)))
         self.fired(-number, _START_SECONDS)
         return number
 

@@ -427,7 +427,10 @@ class Done(Message, frozen=True):
 
 
 class LinkDown(Message, frozen=True):
-    """The link to member *other* broke ("lost") or could not be dialled within its deadline ("unreachable")."""
+    """The link to member *other* broke ("lost") or could not be dialled within its deadline ("unreachable").
+
+    *sends*: it is the pair's link for sends and recvs, not the one for collectives.
+    """
 
     group: Name
     mid: U64
@@ -435,6 +438,7 @@ class LinkDown(Message, frozen=True):
     other: U64
     kind: Name
     reason: Text
+    sends: bool = False
 
 
 class OpWait(Message, frozen=True):
@@ -571,7 +575,7 @@ class Report(Message, frozen=True):
     p2p: Annotated[list[OpenP2P], Meta(max_length=8192)]
     heard: U64  # highest order of a send or recv that a master told it
     settled: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # order, digest of the newest that committed
-    failed: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # other's mid and number, of those that did not fit
+    failed: Annotated[list[tuple[U64, U64, Name]], Meta(max_length=1024)]  # other's mid and number, the error
     call_timeout: Seconds = 0.0  # as in Join
 
 
@@ -737,6 +741,8 @@ class Waited(Message, frozen=True):
 class Redial(Message, frozen=True):
     """Member *to* shall make its links to *others* (empty: all) anew that are up for longer than *older* seconds.
 
+    *sends*: only those for sends and recvs, or (False) only those for collectives; None: both.
+
     What is on them is lost: the other end has let go of them, or nothing moves and nobody knows why.
     """
 
@@ -746,6 +752,7 @@ class Redial(Message, frozen=True):
     others: Annotated[list[U64], Meta(max_length=1024)]
     older: float
     reason: Text
+    sends: bool | None = None
 
 
 class Probe(Message, frozen=True):

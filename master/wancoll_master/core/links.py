@@ -6,6 +6,7 @@ from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
+from wancoll_master.core import p2p
 from wancoll_master.core.epochs import lose, new_epoch
 from wancoll_master.core.state import Complaint, Group, Member, Step, Trouble, clip, names
 from wancoll_master.plan.topology import pair, ring_order
@@ -26,13 +27,13 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch:
         return
-    known = group.current.complaints.get((member.mid, other.mid))
+    key = member.mid, other.mid, message.sends
+    known = group.current.complaints.get(key)
     if known is None or known.kind == "lost":
-        group.current.complaints[member.mid, other.mid] = Complaint(
-            message.kind, clip(message.reason, 300), step.now, group.committed
-        )
+        head = member, other, message.sends, message.kind
+        group.current.complaints[key] = Complaint(*head, clip(message.reason, 300), step.now, group.committed)
     _note(step, group, member, other, message.kind, message.reason)
-    if message.kind == "unreachable":
+    if message.kind == "unreachable" and not message.sends:
         group.bad_pairs[pair(member.mid, other.mid)] = step.now + BAD_PAIR_SECONDS
     group.current.settle_at = min(group.current.settle_at, step.now + step.limits.link_settle)
     step.alarm(group.current.settle_at)
@@ -51,46 +52,59 @@ def settle(step: Step, group: Group) -> None:
     group.current.settle_at = inf
     if group.current.asking is not None:
         return  # a new epoch follows anyway
-    present = {member.mid: member for member in group.members}
-    lost = [(ends, told) for ends, told in group.current.complaints.items() if told.kind == "lost"]
-    unreachable = [(ends, told) for ends, told in group.current.complaints.items() if told.kind == "unreachable"]
-    for (who, whom), complaint in lost:
-        _acted(group, {(present[who].name, present[whom].name)}, "dialled again")
-        if (whom, who) not in group.current.complaints:
-            _tell_other_end(step, group, present[whom], who, complaint)
+    complaints = group.current.complaints
+    for key, told in list(complaints.items()):
+        if told.kind == "unreachable" and told.sends:
+            del complaints[key]
+            _part(step, group, told)
+    lost = [told for told in complaints.values() if told.kind == "lost"]
+    unreachable = {key: told for key, told in complaints.items() if told.kind == "unreachable"}
+    for told in lost:
+        _acted(group, {(told.who.name, told.whom.name)}, "dialled again")
+        if (told.whom.mid, told.who.mid, told.sends) not in complaints:
+            _tell_other_end(step, group, told)
     if unreachable:
-        (one, other), told = unreachable[0]
-        ends = {(present[who].name, present[whom].name) for who, whom in dict(unreachable)}
-        text = f"{present[one].name} and {present[other].name} cannot reach each other ({told.reason})"
-        if ring_order(list(present), group.bad_pairs) is not None:
+        first = next(iter(unreachable.values()))
+        ends = {(told.who.name, told.whom.name) for told in unreachable.values()}
+        text = f"{first.who.name} and {first.whom.name} cannot reach each other ({first.reason})"
+        if ring_order([member.mid for member in group.members], group.bad_pairs) is not None:
             step.record(group, "link", f"{text}: {_words(step, group, ends)}")
             _acted(group, ends, "routed around")
             new_epoch(step, group, f"{text}: other ways around")
             return
-        if all(told.committed < group.committed for _, told in unreachable):
-            for mids, _ in unreachable:  # operations went through since: the links came up after all
-                del group.current.complaints[mids]
-                group.bad_pairs.pop(pair(*mids), None)
+        if all(told.committed < group.committed for told in unreachable.values()):
+            for key, told in unreachable.items():  # operations went through since: the links came up after all
+                del complaints[key]
+                group.bad_pairs.pop(told.pair, None)
             _acted(group, ends, "nothing: it came up")
-        elif (until := told.at + step.limits.link_timeout / 2) > step.now:
+        elif (until := first.at + step.limits.link_timeout / 2) > step.now:
             group.current.settle_at = until  # whose fault it is shows when others have complained, too
             step.alarm(until)
-            same = {pair(*mids) for mids, _ in unreachable}
-            lost = [(mids, told) for mids, told in lost if pair(*mids) not in same]  # the other end's word for it
+            same = {told.pair for told in unreachable.values()}
+            lost = [told for told in lost if told.pair not in same or told.sends]  # the other end's word for it
         else:
             text = f"{text}; {_words(step, group, ends)}"
-            _evict(step, group, [pair(*mids) for mids, _ in unreachable], ends, text)
+            _evict(step, group, [told.pair for told in unreachable.values()], ends, text)
             return
     if lost:
-        (one, other), told = lost[0]
-        new_epoch(step, group, f"the link of {present[one].name} to {present[other].name} broke: {told.reason}")
+        told = lost[0]
+        new_epoch(step, group, f"the link of {told.who.name} to {told.whom.name} broke: {told.reason}")
 
 
-def _tell_other_end(step: Step, group: Group, other: Member, who: int, complaint: Complaint) -> None:
+def _part(step: Step, group: Group, told: Complaint) -> None:
+    """The pair's link for sends and recvs cannot be made, whatever the one for collectives can: end what waits."""
+    why = f"{told.who.name} cannot reach {told.whom.name} ({told.reason})"
+    count = p2p.part(step, group, told.who, told.whom, why)
+    if count:
+        step.record(group, "link", f"{p2p.APART}: {why}; ended {count} of them")
+        _acted(group, {(told.who.name, told.whom.name)}, "ended sends and recvs")
+
+
+def _tell_other_end(step: Step, group: Group, told: Complaint) -> None:
     """The other end may not notice for long, and would refuse new connections, or not make any."""
-    age = step.now - complaint.at + _OLDER
-    redial = m.Redial(group.name, other.mid, group.epoch, [who], age, complaint.reason)
-    step.send(other.daemon.conn, redial)
+    age = step.now - told.at + _OLDER
+    head = group.name, told.whom.mid, group.epoch
+    step.send(told.whom.daemon.conn, m.Redial(*head, [told.who.mid], age, told.reason, told.sends))
 
 
 def _evict(step: Step, group: Group, complained: list[tuple[int, int]], ends: set[tuple[str, str]], text: str) -> None:

@@ -14,6 +14,7 @@ from wancoll.wire import messages as m
 from wancoll_master.core.state import Group, Half, Match, Member, Step
 
 MISFIT = "send and recv do not fit together"
+APART = "the two members cannot reach each other for sends and recvs"
 CALLS_PER_MEMBER = 4096  # that wait for their other half or run
 
 
@@ -71,6 +72,15 @@ def done(step: Step, member: Member, message: m.P2PDone) -> None:
     if match.sent and match.received:
         del group.current.p2p.running[message.order]
         _settle(step, group, match, "", "", {})
+
+
+def part(step: Step, group: Group, one: Member, other: Member, why: str) -> int:
+    """The link of two for sends and recvs cannot be made: what waits for it ends, alike on both. Returns how many."""
+    running, ends = group.current.p2p.running, {one.mid, other.mid}
+    found = [order for order, match in running.items() if {match.send.member.mid, match.recv.member.mid} == ends]
+    for order in found:
+        _settle(step, group, running.pop(order), "OperationAborted", f"{APART}: {why}", {})
+    return len(found)
 
 
 def _settle(step: Step, group: Group, match: Match, error: str, text: str, calls: dict[str, str]) -> None:

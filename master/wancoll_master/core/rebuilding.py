@@ -22,6 +22,7 @@ MISSING_KEPT = 4096  # members that did not report, whose fate is kept for when 
 _TEXTS = {
     "": "",
     "CollectiveMismatch": p2p.MISFIT,
+    "OperationAborted": p2p.APART,
     "OutcomeUnknown": "it was finished here, and nobody can say whether it was on the other side",
 }
 _MID_BLOCK = 1024  # mids are reserved in the journal in blocks
@@ -348,8 +349,10 @@ def _settle_p2p(step: Step, group: Group, rebuild: Rebuild) -> bool:
 
 def _outcome(mid: int, half: m.OpenP2P, other: m.Report | None) -> tuple[str | None, int]:
     """An error or "" with a digest where the pair has ended for the *other* half; (None, 0) if it has not."""
-    if other is not None and (mid, half.number) in other.failed:
-        return "CollectiveMismatch", 0
+    failed = () if other is None else other.failed
+    error = next((how for to, number, how in failed if (to, number) == (mid, half.number)), "")
+    if error in _TEXTS and error:
+        return error, 0
     if not half.done:
         return None, 0
     if other is None:

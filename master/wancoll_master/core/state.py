@@ -154,12 +154,20 @@ class P2PBook:
 
 @dataclass(slots=True)
 class Complaint:
-    """A member's word that its link to another is down."""
+    """A member's word that its link to another is down; *sends*: the one for sends and recvs."""
 
+    who: Member
+    whom: Member
+    sends: bool
     kind: str  # "lost" or "unreachable"
     reason: str
     at: float
     committed: int  # of the group, then
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Mids of the two ends, the lower first."""
+        return min(self.who.mid, self.whom.mid), max(self.who.mid, self.whom.mid)
 
 
 @dataclass(slots=True)
@@ -171,7 +179,7 @@ class Current:
     pending: dict[int, Pending] = field(default_factory=dict)  # by seq
     p2p: P2PBook = field(default_factory=P2PBook)
     asking: Asking | None = None
-    complaints: dict[tuple[int, int], Complaint] = field(default_factory=dict)  # (who, about whom)
+    complaints: dict[tuple[int, int, bool], Complaint] = field(default_factory=dict)  # who, whom, of which link
     settle_at: float = inf  # when they are acted upon
     hold_until: float = inf  # an update_membership waits for probes until then
     waited: bool = False  # it has waited long enough

@@ -131,8 +131,8 @@ class Collectives(Book):
     def links_up(self, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids): start what waits, in seq order."""
         self._up = set(up)
-        if self._ready and not self._held:
-            return []
+        if self.aborted or (self._ready and not self._held):
+            return []  # stopped: the next epoch follows
         self._ready = True
         return self._start_waiting()
 

@@ -47,11 +47,15 @@ class NeedLinks:
 
 @dataclass(frozen=True, slots=True)
 class Redial:
-    """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds."""
+    """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds.
+
+    *sends*: only those for sends and recvs, or (False) only those for collectives; None: both.
+    """
 
     others: tuple[int, ...]
     older: float
     reason: str
+    sends: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,22 @@ wins, so lanes of two dials are never mixed, however late they come.
 
 Who dials: links between ring neighbours, spare ones (which a ring without a neighbour needs) and those for sends and
 recvs (another channel of the pair, which only the two know of) are *agreed*: both ends learn at the same time that they
-want them. The younger member dials, the elder waits. Other links are raised for the first operation that needs them,
-which one end may reach long before the other: it dials, whichever it is. Where both dial, the younger's set stays.
+want them. The younger member dials, the elder waits, and dials itself once its *patience* is over (link_timeout / 4):
+there may be a way in one direction only. Other links are raised for the first operation that needs them, which one end
+may reach long before the other: it dials, whichever it is. Where both dial, the younger's set stays, unless none of it
+has come through while the elder was patient.
 
     state       set     until                 what comes next
     idle        none                          wanted: dialling, or awaited where it is the other end's turn
     dialling    ours    the shell's answers   all lanes attached: up; one failed: pausing
     pausing     none    redial_interval, x 2  dialling
-    awaited     none    link_timeout / 4      looked at again
-    accepting   theirs  link_timeout / 4      all lanes attached: up; one lost: awaited, or dialling
+    awaited     none    patience              dialling
+    accepting   theirs  patience              all lanes attached: up; one lost: awaited, or dialling
     up          either                        a lane lost, let go of, cut: LinkLost, then as from idle
 
-In any state a set that the other end dials anew makes it accepting, unless this is the younger and its own set is open.
-A link that nobody wants any more comes to rest at its next turn; one that is up stays, warm, for later epochs.
+In any state a set that the other end dials anew makes it accepting, unless this is the younger and its own set stays.
+A link that nobody wants any more comes to rest at its next turn; one that is up stays, warm, for later epochs. One that
+breaks as soon as it is up is dialled as seldom as one that cannot be dialled.
 
 The member is told LinksUp when all its neighbours' links are up, and again when another one is; P2PUp, alike;
 LinkLost of one that was up; LinkUnreachable of one that is needed and was not up for link_timeout, by the end that can
@@ -89,9 +92,12 @@ class Link:
     number: int = 0  # of the set that is open, 0: none
     ours: bool = False  # that set was dialled from here
     accepted: int = 0  # the newest set dialled from there, by its count
+    dialled_at: float = 0.0  # when a set was last dialled from here
+    welcomed: set[int] = field(default_factory=set)  # lanes of their set that were let in
     attached: set[int] = field(default_factory=set)
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
+    rests_until: float = -inf  # it broke as soon as it was up
     due: float = inf  # when its state is looked at again
     reason: str = ""  # why it is not up
 
@@ -193,12 +199,13 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Redial:
-    """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds."""
+    """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds, on a channel."""
 
     owner: MemberLinks
     others: tuple[int, ...]
     older: float
     reason: str
+    channel: int | None = None  # None: on both
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,10 +311,15 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class LinkUnreachable:
-    """A link that is needed could not be raised within link_timeout."""
+    """A link that is needed could not be raised within link_timeout; said again after each further one.
+
+    One for sends and recvs is not needed any more from then on, unless Need says so again: the master may end what
+    waits for it without another epoch.
+    """
 
     owner: MemberLinks
     other: m.MemberInfo
+    channel: int
     reason: str
 
 
@@ -388,10 +400,10 @@ class Links:
             case Broken(number, reason):
                 if number in self._open:
                     self._lose(self._open[number], reason, now, out)
-            case Redial(owner, others, older, reason):
+            case Redial(owner, others, older, reason, channel):
                 for link in list(owner.links.values()):
-                    known = not others or link.other.mid in others
-                    if link.up and known and now - link.changed_at > older:
+                    meant = (not others or link.other.mid in others) and channel in (None, link.channel)
+                    if link.up and meant and now - link.changed_at > older:
                         self._lose(link, f"{link.other.name} has let go of it: {reason}", now, out)
             case Cut(daemon):
                 self._cut.add(daemon)
@@ -464,6 +476,7 @@ class Links:
             out.append(CloseLink(link.number))
         link.number, link.state = 0, State.idle
         link.attached.clear()
+        link.welcomed.clear()
 
     def _begin(self, link: Link, state: State, out: list[Command]) -> m.Epoch:
         """Open a set, *dialling* or *accepting*."""
@@ -493,6 +506,8 @@ class Links:
 
     def _down(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         if link.up:
+            if now - link.changed_at < LONGEST_PAUSE:
+                link.rests_until = now + self._pause(link)
             link.changed_at = now
             link.owner.needed.discard((link.other.mid, link.channel))  # an op that still needs it says so
             out.append(LinkLost(link.owner, link.other, link.channel, reason))
@@ -504,25 +519,44 @@ class Links:
     def _raise(self, link: Link, now: float, out: list[Command]) -> None:
         """See that it comes up, unless it is on its way already."""
         if link.wanted and not link.up and link.raised_at is None:
-            link.raised_at, link.pause = now, self._limits.redial_interval
+            link.raised_at = now
+            if now >= link.rests_until:
+                link.pause = self._limits.redial_interval
             self._try(link, now, out)
+
+    def _pause(self, link: Link) -> float:
+        """How long to wait before the next dial; longer each time."""
+        pause = link.pause or self._limits.redial_interval
+        link.pause = min(2 * pause, LONGEST_PAUSE)
+        return pause
+
+    def _patience(self, since: float) -> float:
+        """Until when the elder leaves it to the younger."""
+        return since + self._limits.link_timeout / 4
 
     def _try(self, link: Link, now: float, out: list[Command]) -> None:
         link.due = inf
         if not link.wanted:
             link.raised_at = None
             link.state = link.state if link.number else State.idle
-        elif link.state is State.accepting or (link.agreed and not link.younger):
-            link.state = State.accepting if link.number else State.awaited
-            link.due = now + self._limits.link_timeout / 4
+            return
+        assert link.raised_at is not None
+        if link.state is State.accepting:
+            link.due = self._patience(now)
+        elif link.agreed and not link.younger and now < self._patience(link.raised_at):
+            link.state, link.due = State.awaited, self._patience(link.raised_at)
+        elif now < link.rests_until:
+            link.state, link.due = State.pausing, link.rests_until
         elif link.other.daemon in self._cut:
+            link.state = State.idle
             self._failed(link, "cut by fault injection", now, out)
         else:
-            self._dial(link, out)
+            self._dial(link, now, out)
 
-    def _dial(self, link: Link, out: list[Command]) -> None:
+    def _dial(self, link: Link, now: float, out: list[Command]) -> None:
         epoch = self._begin(link, State.dialling, out)
         link.owner.dialled += 1
+        link.dialled_at = now
         ends = link.owner.mid, link.other.mid
         what = epoch.group, epoch.key, *ends, link.channel, wire_plan(epoch)
         lanes = range(epoch.plan.lanes)
@@ -535,13 +569,14 @@ class Links:
         link.reason = reason
         late = now - link.raised_at >= self._limits.link_timeout and link.needed
         if late and (link.younger or link.agreed):  # else the younger end may succeed where this one does not
-            out.append(LinkUnreachable(link.owner, link.other, reason))
+            out.append(LinkUnreachable(link.owner, link.other, link.channel, reason))
             link.raised_at = now
-        if link.state is State.accepting or (link.agreed and not link.younger):
+            if link.channel == P2P:
+                link.owner.needed.discard((link.other.mid, P2P))
+        if link.state in (State.accepting, State.awaited):
             self._try(link, now, out)
         else:
-            link.state, link.due = State.pausing, now + link.pause
-            link.pause = min(2 * link.pause, LONGEST_PAUSE)
+            link.state, link.due = State.pausing, now + self._pause(link)
 
     # ---- letting in ----------------------------------------------------------------------------------
 
@@ -569,9 +604,9 @@ class Links:
             return Refuse(knock, "cut by fault injection")
         if hello.lane >= owner.epoch.plan.lanes:
             return Refuse(knock, f"lane {hello.lane} of {owner.epoch.plan.lanes}")
-        if link.number and link.ours and link.younger:
+        if link.number and link.ours and link.younger and (link.attached or now < self._patience(link.dialled_at)):
             return Refuse(knock, "both ends dial: the younger's connections stay")
-        more = link.state is State.accepting and hello.generation == link.accepted and hello.lane not in link.attached
+        more = link.state is State.accepting and hello.generation == link.accepted and hello.lane not in link.welcomed
         if hello.generation <= link.accepted and not more:
             return Refuse(knock, f"generation {hello.generation} is over, {link.accepted} is the latest")
         if not more:
@@ -581,7 +616,8 @@ class Links:
             if link.raised_at is None:
                 self._raise(link, now, out)
             else:
-                link.due = now + self._limits.link_timeout / 4
+                link.due = self._patience(now)
+        link.welcomed.add(hello.lane)
         return Welcome(knock, link.number, hello.lane)
 
 

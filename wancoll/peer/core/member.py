@@ -77,7 +77,6 @@ class Member:
         self.collectives = Collectives(self.attempts, self.standing, limits)
         self.p2p = P2P(self.attempts, self.standing, limits)
         self._calls = CallBook(name)
-        self._unreachable: set[int] = set()  # members who were reported so in this epoch
 
     # ---- facts ---------------------------------------------------------------------------------------
 
@@ -199,7 +198,7 @@ class Member:
             case m.Evicted():
                 return self.evicted(message.reason, message.committed_upto, now, message.unknown)
             case m.Redial() if message.epoch == self.epoch_number:
-                return [cmd.Redial(tuple(message.others), message.older, message.reason)]
+                return [cmd.Redial(tuple(message.others), message.older, message.reason, message.sends)]
         return []  # Waited changes nothing: it is for the watcher
 
     def joined(self, mid: int, connection: int, master: int = 0) -> list[cmd.Command]:
@@ -239,7 +238,7 @@ class Member:
             p2p=p2p.reported(),
             heard=p2p.heard,
             settled=list(p2p.settlements.items()),
-            failed=list(p2p.misfits),
+            failed=list(p2p.failed),
             call_timeout=self.call_timeout,
         )
 
@@ -248,7 +247,7 @@ class Member:
         if self.over or not self.standing.reporting or resumed.epoch != self.epoch_number:
             return []
         self.standing.known()
-        again = [*self.collectives.finished(), *self.standing.said]
+        again = [*self.collectives.finished(), *self.standing.said.values()]
         return [cmd.ToMaster(message) for message in again] + self.p2p.tell_again()
 
     def refused(self, reason: str) -> list[cmd.Command]:
@@ -264,7 +263,6 @@ class Member:
         commands = self.collectives.leave_epoch(epoch.committed_upto, now)
         self.standing.known()
         self.standing.said.clear()
-        self._unreachable.clear()
         self.seat = seat = Seat.of(epoch, self.mid)
         self._calls.enter(epoch.epoch, seat.world)
         commands.append(cmd.ToClient(m.EpochInfo(epoch.epoch, seat.rank, self.name, self.member_names)))
@@ -333,8 +331,10 @@ class Member:
                 return self.link_lost(other.mid, reason)
             case links.LinkLost(_, other, _, reason):
                 return self.p2p_link_lost(other.mid, reason)
-            case links.LinkUnreachable(_, other, reason):
+            case links.LinkUnreachable(_, other, links.COLLECTIVES, reason):
                 return self.link_unreachable(other.mid, reason)
+            case links.LinkUnreachable(_, other, _, reason):
+                return self.p2p_unreachable(other.mid, reason)
 
     def links_ready(self, epoch: int, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids)."""
@@ -353,11 +353,14 @@ class Member:
         return [] if self.over or self.seat is None else self.p2p.link_lost(other, reason)
 
     def link_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
-        """The link could not be made within its deadline; said once in an epoch."""
-        if self.over or self.seat is None or other in self._unreachable:
+        """The link to member *other* could not be made within its deadline."""
+        if self.over or self.seat is None:
             return []
-        self._unreachable.add(other)
         return [self.standing.link_down(self.seat, other, "unreachable", reason)]
+
+    def p2p_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
+        """The link for sends and recvs to member *other* could not be made within its deadline."""
+        return [] if self.over or self.seat is None else self.p2p.link_unreachable(other, reason)
 
     def mismatch(self, seq: int) -> list[cmd.Command]:
         """A neighbour's frame says that it called something else at *seq*."""

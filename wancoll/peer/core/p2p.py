@@ -4,7 +4,8 @@ The states are in op.py. Only two members call a pair's halves, so they take no 
 with the other side's recv and gives the pair an order, by which pairs of the same two members run on their link.
 Nothing of a match is carried from epoch to epoch: what is not settled is told again in the next one, in the order of
 the calls, and gets another order. What is of another epoch is dropped (R12). A call whose other side is gone ends; so
-does one between two who cannot reach each other.
+does one between two who cannot reach each other: the link to the other is asked for again and again, and each time that
+it was not made in time the master is told, who ends both halves.
 
 Settled may have reached one half only when the master dies. So the newest settlements are kept for its successor, which
 tells the other half (R7).
@@ -26,6 +27,10 @@ from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
 
 _KEPT = 1024
+_HINTS = {
+    "CollectiveMismatch": "make sends and recvs that fit on both members",
+    "OperationAborted": "the tensor is untouched; see that both machines can connect to each other's data port",
+}
 
 
 class P2P(Book):
@@ -39,7 +44,7 @@ class P2P(Book):
         # For a new master: the other half may not have heard what came of them.
         self.heard = 0  # highest order that a master told
         self.settlements: dict[int, int] = {}  # order -> digest of the newest that committed
-        self.misfits: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # (mid, number) of the other half
+        self.failed: deque[tuple[int, int, str]] = deque(maxlen=_KEPT)  # mid, number of the other half; the error
 
     def done(self, op: Op) -> m.P2PDone:
         """The bytes have left, or are here."""
@@ -88,21 +93,12 @@ class P2P(Book):
             names = [self._name, op.other_name] if op.kind is Kind.send else [op.other_name, self._name]
             return self.end(op, outcomes.result(op, self.seat.epoch.epoch, names, message.digest, now))
         if message.other:
-            self.misfits.append((op.other, message.other))
-        fits = message.error == "OutcomeUnknown"
-        hint = "input and result are kept" if fits else "make sends and recvs that fit on both members"
-        return self.end(
-            op,
-            m.Failure(
-                op.client_id,
-                message.error,
-                message.text,
-                who=self._name,
-                got=f"here {op}",
-                hint=hint,
-                calls=dict(message.calls),
-            ),
-        )
+            self.failed.append((op.other, message.other, message.error))
+        head = (op.client_id, message.error, message.text)
+        hint = _HINTS.get(message.error, "input and result are kept")
+        failure = m.Failure(*head, who=self._name, got=f"here {op}", hint=hint, calls=dict(message.calls))
+        cancelled: list[cmd.Command] = [cmd.CancelOp(op.engine_id)] if op.engine_id in op.live else []
+        return cancelled + self.end(op, failure)
 
     # ---- from the links ------------------------------------------------------------------------------
 
@@ -117,8 +113,14 @@ class P2P(Book):
         self._up.discard(other)
         self._asked.discard(other)
         if self.uses(other):
-            return [self._standing.link_down(self.seat, other, "lost", reason)]
+            return [self._standing.link_down(self.seat, other, "lost", reason, sends=True)]
         return self._start_with(other)
+
+    def link_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
+        """The link to *other* was not made in time: if a call waits for it, tell the master, and ask for it again."""
+        self._asked.discard(other)
+        again = self._start_with(other)
+        return [self._standing.link_down(self.seat, other, "unreachable", reason, sends=True), *again] if again else []
 
     # ---- a new master --------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ class Standing:
         self.connection = 0  # the control connection on which a master took the member in, or was reported to
         self.master = 0  # identity of the master that knows this member
         self.reporting = False  # a new master was told what is known here; its answer is still to come
-        self.said: list[m.FromPeer] = []  # in this epoch, of what stops it
+        self.said: dict[object, m.FromPeer] = {}  # in this epoch, of what stops it; by what it is about
         self._reported_to = 0
 
     def joined(self, connection: int, master: int) -> None:
@@ -38,12 +38,13 @@ class Standing:
         if self.reporting:
             self.reporting, self.master = False, self._reported_to
 
-    def say(self, message: m.FromPeer) -> cmd.Command:
-        """Tell the master something that stops the epoch; a new master is told, too."""
-        if len(self.said) < _SAID_KEPT:
-            self.said.append(message)
+    def say(self, message: m.FromPeer, about: object = None) -> cmd.Command:
+        """Tell the master something that stops the epoch; a new master is told, too, the newest *about* anything."""
+        about = len(self.said) if about is None else about
+        if about in self.said or len(self.said) < _SAID_KEPT:
+            self.said[about] = message
         return cmd.ToMaster(message)
 
-    def link_down(self, seat: Seat, other: int, kind: str, reason: str) -> cmd.Command:
+    def link_down(self, seat: Seat, other: int, kind: str, reason: str, *, sends: bool = False) -> cmd.Command:
         """Tell the master of a link that is "lost" or "unreachable"."""
-        return self.say(m.LinkDown(*seat.head, other, kind, reason[:4000]))
+        return self.say(m.LinkDown(*seat.head, other, kind, reason[:4000], sends), (other, kind, sends))
