@@ -8,6 +8,7 @@ from wancoll.limits import MIB
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Asked, Daemon, Group, Step
 from wancoll_master.plan.planning import FAR, near
+from wancoll_master.plan.topology import SEARCHED
 
 WAIT = 1.0  # seconds that a group's start, or an admission, waits for a round trip
 BURST_WAIT = 2.5  # seconds more that the start of a group whose members are far apart waits for their uplinks
@@ -30,11 +31,13 @@ def ask_round_trips(step: Step, group: Group, newcomer: Daemon) -> None:
         source, target = (newcomer, other) if newcomer.measures else (other, newcomer)
         if not source.measures:
             continue
-        asked = step.state.asked.setdefault((source.name, target.name), Asked())
-        if asked.deadline <= step.now:
-            asked.deadline = step.now + WAIT
-            step.alarm(asked.deadline)
+        ends = source.name, target.name
+        asked = step.state.asked.get(ends) or step.state.asked.add(ends, Asked())
+        if asked.until <= step.now:
+            asked.until = step.now + WAIT
+            step.alarm(asked.until)
             step.send(source.conn, m.MeasureLink(target.name, target.addresses, 0))
+        group.awaited[ends] = asked.until, False
 
 
 def ask_uplinks(step: Step, group: Group) -> bool:
@@ -43,15 +46,16 @@ def ask_uplinks(step: Step, group: Group) -> bool:
     Returns whether there is something to wait for.
     """
     daemons = [daemon for daemon in _daemons(group) if daemon.measures]
-    waits = False
-    if any(step.state.measures.rtt(one.name, other.name) > FAR for one in daemons for other in daemons):
-        for at, source in enumerate(daemons):
-            target = daemons[(at + 1) % len(daemons)]
-            if _ask_bandwidth(step, source, target, BURST_BYTES):
-                step.state.asked[source.name, target.name].burst_deadline = step.now + BURST_WAIT
-                step.alarm(step.now + BURST_WAIT)
-                waits = True
-    return waits
+    known = step.state.measures.paths.among({daemon.name for daemon in daemons})
+    if not any(path.rtt > FAR for _, path in known):
+        return False
+    for at, source in enumerate(daemons):
+        target = daemons[(at + 1) % len(daemons)]
+        if _ask_bandwidth(step, source, target, BURST_BYTES):
+            group.awaited[source.name, target.name] = step.now + BURST_WAIT, True
+    if group.awaited:
+        step.alarm(step.now + BURST_WAIT)
+    return bool(group.awaited)
 
 
 def ask_bandwidths(step: Step, group: Group) -> None:
@@ -61,17 +65,20 @@ def ask_bandwidths(step: Step, group: Group) -> None:
     them send to the same one at the same time.
     """
     daemons = _daemons(group)
-    nbytes = BURST_BYTES if len(daemons) <= SMALL else BURST_BYTES_OF_MANY
+    count = len(daemons)
+    nbytes = BURST_BYTES if count <= SMALL else BURST_BYTES_OF_MANY
+    places = _steps(count) if count <= SEARCHED else (1,)  # no better ring is looked for among so many
     for at, source in enumerate(daemons):
-        for steps in _steps(len(daemons)):
-            _ask_bandwidth(step, source, daemons[(at + steps) % len(daemons)], nbytes)
+        for steps in places:
+            _ask_bandwidth(step, source, daemons[(at + steps) % count], nbytes)
 
 
 def _ask_bandwidth(step: Step, source: Daemon, target: Daemon, nbytes: int) -> bool:
     known = step.state.measures.bandwidth(source.name, target.name)
     if known or not source.measures or near(source, target):
         return False
-    asked = step.state.asked.setdefault((source.name, target.name), Asked())
+    ends = source.name, target.name
+    asked = step.state.asked.get(ends) or step.state.asked.add(ends, Asked())
     if asked.burst_at + AGAIN > step.now:
         return False
     asked.burst_at = step.now
@@ -80,38 +87,40 @@ def _ask_bandwidth(step: Step, source: Daemon, target: Daemon, nbytes: int) -> b
 
 
 def take(step: Step, daemon: Daemon, report: m.LinkReport) -> list[Group]:
-    """Take in a report. Returns groups in which something may have waited for it."""
+    """Take in a report. Returns groups that may have waited for it."""
     step.state.measures.take(daemon.name, report, step.state.daemons, step.now)
-    answered = False
-    for seen in report.links:
-        asked = step.state.asked.get((daemon.name, seen.daemon))
-        if asked is not None and max(asked.deadline, asked.burst_deadline) > step.now:
-            asked.deadline = step.now
-            if seen.bandwidth or not seen.rtt:  # the round trip is told first
-                asked.burst_deadline = step.now
-            answered = True
-    return [group for group in step.state.groups.values() if group.joining] if answered else []
+    answered = []
+    for group in dict.fromkeys(member.group for member in daemon.members.values()):
+        before = len(group.awaited)
+        for seen in report.links if before else ():
+            ends = daemon.name, seen.daemon
+            _, burst = group.awaited.get(ends, (0.0, False))
+            if not burst or seen.bandwidth or not seen.rtt:  # the round trip is told first
+                group.awaited.pop(ends, None)
+        if len(group.awaited) < before:
+            answered.append(group)
+    return answered
 
 
 def forget(step: Step, gone: Iterable[Daemon]) -> None:
     """The daemons are gone."""
-    gone_names = {daemon.name for daemon in gone}
+    gone_names = {daemon.name: None for daemon in gone}
     step.state.measures.forget(gone_names)
-    for ends in [ends for ends in step.state.asked if not gone_names.isdisjoint(ends)]:
-        del step.state.asked[ends]
+    step.state.asked.forget(gone_names)
+    for group in dict.fromkeys(member.group for daemon in gone for member in daemon.members.values()):
+        for ends in [ends for ends in group.awaited if not gone_names.keys().isdisjoint(ends)]:
+            del group.awaited[ends]
 
 
 def waits_until(step: Step, group: Group) -> float:
-    """When the last measurement that the group waits for must have come; not above now: there is none."""
-    names = {daemon.name for daemon in _daemons(group)}
-    return max(
-        (
-            max(asked.deadline, asked.burst_deadline)
-            for (one, other), asked in step.state.asked.items()
-            if one in names and other in names
-        ),
-        default=0.0,
-    )
+    """Until when the group waits for a measurement, at least; not above now: for none."""
+    while group.awaited:
+        ends = next(iter(group.awaited))
+        until, _ = group.awaited[ends]
+        if until > step.now:
+            return until
+        del group.awaited[ends]
+    return 0.0
 
 
 def _daemons(group: Group) -> list[Daemon]:

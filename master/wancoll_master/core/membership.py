@@ -49,7 +49,7 @@ from wancoll.local import split_address
 from wancoll.wire import messages as m
 from wancoll_master.core import epochs, links, measuring, p2p, probing, rebuilding, trainers, waits
 from wancoll_master.core.ready import Disconnected, Event, Ready, Received, Send, SendStatus, StepDown, Used
-from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip
+from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip, described
 from wancoll_master.plan.planning import Planner
 
 
@@ -364,8 +364,8 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None) -> s
             return f"{who}, but that name is taken by a member of daemon {other.daemon.name}; choose another name"
     if len(everyone) >= limit:
         return f"{who}, which is full with {limit} members"
-    described = sum(_described(other.daemon, other.name) for other in everyone)
-    if described + _described(daemon, join.member) > step.limits.message_bytes // 2:
+    nbytes = sum(other.described for other in everyone) + described(daemon, join.member)
+    if nbytes > step.limits.message_bytes // 2:
         return f"{who}, but names and addresses of all members would not fit into one message; use shorter ones"
     return ""
 
@@ -373,11 +373,6 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None) -> s
 def _group_key(step: Step) -> bytes:
     """Fresh for every group, since mids are; nobody without the secret can guess it."""
     return hashlib.blake2b(step.state.next_mid.to_bytes(8, "little"), key=step.state.secret, digest_size=16).digest()
-
-
-def _described(daemon: Daemon, name: str) -> int:
-    """Bytes that a member takes in an Epoch, at most."""
-    return 32 + 4 * (len(name) + len(daemon.name) + len(daemon.site) + sum(map(len, daemon.addresses)))
 
 
 # ---- time -------------------------------------------------------------------------------------------

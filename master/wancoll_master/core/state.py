@@ -10,7 +10,7 @@ from math import inf
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Record, Send, Used
-from wancoll_master.plan.measures import Measures
+from wancoll_master.plan.measures import Measures, Pairs
 from wancoll_master.plan.planning import Planned, Planner
 
 
@@ -94,6 +94,11 @@ class Member:
     called: tuple[int, int, float] = (0, 0, -inf)  # epoch, highest seq that its client has called, and when it said so
     told: Told | None = None
     behind: tuple[int, int, float] = (0, 0, inf)  # called[:2], and since when another member has called more
+
+    described: int = field(init=False)  # bytes that it takes in an Epoch, at most
+
+    def __post_init__(self) -> None:
+        self.described = described(self.daemon, self.name)
 
     @property
     def reachable(self) -> bool:
@@ -185,15 +190,15 @@ class Current:
     waited: bool = False  # it has waited long enough
     called: int = 0  # highest seq that any member's client has called
     waits: tuple[float, list[m.WaitStatus]] | None = None  # when found, what
+    parks: dict[int, dict[int, Member]] = field(default_factory=dict)  # by mid: who holds its bytes back, by mid
 
 
 @dataclass(slots=True)
 class Asked:
     """A daemon was asked to measure its path to another one."""
 
-    deadline: float = -inf  # until then the round trip is waited for
-    burst_deadline: float = -inf  # and until then its bandwidth
-    burst_at: float = -inf  # when that was asked for
+    until: float = -inf  # the round trip is not asked for again before
+    burst_at: float = -inf  # when its bandwidth was asked for
 
 
 @dataclass(slots=True)
@@ -219,6 +224,8 @@ class Group:
     call_timeout: float = 0.0  # as its members state it
     rebuild: Rebuild | None = None  # without members: what an earlier master's members report
     current: Current = field(default_factory=Current)
+    # Before the first epoch, and joiners: what is still to be measured. By daemons: until when, whether the bandwidth.
+    awaited: dict[tuple[str, str], tuple[float, bool]] = field(default_factory=dict)
     committed: int = 0
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq, all above committed
     digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which digests differed
@@ -244,6 +251,7 @@ class Group:
         group = Group(self.name, self.start_world, self.min_world, self.key, self.epoch, self.used)
         group.call_timeout = self.call_timeout
         group.joining, group.planned, group.troubles = self.joining, self.planned, self.troubles
+        group.awaited = self.awaited
         for joiner in group.joining:
             joiner.group = group
             joiner.probes.clear()
@@ -282,7 +290,7 @@ class State:
     members: dict[int, Member] = field(default_factory=dict)
     gone: dict[str, Gone] = field(default_factory=dict)  # by daemon, oldest first
     measures: Measures = field(default_factory=Measures)
-    asked: dict[tuple[str, str], Asked] = field(default_factory=dict)  # by daemons: who, about the path to whom
+    asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
 
 
 @dataclass(slots=True)
@@ -328,6 +336,11 @@ class Step:
         """Tell people: a line in the log and, where it is *kept*, in the event log."""
         name, epoch = (group.name, group.epoch) if group is not None else ("", 0)
         self.ready.log.append(Record(name, epoch, kind, clip(text), kept))
+
+
+def described(daemon: Daemon, name: str) -> int:
+    """Bytes that the member *name* of *daemon* takes in an Epoch, at most."""
+    return 32 + 4 * (len(name) + len(daemon.name) + len(daemon.site) + sum(map(len, daemon.addresses)))
 
 
 def clip(text: str, chars: int = 1000) -> str:

@@ -28,16 +28,17 @@ SAID_AGAIN = 30.0  # seconds between two waits of a group that are logged
 def take(step: Step, member: Member, message: m.Waits) -> None:
     """A member says what its slow operations wait for: tell it whose fault that is, and act if nothing moves."""
     group = member.group
+    _note_parked(group, member, message)
     member.told = Told(message, step.now)
     waits = _current(step, group)
     oldest = waits[0] if waits else None
     text = words(oldest) if oldest is not None and oldest.causes else ""
-    parked = [other.mid for other, told in _fresh(step.limits, group, step.now) if _parks(told, member.mid)]
+    parked = _parked(step, group, member)
     head = group.name, member.mid, group.epoch
     step.send(member.daemon.conn, m.Waited(*head, oldest.seq if oldest else 0, text, parked))
     if oldest is not None:
         _note(step, group, oldest)
-        _stalled(step, group, oldest)
+        _stalled(step, group, oldest, message)
 
 
 # ---- what waits, and for whom ------------------------------------------------------------------------
@@ -94,6 +95,24 @@ def _fresh(limits: Limits, group: Group, now: float) -> Iterator[tuple[Member, T
             yield member, told
 
 
+def _note_parked(group: Group, member: Member, message: m.Waits) -> None:
+    """Keep by whom each member's bytes are held back, so that nobody looks through all members for it."""
+    parks, before = group.current.parks, member.told
+    if before is not None and before.message.epoch == group.epoch:
+        for link in before.message.links:
+            parks.get(link.other, {}).pop(member.mid, None)
+    for link in message.links:
+        if link.state == "parked":
+            parks.setdefault(link.other, {})[member.mid] = member
+
+
+def _parked(step: Step, group: Group, member: Member) -> list[int]:
+    """Who holds the member's bytes back for good reason, as it has said lately."""
+    oldest = step.now - FRESH * step.limits.heartbeat_interval
+    found = group.current.parks.get(member.mid, {}).items()
+    return sorted(mid for mid, other in found if other.told is not None and other.told.at >= oldest)
+
+
 def _parks(told: Told, mid: int) -> bool:
     return any(link.other == mid and link.state == "parked" for link in told.message.links)
 
@@ -110,17 +129,17 @@ def _causes(limits: Limits, group: Group, seq: int, entry: Pending | None, age: 
     ranks = {member.mid: rank for rank, member in enumerate(group.members)}
     done = entry.done if entry is not None else {}
     absent = [member for member in group.members if member.mid not in done]
-    silent = _silent(limits, group, now)
+    silent = {member.mid for member in _silent(limits, group, now)}
     found = []
     for member in absent:
         rank = ranks[member.mid]
-        if member in silent:
+        if member.mid in silent:
             quiet = now - member.daemon.heard_at
             why = f"its daemon {member.daemon.name} has said nothing"
             found.append(m.WaitCause(member.name, rank, "", -1, why, quiet))
         elif member.called[0] == group.epoch and member.called[1] < seq and now - member.called[2] < age:
             found.append(m.WaitCause(member.name, rank, "", -1, "it has not called the operation", age))
-    found += _bad_links(limits, group, {member.mid for member in silent}, ranks, now)
+    found += _bad_links(limits, group, silent, ranks, now)
     found.sort(key=lambda cause: -cause.seconds)
     return found
 
@@ -174,9 +193,11 @@ def _still_hears(told: Told, mid: int, since: float, now: float) -> bool:
 
 def _p2p(limits: Limits, group: Group, now: float) -> Iterator[m.WaitStatus]:
     """Sends and recvs that are slow."""
+    if not any(op.seq == 0 for _, told in _fresh(limits, group, now) for op in told.message.ops):
+        return
     ranks = {member.mid: rank for rank, member in enumerate(group.members)}
-    silent = _silent(limits, group, now)
-    links = _bad_links(limits, group, {member.mid for member in silent}, ranks, now)
+    silent = {member.mid for member in _silent(limits, group, now)}
+    links = _bad_links(limits, group, silent, ranks, now)
     for member, told in _fresh(limits, group, now):
         for op in told.message.ops:
             if op.seq or op.other not in ranks:
@@ -185,7 +206,7 @@ def _p2p(limits: Limits, group: Group, now: float) -> Iterator[m.WaitStatus]:
             age = op.age + now - told.at
             ends = {member.name, other.name}
             causes = [cause for cause in links if {cause.member, cause.other} == ends]
-            if other in silent:
+            if other.mid in silent:
                 why = f"its daemon {other.daemon.name} has said nothing"
                 causes = [m.WaitCause(other.name, ranks[other.mid], "", -1, why, now - other.daemon.heard_at)]
             elif op.stage == "alone":
@@ -207,19 +228,18 @@ def _note(step: Step, group: Group, wait: m.WaitStatus) -> None:
     step.record(group, "waits", f"{words(wait)} (for {since})", kept=False)
 
 
-def _stalled(step: Step, group: Group, wait: m.WaitStatus) -> None:
+def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> None:
     """Nothing moves and nothing is to blame: make links anew; after some times give the operation up for all."""
     if wait.causes or not wait.seq or group.small or group.current.settle_at < inf:
         return
+    if not _still(step, wait, message):
+        return  # nobody has to look at the others
     entry = group.current.pending.get(wait.seq)
     absent = [member for member in group.members if entry is None or member.mid not in entry.done]
     fresh = {member.mid: told for member, told in _fresh(step.limits, group, step.now)}
-    for member in absent:
-        told = fresh.get(member.mid)
-        ops = [op for op in told.message.ops if op.seq == wait.seq] if told is not None else []
-        if not ops or ops[0].stage != "moving" or min(ops[0].still, ops[0].age) < step.limits.stall_timeout:
-            return
-    if not absent:
+    if not absent or not all(
+        member.mid in fresh and _still(step, wait, fresh[member.mid].message) for member in absent
+    ):
         return
     times = group.stalls[wait.seq] = group.stalls.get(wait.seq, 0) + 1
     text = f"operation {wait.seq} moved nothing for {step.limits.stall_timeout:g} s on {names(absent)}"
@@ -231,3 +251,9 @@ def _stalled(step: Step, group: Group, wait: m.WaitStatus) -> None:
     for member in group.members:
         step.send(member.daemon.conn, m.Redial(group.name, member.mid, group.epoch, [], _STALE, clip(text)))
     new_epoch(step, group, f"{text}; links are made anew")
+
+
+def _still(step: Step, wait: m.WaitStatus, message: m.Waits) -> bool:
+    """Whether a member runs the operation and nothing has moved there for long."""
+    op = next((op for op in message.ops if op.seq == wait.seq), None)
+    return op is not None and op.stage == "moving" and min(op.still, op.age) >= step.limits.stall_timeout

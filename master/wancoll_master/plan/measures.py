@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
+from typing import TypeVar
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
@@ -16,6 +18,43 @@ MAX_PATHS = 1 << 16  # of all daemons together
 MAX_LANE_COUNTS = 16  # different numbers of lanes per daemon
 
 
+T = TypeVar("T")
+
+
+class Pairs(dict[tuple[str, str], T]):
+    """What is known of pairs of daemons, by their names: (from, to). Found by either name, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of: dict[str, dict[tuple[str, str], None]] = {}
+
+    def add(self, ends: tuple[str, str], value: T) -> T:
+        """Keep the value of a pair that is not known yet, and return it."""
+        self[ends] = value
+        for name in ends:
+            self._of.setdefault(name, {})[ends] = None
+        return value
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop all pairs with one of *names*."""
+        for name in names:
+            for ends in self._of.pop(name, ()):
+                del self[ends]
+                one, other = ends
+                del self._of[other if one == name else one][ends]
+
+    def among(self, names: Collection[str]) -> Iterator[tuple[tuple[str, str], T]]:
+        """The pairs from one of *names* to another one, with their values."""
+        for name in names:
+            for ends in self._of.get(name, ()):
+                if ends[0] == name and ends[1] in names:
+                    yield ends, self[ends]
+
+    def of(self, source: str) -> Iterator[T]:
+        """The values of the pairs from *source*."""
+        return (self[ends] for ends in self._of.get(source, ()) if ends[0] == source)
+
+
 @dataclass(slots=True)
 class Path:
     """From one daemon to another. 0: not known."""
@@ -24,14 +63,10 @@ class Path:
     lanes: int = 0  # that were busy then
     probed: float = 0.0  # bytes per second, of the newest probe
     loss: float = 0.0
-    _rtt: float = 0.0
+    rtt: float = 0.0  # smallest round trip of the last one to two windows
+    _newer: float = 0.0  # smallest of this window
     _window: float = 0.0  # when it began
     _earlier: float = 0.0  # smallest of the window before
-
-    @property
-    def rtt(self) -> float:
-        """Smallest round trip of the last one to two windows."""
-        return min(filter(None, (self._rtt, self._earlier)), default=0.0)
 
     @property
     def bandwidth(self) -> float:
@@ -45,9 +80,10 @@ class Path:
         """Take in a report."""
         if seen.rtt > 0:
             if now - self._window >= RTT_WINDOW:
-                self._earlier, self._rtt, self._window = self._rtt, seen.rtt, now
+                self._earlier, self._newer, self._window = self._newer, seen.rtt, now
             else:
-                self._rtt = min(self._rtt, seen.rtt) if self._rtt else seen.rtt
+                self._newer = min(self._newer or inf, seen.rtt)
+            self.rtt = min(self._newer, self._earlier or inf)
         if seen.bandwidth > 0 and seen.lanes:
             self.carried, self.lanes = _smooth(self.carried, seen.bandwidth), seen.lanes
         elif seen.bandwidth > 0:
@@ -65,9 +101,8 @@ class Measures:
     """The matrix, by daemons' names. Paths are directed; a round trip is the same from both ends."""
 
     version: int = 0  # grows with every change
-    paths: dict[tuple[str, str], Path] = field(default_factory=dict)  # (from, to)
+    paths: Pairs[Path] = field(default_factory=Pairs)
     uplinks: dict[str, dict[int, float]] = field(default_factory=dict)  # by daemon, by lanes per link
-    _ends: dict[str, dict[tuple[str, str], None]] = field(default_factory=dict)  # of the paths, by either daemon
 
     def take(self, source: str, report: m.LinkReport, known: Collection[str], now: float) -> None:
         """Take in the report of daemon *source*; *known* are the daemons that are connected.
@@ -87,37 +122,26 @@ class Measures:
         for seen in report.links:
             ends = (source, seen.daemon)
             if seen.daemon in known and seen.daemon != source and (ends in self.paths or len(self.paths) < MAX_PATHS):
-                if ends not in self.paths:
-                    self.paths[ends] = Path()
-                    for daemon in ends:
-                        self._ends.setdefault(daemon, {})[ends] = None
-                self.paths[ends].take(seen, now)
+                path = self.paths.get(ends) or self.paths.add(ends, Path())
+                path.take(seen, now)
         if report.uplink > 0 and report.lanes:
             by_lanes = self.uplinks.setdefault(source, {})
             if report.lanes in by_lanes or len(by_lanes) < MAX_LANE_COUNTS:
                 by_lanes[report.lanes] = _smooth(by_lanes.get(report.lanes, 0.0), report.uplink)
         self.version += 1
 
-    def forget(self, gone: Iterable[str]) -> None:
+    def forget(self, gone: Collection[str]) -> None:
         """These daemons are gone."""
         for daemon in gone:
             self.uplinks.pop(daemon, None)
-            for ends in self._ends.pop(daemon, ()):
-                del self.paths[ends]
-                other = ends[1] if ends[0] == daemon else ends[0]
-                self._ends[other].pop(ends)
-
-    def among(self, daemons: Collection[str]) -> Iterator[tuple[str, str, Path]]:
-        """The known paths from one of *daemons* to another: (from, to, path)."""
-        for daemon in daemons:
-            for ends in self._ends.get(daemon, ()):
-                if ends[0] == daemon and ends[1] in daemons:
-                    yield *ends, self.paths[ends]
+        self.paths.forget(gone)
 
     def rtt(self, one: str, other: str) -> float:
         """Seconds there and back; 0: not known."""
-        ends = (self.paths.get((one, other)), self.paths.get((other, one)))
-        return min((path.rtt for path in ends if path is not None and path.rtt > 0), default=0.0)
+        there, back = self.paths.get((one, other)), self.paths.get((other, one))
+        if there is None or not there.rtt:
+            return back.rtt if back is not None else 0.0
+        return min(there.rtt, back.rtt) if back is not None and back.rtt else there.rtt
 
     def bandwidth(self, source: str, target: str) -> float:
         """Bytes per second from *source* to *target*; 0: not known."""
@@ -126,8 +150,7 @@ class Measures:
 
     def probed(self, source: str) -> float:
         """Bytes per second of the fastest path from *source* that was probed; 0: none was."""
-        ends = self._ends.get(source, ())
-        return max((self.paths[each].probed for each in ends if each[0] == source), default=0.0)
+        return max((path.probed for path in self.paths.of(source)), default=0.0)
 
     def uplink(self, daemon: str, lanes: int = 0) -> float:
         """Bytes per second that leave *daemon* with *lanes* busy ones per link (0: with any number); 0: not known."""

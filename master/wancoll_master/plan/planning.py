@@ -7,12 +7,13 @@ order, unless another one is much better.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import floor, inf, log, log10
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from wancoll.limits import KIB
 from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted
@@ -22,11 +23,13 @@ from wancoll_master.plan.topology import (
     EXACT_BEST,
     LOCAL_STRIPE,
     MATERIAL,
+    SEARCHED,
     STRIPE,
     Ring,
     better_ring,
-    one_machine,
+    machine,
     pair,
+    ring_order,
 )
 
 FAR = 0.005  # seconds of round trip from which a path counts as long
@@ -152,15 +155,16 @@ def propose(request: Request) -> Proposal:
     members, changes = _order(measures, request.members, bad, material, free=free)
     local = is_local(members)
     daemons = list(dict.fromkeys(member.daemon for member in members))
-    cost = None if local else _cost(measures, daemons, members)
-    wire = before if before is not None and not free else _wire(measures, members, before, local=local)
+    paths = [] if local else _paths(measures, daemons)
+    cost = None if local else _cost(measures, paths, members)
+    wire = before if before is not None and not free else _wire(measures, paths, members, before, local=local)
     far = cost is not None and cost.alpha > FAR / 2
     lanes = max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons)))
     plan = m.Plan(
         lanes=lanes,
         stripe=LOCAL_STRIPE if local else FAR_STRIPE if far else STRIPE,
         turns=not local,
-        choices=LOCAL_CHOICES if local else _choices(measures, members, cost),
+        choices=LOCAL_CHOICES if local else _choices(paths, members, cost),
         avoid=_avoid(members, bad),
         pacing=wire.plan.pacing,
         congestion=wire.plan.congestion,
@@ -223,16 +227,18 @@ def _order(
     measures: Measures, members: Sequence[Member], bad: Sequence[tuple[int, int]], material: float, *, free: bool
 ) -> tuple[Sequence[Member], list[str]]:
     present = {member.mid: member for member in members}
-    bandwidth, latency = _matrices(measures, members)
-    if not free and len(members) > EXACT_BEST:  # survivors wait for it
-        bandwidth = latency = [[1.0] * len(members)] * len(members)
-    found = better_ring(list(present), bandwidth, latency, bad, material=material)
-    if found is None:
+    order: Sequence[int] | None
+    if len(members) <= (SEARCHED if free else EXACT_BEST):
+        found = better_ring(list(present), *_matrices(measures, members), bad, material=material)
+        order = found.order if found is not None else None
+    else:  # too many, or survivors wait for it: as they are, but around pairs that cannot reach each other
+        order = ring_order(list(present), bad)
+    if order is None:
         return members, []
-    ordered = [present[mid] for mid in found.order]
-    old, new = ring_of(measures, members), ring_of(measures, ordered)
+    ordered = [present[mid] for mid in order]
     if not free or ordered == members:
         return ordered, []
+    old, new = ring_of(measures, members), ring_of(measures, ordered)
     gains = []
     if new.bottleneck > old.bottleneck > 0:
         gains.append(f"bottleneck {_speed(old.bottleneck)} -> {_speed(new.bottleneck)}")
@@ -279,18 +285,41 @@ def _median(values: list[float], nothing: float) -> float:
 
 def near(one: Daemon, other: Daemon) -> bool:
     """Whether the daemons are on one machine: no path between them is measured."""
-    return one is other or one_machine([*one.addresses, *other.addresses])
+    return one is other or "" != machine(one.addresses) == machine(other.addresses)
 
 
 def is_local(members: Sequence[Member]) -> bool:
     """Whether all members are on one machine: nothing is measured there, and nothing to be planned."""
-    return one_machine(address for member in members for address in member.daemon.addresses)
+    hosts = {machine(member.daemon.addresses) for member in members}
+    return len(hosts) == 1 and "" not in hosts
+
+
+class _Known(NamedTuple):
+    """What is known of a path between two machines."""
+
+    source: Daemon
+    target: Daemon
+    bandwidth: float  # 0: not known
+    rtt: float  # likewise
+
+
+def _paths(measures: Measures, daemons: Sequence[Daemon]) -> list[_Known]:
+    """Those that were measured: of many members few have been, so nothing here looks at every pair."""
+    named = {daemon.name: daemon for daemon in daemons}
+    where = {daemon.name: machine(daemon.addresses) or daemon.name for daemon in daemons}
+    return [
+        _Known(named[one], named[other], path.bandwidth, measures.rtt(one, other))
+        for (one, other), path in measures.paths.among(named)
+        if where[one] != where[other]
+    ]
 
 
 # ---- connections ------------------------------------------------------------------------------------
 
 
-def _wire(measures: Measures, members: Sequence[Member], before: Planned | None, *, local: bool) -> Planned:
+def _wire(
+    measures: Measures, paths: Sequence[_Known], members: Sequence[Member], before: Planned | None, *, local: bool
+) -> Planned:
     """Lanes, pacing and congestion control, in a plan that says nothing else yet; and what was tried for them."""
     daemons = list(dict.fromkeys(member.daemon for member in members))
     start = min(daemon.lanes for daemon in daemons)
@@ -300,12 +329,12 @@ def _wire(measures: Measures, members: Sequence[Member], before: Planned | None,
     pacing, congestion, raised = 0, "", 0.0
     sharing = 1
     if not local:
-        congestion = _congestion(measures, daemons)
+        congestion = _congestion(paths, daemons)
         looks = before.looks if before is not None else 0
-        lanes = max(lanes, _windows(measures, daemons))
+        lanes = max(lanes, _windows(paths, daemons))
         if congestion != "bbr":  # which fills a path with any number of them
             lanes, settled = _lanes(measures, daemons, lanes, tried, looks, settled=settled)
-        if _far(measures, daemons):
+        if _far(paths):
             sharing = FAR_SHARING
             carried = max(measures.uplink(daemon.name, lanes) for daemon in daemons)  # around a ring all carry the same
             pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, before)
@@ -336,14 +365,12 @@ def _lanes(
     return 2 * lanes, False
 
 
-def _windows(measures: Measures, daemons: Sequence[Daemon]) -> int:
+def _windows(paths: Sequence[_Known], daemons: Sequence[Daemon]) -> int:
     """Lanes (a power of two) whose send buffers hold what is under way on the longest path at full speed."""
-    under_way = max(
-        (measures.rtt(a.name, b.name) * measures.bandwidth(a.name, b.name) for a in daemons for b in daemons),
-        default=0.0,
-    )
+    under_way = max((path.rtt * path.bandwidth for path in paths), default=0.0)
+    most = min(_most_lanes(daemon) for daemon in daemons)
     lanes = 1
-    while lanes * LANE_WINDOW < under_way and lanes < min(_most_lanes(daemon) for daemon in daemons):
+    while lanes * LANE_WINDOW < under_way and lanes < most:
         lanes *= 2
     return lanes
 
@@ -396,44 +423,43 @@ def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float,
     return (pace if known and not old / PACING_STAYS < pace < old * PACING_STAYS else old), raised
 
 
-def _congestion(measures: Measures, daemons: Sequence[Daemon]) -> str:
+def _congestion(paths: Sequence[_Known], daemons: Sequence[Daemon]) -> str:
     """What fits the paths: bbr over long ones, cubic over short ones; "" where a daemon lacks it or was told another.
 
     Over a long path loss and full queues stop cubic. On a short narrow one many bbr lanes leave a quarter unused.
     """
-    best = "bbr" if _far(measures, daemons) else "cubic"
+    best = "bbr" if _far(paths) else "cubic"
     return best if all(best in daemon.congestion_controls for daemon in daemons) else ""
 
 
-def _far(measures: Measures, daemons: Sequence[Daemon]) -> bool:
-    return any(measures.rtt(one.name, other.name) > FAR for one in daemons for other in daemons)
+def _far(paths: Sequence[_Known]) -> bool:
+    return any(path.rtt > FAR for path in paths)
 
 
 # ---- algorithms -------------------------------------------------------------------------------------
 
 
-def _cost(measures: Measures, daemons: Sequence[Daemon], members: Sequence[Member]) -> LinkCost | None:
+def _cost(measures: Measures, paths: Sequence[_Known], members: Sequence[Member]) -> LinkCost | None:
     """Of the slowest links and uplinks, to two digits; None if no round trip is known."""
-    delay = max((measures.rtt(one.name, other.name) for one in daemons for other in daemons), default=0.0) / 2
+    delay = max((path.rtt for path in paths), default=0.0) / 2
     if not delay:
         return None
-    beta = max(_seconds_per_byte(measures, daemon, daemons, members) for daemon in daemons)
+    fastest: dict[str, float] = {}
+    for path in paths:
+        fastest[path.source.name] = max(fastest.get(path.source.name, 0.0), path.bandwidth)
+    shares = Counter(member.daemon.name for member in members)
+    beta = max(
+        share / (max(measures.uplink(daemon), fastest.get(daemon, 0.0)) or UPLINK) for daemon, share in shares.items()
+    )
     return LinkCost(_two_digits(delay + OVERHEAD), _two_digits(beta), HANDLING)
 
 
-def _seconds_per_byte(
-    measures: Measures, daemon: Daemon, daemons: Sequence[Daemon], members: Sequence[Member]
-) -> float:
-    """Of one member's share of the daemon's uplink."""
-    paths = [measures.bandwidth(daemon.name, other.name) for other in daemons if not near(daemon, other)]
-    uplink = max(measures.uplink(daemon.name), *paths, 0.0) or UPLINK
-    return sum(member.daemon is daemon for member in members) / uplink
-
-
-def _choices(measures: Measures, members: Sequence[Member], cost: LinkCost | None) -> dict[str, list[tuple[int, str]]]:
+def _choices(
+    paths: Sequence[_Known], members: Sequence[Member], cost: LinkCost | None
+) -> dict[str, list[tuple[int, str]]]:
     if cost is None or len(members) < 2:
         return {}
-    return {kind: list(entries) for kind, entries in _chosen(len(members), cost, _sites(measures, members)).items()}
+    return {kind: list(entries) for kind, entries in _chosen(len(members), cost, _sites(paths, members)).items()}
 
 
 @lru_cache(maxsize=64)
@@ -441,20 +467,18 @@ def _chosen(world: int, cost: LinkCost, sites: Sites | None) -> dict[str, list[t
     return choices(world, cost, sites=sites)
 
 
-def _sites(measures: Measures, members: Sequence[Member]) -> Sites | None:
+def _sites(paths: Sequence[_Known], members: Sequence[Member]) -> Sites | None:
     """Where the members are, if at least two sites are named, or a site of its own, and one has two members."""
-    groups: dict[str, list[Daemon]] = {}
-    for member in members:
-        groups.setdefault(member.daemon.site or f" {member.mid}", []).append(member.daemon)
-    if not 1 < len(groups) < len(members):
+    sizes = Counter(member.daemon.site or f" {member.mid}" for member in members)
+    if not 1 < len(sizes) < len(members):
         return None
-    inside = [(a, b) for group in groups.values() for a in group for b in group if not near(a, b)]
-    delay = max((measures.rtt(a.name, b.name) for a, b in inside), default=0.0) / 2
-    speed = min(filter(None, (measures.bandwidth(a.name, b.name) for a, b in inside)), default=0.0)
+    inside = [path for path in paths if path.source.site and path.source.site == path.target.site]
+    delay = max((path.rtt for path in inside), default=0.0) / 2
+    speed = min(filter(None, (path.bandwidth for path in inside)), default=0.0)
     cost = LinkCost(
         _two_digits(delay + OVERHEAD) if delay else NEAR.alpha, _two_digits(1 / speed) if speed else NEAR.beta, HANDLING
     )
-    return Sites(tuple(len(group) for group in groups.values()), cost)
+    return Sites(tuple(sizes.values()), cost)
 
 
 def _two_digits(value: float) -> float:

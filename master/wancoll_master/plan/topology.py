@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -218,6 +219,12 @@ def _nearest(count: int, into: Sequence[int], latency: Matrix) -> list[int]:
     return [0, *reversed(path)]
 
 
-def one_machine(addresses: Iterable[str]) -> bool:
-    """Whether members whose lanes are at *addresses* are all on one machine."""
-    return len({split_address(address)[0] for address in addresses}) == 1
+def machine(addresses: Sequence[str]) -> str:
+    """The host that all of the addresses are at; "": they are at several."""
+    first = _host(addresses[0])
+    return first if len(addresses) == 1 or all(_host(address) == first for address in addresses) else ""
+
+
+@lru_cache(maxsize=1 << 14)
+def _host(address: str) -> str:
+    return split_address(address)[0]
