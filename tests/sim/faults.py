@@ -59,6 +59,14 @@ class Faults:
             self._world.kill_daemon(daemon, silent=True)
             self._world.start_again(daemon, self._length())
 
+    def lose_site(self) -> None:
+        """About half of all at the same time."""
+        living = [daemon for daemon in self._world.daemons if daemon.alive]
+        silent = self._random.random() < 0.5
+        for daemon in self._random.sample(living, len(living) // 2):
+            self._world.kill_daemon(daemon, silent=silent)
+            self._world.start_again(daemon, self._length())
+
     def restart_twice(self) -> None:
         if daemon := self._daemon():
             for _ in range(2):
@@ -108,11 +116,12 @@ class Faults:
 
     # ---- the network ---------------------------------------------------------------------------------
 
-    def _cut(self, pairs: list[tuple[str, str]]) -> None:
+    def _cut(self, pairs: list[tuple[str, str]], seconds: float | None = None) -> None:
         network = self._world.network
         for ends in pairs:
             network.block(*ends)
-        self._world.later(self._length(), lambda: [network.unblock(*ends) for ends in pairs])
+        length = self._length() if seconds is None else seconds
+        self._world.later(length, lambda: [network.unblock(*ends) for ends in pairs])
 
     def _pair(self) -> tuple[str, str] | None:
         daemons = [daemon for daemon in self._world.daemons if daemon.alive]
@@ -139,14 +148,25 @@ class Faults:
             back = [ends[::-1] for ends in both]
             self._cut(self._random.choice((both, back, both + back)))
 
+    def cut_off_master(self) -> None:
+        """The network of all masters is down, for all daemons; one way or both."""
+        world = self._world
+        for daemon in world.daemons:
+            world.blame(daemon.name)
+        there = [(host, master) for host in world.hosts for master in world.master_hosts]
+        back = [ends[::-1] for ends in there]
+        self._cut(self._random.choice((there, back, there + back)), self._random.uniform(0.5, 5.0))
+
     def isolate(self) -> None:
+        """One way or both."""
         if daemon := self._daemon():
             self._world.blame(daemon.name)
             for other in self._world.daemons:  # its neighbours may be blamed for links to it
                 self._world.blame(other.name)
             others = [*self._world.hosts, *self._world.master_hosts]
             pairs = [(daemon.host, host) for host in others if host != daemon.host]
-            self._cut(pairs + [ends[::-1] for ends in pairs])
+            back = [ends[::-1] for ends in pairs]
+            self._cut(self._random.choice((pairs, back, pairs + back)))
 
     def _end(self, kind: str) -> bool:
         return any(end.kind == kind for end in self._world.network.ends)
@@ -274,6 +294,25 @@ class Faults:
                 if master.trap is m.Settled:  # which one half may hear of
                     for wait in (0.0, 0.1, 0.2):  # all is called before all is healed
                         self._world.later(wait, self._world.exchange)
+
+    def full_disk(self) -> None:
+        """For a while what a master writes into its file is lost."""
+        journal = self._world.journal
+        if not self._world.odd.elected:
+            journal.full = True
+            self._world.later(self._length(), journal.mend)
+
+    def store_away(self) -> None:
+        """For a while the store that fences answers nobody."""
+        journal = self._world.journal
+        if self._world.odd.elected:
+            journal.away = True
+            self._world.later(self._length(), journal.mend)
+
+    def refuse_write(self) -> None:
+        """The store refuses the next write: its master leads no more."""
+        if self._world.odd.elected:
+            self._world.journal.refuses = 1
 
     def lose_journal(self) -> None:
         if (master := self._world.master) is not None and self._world.all_agree():

@@ -77,12 +77,12 @@ class Judge:
             self.lives.setdefault(key, life)
         known_epoch = self.epochs.setdefault((epoch.epoch, names), epoch)
         same = (known_epoch.committed_upto, known_epoch.key) == (epoch.committed_upto, epoch.key)
-        if not same and "lose_journal" in self._world.inflicted:  # nobody had heard of the first
+        if not same and self._world.forgetful:  # nobody had heard of the first
             self.epochs[epoch.epoch, names] = epoch
         elif not same:
             raise Violation(f"epoch {epoch.epoch} was announced twice, differently")
         known_names = self._numbers.setdefault((life, epoch.epoch), names)
-        if known_names != names and "lose_journal" not in self._world.inflicted:
+        if known_names != names and not self._world.forgetful:
             raise Violation(f"epoch {epoch.epoch} of {known_names} is used again, for {names}")
         self.given_up |= {(life, void.seq) for void in epoch.voids}
         self._rises(life, epoch.committed_upto)

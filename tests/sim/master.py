@@ -2,7 +2,8 @@
 
 Mirrors wancoll_master/server.py (apply, _carry_out, _tell, release, flush, keep_time, accept, _read, _feed), journal.py
 (open, persist) and etcd_store.py (persist, write_forever): a store that fences takes its time for a write, and one that
-is under way when its master dies may be carried out or not.
+is under way when its master dies may be carried out or not. Stores fail, too: a disk is full, a store that fences does
+not answer (a write is tried again, and its master steps down after a while), or refuses a write.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 
 _HELD_FRAMES = 65536
+_AGAIN = 0.05  # seconds until a write is tried again
 
 
 class Fenced(Exception):
@@ -51,16 +53,27 @@ class Journal:
     epoch: int = 0
     next_mid: int = 1
     used: dict[str, Used] = field(default_factory=dict)
+    full: bool = False  # of sqlite: what is written is lost, which the master logs and lives with
+    away: bool = False  # of a store that fences: it answers nobody
+    refuses: int = 0  # writes to come
 
     def open(self) -> int:
         self.term += 1
         return self.term
 
     def persist(self, term: int, what: Persist) -> None:
-        if term < self.term:
+        if self.refuses or term < self.term:
+            self.refuses = max(0, self.refuses - 1)
             raise Fenced
+        if self.full:
+            return
         self.epoch, self.next_mid = max(self.epoch, what.epoch), max(self.next_mid, what.next_mid)
         self.used |= what.groups
+
+    def mend(self) -> None:
+        """What is written from now on stays."""
+        self.full = self.away = False
+        self.refuses = 0
 
     def lose(self) -> None:
         self.term, self.epoch, self.next_mid, self.used = 0, 0, 1, {}
@@ -215,7 +228,7 @@ class Master(Process):
                 end.close("the master closed the connection")
 
     def _persist(self, what: Persist) -> None:
-        if not self.world.odd.write_delay:
+        if not self.world.odd.elected:
             self._journal.persist(self.opened, what)
             return
         self._asked += 1
@@ -225,16 +238,31 @@ class Master(Process):
 
     def _write_next(self) -> None:
         """One write at a time, there and back: it is carried out at the store even if this master dies meanwhile."""
-        opened, what = self.opened, self._writes[0]
-        there, back = self.world.write_delay(), self.world.write_delay()
+        opened, what, journal = self.opened, self._writes[0], self._journal
+        until = self.clock.now + self.world.limits.heartbeat_timeout
+
+        def write() -> None:
+            self.clock.after(self.world.write_delay(), arrives)
 
         def arrives() -> None:
-            try:
-                self._journal.persist(opened, what)
-            except Fenced:
-                self.after(back, refused)
+            answer = answered
+            if journal.away and self.world.store_loses():
+                answer = unanswered
             else:
-                self.after(back, answered)
+                try:
+                    journal.persist(opened, what)
+                except Fenced:
+                    answer = refused
+                answer = unanswered if journal.away else answer
+            self.after(self.world.write_delay(), answer)
+
+        def unanswered() -> None:
+            if opened != self.opened:
+                return  # of the time before it started over
+            if self.clock.now > until:
+                refused()
+            else:
+                self.after(_AGAIN, write)
 
         def refused() -> None:
             if opened == self.opened:
@@ -242,7 +270,7 @@ class Master(Process):
 
         def answered() -> None:
             if opened != self.opened:
-                return  # of the time before it started over
+                return
             self._writes.popleft()
             self._written += 1
             for ready in self._held.release(self._written):
@@ -251,7 +279,7 @@ class Master(Process):
             if self._writes:
                 self._write_next()
 
-        self.clock.after(there, arrives)
+        write()
 
     def _add(self, conn: int, message: m.FromMaster) -> None:
         if conn in self._connections:

@@ -82,6 +82,10 @@ class World:
     def write_delay(self) -> float:
         return self.odd.write_delay * self._pace.random()
 
+    def store_loses(self) -> bool:
+        """Whether a write to a store that does not answer is not even carried out."""
+        return self._pace.random() < 0.5
+
     def local_delay(self) -> float:
         return 0.0
 
@@ -167,6 +171,9 @@ class World:
         living = {master.host for master in self.masters if master.alive}
         free = [host for host in self.master_hosts if host not in living]
         if not free or (living and self.healed):
+            return
+        if self.journal.full or (self.journal.away and not living):  # it cannot take a term
+            self.later(0.1, lambda: None if self.master else self.start_master())
             return
         name = f"M{len(self.masters) + 1}"
         self.note(name, "starts")
@@ -290,6 +297,11 @@ class World:
 
             self.later(delay, receive)
 
+    @property
+    def forgetful(self) -> bool:
+        """Numbers that a master has given may be given again (R9): a journal was lost, or a disk was full."""
+        return "lose_journal" in self.inflicted or "full_disk" in self.inflicted
+
     def all_agree(self) -> bool:
         """Everyone that is there is connected and in the newest epoch: nobody was put out without knowing."""
         members = [s.member for daemon in self.daemons for s in daemon.sessions if daemon.alive and not s.member.over]
@@ -375,6 +387,7 @@ class World:
         self.healed, self.healed_at = True, self.clock.now
         self.network.heal()
         self.network.unfilter(COLLECTIVES)
+        self.journal.mend()
         for master in self.masters[:-1]:
             self.kill_master(master)
         for master in self.masters:
