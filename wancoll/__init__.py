@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wancoll.errors import (
+    ArenaFull,
     CollectiveMismatch,
     ConfigError,
     Evicted,
@@ -13,6 +14,7 @@ from wancoll.errors import (
     OutcomeUnknown,
     PeerDaemonLost,
     ProtocolError,
+    TimeoutError,
     WancollError,
     WorldTooSmall,
 )
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from wancoll.sync.receipt import SyncReceipt
 
 __all__ = [
+    "ArenaFull",
     "CollectiveMismatch",
     "Communicator",
     "ConfigError",
@@ -41,6 +44,7 @@ __all__ = [
     "ProtocolError",
     "Receipt",
     "SyncReceipt",
+    "TimeoutError",
     "WancollError",
     "Work",
     "WorldTooSmall",

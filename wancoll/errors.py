@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ class WancollError(Exception):
         hint: str = "",
     ) -> None:
         self.what, self.who, self.expected, self.got, self.hint = what, who, expected, got, hint
-        super().__init__(what, who, expected, got, hint)
+        Exception.__init__(self, what, who, expected, got, hint)  # not OSError's, which would take them for its own
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {name: value for name, value in vars(self).items() if name != "what" and not name.startswith("_")}
@@ -94,6 +95,29 @@ class ConfigError(WancollError):
     """An argument, option or tensor that cannot be used as it is."""
 
 
+class ArenaFull(WancollError):
+    """There is no memory for a tensor: the arena has no room, or the machine has none free. Nothing was sent."""
+
+
+class TimeoutError(WancollError, builtins.TimeoutError):
+    """Not finished in the time given; nothing is lost. The built-in TimeoutError, too.
+
+    Attributes:
+        work: the call that goes on, with a wait() of its own; None where there is none.
+    """
+
+    work: Any
+
+    def __init__(self, what: str, *, work: Any = None, **fields: str) -> None:
+        super().__init__(what, **fields)
+        self.work = work
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        build, what = super().__reduce__()
+        del build.keywords["work"]  # belongs to this process
+        return build, what
+
+
 BY_NAME: dict[str, type[WancollError]] = {
     cls.__name__: cls
     for cls in (
@@ -107,5 +131,6 @@ BY_NAME: dict[str, type[WancollError]] = {
         PeerDaemonLost,
         ProtocolError,
         ConfigError,
+        ArenaFull,
     )
 }

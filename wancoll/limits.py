@@ -1,7 +1,8 @@
-"""Every bound and timeout, in one frozen dataclass. Sizes are bytes, times are seconds."""
+"""Every bound and timeout, in one frozen dataclass. Sizes are bytes, times are seconds; how a size is written."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 PROTOCOL_VERSION = 5
@@ -52,3 +53,12 @@ class Limits:
 
 
 DEFAULT = Limits()
+
+
+def format_size(nbytes: float, digits: int = 0) -> str:
+    """Such as "64 MiB", "4.20 KiB" or "256 B": whole where it is, else *digits* in all (0: two decimals)."""
+    power = min(4, max(0, math.floor(math.log2(nbytes) / 10))) if nbytes >= 1 else 0
+    number = nbytes / (1 << 10 * power)
+    whole = power == 0 or number == int(number)
+    shown = f"{number:.0f}" if whole else f"{number:.{digits}g}" if digits else f"{number:.2f}"
+    return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -6,6 +6,8 @@ import os
 
 from wancoll.errors import ConfigError
 
+MASTER_PORT = 7400
+
 
 def default_socket() -> str:
     """Path of the daemon's client socket: $WANCOLL_SOCKET, else under the user's runtime directory."""

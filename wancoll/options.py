@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from wancoll.errors import ConfigError
-from wancoll.local import join_address, split_address, split_addresses
+from wancoll.local import MASTER_PORT, join_address, split_address, split_addresses
 
-MASTER_PORT = 7400
 DEFAULT_MASTER = f"127.0.0.1:{MASTER_PORT}"
 Flat = Parameter(name="*")  # of a dataclass whose fields are options
 Unseen = Parameter(parse=False)  # of a field that is none

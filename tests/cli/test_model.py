@@ -16,12 +16,12 @@ from wancoll.cli.main import run
 from wancoll.cli.units import (
     format_duration,
     format_rate,
-    format_size,
     parse_duration,
     parse_rate,
     parse_size,
 )
 from wancoll.errors import ConfigError
+from wancoll.limits import format_size
 from wancoll.schedule.cost import ALGORITHMS, LinkCost, seconds
 
 BOOK = LinkCost(5e-6, 1 / 100e9)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from wancoll.cli import status
-from wancoll.cli.units import format_size
+from wancoll.limits import format_size
 from wancoll.wire import messages as m
 
 PLAN = m.Plan(

@@ -5,6 +5,7 @@ It checks what only the daemon can see: that no memory of a pending call is hand
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -211,17 +212,19 @@ class FakeDaemon:
     # ---- its thread ----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        try:
-            self.client, _ = self._listener.accept()
-        except OSError:
-            return
         decoder: Decoder[Any] = Decoder(m.FromClient, 1 << 20)
-        try:
-            while data := self.client.recv(65536):
-                for message in decoder.feed(data):
-                    self._take(message)
-        except OSError:
-            pass
+        while self.attach is None:  # whoever only looks whether somebody is there is none
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.client is not None:
+                self.client.close()
+            self.client = client
+            with contextlib.suppress(OSError):
+                while data := client.recv(65536):
+                    for message in decoder.feed(data):
+                        self._take(message)
         with self.changed:
             self.detached = True
             self.changed.notify_all()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import array
 import dataclasses
 import gc
+import logging
 import os
+import pickle
 import random
 import signal
+import socket
 import stat
 import sys
 import textwrap
@@ -23,7 +26,7 @@ import pytest
 
 import wancoll
 from tests.client.fake_daemon import ARENA, FakeDaemon, reduced
-from tests.client.tools import BIG, address, in_thread, numpy_kind, refused
+from tests.client.tools import BIG, address, in_thread, numpy_kind, refused, until
 from wancoll.client import connection as connection_module
 from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
@@ -49,7 +52,8 @@ def test_connect_tells_the_daemon_what_is_wanted(daemon: FakeDaemon) -> None:
         assert daemon.attach == m.Attach(PROTOCOL_VERSION, "gang", "me", 3, 2, os.getpid())
         assert (comm.group, comm.name, comm.rank, comm.world_size, comm.epoch) == ("gang", "me", 0, 2, 1)
         assert comm.members == ("me", "other")
-        assert repr(comm) == "<Communicator 'me' of group 'gang': rank 0 of 2, epoch 1>"
+        where = f"rank 0 of 2, epoch 1; peer daemon 'fake' at {daemon.path}"
+        assert repr(comm) == f"<Communicator 'me' of group 'gang': {where}>"
     daemon.wait_for(lambda: daemon.detached)
 
 
@@ -63,6 +67,21 @@ def test_the_socket_comes_from_the_environment(daemon: FakeDaemon, monkeypatch: 
     monkeypatch.setenv("WANCOLL_SOCKET", daemon.path)
     monkeypatch.setenv("WANCOLL_MASTER", "nowhere:1")  # the socket wins
     wancoll.connect(timeout=10).close()
+
+
+def test_a_daemon_that_runs_wins_over_a_master_in_the_environment(
+    path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """WANCOLL_MASTER is the daemon's own variable, too: it must not start a second daemon beside it."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("WANCOLL_MASTER", "nowhere:1")
+    monkeypatch.delenv("WANCOLL_SOCKET", raising=False)
+    caplog.set_level(logging.INFO, "wancoll")
+    (tmp_path / "wancoll").mkdir()
+    path = str(tmp_path / "wancoll" / "peer.sock")
+    with FakeDaemon(path), wancoll.connect("gang", timeout=10) as comm:
+        assert path in repr(comm)
+    assert f"group 'gang': through peer daemon 'fake' at {path}, by the default path" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -88,8 +107,8 @@ def test_bad_arguments(options: dict[str, Any], words: tuple[str, ...], path: st
 
 
 def test_bad_master_address() -> None:
-    with pytest.raises(ConfigError, match="master cannot be read; expected host:port"):
-        wancoll.connect(master="nowhere")
+    with pytest.raises(ConfigError, match=r"connect\(master=...\) cannot be read; expected host:port"):
+        wancoll.connect(master="nowhere:x")
 
 
 def test_no_daemon(path: str) -> None:
@@ -100,6 +119,43 @@ def test_no_daemon(path: str) -> None:
     Path(path).touch()
     with pytest.raises(PeerDaemonLost, match="Connection refused"):
         wancoll.connect(socket=path)
+
+
+def test_a_daemon_that_comes_later(path: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """Within the timeout: its socket is not there, then left over from a dead one, then served."""
+    monkeypatch.setattr(sys.modules["wancoll.client.connect"], "_SAY_SECONDS", 0.0)
+
+    def connected() -> tuple[str, ...]:
+        with wancoll.connect(socket=path, timeout=20) as comm:
+            return comm.members
+
+    join = in_thread(connected)
+    until(lambda: f"no peer daemon answers at {path}" in caplog.text)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    time.sleep(0.2)  # nothing shows that it was tried
+    os.unlink(path)
+    with FakeDaemon(path):
+        assert join() == ("me", "other")
+    assert caplog.text.count("no peer daemon answers") == 1
+
+
+def test_a_daemon_that_does_not_come(path: str) -> None:
+    began = time.monotonic()
+    with refused("no peer daemon answers, 0.3 s long", "No such file", error=PeerDaemonLost):
+        wancoll.connect(socket=path, timeout=0.3)
+    assert 0.3 <= time.monotonic() - began < 5
+
+
+def test_a_daemon_that_may_not_be_used(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting would not help."""
+
+    def forbidden(*_: object) -> socket.socket:
+        raise PermissionError("Permission denied")
+
+    monkeypatch.setattr(sys.modules["wancoll.client.connect"], "connect_local", forbidden)
+    with refused("Permission denied", error=PeerDaemonLost):
+        wancoll.connect(socket=path, timeout=3600)
 
 
 def test_path_too_long() -> None:
@@ -137,7 +193,7 @@ def test_a_silent_daemon(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_group_that_does_not_start(daemon: FakeDaemon) -> None:
     daemon.epoch = lambda number, members: None  # type: ignore[method-assign, assignment]
-    words = ("group 'gang' did not take this member in", f"peer daemon 'fake' at {daemon.path}", "wancoll status")
+    words = ("group 'gang': did not take this member in", f"peer daemon 'fake' at {daemon.path}", "wancoll status")
     with refused(*words, error=TimeoutError):
         wancoll.connect("gang", socket=daemon.path, timeout=0.05)
     daemon.wait_for(lambda: daemon.detached)  # nothing stays behind
@@ -358,7 +414,7 @@ def test_empty_arrays(comm: Communicator) -> None:
         comm.empty(-1)
     with pytest.raises(ConfigError, match=r"empty\(dtype=...\): the dtype is unknown"):
         comm.empty(1, bool)
-    with pytest.raises(ConfigError, match="the arena has no room"):
+    with pytest.raises(wancoll.ArenaFull, match="the arena has no room"):
         comm.empty(ARENA)
 
 
@@ -446,8 +502,10 @@ def test_a_timeout_loses_nothing(held: Communicator, manual: FakeDaemon) -> None
     with refused(call, "is still pending 0.", ".work.wait() goes on waiting", error=TimeoutError) as caught:
         held.all_reduce(x, timeout=0.1)
     assert 0.1 <= time.monotonic() - started < 5
-    assert type(caught.value) is TimeoutError
-    work: wancoll.Work = caught.value.work  # type: ignore[attr-defined]
+    assert type(caught.value) is wancoll.TimeoutError
+    assert isinstance(caught.value, wancoll.WancollError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    work: wancoll.Work = caught.value.work
     assert held.pending == (work,)
     assert (x == 1).all()
     with pytest.raises(TimeoutError):
@@ -464,7 +522,7 @@ def test_update_membership_times_out_too(held: Communicator, manual: FakeDaemon)
     with pytest.raises(TimeoutError, match=r"update_membership\(\) of group 'default'.*still pending") as caught:
         held.update_membership(timeout=0.05)
     manual.answer(manual.next_post())
-    caught.value.work.wait(10)  # type: ignore[attr-defined]
+    caught.value.work.wait(10)
 
 
 def test_ctrl_c_while_waiting(held: Communicator, manual: FakeDaemon) -> None:
@@ -714,7 +772,8 @@ def test_the_end_of_a_membership_fails_all_that_is_pending(held: Communicator, m
         works[2].wait(10)
     assert not any(t.any() for t in (x, y, z))
     over(held, Evicted, "me: was silent")
-    assert repr(held) == "<Communicator 'me' of group 'default': over (Evicted)>"
+    where = f"peer daemon 'fake' at {manual.path}"
+    assert repr(held) == f"<Communicator 'me' of group 'default': over (Evicted); {where}>"
 
 
 def test_the_daemon_dies(held: Communicator, manual: FakeDaemon) -> None:
@@ -921,13 +980,17 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("from_environment", [True, False])
-def test_a_private_daemon(private: Any, monkeypatch: pytest.MonkeyPatch, from_environment: bool) -> None:
+def test_a_private_daemon(
+    private: Any, monkeypatch: pytest.MonkeyPatch, from_environment: bool, tmp_path: Path
+) -> None:
     notes = private(_SERVES)
-    options: dict[str, Any] = {"master": "host:7400"}
+    options: dict[str, Any] = {"master": "host"}
     if from_environment:
         options = {}
-        monkeypatch.setenv("WANCOLL_MASTER", "host:7400")
+        monkeypatch.setenv("WANCOLL_MASTER", "host")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where no daemon runs
     with wancoll.connect(lanes=3, peer_options=["--listen", "127.0.0.1:0"], timeout=30, **options) as comm:
+        assert "; private, of master host:7400>" in repr(comm)
         arguments, pid = eval(notes.read_text())
         assert arguments[2] == "host:7400"
         assert arguments[-4:] == ["--lanes", "3", "--listen", "127.0.0.1:0"]

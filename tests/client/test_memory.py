@@ -20,6 +20,7 @@ from tests.client.tools import refused
 from wancoll._native import ffi, lib
 from wancoll.client import arena as arena_module
 from wancoll.client.arena import IDLE_BYTES, LARGE, PAGE, Arena, ArrayMemory, Block, Lease, Ranges, size_class
+from wancoll.errors import ArenaFull
 
 MIB = 1 << 20
 
@@ -247,8 +248,9 @@ def test_the_coldest_goes_first_and_reads_as_zeros_later(arena: Arena) -> None:
 def test_a_full_arena_says_so_and_recovers() -> None:
     arena = Arena(new_file(16 * MIB), 16 * MIB)
     leases = [arena.take(2 * MIB) for _ in range(8)]
-    needed = f"expected {4 * MIB} bytes free of the arena's {16 * MIB}"
-    with refused("the arena has no room", "a block for 3145728 bytes", needed, "it is full", "--arena-bytes"):
+    needed = "expected 4 MiB free of the arena's 16 MiB"
+    words = ("the arena has no room", "a block for 3 MiB", needed, "got 0 B free", "--arena-bytes")
+    with refused(*words, error=ArenaFull):
         arena.take(3 * MIB)
     leases.clear()
     big = arena.take(16 * MIB)  # idle blocks of other sizes make room

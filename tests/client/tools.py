@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,14 @@ def refused(*words: str, error: type[Exception] = ConfigError) -> Iterator[pytes
         yield caught
     for word in words:
         assert word in str(caught.value)
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Return when *condition* holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
 
 
 def in_thread(f: Callable[[], Any]) -> Callable[[], Any]:

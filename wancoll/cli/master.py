@@ -9,8 +9,8 @@ from typing import Annotated
 
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT
-from wancoll.local import split_address
-from wancoll.options import MASTER_PORT, Flat, LogFormat, LogLevel, address
+from wancoll.local import MASTER_PORT, split_address
+from wancoll.options import Flat, LogFormat, LogLevel, address
 from wancoll_master.config import MasterConfig, MasterLimits
 
 HEARTBEATS_PER_TIMEOUT = 4  # so that a few late ones evict nobody

@@ -12,8 +12,9 @@ from cyclopts import App, Parameter
 from cyclopts.config import Env
 
 from wancoll.cli.question import Question
-from wancoll.cli.units import format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size
+from wancoll.cli.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 from wancoll.errors import ConfigError
+from wancoll.limits import format_size
 from wancoll.options import between, check_picture
 from wancoll.schedule.cost import ALGORITHMS, LinkCost
 

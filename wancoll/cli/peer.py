@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT
-from wancoll.local import split_address
-from wancoll.options import MASTER_PORT, Flat, LogFormat, LogLevel, addresses
+from wancoll.local import MASTER_PORT, split_address
+from wancoll.options import Flat, LogFormat, LogLevel, addresses
 from wancoll.peer.config import PeerConfig, PeerLimits
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Container
 
@@ -72,15 +71,6 @@ def parse_size(text: str, what: str) -> int:
             got=repr(text),
         )
     return size
-
-
-def format_size(nbytes: float, digits: int = 0) -> str:
-    """Such as "64 MiB", "4.20 KiB" or "256 B": whole where it is, else *digits* in all (0: two decimals)."""
-    power = min(4, max(0, math.floor(math.log2(nbytes) / 10))) if nbytes >= 1 else 0
-    number = nbytes / (1 << 10 * power)
-    whole = power == 0 or number == int(number)
-    shown = f"{number:.0f}" if whole else f"{number:.{digits}g}" if digits else f"{number:.2f}"
-    return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def format_duration(seconds: float, digits: int = 6) -> str:

@@ -15,8 +15,8 @@ from collections import deque
 from typing import Any
 
 from wancoll._native import ffi, lib
-from wancoll.errors import ConfigError
-from wancoll.limits import MIB
+from wancoll.errors import ArenaFull, ConfigError
+from wancoll.limits import MIB, format_size
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LARGE = 2 * MIB  # from here on aligned such that page tables move as a whole
@@ -33,10 +33,6 @@ def size_class(nbytes: int) -> int:
         return max(PAGE, 1 << max(0, nbytes - 1).bit_length())
     step = max(LARGE, 1 << ((nbytes - 1).bit_length() - 3))
     return -(-nbytes // step) * step
-
-
-class ArenaFull(ConfigError):
-    """The arena has no room; what pending calls hold comes back."""
 
 
 class Block:
@@ -157,7 +153,7 @@ class Arena:
             raise ConfigError(
                 "the arena cannot be mapped",
                 who="wancoll client",
-                expected=f"{2 * nbytes} bytes of address space",
+                expected=f"{format_size(2 * nbytes)} of address space",
                 got=os.strerror(-error),
                 hint="raise `ulimit -v`, or start the daemon with a smaller --arena-bytes",
             )
@@ -271,7 +267,8 @@ class Arena:
                     return block
                 got = os.strerror(-error)
             else:
-                got = f"{self._offsets.free} bytes free, in pieces" if self._offsets.free >= size else "it is full"
+                free = format_size(self._offsets.free)
+                got = f"{free} free" + (", in pieces" if self._offsets.free >= size else "")
             if address is not None:
                 self._addresses.give(address, size)
             if offset is not None:
@@ -280,8 +277,8 @@ class Arena:
                 self._trim(0)
         raise ArenaFull(
             "the arena has no room",
-            who=f"a block for {nbytes} bytes",
-            expected=f"{size} bytes free of the arena's {self.nbytes}",
+            who=f"a block for {format_size(nbytes)}",
+            expected=f"{format_size(size)} free of the arena's {format_size(self.nbytes)}",
             got=got,
             hint="drop arrays from empty(), wait for pending calls, or start the daemon with a larger --arena-bytes",
         )

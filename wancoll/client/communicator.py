@@ -126,6 +126,7 @@ _ARGUMENTS = {
 _RAISES = """\
 Raises:
     ConfigError: an argument that cannot be used; nothing was sent.
+    ArenaFull: no memory for it; nothing was sent.
     TimeoutError: still pending, nothing is lost: its .work goes on waiting.
     WancollError: the operation failed; all tensors are as they were."""
 
@@ -664,7 +665,8 @@ class Communicator:
             dtype: as for numpy.empty; "bfloat16" needs the package ml_dtypes.
 
         Raises:
-            ConfigError: unknown dtype, or the arena is full.
+            ConfigError: unknown dtype.
+            ArenaFull: no memory for it.
         """
         self._connection.check_usable()
         kind = numpy_dtype(dtype)
@@ -698,7 +700,8 @@ class Communicator:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Communicator {self.name!r} of group {self.group!r}: {self._connection.state}>"
+        where = f"{self._connection.state}; {self._connection.daemon}"
+        return f"<Communicator {self.name!r} of group {self.group!r}: {where}>"
 
 
 class _Call:

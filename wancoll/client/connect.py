@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import socket as sockets
+import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from wancoll.client.arena import Arena
@@ -19,13 +22,20 @@ from wancoll.client.private import START_SECONDS, PrivateDaemon
 from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.local import default_socket, split_addresses
+from wancoll.local import MASTER_PORT, default_socket, join_address, split_addresses
 from wancoll.net.unix import connect_local
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
+log = logging.getLogger("wancoll")  # warnings reach stderr where nobody has configured logging
+
 # What must happen to every open connection when this process forks or ends.
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+_LOOK_SECONDS = 0.05  # between two tries at a daemon that is not there yet
+_SAY_SECONDS = 2.0  # from then on somebody who waits is told for what
+_LONGEST_PATH = 107  # bytes, of a unix socket
+_LEAST_HANDSHAKE = 1.0  # seconds that a daemon has to answer, however little time is left
 
 
 def connect(
@@ -51,11 +61,12 @@ def connect(
         start_world: members that make the first epoch; default: min_world. All members must state the same.
         min_world: members that operations need. All members must state the same.
         name: this member's, unique in its group; empty: made from the daemon's.
-        socket: path of the daemon's unix socket. Default: $WANCOLL_SOCKET, else a private daemon where $WANCOLL_MASTER
-            is set, else the path that `wancoll peer` uses by default.
-        master: "host:port", with standby masters "host:port,host:port": start a private daemon, which ends with this
-            communicator.
-        timeout: seconds to wait for the group; None: as long as it takes.
+        socket: path of the daemon's unix socket. Default: $WANCOLL_SOCKET, else the path that `wancoll peer` uses by
+            default. Where no daemon answers there and $WANCOLL_MASTER is set: a private daemon of that master.
+        master: "host" or "host:port", with standby masters "host,host": start a private daemon, which ends with this
+            communicator. Port 7400 where none is said.
+        timeout: seconds to wait for the daemon and for the group. None: the daemon must be up, and the group is waited
+            for as long as it takes.
         call_timeout: seconds after which a member is put out (Evicted) that has not called what another member has
             called; None: what `wancoll master --call-timeout` says, where the default is never. All members must state
             the same.
@@ -64,7 +75,7 @@ def connect(
 
     Raises:
         ConfigError: an argument that cannot be used.
-        PeerDaemonLost: no daemon answers at the socket, or the private one did not start.
+        PeerDaemonLost: no daemon answers at the socket (within *timeout*), or the private one did not start.
         TimeoutError: the group did not start, or did not admit this joiner, within *timeout*.
         WancollError: refused, or no master.
     """
@@ -72,26 +83,25 @@ def connect(
     _check(group, name, start_world, min_world, timeout)
     _check_call_timeout(call_timeout)
     deadline = deadline_after(timeout)
-    path, private_master = _where(socket, master)
+    way = _where(socket, master)
     options = [*(["--lanes", str(lanes)] if lanes is not None else []), *peer_options]
-    if options and private_master is None:
+    if options and not way.master:
         raise ConfigError(
             "lanes and peer_options are for a private daemon", who="connect", expected="master= with them",
-            got=f"the daemon at {path}, which has its own options", hint="give them to `wancoll peer`",
+            got=f"the daemon at {way.path}, which has its own options", hint="give them to `wancoll peer`",
         )  # fmt: skip
     with contextlib.ExitStack() as undo:
-        private = None
-        if private_master is not None:
+        private, path = None, way.path
+        if way.master:
             left = seconds_left(deadline)
-            private = PrivateDaemon(
-                private_master, options, START_SECONDS if left is None else min(START_SECONDS, left)
-            )
+            private = PrivateDaemon(way.master, options, START_SECONDS if left is None else min(START_SECONDS, left))
             undo.callback(private.stop)
             path = private.socket
         attach = m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid(), call_timeout or 0.0)
-        connection = _attach(path, attach, private)
+        connection = _attach_in_time(path, attach, private, deadline)
         undo.callback(connection.close)
         _open.add(connection)
+        log.info("group %r: through %s, by %s", group, connection.daemon, way.reason)
         connection.await_place(deadline)
         undo.pop_all()
     return Communicator(connection)
@@ -129,34 +139,77 @@ def _check_call_timeout(call_timeout: Any) -> None:
         )  # fmt: skip
 
 
-def _where(socket: str | os.PathLike[str] | None, master: str | None) -> tuple[str, str | None]:
-    """(path of the socket, master of a private daemon or None)."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Which daemon: the one at *path*, or where there is a *master* a private one; and why that."""
+
+    path: str
+    master: str
+    reason: str
+
+
+def _where(socket: str | os.PathLike[str] | None, master: str | None) -> _Way:
     if socket is not None and master is not None:
         raise ConfigError(
             "socket and master exclude each other", who="connect",
             expected="socket= of a running daemon, or master= for a private one", got="both",
         )  # fmt: skip
-    if socket is None and master is None and not os.environ.get("WANCOLL_SOCKET"):
-        master = os.environ.get("WANCOLL_MASTER") or None
+    if socket is not None:
+        return _Way(os.fspath(socket), "", "socket=")
     if master is not None:
-        split_addresses(master, what="master")
-        return "", master
-    return os.fspath(socket) if socket is not None else default_socket(), None
+        return _Way("", _master(master, "connect(master=...)"), "master=")
+    path, named = default_socket(), os.environ.get("WANCOLL_MASTER", "")
+    if os.environ.get("WANCOLL_SOCKET"):
+        return _Way(path, "", "WANCOLL_SOCKET")
+    if not named or _answers(path):  # the variable is also the daemon's own: where one runs, it is what is meant
+        return _Way(path, "", "the default path")
+    return _Way("", _master(named, "WANCOLL_MASTER"), f"WANCOLL_MASTER, as no daemon answers at {path}")
 
 
-def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None) -> Connection:
-    """Connect, say what is wanted, take the arena."""
+def _master(text: str, what: str) -> str:
+    """*text* with its ports."""
+    return ",".join(join_address(*each) for each in split_addresses(text, what=what, default_port=MASTER_PORT))
+
+
+def _answers(path: str) -> bool:
     try:
-        sock = connect_local(path, DEFAULT.local_handshake_timeout)
+        connect_local(path, _LEAST_HANDSHAKE).close()
     except OSError as bad:
-        raise _no_daemon(path, bad) from bad
+        return isinstance(bad, TimeoutError)  # too busy to accept, so it lives
+    return True
+
+
+def _attach_in_time(
+    path: str, attach: m.Attach, private: PrivateDaemon | None, deadline: float | None
+) -> Connection:  # fmt: skip
+    """Attach to a daemon that may still be starting; without a *deadline* it must be there."""
+    began, said = time.monotonic(), False
+    while True:
+        left = seconds_left(deadline)
+        most = DEFAULT.local_handshake_timeout
+        try:
+            return _attach(path, attach, private, most if left is None else min(most, max(_LEAST_HANDSHAKE, left)))
+        except OSError as bad:
+            left, waited = seconds_left(deadline), time.monotonic() - began
+            if not left or isinstance(bad, PermissionError) or len(os.fsencode(path)) > _LONGEST_PATH:
+                raise _no_daemon(path, bad, waited if deadline is not None else 0) from bad
+            if waited >= _SAY_SECONDS and not said:
+                said = True
+                log.warning("no peer daemon answers at %s (%s): waiting for %.0f s more", path, bad, left)
+            time.sleep(min(left, _LOOK_SECONDS))
+
+
+def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout: float) -> Connection:
+    """Connect, say what is wanted, take the arena.
+
+    Raises:
+        OSError: nobody answers there.
+    """
+    sock = connect_local(path, timeout)
     fds: list[int] = []
     try:
-        try:
-            sock.sendall(encode(attach))
-            answer = _answer(sock, path, fds)
-        except OSError as bad:
-            raise _no_daemon(path, bad) from bad
+        sock.sendall(encode(attach))
+        answer = _answer(sock, path, fds)
         who = f"peer daemon {answer.daemon!r} at {path}"
         if len(fds) != 1:
             raise ProtocolError("sent no arena", who=who, expected="one file descriptor", got=str(len(fds)))
@@ -200,14 +253,14 @@ def _exactly(sock: sockets.socket, size: int, fds: list[int]) -> bytes:
     return data
 
 
-def _no_daemon(path: str, bad: OSError) -> PeerDaemonLost | ConfigError:
-    if len(os.fsencode(path)) > 107:
+def _no_daemon(path: str, bad: OSError, waited: float) -> PeerDaemonLost | ConfigError:
+    if len(os.fsencode(path)) > _LONGEST_PATH:
         return ConfigError(
-            "the path is too long for a unix socket", who="connect(socket=...)", expected="at most 107 bytes",
-            got=f"{len(os.fsencode(path))}: {path}",
+            "the path is too long for a unix socket", who="connect(socket=...)",
+            expected=f"at most {_LONGEST_PATH} bytes", got=f"{len(os.fsencode(path))}: {path}",
         )  # fmt: skip
     return PeerDaemonLost(
-        "no peer daemon answers",
+        "no peer daemon answers" + (f", {waited:.1f} s long" if waited else ""),
         who=f"connect(socket={path!r})",
         expected="a running `wancoll peer` at that path",
         got=str(bad) or type(bad).__name__,

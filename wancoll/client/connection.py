@@ -7,6 +7,7 @@ one reads the socket for all.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import threading
@@ -20,14 +21,18 @@ from wancoll.client.checks import check_timeout
 from wancoll.client.placement import Placement
 from wancoll.client.private import PrivateDaemon
 from wancoll.client.work import Work, as_failure, rebuild
-from wancoll.errors import ConfigError, ProtocolError, WancollError
+from wancoll.errors import ConfigError, ProtocolError, TimeoutError, WancollError
 from wancoll.limits import DEFAULT
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
+log = logging.getLogger("wancoll")
+
 _READ_WHILE_POSTING = 128  # pending calls from which on a call also takes in the answers that are there
 _FOLLOW_SECONDS = 1.0  # then look again: the thread that reads may have been interrupted before it woke the others
 _READ_SECONDS = 1.0  # then look again: a Ctrl-C just before the call into the kernel does not interrupt that call
+_SAY_SECONDS = 3.0  # from then on somebody who waits for a place is told for what
+_SAY_AGAIN_SECONDS = 5.0  # at the least between two such lines
 _CLOSE_SECONDS = 5.0  # close() waits this long for a thread that is reading
 
 
@@ -59,6 +64,12 @@ class Connection:
         return tuple(self._pending.values())
 
     @property
+    def daemon(self) -> str:
+        """For people: the daemon that it goes through."""
+        private = f"; private, of master {self._private.master}" if self._private is not None else ""
+        return self._channel.who + private
+
+    @property
     def state(self) -> str:
         """For people: the place in the group, or why there is none."""
         if self._over is not None:
@@ -72,15 +83,22 @@ class Connection:
             TimeoutError: not by *deadline*, a time.monotonic().
             WancollError: refused, or the connection is gone.
         """
+        began = time.monotonic()
+        say_at, said = began + _SAY_SECONDS, ""
         while not hasattr(self, "place"):
             if self._over is not None:
                 raise rebuild(self._over)
             left = seconds_left(deadline)
+            waits = self._slow.text if self._slow is not None else "for a word of the master"
             if left == 0:
                 raise TimeoutError(
-                    f"group {self.group!r} did not take this member in by the time given: {self._channel.who} waits "
-                    "for more members, or for the group's next update_membership(); `wancoll status` shows which"
-                )
+                    "did not take this member in by the time given", who=f"group {self.group!r}",
+                    expected=f"a place after {time.monotonic() - began:.1f} s",
+                    got=f"{self._channel.who} waits: {waits}", hint="`wancoll status` shows who is there",
+                )  # fmt: skip
+            if time.monotonic() >= say_at and waits != said:
+                said, say_at = waits, time.monotonic() + _SAY_AGAIN_SECONDS
+                log.warning("group %r: still waiting for a place: %s", self.group, waits)
             self._step(None, left)
 
     # ---- posting -------------------------------------------------------------------------------------
@@ -156,7 +174,7 @@ class Connection:
         if left == 0:
             raise TimeoutError(
                 f"{work.descriptor} of group {self.group!r} was not posted in time: "
-                f"{len(self._pending)} calls are pending"
+                f"{len(self._pending)} calls are pending",
             )
         if len(self._pending) >= DEFAULT.ops_in_flight:
             self._step(None, left)
@@ -191,13 +209,12 @@ class Connection:
         return True
 
     def _still_pending(self, work: Work) -> TimeoutError:
-        error = TimeoutError(
+        return TimeoutError(
             f"{work.descriptor} of group {self.group!r}, call {work.id} of member {self.place.member!r}, is still "
-            f"pending {time.monotonic() - work.posted_at:.3f} s after it was posted{self._why(work)}; nothing is lost: "
-            ".work.wait() goes on waiting"
+            f"pending {time.monotonic() - work.posted_at:.3f} s after it was posted{self._why(work)}",
+            hint="nothing is lost: .work.wait() goes on waiting",
+            work=work,
         )
-        error.work = work  # type: ignore[attr-defined]
-        return error
 
     def _why(self, work: Work) -> str:
         """What the daemon said of the call, or of the one before it that it waits for."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from wancoll.client.arena import ArenaFull
 from wancoll.client.checks import check_timeout, whole
 from wancoll.client.codecs import FLOATS, Coding, ErrorFeedback, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
@@ -17,7 +16,7 @@ from wancoll.client.placement import Placement
 from wancoll.client.tensors import Region, region, require_writable
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, DType, Receipt
-from wancoll.errors import ConfigError, WancollError
+from wancoll.errors import ArenaFull, ConfigError, TimeoutError, WancollError
 from wancoll.limits import MIB
 
 BUCKET_BYTES = 25 * MIB  # as torch's DistributedDataParallel
@@ -118,10 +117,12 @@ class ManyWork:
             for work in self.works:
                 try:
                     receipts.append(work.wait(seconds_left(deadline)))
+                except TimeoutError:
+                    raise
                 except WancollError as bad:
                     failures.append(bad)
         except TimeoutError as late:
-            late.work = self  # type: ignore[attr-defined]
+            late.work = self
             raise
         if failures:
             failures[0].add_note(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,10 @@ from wancoll.wire import messages as m
 
 START_SECONDS = 30.0
 _READY = b"wancoll peer ready"
-_OF_THE_SERVICE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")  # readiness is this process's to tell
+_NOT_ITS_OWN = (
+    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),  # readiness is this process's to tell
+    *("WANCOLL_SOCKET", "WANCOLL_LISTEN", "WANCOLL_ADVERTISE"),  # of the daemon that the machine has
+)
 _STOP_SECONDS = 5.0  # after closing its standard input, and again after SIGTERM
 _TAIL_BYTES = 2000
 
@@ -64,7 +69,7 @@ class PrivateDaemon:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env={name: value for name, value in os.environ.items() if name not in _OF_THE_SERVICE_MANAGER},
+                    env=_environment(),
                     start_new_session=True,
                 )
             self._await_ready(self._process, timeout)
@@ -143,3 +148,9 @@ class PrivateDaemon:
                     pipe.close()
             self._process.returncode = 0  # not ours to wait for
             self._process = None
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what is another daemon's; and a name that tells what it is."""
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_ITS_OWN}
+    return {**kept, "WANCOLL_NAME": f"{socket.gethostname()[:60]}-private-{secrets.token_hex(3)}"}

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from wancoll.client.arena import ArenaFull
 from wancoll.client.checks import LIBRARY_TAGS, check_timeout
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.placement import Placement
@@ -29,7 +28,7 @@ from wancoll.client.state import Incoming, Tensor, content, digest_stripes
 from wancoll.client.tensors import Region
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, DType, Kind, Receipt
-from wancoll.errors import OperationAborted, WancollError
+from wancoll.errors import ArenaFull, OperationAborted, TimeoutError, WancollError
 from wancoll.sync.manifest import Header, decode, encode, fingerprint, pack_header, unpack_header
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.rounds import Delivery, Report, decode_report, encode_report, next_round
@@ -93,12 +92,12 @@ class SyncWork:
         return self._answer
 
     def _late(self) -> TimeoutError:
-        late = TimeoutError(
+        return TimeoutError(
             f"sync_state of group {self._connection.group!r}, member {self._connection.place.member!r}, is still "
-            f"pending {time.monotonic() - self._began:.3f} s after it was called; nothing is lost: .work.wait() goes on"
+            f"pending {time.monotonic() - self._began:.3f} s after it was called",
+            hint="nothing is lost: .work.wait() goes on waiting",
+            work=self,
         )
-        late.work = self  # type: ignore[attr-defined]
-        return late
 
     def _step(self) -> None:
         """Go on until there is something to wait for."""
