@@ -88,7 +88,7 @@ P2P_KINDS = frozenset({Kind.send, Kind.recv})  # kinds that two members call
 ON_FAILURE = ("retry", "raise")  # what a call does when the epoch is lost under it
 ROUNDINGS = ("nearest", "stochastic")  # of a codec
 
-_Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 

@@ -26,7 +26,11 @@ class Limits:
     rejoin_grace: float = 5.0  # how long a restarted master waits for the members of an epoch that it learns of
     connect_timeout: float = 5.0  # one dial of the master or of a lane
     probe_timeout: float = 2.0  # a joiner whose addresses do not answer by then is refused
-    group_members: int = 1024
+    group_members: int = 1024  # the same for members of one daemon
+    daemons: int = 4096  # of a master, or fewer where it may not have as many files open
+    groups: int = 4096  # of a master
+    members: int = 65536  # of a master, in all groups
+    clients: int = 1024  # of a daemon, or fewer where it may not have as many files open
     name_chars: int = 128
 
     # Links.

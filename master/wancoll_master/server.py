@@ -22,6 +22,7 @@ import trio
 from wancoll import resources
 from wancoll.errors import ProtocolError
 from wancoll.failpoints import MASTER, Failpoints
+from wancoll.net.contain import contained, shown, trace
 from wancoll.net.listen import Handshakes
 from wancoll.net.stream import Stream
 from wancoll.wire import messages as m
@@ -40,6 +41,8 @@ log = structlog.get_logger("wancoll.master")
 FIRST_MESSAGE_BYTES = 64 * 1024  # far above the largest Hello
 STATUS_EVENTS = 50
 _HELD_FRAMES = 65536  # that may wait for the store
+_TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
+_STATUS_SHARE = 0.1  # of the time, that may go into making Status
 
 
 class Reign(Protocol):
@@ -75,6 +78,7 @@ class Server:
         self._numbers = itertools.count(1)
         self._greeting = Handshakes(config.limits.pending_connections, config.limits.handshake_timeout)
         self._dirty: dict[int, Stream] = {}  # with an unsent batch
+        self._status_frame, self._status_until = b"", -inf  # the newest one, and until when it is new enough
         self._alarm = trio.CancelScope()
         self._awake_at = trio.current_time()
         self._started_at = trio.current_time()
@@ -87,7 +91,7 @@ class Server:
         *lost_facts*: the store has lost what earlier masters had written.
         """
         facts = store.facts
-        self._store, self._reign = store, reign
+        self._store, self._reign, self._status_until = store, reign, -inf
         self.state = membership.new_state(
             self._limits,
             secrets.token_bytes(32),
@@ -133,21 +137,23 @@ class Server:
         most = max(limits.heartbeat_timeout / 2, limits.heartbeat_timeout - 2 * limits.heartbeat_interval)
         return self.state is not None and trio.current_time() - self._awake_at > most
 
-    def _start_over(self) -> None:
+    def _start_over(self, why: str) -> None:
         """Begin anew, as a master that was started again does: members report, and their epochs go on."""
-        stood_still = trio.current_time() - self._awake_at
-        log.warning("the master stood still and starts over", seconds=round(stood_still, 1))
+        log.warning("the master starts over", why=why)
         self._awake_at = trio.current_time()
-        self.step_down(f"it stood still for {stood_still:.1f} s")
+        self.step_down(why)
         if self._store is self._journal:
             self._write(self._journal.begin_term)
             self.lead(self._journal)
+
+    def _stood_still(self) -> str:
+        return f"it stood still for {trio.current_time() - self._awake_at:.1f} s"
 
     async def keep_awake(self) -> None:
         """Task: notice when the process stood still."""
         while True:
             if self._overslept():
-                self._start_over()
+                self._start_over(self._stood_still())
             self._awake_at = trio.current_time()
             await trio.sleep(self._limits.heartbeat_interval / 2)
 
@@ -162,16 +168,24 @@ class Server:
     def apply(self, event: Event) -> None:
         """Step, and do what has to be done but for flush()."""
         if self._overslept():
-            self._start_over()
+            self._start_over(self._stood_still())
             return  # what came is of a connection that is no more
         state = self._leading()
         if state is None:
             self._decline(event)
             return
-        if isinstance(event, Received) and event.conn in self._closing:
+        if isinstance(event, Received) and (event.conn in self._closing or event.conn not in self._connections):
             return
-        ready = membership.step(state, trio.current_time(), event, propose)
-        self._carry_out(state, ready)
+        try:
+            self._carry_out(state, membership.step(state, trio.current_time(), event, propose))
+        except (
+            Exception
+        ) as bug:  # nothing of the step may be believed, and nobody has been told: as if it had died here
+            log.error("a bug: a step of the master failed", of=shown(event), trace=trace(bug))
+            if isinstance(event, Received):
+                self._close(event.conn, encode(m.Bye(f"this made the master fail: {shown(event.message)}")))
+            self._start_over(f"a step failed with {type(bug).__name__}, which is a bug")
+            return
         if state.deadline < self._alarm.deadline:
             self._alarm.deadline = state.deadline
 
@@ -189,7 +203,7 @@ class Server:
             self.step_down(ready.step_down.reason, ready.step_down.term)
             return
         for answer in ready.answers:
-            self._put(answer.conn, encode(answer.message if isinstance(answer, Send) else self._status(state)))
+            self._put(answer.conn, encode(answer.message) if isinstance(answer, Send) else self._status_now(state))
         for one in ready.log:
             log.info(one.kind, group=one.group, epoch=one.epoch, text=one.text)
             if one.kept:
@@ -276,6 +290,14 @@ class Server:
         except sqlite3.Error as bad:
             log.error("the journal cannot be written; a restart of the master may forget", reason=str(bad))
 
+    def _status_now(self, state: State) -> bytes:
+        """The frame for whoever asks; those who ask again and again get the same, so that it takes little time."""
+        began = trio.current_time()
+        if began >= self._status_until:
+            self._status_frame = encode(self._status(state))
+            self._status_until = began + (trio.current_time() - began) / _STATUS_SHARE
+        return self._status_frame
+
     def _status(self, state: State) -> m.Status:
         now = trio.current_time()
         return m.Status(
@@ -314,11 +336,13 @@ class Server:
         except OSError:
             return  # gone already
         self._connections[number] = connection
+        reason = "it met a bug"
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(connection.write_queue)
-                reason = await self._read(number, connection)
-                nursery.cancel_scope.cancel()
+            with contained("a port of the master", lambda: connection.newest):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(connection.write_queue)
+                    reason = await self._read(number, connection)
+                    nursery.cancel_scope.cancel()
             if self._connections.pop(number, None) is not None:
                 self._closing.discard(number)
                 self.apply(Disconnected(number, reason))
@@ -354,7 +378,14 @@ class Server:
         size = min(self._limits.message_bytes, FIRST_MESSAGE_BYTES)
         decoder: Decoder[m.FromPeer] = Decoder(m.FromPeer, size)
         while data := await connection.receive():
+            turn = trio.current_time() + _TURN
             for message in decoder.feed(data):
+                if trio.current_time() > turn:
+                    self.flush()
+                    await trio.lowlevel.checkpoint()
+                    turn = trio.current_time() + _TURN
+                if connection.ending:
+                    break
                 if self._greeting.over(greeting):
                     decoder.allow(self._limits.message_bytes)  # a Report may be as large as an Epoch
                 if isinstance(message, m.Arm) and not self._introduced(number):
@@ -362,6 +393,4 @@ class Server:
                     connection.end()
                 else:
                     self.apply(Received(number, message))
-                if connection.ending:
-                    break
             self.flush()

@@ -7,11 +7,13 @@ A connection that breaks, or whose other end does not read, is no error for who 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 
 import trio
 
 _READ_BYTES = 64 * 1024
+_KEPT_BYTES = 256  # of what came last, to be shown should it have done harm
 _LINGER = 1.0  # seconds for the other end to take what was sent before the connection closes
 
 
@@ -32,6 +34,7 @@ class Stream:
         self.socket, self.who = sock, who
         self._max_bytes, self._max_messages = max_bytes, max_messages
         self._batch: list[bytes] = []
+        self._batch_bytes = 0
         self._queue = bytearray()  # what the kernel did not take
         self._queued_messages = 0
         self._wake = trio.Event()
@@ -41,6 +44,7 @@ class Stream:
         self.ending = False  # nothing is read any more
         self.overflow = False  # the other end did not read
         self.ended = ""  # why nothing is read any more, "" if it was ended here
+        self.newest = b""  # the beginning of what was read last
 
     @property
     def queued(self) -> int:
@@ -57,14 +61,18 @@ class Stream:
     def add(self, frame: bytes) -> None:
         """Put a frame into the batch that flush_batch() sends."""
         self._batch.append(frame)
+        self._batch_bytes += len(frame)
+        if self._batch_bytes > self._max_bytes:  # it is given up at once, or the kernel takes some of it
+            self.flush_batch()
 
     def drop_batch(self) -> None:
         """Forget what add() was given since the last flush_batch()."""
         self._batch.clear()
+        self._batch_bytes = 0
 
     def flush_batch(self) -> None:
         """Send the batch: now what fits, the rest from write_queue()."""
-        frames, self._batch = self._batch, []
+        frames, self._batch, self._batch_bytes = self._batch, [], 0
         if not frames or self._closed or self.overflow:
             return
         data = frames[0] if len(frames) == 1 else b"".join(frames)
@@ -73,7 +81,8 @@ class Stream:
                 sent = self.socket.send(data)
             except BlockingIOError:
                 sent = 0
-            except OSError:
+            except OSError as bad:
+                self._unheard(bad)
                 return
             if sent == len(data):
                 return
@@ -114,10 +123,20 @@ class Stream:
                 sent = self.socket.send(self._queue)
             except BlockingIOError:
                 continue
-            except (OSError, trio.ClosedResourceError):
+            except trio.ClosedResourceError:
                 self._queue.clear()
                 return
+            except OSError as bad:
+                self._queue.clear()
+                self._unheard(bad)
+                return
             del self._queue[:sent]
+
+    def _unheard(self, why: OSError) -> None:
+        """The other end takes nothing any more, though it may not have said so: what it has sent is the last of it."""
+        self.ended = self.ended or str(why)
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RD)
 
     # ---- receiving -----------------------------------------------------------------------------------
 
@@ -135,8 +154,15 @@ class Stream:
                     return b""
                 if not data:
                     self.ended = self.ended or "the connection was closed by the other end"
+                self.newest = data[:_KEPT_BYTES]
                 return data
         return b""
+
+    async def hung_up(self) -> None:
+        """Return once the other end has gone, also while nothing is read of what it had sent."""
+        with contextlib.closing(select.epoll()) as gone:
+            gone.register(self.socket, select.EPOLLRDHUP)
+            await trio.lowlevel.wait_readable(gone.fileno())
 
     # ---- the end -------------------------------------------------------------------------------------
 

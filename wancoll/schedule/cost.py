@@ -19,7 +19,7 @@ project's schedules send them: halving-doubling sends every chunk of a half by i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 ALGORITHMS = ("naive", "tree", "ring", "halving_doubling", "direct", "full_exchange", "hierarchical")
@@ -323,6 +323,14 @@ def chosen(entries: Iterable[tuple[int, str]], nbytes: int) -> str:
         if nbytes <= most or most == 0:
             return algorithm
     raise ValueError(f"no algorithm for {nbytes} bytes: the last bound of the choices is not 0")
+
+
+def usable(choices: Mapping[str, Sequence[tuple[int, str]]]) -> bool:
+    """Whether *choices*, which came from elsewhere, name algorithms that there are, for every size."""
+    return all(
+        kind in AVAILABLE and entries and entries[-1][0] == 0 and all(name in AVAILABLE[kind] for _, name in entries)
+        for kind, entries in choices.items()
+    )
 
 
 def _choices(kind: str, world_size: int, cost: LinkCost, sites: Sites | None) -> list[tuple[int, str]]:

@@ -11,8 +11,14 @@ from wancoll.collective import Descriptor
 
 # ---- fields ------------------------------------------------------------------------------------------
 
-U64 = Annotated[int, Meta(ge=0)]  # msgpack carries no more than 64 bits; msgspec takes no bound above 2^63 - 1
-Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+# What is counted (ids, epochs, terms, operations, bytes) is far below MOST. A peer may teach a master numbers up to
+# TAUGHT: from there the master counts on, and never comes to MOST, so nobody can make a number that others refuse.
+MOST = 1 << 62
+TAUGHT = 1 << 60
+Number = Annotated[int, Meta(ge=0, le=MOST)]
+Taught = Annotated[int, Meta(ge=0, le=TAUGHT)]
+Bits = Annotated[int, Meta(ge=0)]  # any 64: digests, random identities; they are compared, never counted
+Real = Annotated[float, Meta(ge=-1e15, le=1e15)]  # finite; whether it can be is judged by who uses it
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]
 Address = Annotated[str, Meta(min_length=3, max_length=300)]  # "host:port", IPv6 in brackets
@@ -20,6 +26,7 @@ Addresses = Annotated[list[Address], Meta(min_length=1, max_length=8)]
 World = Annotated[int, Meta(ge=1, le=1024)]
 Site = Annotated[str, Meta(max_length=128)]  # a label that members close to each other share; "" is nobody's
 Rank = Annotated[int, Meta(ge=-1, le=1023)]  # -1: none
+Calls = Annotated[dict[Name, Text], Meta(max_length=1024)]  # by member: what it called
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
@@ -33,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class MemberInfo(Message, frozen=True):
     """One member of an epoch."""
 
-    mid: U64
+    mid: Number
     name: Name
     daemon: Name
     addresses: Addresses
@@ -48,9 +55,9 @@ class Plan(Message, frozen=True):
     turns: bool  # whether ops take turns on the lanes, or all start at lane 0
     # By kind (its name): (up to this many bytes of the larger tensor, algorithm), ascending; the last bound is 0, no
     # limit. A kind that is missing takes its default.
-    choices: dict[str, list[tuple[Count, Name]]]
-    avoid: Annotated[list[tuple[U64, U64]], Meta(max_length=4096)]  # pairs of mids that cannot reach each other
-    pacing: Count  # bytes per second of one lane; 0: no limit
+    choices: Annotated[dict[Name, Annotated[list[tuple[Number, Name]], Meta(max_length=64)]], Meta(max_length=64)]
+    avoid: Annotated[list[tuple[Number, Number]], Meta(max_length=4096)]  # pairs of mids that cannot reach each other
+    pacing: Number  # bytes per second of one lane; 0: no limit
     congestion: Annotated[str, Meta(max_length=32)]  # congestion control of the lanes; "": each daemon's setting
     spares: bool = False  # whether links to the members two places away are kept up, who are next to us after a loss
     tracks: Annotated[int, Meta(ge=1, le=256)] = 1  # lanes with the same number modulo this share what is to be sent
@@ -59,25 +66,25 @@ class Plan(Message, frozen=True):
 class Void(Message, frozen=True):
     """Op *seq* was given up for every member. *error* names a class of wancoll.errors; *calls*: who called what."""
 
-    seq: U64
+    seq: Number
     error: Name
     text: Text
-    calls: dict[str, str]
+    calls: Calls
 
 
 class Epoch(Message, frozen=True):
     """A new epoch for member *to*. What lies above *committed_upto* has not happened and runs again, but *voids*."""
 
     group: Name
-    to: U64
-    term: U64
-    epoch: U64
-    members: list[MemberInfo]  # in rank order
+    to: Number
+    term: Number
+    epoch: Number
+    members: Annotated[list[MemberInfo], Meta(min_length=1, max_length=1024)]  # in rank order
     plan: Plan
     key: Annotated[bytes, Meta(min_length=16, max_length=16)]  # proves that a lane's dialler is of this group
     min_world: World
-    committed_upto: U64
-    voids: list[Void]
+    committed_upto: Number
+    voids: Annotated[list[Void], Meta(max_length=8192)]
     reason: Text
 
 
@@ -92,7 +99,7 @@ class Attach(Message, frozen=True):
     member: Annotated[str, Meta(max_length=128)]
     start_world: World
     min_world: World
-    pid: Count
+    pid: Number
     call_timeout: Seconds = 0.0  # as in Join
 
 
@@ -104,13 +111,13 @@ class Post(Message, frozen=True):
     contributors.
     """
 
-    id: U64  # counts the client's calls from 1
+    id: Number  # counts the client's calls from 1
     call: Descriptor
-    front: Count
-    back: Count
-    epoch: U64
+    front: Number
+    back: Number
+    epoch: Number
     peer: Rank = -1  # of send and recv
-    tag: U64 = 0
+    tag: Number = 0
 
 
 class Detach(Message, frozen=True):
@@ -140,7 +147,7 @@ class Attached(Message, frozen=True):
     """Answer to Attach; the arena's descriptor travels with it (SCM_RIGHTS)."""
 
     daemon: Name
-    arena_bytes: Count
+    arena_bytes: Number
 
 
 class EpochInfo(Message, frozen=True):
@@ -178,7 +185,7 @@ class Failure(Message, frozen=True):
     expected: str = ""
     got: str = ""
     hint: str = ""
-    calls: dict[str, str] = {}
+    calls: Calls = {}
 
 
 class Slow(Message, frozen=True):
@@ -210,12 +217,12 @@ class LaneHello(Message, frozen=True):
     protocol: int
     group: Name
     key: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    sender: U64  # mid of the dialler
-    receiver: U64
+    sender: Number  # mid of the dialler
+    receiver: Number
     channel: Annotated[int, Meta(ge=0, le=1)]  # 0: collectives, 1: send and recv
-    plan: U64  # stands for what the epoch's plan says of lanes; an end that knows another plan waits for the epoch
+    plan: Bits  # stands for what the epoch's plan says of lanes; an end that knows another plan waits for the epoch
     lane: Annotated[int, Meta(ge=0, le=255)]
-    generation: U64  # grows with every dial of the link; the highest wins
+    generation: Number  # grows with every dial of the link; the highest wins
 
 
 class ProbeHello(Message, frozen=True):
@@ -375,7 +382,7 @@ class Hello(Message, frozen=True):
 
     protocol: int
     daemon: Name
-    incarnation: U64
+    incarnation: Bits
     addresses: Addresses  # where this daemon's lanes can be dialled
     lanes: Annotated[int, Meta(ge=1, le=256)]
     site: Site
@@ -383,8 +390,8 @@ class Hello(Message, frozen=True):
     max_lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # up to which the master may raise lanes; 0: not at all
     congestion_controls: Annotated[list[Name], Meta(max_length=64)] = []  # that its lanes may be told to use
     measures: bool = False  # whether it answers MeasureLink
-    term: U64 = 0  # highest that this daemon has seen
-    master: U64 = 0  # identity of the master that welcomed it last
+    term: Taught = 0  # highest that this daemon has seen
+    master: Bits = 0  # identity of the master that welcomed it last
 
 
 class Join(Message, frozen=True):
@@ -394,7 +401,7 @@ class Join(Message, frozen=True):
     member: Name
     start_world: World
     min_world: World
-    was: U64 = 0  # the mid that an earlier master gave it; it has not entered an epoch
+    was: Taught = 0  # the mid that an earlier master gave it; it has not entered an epoch
     call_timeout: Seconds = 0.0  # a member this late with a call that another has made is put out; 0: not stated
 
 
@@ -408,22 +415,22 @@ class Leave(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """I am alive; *number* counts up and comes back in the Pong."""
 
-    number: U64
+    number: Number
     # Of each member in an epoch: mid, epoch, and the highest seq that its client has called.
-    called: Annotated[list[tuple[U64, U64, U64]], Meta(max_length=1024)] = []
+    called: Annotated[list[tuple[Number, Number, Number]], Meta(max_length=1024)] = []
     # Of each member whose client's process stands still: mid, since how many seconds, and "stopped" or "dead".
-    still: Annotated[list[tuple[U64, Seconds, Name]], Meta(max_length=1024)] = []
+    still: Annotated[list[tuple[Number, Seconds, Name]], Meta(max_length=1024)] = []
 
 
 class Done(Message, frozen=True):
     """Op *seq* is finished on this member, with this result; members may finish ops out of order."""
 
     group: Name
-    mid: U64
-    epoch: U64
-    seq: U64
-    digest: U64
-    fingerprint: U64
+    mid: Number
+    epoch: Number
+    seq: Number
+    digest: Bits
+    fingerprint: Bits
 
 
 class LinkDown(Message, frozen=True):
@@ -433,9 +440,9 @@ class LinkDown(Message, frozen=True):
     """
 
     group: Name
-    mid: U64
-    epoch: U64
-    other: U64
+    mid: Number
+    epoch: Number
+    other: Number
     kind: Name
     reason: Text
     sends: bool = False
@@ -448,13 +455,13 @@ class OpWait(Message, frozen=True):
     also "alone": the other half has not been called.
     """
 
-    seq: U64  # 0: a send or recv
+    seq: Number  # 0: a send or recv
     what: Text
-    nbytes: Count
+    nbytes: Number
     stage: Name
-    age: float  # seconds since it was called
-    still: float  # seconds since the last byte moved on a link that it needs
-    other: U64 = 0  # mid, of a send or recv
+    age: Real  # seconds since it was called
+    still: Real  # seconds since the last byte moved on a link that it needs
+    other: Number = 0  # mid, of a send or recv
 
 
 class LinkWait(Message, frozen=True):
@@ -464,12 +471,12 @@ class LinkWait(Message, frozen=True):
     here and move; "parked": bytes of an operation came that does not run here yet; "idle".
     """
 
-    other: U64  # mid
+    other: Number  # mid
     p2p: bool  # the link for sends and recvs
     state: Name
-    since: float  # in that state
-    heard: float  # since a packet came
-    backlog: Count  # bytes in the sockets that are not acknowledged, about
+    since: Real  # in that state
+    heard: Real  # since a packet came
+    backlog: Number  # bytes in the sockets that are not acknowledged, about
     reason: Annotated[str, Meta(max_length=256)] = ""
 
 
@@ -477,8 +484,8 @@ class Waits(Message, frozen=True):
     """What the member's slow operations wait for, as seen here. Said with each heartbeat while there is something."""
 
     group: Name
-    mid: U64
-    epoch: U64
+    mid: Number
+    epoch: Number
     ops: Annotated[list[OpWait], Meta(max_length=16)]  # oldest first
     links: Annotated[list[LinkWait], Meta(max_length=128)]
 
@@ -487,9 +494,9 @@ class Mismatch(Message, frozen=True):
     """A neighbour called something else at *seq*, or the answer to an Abort that asks; *call* is my descriptor."""
 
     group: Name
-    mid: U64
-    epoch: U64
-    seq: U64
+    mid: Number
+    epoch: Number
+    seq: Number
     call: Text
 
 
@@ -500,9 +507,9 @@ class GiveUp(Message, frozen=True):
     """
 
     group: Name
-    mid: U64
-    epoch: U64
-    seqs: Annotated[list[U64], Meta(max_length=1024)]
+    mid: Number
+    epoch: Number
+    seqs: Annotated[list[Number], Meta(max_length=1024)]
     reason: Text
 
 
@@ -510,45 +517,45 @@ class UpdateMembership(Message, frozen=True):
     """The member has reached update_membership at *seq*."""
 
     group: Name
-    mid: U64
-    epoch: U64
-    seq: U64
+    mid: Number
+    epoch: Number
+    seq: Number
 
 
 class P2PCall(Message, frozen=True):
     """The member called send or recv, its *number*-th such call. Said again in each epoch until it is settled."""
 
     group: Name
-    mid: U64
-    epoch: U64
-    number: U64
-    other: U64  # mid of the receiver, or of the sender
-    tag: U64
+    mid: Number
+    epoch: Number
+    number: Number
+    other: Number  # mid of the receiver, or of the sender
+    tag: Number
     sends: bool
     dtype: Annotated[int, Meta(ge=0, le=8)]
-    count: Count
+    count: Number
 
 
 class P2PDone(Message, frozen=True):
     """The bytes of the pair *order* have left, or are here with this *digest* (0 at the sender)."""
 
     group: Name
-    mid: U64
-    epoch: U64
-    order: U64
-    digest: U64
+    mid: Number
+    epoch: Number
+    order: Number
+    digest: Bits
 
 
 class OpenP2P(Message, frozen=True):
     """A send or recv that is not settled, in a Report."""
 
-    number: U64
-    other: U64  # mid
+    number: Number
+    other: Number  # mid
     sends: bool
-    order: U64  # that a master gave it last; 0: none yet
+    order: Number  # that a master gave it last; 0: none yet
     moving: bool  # matched in the reported epoch
     done: bool  # the engine has moved its bytes there
-    digest: U64
+    digest: Bits
 
 
 class Report(Message, frozen=True):
@@ -558,24 +565,26 @@ class Report(Message, frozen=True):
     """
 
     group: Name
-    mid: U64
-    epoch: U64
-    members: Annotated[list[tuple[U64, Name, Name]], Meta(min_length=1, max_length=1024)]  # mid, name, daemon, by rank
+    mid: Taught
+    epoch: Taught
+    members: Annotated[
+        list[tuple[Taught, Name, Name]], Meta(min_length=1, max_length=1024)
+    ]  # by rank: mid, name, daemon
     plan: Plan
     key: Annotated[bytes, Meta(min_length=16, max_length=16)]
     start_world: World
     min_world: World
     reason: Text  # why the epoch began
-    base: U64  # committed when the epoch began
-    committed_upto: U64
-    voids: list[Void]  # above committed_upto
+    base: Taught  # committed when the epoch began
+    committed_upto: Taught
+    voids: Annotated[list[Void], Meta(max_length=8192)]  # above committed_upto
     aborted: bool  # the epoch's ops were stopped
-    done: Annotated[list[tuple[U64, U64, U64]], Meta(max_length=8192)]  # seq, digest, fingerprint, as in Done
-    updates: Annotated[list[U64], Meta(max_length=8192)]  # seqs of update_memberships it stands at
+    done: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # seq, digest, fingerprint, as in Done
+    updates: Annotated[list[Number], Meta(max_length=8192)]  # seqs of update_memberships it stands at
     p2p: Annotated[list[OpenP2P], Meta(max_length=8192)]
-    heard: U64  # highest order of a send or recv that a master told it
-    settled: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]  # order, digest of the newest that committed
-    failed: Annotated[list[tuple[U64, U64, Name]], Meta(max_length=1024)]  # other's mid and number, the error
+    heard: Taught  # highest order of a send or recv that a master told it
+    settled: Annotated[list[tuple[Number, Bits]], Meta(max_length=1024)]  # order, digest of the newest that committed
+    failed: Annotated[list[tuple[Number, Number, Name]], Meta(max_length=1024)]  # other's mid and number, the error
     call_timeout: Seconds = 0.0  # as in Join
 
 
@@ -583,9 +592,9 @@ class ProbeResult(Message, frozen=True):
     """Whether *target*'s addresses answered (see Probe)."""
 
     group: Name
-    joiner: U64
-    prober: U64
-    target: U64
+    joiner: Number
+    prober: Number
+    target: Number
     ok: bool
     reason: Text
 
@@ -594,17 +603,17 @@ class LinkMeasure(Message, frozen=True):
     """What this daemon knows of its path to *daemon*. Seconds, bytes per second; 0: not known."""
 
     daemon: Name
-    rtt: float  # smallest round trip
-    bandwidth: float  # from here to there, of all lanes together
+    rtt: Real  # smallest round trip
+    bandwidth: Real  # from here to there, of all lanes together
     lanes: Annotated[int, Meta(ge=0, le=256)]  # that were busy when bandwidth was seen; 0: an active probe
-    loss: float  # share of segments sent again
+    loss: Real  # share of segments sent again
 
 
 class LinkReport(Message, frozen=True):
     """New measurements: from operations, and answers to MeasureLink."""
 
     links: Annotated[list[LinkMeasure], Meta(max_length=1024)]
-    uplink: float = 0.0  # bytes per second that left this daemon for all others together; 0: not known
+    uplink: Real = 0.0  # bytes per second that left this daemon for all others together; 0: not known
     lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # busy ones per link when uplink was seen
 
 
@@ -636,17 +645,17 @@ class Welcome(Message, frozen=True):
     """Answer to Hello. *term* grows with each master; times are seconds."""
 
     protocol: int
-    term: U64
-    heartbeat_interval: float
-    heartbeat_timeout: float
-    master: U64 = 0  # random, fresh at each start of a master
+    term: Number
+    heartbeat_interval: Annotated[float, Meta(ge=1e-3, le=1e6)]
+    heartbeat_timeout: Annotated[float, Meta(ge=1e-3, le=1e6)]
+    master: Bits = 0  # random, fresh at each start of a master
 
 
 class Pong(Message, frozen=True):
     """Answer to Heartbeat."""
 
-    number: U64
-    term: U64
+    number: Number
+    term: Number
 
 
 class Joined(Message, frozen=True):
@@ -654,7 +663,7 @@ class Joined(Message, frozen=True):
 
     group: Name
     member: Name
-    mid: U64
+    mid: Number
     reason: Text
 
 
@@ -670,26 +679,26 @@ class Commit(Message, frozen=True):
     """All ops of *epoch* up to *upto* are committed."""
 
     group: Name
-    epoch: U64
-    upto: U64
-    term: U64
+    epoch: Number
+    upto: Number
+    term: Number
 
 
 class Resumed(Message, frozen=True):
     """Answer to Report: all have reported, *epoch* goes on. Whatever of it is not settled is said (again) now."""
 
     group: Name
-    to: U64
-    epoch: U64
-    term: U64
+    to: Number
+    epoch: Number
+    term: Number
 
 
 class Abort(Message, frozen=True):
     """Stop the ops of *epoch*; the next Epoch follows. With *ask* > 0: answer with Mismatch for seq *ask*."""
 
     group: Name
-    epoch: U64
-    ask: U64
+    epoch: Number
+    ask: Number
     reason: Text
 
 
@@ -697,33 +706,33 @@ class Matched(Message, frozen=True):
     """The send or recv *number* of member *to* has found its other half. Pairs of two members run in their *order*."""
 
     group: Name
-    to: U64
-    epoch: U64
-    number: U64
-    order: U64  # counts the group's pairs of a send and a recv
+    to: Number
+    epoch: Number
+    number: Number
+    order: Number  # counts the group's pairs of a send and a recv
 
 
 class Settled(Message, frozen=True):
     """The send or recv *number* of member *to* is committed, or failed with *error*, a class of wancoll.errors."""
 
     group: Name
-    to: U64
-    epoch: U64
-    number: U64
-    digest: U64  # of the bytes, as the receiver has them
+    to: Number
+    epoch: Number
+    number: Number
+    digest: Bits  # of the bytes, as the receiver has them
     error: Annotated[str, Meta(max_length=128)]
     text: Text
-    calls: dict[str, str]
-    other: U64 = 0  # number of the other half
+    calls: Calls
+    other: Number = 0  # number of the other half
 
 
 class Evicted(Message, frozen=True):
     """Member *mid* is out. Ops up to *committed_upto* had committed."""
 
     group: Name
-    mid: U64
+    mid: Number
     reason: Text
-    committed_upto: U64
+    committed_upto: Number
     unknown: bool = False  # nobody knows whether others had
 
 
@@ -731,11 +740,11 @@ class Waited(Message, frozen=True):
     """Answer to Waits: what the group's oldest slow operation waits for, in words; "": not known."""
 
     group: Name
-    to: U64
-    epoch: U64
-    seq: U64  # of that operation; 0: none
+    to: Number
+    epoch: Number
+    seq: Number  # of that operation; 0: none
     text: Text
-    parked: Annotated[list[U64], Meta(max_length=1024)]  # mids that hold the member's bytes back for good reason
+    parked: Annotated[list[Number], Meta(max_length=1024)]  # mids that hold the member's bytes back for good reason
 
 
 class Redial(Message, frozen=True):
@@ -747,10 +756,10 @@ class Redial(Message, frozen=True):
     """
 
     group: Name
-    to: U64
-    epoch: U64
-    others: Annotated[list[U64], Meta(max_length=1024)]
-    older: float
+    to: Number
+    epoch: Number
+    others: Annotated[list[Number], Meta(max_length=1024)]
+    older: Real
     reason: Text
     sends: bool | None = None
 
@@ -759,9 +768,9 @@ class Probe(Message, frozen=True):
     """Member *prober* of your daemon: say whether a data port answers at *addresses* (those of *target*)."""
 
     group: Name
-    joiner: U64
-    prober: U64
-    target: U64
+    joiner: Number
+    prober: Number
+    target: Number
     daemon: Name  # who should answer there
     addresses: Addresses
 
@@ -771,14 +780,14 @@ class MeasureLink(Message, frozen=True):
 
     daemon: Name
     addresses: Addresses
-    nbytes: Count
+    nbytes: Number
 
 
 class StandsBy(Message, frozen=True):
     """Instead of Welcome or Status: this master does not lead, *leader* does ("host:port"; "": nobody is known to)."""
 
     leader: Annotated[str, Meta(max_length=300)]
-    term: U64  # of the leader; 0: not known
+    term: Number  # of the leader; 0: not known
 
 
 class Bye(Message, frozen=True):

@@ -296,8 +296,8 @@ def _wait_ended(step: Step, group: Group, slow: Slow) -> None:
 def check_window(step: Step, group: Group, seq: int) -> None:
     """Refuse a seq that no member can have reached, so that nobody fills the master's memory."""
     window = WINDOW_FACTOR * step.limits.ops_in_flight
-    bound = group.committed + window
-    if seq == 0 or (seq > bound and not group.small) or len(group.current.pending) >= window:
+    bound = m.TAUGHT if group.small else group.committed + window
+    if not 0 < seq <= bound or len(group.current.pending) >= window:
         raise ProtocolError("names an impossible operation", expected=f"1 to {bound}", got=str(seq))
 
 

@@ -173,6 +173,12 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
             return
         state.term, state.lost_journal = hello.term + 1, True
     old = state.daemons.get(hello.daemon)
+    if old is None and len(state.daemons) >= step.limits.daemons:
+        raise ProtocolError(
+            "is one daemon too many for this master",
+            expected=f"at most {step.limits.daemons}",
+            hint="its limit on open files (ulimit -n) may allow more",
+        )
     if old is not None:
         same = old.incarnation == hello.incarnation
         cause = "connected again" if same else "was started anew, or two daemons have its name"
@@ -346,6 +352,10 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None) -> s
         return f"{who} with start_world={join.start_world}; expected at most {limit}"
     if len(daemon.members) >= limit:
         return f"{who}; expected at most {limit} members of one daemon"
+    if len(step.state.members) >= step.limits.members:
+        return f"{who}; expected at most {step.limits.members} members of one master"
+    if group is None and len(step.state.groups) >= step.limits.groups:
+        return f"{who}, a new one; expected at most {step.limits.groups} groups of one master"
     if group is None:
         return ""
     if (join.start_world, join.min_world) != (group.start_world, group.min_world):

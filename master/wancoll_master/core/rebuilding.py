@@ -15,6 +15,7 @@ from wancoll.wire import messages as m
 from wancoll_master.core import epochs, p2p, probing
 from wancoll_master.core.links import BAD_PAIR_SECONDS
 from wancoll_master.core.state import Daemon, Group, Member, Rebuild, Step, clip, names
+from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned
 from wancoll_master.plan.topology import pair
 
@@ -59,6 +60,10 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         return
     _give_way(step, report)
     group = step.state.groups.get(report.group)
+    if group is not None and group.rebuild is None and not _may_have_existed(step, group):
+        why = "the group forms anew, and this master knows of no earlier one"
+        _put_out(step, daemon, report, why, report.committed_upto, unknown=True)
+        return
     if report.mid in step.state.members or (group is not None and group.members):
         why = "this member came back after the group had gone on without it"
         _put_out(step, daemon, report, why, report.committed_upto, unknown=True)
@@ -66,6 +71,8 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     for other_group in step.state.groups.values():
         if other_group is not group and other_group.rebuild and report.mid in other_group.rebuild.reports:
             raise ProtocolError("reports one member in two groups", got=f"{report.group} and {other_group.name}")
+    if group is None and len(step.state.groups) >= step.limits.groups:
+        raise ProtocolError("reports a group too many", expected=f"at most {step.limits.groups}", got=report.group)
     if group is None:
         group = Group(report.group, report.start_world, report.min_world, report.key, step.state.floor)
         step.state.groups[group.name] = group
@@ -79,6 +86,12 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     consider(step, group)
 
 
+def _may_have_existed(step: Step, group: Group) -> bool:
+    """Whether members of an earlier master may come back to the *group*, as far as this one can know."""
+    lately = step.state.lost_journal and step.now < step.state.rejoin_until
+    return bool(group.members) or lately or group.name in step.state.used
+
+
 def _terms(report: m.Report) -> tuple[object, ...]:
     """What all members of an epoch report alike."""
     numbers = report.start_world, report.min_world, report.call_timeout
@@ -90,6 +103,11 @@ def _check(step: Step, daemon: Daemon, report: m.Report) -> None:
     mine = [name for mid, _, name in report.members if mid == report.mid]
     if mine != [daemon.name] or len(set(mids)) < len(mids):
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
+    used = step.state.used.get(report.group)
+    if used is not None and used.epoch == report.epoch and used.mids != frozenset(mids):
+        raise ProtocolError("reports another epoch than was written down", got=f"epoch {report.epoch}")
+    if len({name for _, name, _ in report.members}) < len(mids) or not planning.possible(report.plan):
+        raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")
     window = epochs.WINDOW_FACTOR * step.limits.ops_in_flight
     seqs = [seq for seq, _, _ in report.done] + report.updates
     low, high = min(seqs, default=report.committed_upto + 1), max(seqs, default=0)
@@ -97,7 +115,8 @@ def _check(step: Step, daemon: Daemon, report: m.Report) -> None:
     small = len(mids) < report.min_world
     if report.committed_upto < report.base or low <= report.committed_upto or len(set(seqs)) < len(seqs):
         raise ProtocolError("reports impossible operations", got=f"operations from {low}, done twice or committed")
-    if high > bound and not small:
+    bound = m.TAUGHT if small else bound
+    if max(high, *(void.seq for void in report.voids), 0) > bound:
         raise ProtocolError("reports impossible operations", expected=f"up to {bound}", got=str(high))
 
 

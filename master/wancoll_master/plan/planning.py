@@ -16,7 +16,7 @@ from math import floor, inf, log, log10
 from typing import NamedTuple, Protocol
 
 from wancoll.limits import KIB
-from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted
+from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted, usable
 from wancoll.wire import messages as m
 from wancoll_master.plan.measures import Measures
 from wancoll_master.plan.topology import (
@@ -145,6 +145,11 @@ def due(planned: Planned | None, measures: Measures, now: float) -> bool:
         return False
     pause: float = LOOK_SECONDS * 2 ** min(planned.replans, LOOK_DOUBLINGS)
     return now - planned.seen_at >= pause
+
+
+def possible(plan: m.Plan) -> bool:
+    """Whether a master can have made *plan*, which a daemon tells."""
+    return usable(plan.choices) and plan.tracks <= plan.lanes
 
 
 def propose(request: Request) -> Proposal:

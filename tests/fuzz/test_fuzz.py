@@ -1,0 +1,23 @@
+"""Hostile messages, a short while of them: `python -m tests.fuzz` runs on for as many as one likes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz import master
+from tests.fuzz.absurd import Absurd, Drawn, kinds, typed
+from wancoll.wire import messages as m
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_master_survives_any_message_in_any_state(seed: int) -> None:
+    master.run(Drawn(seed), 400)
+
+
+@pytest.mark.parametrize(
+    "union", [m.FromPeer, m.FromMaster, m.FromClient, m.FromDaemon, m.LaneFirst, m.LaneAnswer], ids=str
+)
+def test_absurd_messages_are_typed(union: object) -> None:
+    """Else the tests above would end at the decoder and try nothing."""
+    absurd, chance = Absurd(), Drawn(1)
+    assert all(typed(absurd.message(kind, chance), union) for kind in kinds(union) for _ in range(20))

@@ -1,0 +1,45 @@
+"""What one connection can do to its process: end itself. Whatever it makes the code raise stops at its own task."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+
+import structlog
+
+log = structlog.get_logger("wancoll.contain")
+
+_SHOWN_CHARS = 500
+_TRACE_CHARS = 4000
+
+
+@contextlib.contextmanager
+def contained(
+    where: str, newest: Callable[[], object], ended: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    """Serve a connection inside: an exception is logged as a bug, with what came last, and ends here.
+
+    Expected failures are for who serves it, and never come here.
+
+    Args:
+        where: the connection came from, or goes to.
+        newest: gives what came over it last, bytes or a message.
+        ended: is told why it is over.
+    """
+    try:
+        yield
+    except Exception as bug:
+        log.error("a bug: a connection is closed", where=where, newest=shown(newest()), trace=trace(bug))
+        ended(f"it met a bug here: {type(bug).__name__}"[:_SHOWN_CHARS])
+
+
+def shown(what: object) -> str:
+    """*what*, short enough for a line of the log whatever it is."""
+    text = repr(what)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+
+
+def trace(bug: BaseException) -> str:
+    """Where it was raised, the last lines: no values of variables, of which there may be a thousand members' worth."""
+    return "".join(traceback.format_exception(bug))[-_TRACE_CHARS:]
