@@ -12,7 +12,7 @@ from wancoll.collective import Descriptor
 # ---- fields ------------------------------------------------------------------------------------------
 
 # What is counted (ids, epochs, terms, operations, bytes) is far below MOST. A peer may teach a master numbers up to
-# TAUGHT: from there the master counts on, and never comes to MOST, so nobody can make a number that others refuse.
+# TAUGHT: from there the master counts on, and never comes to MOST: nobody makes a number that others refuse (R19).
 MOST = 1 << 62
 TAUGHT = 1 << 60
 Number = Annotated[int, Meta(ge=0, le=MOST)]
