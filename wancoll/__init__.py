@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
     from wancoll.client.connect import connect
     from wancoll.client.many import ManyReceipt, ManyWork
+    from wancoll.client.run import run
     from wancoll.client.work import Work
     from wancoll.collective import Receipt
     from wancoll.sync.receipt import SyncReceipt
@@ -49,6 +50,7 @@ __all__ = [
     "Work",
     "WorldTooSmall",
     "connect",
+    "run",
 ]
 
 # Imported at first use: the master and the commands need neither numpy nor the extension.
@@ -61,6 +63,7 @@ _LAZY = {
     "SyncReceipt": "wancoll.sync.receipt",
     "Work": "wancoll.client.work",
     "connect": "wancoll.client.connect",
+    "run": "wancoll.client.run",
 }
 
 

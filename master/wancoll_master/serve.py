@@ -55,6 +55,8 @@ def _elect(
         from wancoll_master.election import Election, advertised
     except ImportError as missing:
         raise ConfigError(
-            "--etcd needs a package that is not installed", got=str(missing), hint="pip install '.[etcd]'"
+            "--etcd needs a package that is not installed",
+            got=str(missing),
+            hint="run, in the source folder: pip install '.[etcd]'",
         ) from missing
     return Election(etcd, server, advertised(config.advertise, bound, etcd.endpoints)).run

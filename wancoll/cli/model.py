@@ -162,7 +162,7 @@ def _check_plot(plot: str) -> None:
             "the picture needs matplotlib, which the extra `demo` installs",
             who="--plot",
             got=str(error),
-            hint="pip install 'wancoll[demo]'",
+            hint="run, in the source folder: pip install '.[demo]'",
         ) from error
 
 

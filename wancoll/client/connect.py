@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from wancoll.client.arena import Arena
 from wancoll.client.channel import Channel
@@ -36,6 +36,20 @@ _LOOK_SECONDS = 0.05  # between two tries at a daemon that is not there yet
 _SAY_SECONDS = 2.0  # from then on somebody who waits is told for what
 _LONGEST_PATH = 107  # bytes, of a unix socket
 _LEAST_HANDSHAKE = 1.0  # seconds that a daemon has to answer, however little time is left
+
+
+class Connecting(TypedDict, total=False):
+    """What connect() takes by keyword."""
+
+    start_world: int | None
+    min_world: int
+    name: str
+    socket: str | os.PathLike[str] | None
+    master: str | None
+    timeout: float | None
+    call_timeout: float | None
+    lanes: int | None
+    peer_options: Sequence[str]
 
 
 def connect(

@@ -45,7 +45,7 @@ def check_extra() -> None:
             who="wancoll demo",
             expected="scikit-learn (the digits) and matplotlib (the picture)",
             got=f"no {' and no '.join(missing)}",
-            hint="run: pip install 'wancoll[demo]' (in a checkout: pip install -e '.[demo]')",
+            hint="run, in the source folder: pip install '.[demo]'",
         )
 
 

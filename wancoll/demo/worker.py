@@ -1,12 +1,9 @@
-"""The demo's training processes: an elastic training loop as a user of wancoll would write it, and one without.
-
-Both are generators, which ClientProcess runs: what they yield is what they tell the demo.
-"""
+"""The demo's training processes: an elastic training loop as a user of wancoll would write it, and one without."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,12 +13,10 @@ import wancoll
 from wancoll.demo import data
 from wancoll.demo.model import PARAMETERS, Array, Replica, accuracy, loss_and_gradient
 from wancoll.demo.reports import AnyReport, Finished, Started, Stepped, Waiting
-from wancoll.testing import Ask
+from wancoll.testing import Ask, tell
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
-
-Reports = Generator[AnyReport | Ask, int, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +63,16 @@ def take_step(comm: Communicator, replica: Replica, digits: data.Digits, buffer:
 
 def train(
     comm: Communicator, replica: Replica, digits: data.Digits, course: Course, wait_before: tuple[int, ...]
-) -> Reports:
+) -> None:
     """Train up to the course's last step."""
     buffer = comm.empty(PARAMETERS + 2, np.float32)  # in shared memory: the operation copies nothing
-    while True:
-        yield take_step(comm, replica, digits, buffer, course.seed)
+    while replica.step < course.steps:
+        tell(take_step(comm, replica, digits, buffer, course.seed))
         if replica.step == course.steps:
             return
         admit(comm, replica)  # a newcomer goes on from here with the others: with the next step
         if replica.step + 1 in wait_before:
-            wanted = yield Ask(Waiting(replica.step + 1))
+            wanted = tell(Ask(Waiting(replica.step + 1)))
             while comm.world_size < wanted:  # the same answer on every member: they are in the same epoch
                 time.sleep(0.005)
                 admit(comm, replica)
@@ -85,8 +80,8 @@ def train(
 
 def take_part(
     socket: str, name: str, start_world: int, course: Course, wait_before: tuple[int, ...], spoil: bool
-) -> Reports:
-    """One member.
+) -> None:
+    """One member. It tells the demo what it does.
 
     Args:
         socket: of this machine's peer daemon.
@@ -97,16 +92,20 @@ def take_part(
         spoil: flip one bit of the parameters at the end (a test).
     """
     digits, replica = data.load(course.digits), Replica(course.seed)
-    if 0 in wait_before:
-        yield Ask(Waiting(0))
-    with wancoll.connect(socket=socket, name=name, start_world=start_world, min_world=start_world - 1) as comm:
+    begun: list[int] = []
+
+    def life(comm: Communicator) -> None:
         hand_over(comm, replica)
-        begun = replica.step
-        yield Started(comm.rank, comm.epoch, comm.members, begun)
-        yield from train(comm, replica, digits, course, wait_before)
+        begun.append(replica.step)
+        tell(Started(comm.rank, comm.epoch, comm.members, replica.step))
+        train(comm, replica, digits, course, wait_before)
+
+    if 0 in wait_before:
+        tell(Ask(Waiting(0)))
+    wancoll.run(life, socket=socket, name=name, start_world=start_world, min_world=start_world - 1)
     if spoil:
         replica.parameters.view(np.uint32)[0] ^= 1
-    yield finished(replica, digits, replica.step - begun)
+    tell(finished(replica, digits, replica.step - begun[0]))
 
 
 # ---- alone --------------------------------------------------------------------------------------------

@@ -80,10 +80,22 @@ class Ask:
     value: Any
 
 
+_told: Connection | None = None  # in a client: to whoever started it
+
+
+def tell(value: Any) -> Any:
+    """In a client: hand out *value*, as a generator's yield does, from anywhere; returns the answer() to an Ask."""
+    assert _told is not None
+    asks = isinstance(value, Ask)
+    _told.send(("yield", value.value if asks else value))
+    return _told.recv() if asks else None
+
+
 class ClientProcess(Child):
     """A process that runs `target(*arguments)`.
 
-    What *target* returns is result(). If it is a generator function, what it yields is handed out by next().
+    What *target* returns is result(). If it is a generator function, what it yields is handed out by next(); so is what
+    it says with tell().
 
     Args:
         label: names the client in errors.
@@ -168,28 +180,28 @@ class ClientProcess(Child):
 
 
 def _run(parent: int, pipe: Connection, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    global _told  # noqa: PLW0603
     die_with_parent(parent or os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the parent
+    _told = pipe
     try:
         answer = target(*arguments)
-        outcome = ("return", _yield_to(pipe, answer) if inspect.isgeneratorfunction(target) else answer)
+        outcome = ("return", _tell_all(answer) if inspect.isgeneratorfunction(target) else answer)
     except BaseException as bad:
         outcome = ("raise", _portable(bad))
     with contextlib.suppress(BrokenPipeError):
         pipe.send(outcome)
 
 
-def _yield_to(pipe: Connection, values: Generator[Any, Any, Any]) -> Any:
-    """Send what a generator yields; returns what it returns."""
+def _tell_all(values: Generator[Any, Any, Any]) -> Any:
+    """Tell what a generator yields; returns what it returns."""
     answer = None
     while True:
         try:
             value = values.send(answer)
         except StopIteration as end:
             return end.value
-        asks = isinstance(value, Ask)
-        pipe.send(("yield", value.value if asks else value))
-        answer = pipe.recv() if asks else None
+        answer = tell(value)
 
 
 def _portable(bad: BaseException) -> BaseException:

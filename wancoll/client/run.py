@@ -1,0 +1,122 @@
+"""run(): a member that comes back. A loop around connect(), with nothing that a caller could not write."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar, Unpack
+
+from wancoll.client.checks import check_timeout
+from wancoll.client.communicator import Communicator
+from wancoll.client.connect import Connecting, connect
+from wancoll.errors import ConfigError, Evicted, MasterUnreachable, PeerDaemonLost, WancollError, WorldTooSmall
+
+log = logging.getLogger("wancoll")
+
+COMES_BACK = (Evicted, MasterUnreachable, PeerDaemonLost)  # OutcomeUnknown is a MasterUnreachable
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds before it connects again; each is twice the one before
+_HAUNTED_SECONDS = 15.0  # after a loss: so long its own older self may be a member still, and hold its name
+
+T = TypeVar("T")
+
+
+def run(
+    train: Callable[[Communicator], T],
+    group: str = "default",
+    *,
+    patience: float | None = None,
+    **options: Unpack[Connecting],
+) -> T:
+    """Connect and call train(comm), again and again until it returns: a member that survives what it can survive.
+
+    *train* keeps its state outside itself and begins with sync_state, so that it goes on from the state of whoever is
+    furthest. Then each step counts once, whatever is killed on the way: an operation that failed has changed nothing
+    here, and one whose outcome is unknown has happened if another member has it.
+
+    After Evicted, MasterUnreachable, OutcomeUnknown and PeerDaemonLost it leaves, waits a little (longer each time in a
+    row, up to 15 s) and connects again. After WorldTooSmall it waits for joiners in update_membership(), and calls
+    *train* again. It says so in the log. Every other exception ends it.
+
+    Args:
+        train: gets a new communicator each time; arrays of the one before are not in its arena.
+        group: as connect's.
+        patience: seconds without a place in the group after which it raises what it met last; None: no limit.
+        options: as connect's. With timeout= a member that comes back when the others have finished does not wait for
+            ever.
+
+    Returns:
+        What *train* returns.
+
+    Raises:
+        BaseException: what *train* or connect() raises, but for the above.
+    """
+    check_timeout(patience)
+    comeback = _Comeback(group, patience)
+    while True:
+        try:
+            comm = connect(group, **options)
+        except COMES_BACK as bad:
+            comeback.wait(bad)
+            continue
+        except ConfigError as bad:
+            if not comeback.haunted:
+                raise
+            comeback.wait(bad)
+            continue
+        comeback.succeeded(comm)
+        try:
+            with comm:
+                return _train(train, comm)
+        except COMES_BACK as bad:
+            comeback.lost()
+            comeback.wait(bad)
+
+
+def _train(train: Callable[[Communicator], T], comm: Communicator) -> T:
+    while True:
+        try:
+            return train(comm)
+        except WorldTooSmall as bad:
+            log.warning("group %r: %s; waiting for joiners", comm.group, bad)
+            for work in comm.pending:
+                with contextlib.suppress(WancollError):
+                    work.wait()
+            comm.update_membership()
+
+
+class _Comeback:
+    """When to connect again, and whether at all."""
+
+    def __init__(self, group: str, patience: float | None) -> None:
+        self._group, self._patience = group, patience
+        self._pause = _FIRST_PAUSE
+        self._since = time.monotonic()  # without a place
+        self._was_there = False
+
+    @property
+    def haunted(self) -> bool:
+        """Whether the master may not have noticed yet that the member is gone."""
+        return self._was_there and time.monotonic() - self._since < _HAUNTED_SECONDS
+
+    def lost(self) -> None:
+        """It had a place."""
+        self._since, self._was_there = time.monotonic(), True
+
+    def succeeded(self, comm: Communicator) -> None:
+        """It has a place."""
+        if self._was_there:
+            log.warning("group %r: back as %r, rank %d of %d", self._group, comm.name, comm.rank, comm.world_size)
+        self._pause = _FIRST_PAUSE
+
+    def wait(self, bad: WancollError) -> None:
+        """Before the next try; raises *bad* where patience is over."""
+        pause = self._pause * random.uniform(0.5, 1.0)  # not all members at once
+        if self._patience is not None and time.monotonic() + pause - self._since > self._patience:
+            raise bad
+        log.warning("group %r: %s: %s; connecting again in %.1f s", self._group, type(bad).__name__, bad, pause)
+        time.sleep(pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
