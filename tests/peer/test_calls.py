@@ -110,6 +110,17 @@ def test_a_schedule_that_is_too_long_for_the_engine_is_refused(monkeypatch: pyte
     assert f"takes {steps} steps at m10, more than the {steps - 1}" in resolve(call, KNEW, KNEW, 0, plan()).refusal
 
 
+def test_a_schedule_that_would_be_too_long_is_refused_on_all_members_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = World(tuple(range(10, 267)), tuple(f"m{mid}" for mid in range(10, 267)), ("",) * 257)
+    call = Descriptor(Kind.all_to_all, count=1, algorithm="ring")
+    monkeypatch.setattr(calls.choose, "make", None)
+    told = {resolve(call, many, many, rank, plan()).refusal for rank in (0, 1, 256)}
+    assert len(told) == 1
+    assert "takes 65792 messages of one of 257 members, more than the 65536 steps" in told.pop()
+
+
 def call(posting: Descriptor, knew: World | None = KNEW, peer: int = -1) -> Call:
     return posted(m.Post(1, posting, 0, 64, 1, peer), knew, 10, "m10")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import xxhash
@@ -74,7 +72,7 @@ def rings(n=3):
 
 def changed(schedule, index, **fields):
     steps = list(schedule.steps)
-    steps[index] = replace(steps[index], **fields)
+    steps[index] = steps[index]._replace(**fields)
     return schedule._replace(steps=tuple(steps))
 
 

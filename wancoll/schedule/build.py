@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from wancoll.collective import Codec, DType
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step, chunk_bounds
@@ -44,8 +45,7 @@ class Coding:
         return -(-nbytes // (self.elements * self.itemsize)) * self.coded
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """Bytes [start, start + length) of the whole that are here once their steps have come that far.
 
     Args:
@@ -117,7 +117,7 @@ class Builder:
         self._scratch = 0
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
-        self._users: dict[Place, tuple[int, ...]] = {}  # the last steps that wrote or read what is there
+        self._users: dict[Place, dict[int, None]] = {}  # the last steps that wrote or read what is there
         self.right, self.left = (rank + 1) % world_size, (rank - 1) % world_size
 
     @property
@@ -182,8 +182,8 @@ class Builder:
         value = Value(start, length, None if coded else to, coded=to if coded else None)
         done = self._receive(peer, value, Action.copy, to=to, result=result is not None and not coded)
         if not coded:
-            return replace(value, raw_after=done)
-        value = replace(value, coded_after=done)
+            return value._replace(raw_after=done)
+        value = value._replace(coded_after=done)
         return value if result is None else self._decode(value, back(result), result=True)
 
     def recv_reduced(
@@ -289,7 +289,7 @@ class Builder:
         done = self._add(
             Direction.local, Action.copy, value, to=to, left=value.raw, after=(value.raw_after,), result=True
         )
-        return replace(value, raw=to, raw_after=done)
+        return value._replace(raw=to, raw_after=done)
 
     def encoded(self, value: Value, *, measured: bool = False) -> Value:
         """*value* with its encoded form, made now if there was none."""
@@ -299,7 +299,7 @@ class Builder:
         done = self._add(
             Direction.local, Action.encode, value, to=to, left=value.raw, after=(value.raw_after,), measured=measured
         )
-        return replace(value, coded=to, coded_after=done)
+        return value._replace(coded=to, coded_after=done)
 
     def decoded(self, value: Value) -> Value:
         """*value* as elements, decoded into scratch if it was encoded only."""
@@ -342,7 +342,7 @@ class Builder:
         done = self._add(
             Direction.local, Action.decode, value, to=to, left=value.coded, after=(value.coded_after,), result=result
         )
-        return replace(value, raw=to, raw_after=done)
+        return value._replace(raw=to, raw_after=done)
 
     def _receive(
         self, peer: int, value: Value, action: Action, *, to: Place, left: Place | None = None, result: bool
@@ -376,7 +376,10 @@ class Builder:
         done = len(self._steps) - 1
         for place in (left, right):
             if place is not None and place.buffer is not Buffer.front:
-                self._users[place] = (*(user for user in self._users.get(place, ()) if user not in bounds), done)
+                known = self._users.setdefault(place, {})
+                for bound in bounds:
+                    known.pop(bound, None)
+                known[done] = None
         if to is not None and value.length:
-            self._users[to] = (done,)
+            self._users[to] = {done: None}
         return done

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
 from wancoll.errors import ConfigError
-from wancoll.schedule import cost
+from wancoll.schedule import cost, pairs
 from wancoll.schedule.algorithms import direct, full_exchange, halving_doubling, hierarchical, naive, ring, tree
 from wancoll.schedule.build import Builder, Coding, Shape
 from wancoll.schedule.steps import Direction, Schedule
@@ -39,6 +39,9 @@ ALGORITHMS = {kind: tuple(offered) for kind, offered in _ALGORITHMS.items()}
 
 # All-reduces that encode what a rank contributes once, whatever the number of ranks.
 ENCODE_ONCE = ("direct", "full_exchange", "naive")
+
+MOST_PLANNED = 1 << 14  # messages that one rank may have where the caller leaves the choice to the plan
+_MOST_BUILT = 4  # schedules, to see which links they need
 
 # Where front has a block for every rank (of scatter: at the root).
 BLOCKS_IN_FRONT = frozenset({Kind.reduce_scatter, Kind.scatter, Kind.all_to_all})
@@ -107,6 +110,8 @@ def _preferred(
     planned = cost.chosen(entries, _plan_bytes(descriptor, world_size)) if entries else offered[0]
     if planned not in offered or (planned == "hierarchical" and not has_sites(sites)):
         planned = offered[0]
+    if pairs.most_messages(descriptor, planned, world_size, sites) > MOST_PLANNED:
+        planned = offered[0]
     if descriptor.codec is not Codec.none and planned not in ENCODE_ONCE:
         return "direct"
     return planned
@@ -123,9 +128,18 @@ def _plan_bytes(descriptor: Descriptor, world_size: int) -> int:
 def _hit(
     descriptor: Descriptor, algorithm: str, world_size: int, avoid: Collection[tuple[int, int]], sites: Sequence[str]
 ) -> tuple[int, int] | None:
-    """The first of the pairs to avoid that *algorithm* uses."""
+    """The first of the pairs to avoid that *algorithm* uses, or may use."""
+    built: dict[int, set[int]] = {}
+    counts = descriptor.block_counts(world_size) if avoid else ()
     for one, other in sorted(avoid):
-        if other in links(make(descriptor, algorithm, one, world_size, sites=sites)):
+        hit = pairs.talk(descriptor, algorithm, one, other, counts)
+        if hit is None:
+            if one not in built:
+                if len(built) == _MOST_BUILT:
+                    return one, other
+                built[one] = links(make(descriptor, algorithm, one, world_size, sites=sites))
+            hit = other in built[one]
+        if hit:
             return one, other
     return None
 

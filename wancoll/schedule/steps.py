@@ -7,7 +7,6 @@ may start before the ones it comes `after` have ended: it runs up to where they 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -56,8 +55,7 @@ class Place(NamedTuple):
     encoded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One step.
 
     Args:

@@ -18,6 +18,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.schedule import choose
 from wancoll.schedule.build import takes
+from wancoll.schedule.pairs import most_messages
 from wancoll.schedule.steps import MAX_STEPS, Action, Buffer, Direction, Place, Schedule, Step
 from wancoll.wire import messages as m
 
@@ -237,6 +238,13 @@ def resolve(
     except choose.NoRoute as bad:
         one, other = (world.names[rank] for rank in bad.pair)
         refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"
+        return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
+    messages = most_messages(descriptor, algorithm, size, world.sites)
+    if messages > MAX_STEPS:
+        refusal = (
+            f"{algorithm} of {descriptor} takes {messages} messages of one of {size} members, more than the "
+            f"{MAX_STEPS} steps that one operation may have; take another algorithm"
+        )
         return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
     schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites)
     if schedule.scratch > limits.scratch_bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from wancoll.schedule.build import Builder, Shape, back
 
 
@@ -15,7 +13,7 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
     """
     own = builder.mine(0, shape.nbytes)
     if builder.coding is not None:
-        own = replace(builder.encoded(own, measured=True), raw=None)
+        own = builder.encoded(own, measured=True)._replace(raw=None)
     for peer in builder.rightwards:
         builder.send(peer, own)
     builder.reduce_from(range(builder.world_size), own, to=back(0), last=True, alike=True)

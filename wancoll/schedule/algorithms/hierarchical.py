@@ -7,6 +7,7 @@ of its site's share of the tensor, so that all uplinks carry the same.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -49,18 +50,31 @@ def members_by_site(sites: Sequence[str]) -> list[list[int]]:
 
 def _pieces(shape: Shape, groups: list[list[int]], multiple: int) -> list[_Piece]:
     """Cut the tensor wherever one of the sites does to give its members equal parts, and each piece among the sites."""
-    bounds = [chunk_bounds(shape.count, len(group), multiple) for group in groups]
-    cuts = sorted({start for site in bounds for start, _ in site} | {shape.count})
+    starts = _starts(shape.count, groups, multiple)
+    cuts = sorted({start for site in starts for start in site} | {shape.count})
     pieces = []
     for begin, end in pairwise(cuts):
-        hands = tuple(
-            next(rank for rank, (start, stop) in zip(group, site, strict=True) if start <= begin < stop)
-            for group, site in zip(groups, bounds, strict=True)
-        )
+        hands = tuple(group[bisect_right(site, begin) - 1] for group, site in zip(groups, starts, strict=True))
         for last, (start, stop) in enumerate(chunk_bounds(end - begin, len(groups), multiple)):
             if start < stop:
                 pieces.append(_Piece((begin + start) * shape.itemsize, (stop - start) * shape.itemsize, hands, last))
     return pieces
+
+
+def _starts(count: int, groups: list[list[int]], multiple: int) -> list[list[int]]:
+    """Where each site's members' parts of the tensor begin; those of members without any part at its end."""
+    return [[start for start, _ in chunk_bounds(count, len(group), multiple)] for group in groups]
+
+
+def most_messages(count: int, sites: Sequence[str], multiple: int) -> int:
+    """Wire steps of the rank that has the most, at most. Where sites of many sizes cut the tensor they are very many.
+
+    There are as many pieces as cuts times sites. A rank sends and receives each twice inside its site, those in its
+    hand once more for all its peers, and as often between the sites: six times all of them in sum, about.
+    """
+    groups = members_by_site(sites)
+    cuts = {start for site in _starts(count, groups, multiple) for start in site} - {count}
+    return 6 * len(cuts) * len(groups)
 
 
 def _reduce_inside(builder: Builder, groups: list[list[int]], site: int, pieces: list[_Piece]) -> list[Value | None]:

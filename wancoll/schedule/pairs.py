@@ -1,0 +1,64 @@
+"""Which pairs of ranks talk to each other in an algorithm, and how many steps it takes: without building a schedule.
+
+A schedule of a thousand ranks takes a while to build, and where links are missing there are as many pairs to ask about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wancoll.collective import DATALESS, ROOTED, Descriptor, Kind
+from wancoll.schedule import cost
+from wancoll.schedule.algorithms import hierarchical
+from wancoll.schedule.build import BLOCKS
+
+_EVERYONE = frozenset({"direct", "full_exchange"})
+
+
+def talk(descriptor: Descriptor, algorithm: str, one: int, other: int, counts: Sequence[int]) -> bool | None:
+    """Whether two ranks have bytes for each other. None: only their schedules say (hierarchical).
+
+    Of halving_doubling this is so of partners that have no bytes, too. *counts*: the descriptor's, one for each rank.
+    """
+    n = len(counts)
+    if (one - other) % n in (1, n - 1):
+        return True  # every rank has a frame for its right neighbour
+    if algorithm == "hierarchical":
+        return None
+    if algorithm == "ring" or descriptor.kind in DATALESS:
+        return False
+    if not (descriptor.count or any(counts)):
+        return False
+    if algorithm in _EVERYONE and descriptor.kind in ROOTED:
+        return descriptor.root in (one, other)
+    if algorithm == "direct" and descriptor.kind is Kind.all_reduce:  # chunks, of which the first ones are the longer
+        elements = BLOCKS[descriptor.codec][0] if descriptor.codec else 1
+        return min(one, other) * elements < descriptor.count
+    if algorithm in _EVERYONE:
+        return bool(counts[one] or counts[other])
+    if algorithm == "naive":
+        return 0 in (one, other)
+    if algorithm == "tree":
+        root = max(descriptor.root, 0)
+        low, high = sorted(((one - root) % n, (other - root) % n))
+        return high & (high - 1) == low
+    return _partners(one, other, n)
+
+
+def _partners(one: int, other: int, n: int) -> bool:
+    """Of halving_doubling: see there."""
+    pairs = n - (1 << (n.bit_length() - 1))
+    players = [rank // 2 if rank < 2 * pairs else rank - pairs for rank in (one, other)]
+    if any(rank < 2 * pairs and rank % 2 for rank in (one, other)):
+        return players[0] == players[1] and max(one, other) < 2 * pairs
+    return (players[0] ^ players[1]).bit_count() == 1
+
+
+def most_messages(descriptor: Descriptor, algorithm: str, world_size: int, sites: Sequence[str]) -> int:
+    """Wire steps of the rank that has the most, at most; but for the frames to neighbours that have no other."""
+    if descriptor.kind in DATALESS or world_size == 1:
+        return 0
+    if algorithm == "hierarchical":
+        multiple = BLOCKS[descriptor.codec][0] if descriptor.codec else 1
+        return hierarchical.most_messages(descriptor.count, sites, multiple)
+    return cost.handled(algorithm, world_size, descriptor.kind.name)
