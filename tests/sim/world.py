@@ -68,6 +68,7 @@ class World:
         self.only_masters = self.odd.patient
         self.healed, self.healed_at = False, 0.0
         self.last_seq = FOR_EVER
+        self._most_events = MOST_EVENTS
         self._counted = 0.0, 0  # time, and events until then
         self._talks = 0
         self._incarnations = 0
@@ -339,8 +340,8 @@ class World:
 
     # ---- the story -----------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """The whole story.
+    def run(self, spans: int = 1, after_each: Callable[[], None] = lambda: None) -> None:
+        """The whole story: *spans* of faults, each of which is healed and ended.
 
         Raises:
             Violation: something that must be true is not.
@@ -352,21 +353,30 @@ class World:
         for number in range(self.odd.clients):
             daemon = self.daemons[number % len(self.daemons)]
             self.later(self._pace.choice((0.0, 0.3)) * self._pace.random(), lambda d=daemon: self.start_client(d))
-        begin = self.random.choice((0.0, 0.5, 1.0))
+        for _ in range(spans):
+            self._break()
+            self._heal()
+            self._finish(self.clock.now + HEALED_FOR)
+            self._look_back()
+            after_each()
+
+    def _break(self) -> None:
+        """A span of faults."""
+        self.healed, self.last_seq = False, FOR_EVER
+        self._most_events = self.clock.events + MOST_EVENTS
+        for client in self.clients:
+            client.kick()
+        begin = self.clock.now + self.random.choice((0.0, 0.5, 1.0))
         for _ in range(self.odd.fault_count if self.odd.faults else 0):
             at = begin + self.random.uniform(0.0, self.odd.chaos_seconds)
             kind = self.random.choice(self.odd.faults)
             self.clock.at(at, lambda kind=kind: None if self.healed else self._faults.inflict(kind))
-        end = begin + self.odd.chaos_seconds + 0.5
-        self._until(end)
-        self._heal()
-        self._finish(end + HEALED_FOR)
-        self._look_back()
+        self._until(begin + self.odd.chaos_seconds + 0.5)
 
     def _until(self, when: float) -> None:
         clock = self.clock
         while clock.step(when):
-            if clock.events > MOST_EVENTS:
+            if clock.events > self._most_events:
                 raise Violation(f"{MOST_EVENTS} events, and no end: {self._what_repeats()}")
             if clock.events - self._counted[1] >= MOST_IN_A_SECOND:
                 if clock.now - self._counted[0] < 1.0:
