@@ -6,17 +6,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WC_FRAME_MAGIC 0x4c434e57u /* "WNCL" */
-#define WC_FRAME_VERSION 1
+#define WC_FRAME_VERSION 2
 /* Bytes. A digest is XXH3_64(le64(XXH3_64(block 0)), le64(XXH3_64(block 1)), ...), blocks at absolute offsets of the
    tensor. */
 #define WC_DIGEST_BLOCK 65536u
 
 /* Every frame on a lane: this header, little endian, then `length` payload bytes. */
 typedef struct {
-    uint32_t magic;
+    uint32_t check; /* crc32c of the 44 bytes after it; nothing of them is believed before it is verified */
     uint8_t version;
-    uint8_t flags; /* bit 0: checksum present */
+    uint8_t reserved; /* 0 */
     uint16_t number; /* counts the steps from one rank to another, within an op */
     uint64_t epoch;
     uint64_t seq;
@@ -24,7 +23,7 @@ typedef struct {
     uint64_t offset; /* in the whole, bytes of raw elements */
     /* payload bytes, at most the receiver's segment; encoded ones are fewer than the raw ones they stand for */
     uint32_t length;
-    uint32_t checksum; /* crc32c of the 44 bytes before it and the payload; 0 without checksum */
+    uint32_t checksum; /* crc32c of the payload; 0 on lanes whose ends have agreed to do without */
 } wc_frame;
 
 typedef struct wc_engine wc_engine;
@@ -33,7 +32,6 @@ typedef struct {
     uint32_t workers; /* threads; track t of every link belongs to worker t % workers */
     uint32_t segment; /* largest frame payload, bytes, a multiple of WC_DIGEST_BLOCK */
     uint32_t stripe; /* a step is not cut into parts smaller than this, bytes */
-    uint32_t checksum; /* 0 or 1: checksum outgoing frames (incoming ones are verified where the flag is set) */
 } wc_config;
 
 enum { WC_SEND, WC_RECV, WC_LOCAL }; /* as wancoll.schedule.steps.Direction */
@@ -118,8 +116,9 @@ int wc_engine_events(wc_engine *engine, wc_event *out, int cap);
    what is to be sent: any of them carries what it has room for. Both ends must say the same numbers. */
 int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint32_t tracks, uint64_t epoch);
 /* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. EINVAL: a lane
-   takes one socket in its life, since bytes that were on a lost one are lost: a link that loses a lane is made anew. */
-int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd);
+   takes one socket in its life, since bytes that were on a lost one are lost: a link that loses a lane is made anew.
+   checksums: whether payloads carry one, both ways; both ends must say the same. Headers always do. */
+int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd, uint32_t checksums);
 /* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and so are parts of older epochs
    that wait (a frame that is half sent is completed from a private copy). Call it for every link of the group before
    posting the first op of the epoch. */

@@ -178,7 +178,6 @@ class Engine:
         workers: threads; track t of every link belongs to worker t modulo workers.
         segment: largest frame payload, bytes, a multiple of 64 KiB; the same on all members.
         stripe: a step is not cut into parts smaller than this, bytes; the same on all members.
-        checksum: whether outgoing frames carry a crc32c.
 
     Raises:
         ConfigError: an argument out of bounds, or WANCOLL_CPU names what this machine cannot run.
@@ -186,14 +185,11 @@ class Engine:
 
     prepare = staticmethod(prepare)
 
-    def __init__(
-        self, *, workers: int = 1, segment: int = SEGMENT, stripe: int = STRIPE, checksum: bool = True
-    ) -> None:
+    def __init__(self, *, workers: int = 1, segment: int = SEGMENT, stripe: int = STRIPE) -> None:
         self._engine: c.Pointer | None = None
         config = ffi.new("wc_config *")
         try:
             config.workers, config.segment, config.stripe = workers, segment, stripe
-            config.checksum = int(checksum)
             self._engine = lib.wc_engine_new(config) or None
         except OverflowError:
             ffi.errno = errno.EINVAL
@@ -240,9 +236,13 @@ class Engine:
             lib.wc_link_open(self._live, link, lanes, tracks, epoch), f"link {link} cannot be opened with {lanes} lanes"
         )
 
-    def attach_lane(self, link: int, lane: int, fd: int) -> None:
-        """Hand over the connected socket *fd*, once; the engine owns it from here on, also when this raises."""
-        _check(lib.wc_lane_attach(self._live, link, lane, fd), f"lane {lane} of link {link} cannot be attached")
+    def attach_lane(self, link: int, lane: int, fd: int, checksums: bool = True) -> None:
+        """Hand over the connected socket *fd*, once; the engine owns it from here on, also when this raises.
+
+        *checksums*: whether payloads carry a crc32c, both ways; both ends must say the same. Headers always do.
+        """
+        attached = lib.wc_lane_attach(self._live, link, lane, fd, int(checksums))
+        _check(attached, f"lane {lane} of link {link} cannot be attached")
 
     def set_epoch(self, link: int, epoch: int) -> None:
         """From now on *link* is at *epoch*; parts and frames of older ones are dropped."""

@@ -19,8 +19,6 @@ _Static_assert(sizeof(wc_frame) == 48, "the frame header is 48 bytes on the wire
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "headers and digests are written as the machine stores them");
 
 enum {
-    WC_CHECKED_BYTES = 44,        /* of the header, covered by the checksum */
-    WC_FLAG_CHECKSUM = 1,         /* wc_frame.flags */
     WC_TX_FRAMES = 8,             /* frames that one sendmsg carries at most */
     WC_TX_BATCH = 128 << 10,      /* no further frame joins a sendmsg that has this many bytes */
     WC_READ_BYTES = 256 << 10,    /* one read; with the source and the result it stays within a core's L2 */

@@ -159,7 +159,7 @@ int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks
     return fail(error);
 }
 
-int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd)
+int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd, uint32_t checksums)
 {
     int error = 0;
     wc_command *command = calloc(1, sizeof *command);
@@ -173,7 +173,7 @@ int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd)
         error = ENOMEM;
     if (!error) {
         link->lanes[lane].given = true;
-        *command = (wc_command){.type = WC_CMD_ATTACH, .fd = fd, .lane = lane, .link = link};
+        *command = (wc_command){.type = WC_CMD_ATTACH, .fd = fd, .lane = lane, .checksums = checksums != 0, .link = link};
         wc_worker_push(link->lanes[lane].worker, command);
     }
     pthread_mutex_unlock(&engine->mutex);

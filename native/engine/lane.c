@@ -88,11 +88,12 @@ void wc_lane_set_pace(wc_lane *lane, uint64_t rate)
         setsockopt(lane->fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most);
 }
 
-void wc_lane_attach_fd(wc_lane *lane, int fd)
+void wc_lane_attach_fd(wc_lane *lane, int fd, bool checksums)
 {
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
     lane->fd = fd;
+    lane->checksums = checksums;
     socklen_t size = sizeof lane->unsent;
     if (getsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lane->unsent, &size) < 0 || lane->unsent > WC_MOST_UNSENT)
         lane->unsent = 0; /* other kinds of sockets, or as the system has it */

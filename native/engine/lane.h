@@ -26,6 +26,7 @@ struct wc_lane {
     uint32_t index;
     bool given;         /* a socket was handed over, once and for all; guarded by engine->mutex */
     int fd;             /* -1: not here yet, or lost */
+    bool checksums;     /* of payloads, both ways */
     uint32_t armed;     /* epoll interest */
     uint64_t pace;      /* bytes per second; 0: no limit */
     uint32_t unsent;    /* bytes that the socket takes beyond its window, as it is set there; 0: without limit */
@@ -60,7 +61,7 @@ struct wc_lane {
 /* Lane.c */
 void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index);
 void wc_lane_destroy(wc_lane *lane);
-void wc_lane_attach_fd(wc_lane *lane, int fd);
+void wc_lane_attach_fd(wc_lane *lane, int fd, bool checksums);
 void wc_lane_set_pace(wc_lane *lane, uint64_t rate);
 void wc_lane_close(wc_lane *lane); /* for good, silently */
 void wc_lane_forget(wc_lane *lane, const wc_work *work); /* all parts of work, or with NULL all parts */
@@ -77,6 +78,12 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work);
 /* Lane_receive.c */
 void wc_lane_receive(wc_lane *lane);
 void wc_lane_forget_rx(wc_lane *lane, const wc_work *work);
+
+/* Over all of a header but the word itself */
+static inline uint32_t wc_header_check(const wc_kernels *kernels, const wc_frame *header)
+{
+    return kernels->crc32c(0, &header->version, sizeof *header - offsetof(wc_frame, version));
+}
 
 /* Match.c: what to do with the frame whose header has arrived. */
 typedef enum { WC_ACCEPT, WC_DRAIN, WC_PARK, WC_DOWN } wc_verdict; /* ACCEPT: it is rx_part's. DOWN: the lane is */

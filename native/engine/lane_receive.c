@@ -6,10 +6,10 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-/* The next n bytes enter the frame's checksum, if it has one. */
+/* The next n bytes enter the payload's checksum, if it has one. */
 static void check(wc_lane *lane, const void *src, size_t n)
 {
-    if (lane->rx_frame.flags & WC_FLAG_CHECKSUM)
+    if (lane->checksums)
         lane->rx_crc = lane->worker->engine->kernels->crc32c(lane->rx_crc, src, n);
 }
 
@@ -93,7 +93,7 @@ static void end_frame(wc_lane *lane)
     lane->rx_body = false;
     lane->rx_part = NULL;
     wc_count(part ? &lane->counters.frames_received : &lane->counters.frames_dropped, 1);
-    if ((lane->rx_frame.flags & WC_FLAG_CHECKSUM) && lane->rx_crc != lane->rx_frame.checksum) {
+    if (lane->checksums && lane->rx_crc != lane->rx_frame.checksum) {
         wc_count(&lane->counters.checksum_failures, 1);
         wc_lane_down(lane, EBADMSG, "checksum: %08x over seq %llu offset %llu, the frame says %08x", lane->rx_crc,
                      (unsigned long long)lane->rx_frame.seq, (unsigned long long)lane->rx_frame.offset,
@@ -121,7 +121,6 @@ static bool begin_frame(wc_lane *lane)
     lane->rx_left = lane->rx_frame.length;
     lane->rx_tail_bytes = 0;
     lane->rx_crc = 0;
-    check(lane, &lane->rx_frame, WC_CHECKED_BYTES);
     if (lane->rx_left == 0)
         end_frame(lane);
     return lane->fd >= 0;

@@ -28,7 +28,7 @@ bool wc_frame_complete(const wc_part *part)
 
 static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
 {
-    const wc_engine *engine = lane->worker->engine;
+    const wc_kernels *kernels = lane->worker->engine->kernels;
     const wc_op *op = &part->work->op;
     wc_tx_frame *frame = &lane->tx[lane->tx_first + lane->tx_count++];
     uint64_t payload = wc_wire_bytes(part, part->cursor, end);
@@ -36,7 +36,6 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
     frame->part = part;
     frame->saved = end - part->cursor - payload;
     frame->header = (wc_frame){
-        .magic = WC_FRAME_MAGIC,
         .version = WC_FRAME_VERSION,
         .number = part->number,
         .epoch = op->epoch,
@@ -45,13 +44,9 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
         .offset = part->cursor,
         .length = (uint32_t)payload,
     };
-    if (engine->config.checksum) {
-        frame->header.flags = WC_FLAG_CHECKSUM;
-        uint32_t crc = engine->kernels->crc32c(0, &frame->header, WC_CHECKED_BYTES);
-        if (frame->header.length)
-            crc = engine->kernels->crc32c(crc, frame->payload, frame->header.length);
-        frame->header.checksum = crc;
-    }
+    if (lane->checksums && payload)
+        frame->header.checksum = kernels->crc32c(0, frame->payload, (size_t)payload);
+    frame->header.check = wc_header_check(kernels, &frame->header);
     part->cursor = end;
     frame->last = end == part->end;
     if (frame->last)

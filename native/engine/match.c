@@ -64,9 +64,15 @@ wc_verdict wc_match(wc_lane *lane)
 {
     const wc_frame *frame = &lane->rx_frame;
     uint32_t limit = lane->worker->engine->config.segment;
-    if (frame->magic != WC_FRAME_MAGIC || frame->version != WC_FRAME_VERSION || (frame->flags & ~WC_FLAG_CHECKSUM)) {
-        wc_lane_down(lane, EPROTO, "protocol: magic %08x version %u flags %02x, expected %08x %u", frame->magic,
-                     frame->version, frame->flags, WC_FRAME_MAGIC, WC_FRAME_VERSION);
+    uint32_t check = wc_header_check(lane->worker->engine->kernels, frame);
+    if (check != frame->check) {
+        wc_count(&lane->counters.checksum_failures, 1);
+        wc_lane_down(lane, EBADMSG, "checksum: %08x over a header that says %08x", check, frame->check);
+        return WC_DOWN;
+    }
+    if (frame->version != WC_FRAME_VERSION || frame->reserved) {
+        wc_lane_down(lane, EPROTO, "protocol: version %u.%u of frames, expected %u", frame->version, frame->reserved,
+                     WC_FRAME_VERSION);
         return WC_DOWN;
     }
     if (frame->length > limit) {

@@ -143,7 +143,7 @@ static void execute(wc_worker *worker, wc_command *command)
 {
     switch (command->type) {
     case WC_CMD_ATTACH:
-        wc_lane_attach_fd(&command->link->lanes[command->lane], command->fd);
+        wc_lane_attach_fd(&command->link->lanes[command->lane], command->fd, command->checksums);
         command->fd = -1;
         break;
     case WC_CMD_EPOCH:

@@ -13,6 +13,7 @@ struct wc_command {
     int type;
     int fd;
     uint32_t lane;
+    bool checksums;  /* ATTACH */
     /* EPOCH: the epoch; PACE: the rate; CANCEL: its number; POST: cancels that must be through before */
     uint64_t number;
     wc_link *link;

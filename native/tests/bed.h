@@ -114,8 +114,8 @@ static void bed_attach(bed *b, int r, int s, uint32_t lane)
     tcp_pair(pair);
     b->fds[r][s][lane] = pair[0];
     b->fds[s][r][lane] = pair[1];
-    must(wc_lane_attach(b->engines[r], link_to(s), lane, pair[0]) == 0, "attach");
-    must(wc_lane_attach(b->engines[s], link_to(r), lane, pair[1]) == 0, "attach");
+    must(wc_lane_attach(b->engines[r], link_to(s), lane, pair[0], 1) == 0, "attach");
+    must(wc_lane_attach(b->engines[s], link_to(r), lane, pair[1], 1) == 0, "attach");
 }
 
 static uint32_t bed_tracks(uint32_t lanes, uint32_t workers)
@@ -125,7 +125,7 @@ static uint32_t bed_tracks(uint32_t lanes, uint32_t workers)
 
 static void bed_start(bed *b, int ranks, uint32_t lanes, uint32_t workers, uint32_t segment, uint32_t stripe)
 {
-    wc_config config = {.workers = workers, .segment = segment, .stripe = stripe, .checksum = 1};
+    wc_config config = {.workers = workers, .segment = segment, .stripe = stripe};
     *b = (bed){.ranks = ranks, .lanes = lanes, .tracks = bed_tracks(lanes, workers)};
     for (int r = 0; r < ranks; r++)
         must((b->engines[r] = wc_engine_new(&config)) != NULL, "wc_engine_new");

@@ -221,8 +221,8 @@ static void test_lane_loss(void)
     CHECK(wc_lane_statistics(b.engines[0], link_to(1), 2, &stats) == -1 && errno == ENOENT);
     int pair[2];
     tcp_pair(pair);
-    CHECK(wc_lane_attach(b.engines[0], link_to(1), 1, pair[0]) == -1 && errno == EINVAL);
-    CHECK(wc_lane_attach(b.engines[1], link_to(0), 0, pair[1]) == -1 && errno == EINVAL); /* it has one that is well */
+    CHECK(wc_lane_attach(b.engines[0], link_to(1), 1, pair[0], 1) == -1 && errno == EINVAL);
+    CHECK(wc_lane_attach(b.engines[1], link_to(0), 0, pair[1], 1) == -1 && errno == EINVAL); /* it has one that is well */
     for (int r = 0; r < 2; r++) {
         CHECK(wc_link_close(b.engines[r], link_to(1 - r)) == 0);
         must(wc_link_open(b.engines[r], link_to(1 - r), b.lanes, b.tracks, 2) == 0, "link");
@@ -381,15 +381,15 @@ typedef struct {
 
 enum { RAW_BYTES = 256 };
 
-static raw raw_start(void)
+static raw raw_start(uint32_t checksums)
 {
-    wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536, .checksum = 1};
+    wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
     wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
     raw r = {.engine = wc_engine_new(&config), .back = buffer_new(RAW_BYTES)};
     int pair[2];
     tcp_pair(pair);
     r.fd = pair[0];
-    must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1]) == 0, "raw");
+    must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1], checksums) == 0, "raw");
     wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data, .bytes = {0, RAW_BYTES},
                 .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
     CHECK(wc_post(r.engine, &op) == 0);
@@ -405,27 +405,34 @@ static void raw_stop(raw *r)
 
 static wc_frame good_frame(void)
 {
-    return (wc_frame){.magic = WC_FRAME_MAGIC, .version = WC_FRAME_VERSION, .flags = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .length = RAW_BYTES};
+    return (wc_frame){.version = WC_FRAME_VERSION, .epoch = 5, .seq = 2, .fingerprint = 7, .length = RAW_BYTES};
+}
+
+/* With its check words; a checksum that is not 0 stays as it is. */
+static wc_frame sealed(wc_frame frame, const uint8_t *payload, size_t bytes)
+{
+    const wc_kernels *k = wc_kernels_default();
+    if (frame.checksum == 0)
+        frame.checksum = k->crc32c(0, payload, bytes);
+    frame.check = k->crc32c(0, &frame.version, sizeof frame - 4);
+    return frame;
 }
 
 static void raw_send(raw *r, wc_frame frame, const uint8_t *payload, size_t piece)
 {
-    uint8_t bytes[sizeof frame + 65536 + 8];
-    const wc_kernels *k = wc_kernels_default();
-    if (frame.flags == 1 && frame.checksum == 0)
-        frame.checksum = k->crc32c(k->crc32c(0, &frame, 44), payload, frame.length <= RAW_BYTES ? frame.length : 0);
-    size_t size = sizeof frame + (frame.length <= RAW_BYTES ? frame.length : 0);
+    uint8_t bytes[sizeof frame + RAW_BYTES];
+    size_t length = frame.length <= RAW_BYTES ? frame.length : 0, size = sizeof frame + length;
+    frame = sealed(frame, payload, length);
     memcpy(bytes, &frame, sizeof frame);
-    memcpy(bytes + sizeof frame, payload, size - sizeof frame);
+    memcpy(bytes + sizeof frame, payload, length);
     for (size_t at = 0; at < size; at += piece)
         send(r->fd, bytes + at, size - at < piece ? size - at : piece, MSG_NOSIGNAL);
 }
 
-/* A whole frame with the checksums that belong to it. The socket blocks. */
+/* A whole frame; the socket blocks. */
 static void put_frame(int fd, wc_frame frame, const uint8_t *payload)
 {
-    const wc_kernels *k = wc_kernels_default();
-    frame.checksum = k->crc32c(k->crc32c(0, &frame, 44), payload, frame.length);
+    frame = sealed(frame, payload, frame.length);
     if (send(fd, &frame, sizeof frame, MSG_NOSIGNAL) > 0 && send(fd, payload, frame.length, MSG_NOSIGNAL) < 0)
         return; /* the engine has closed its end */
 }
@@ -436,7 +443,7 @@ static void test_frames(void)
     for (int i = 0; i < RAW_BYTES; i++)
         payload[i] = (uint8_t)(i * 7 + 1);
     for (size_t piece = 1; piece < 400; piece += 61) { /* headers and elements split anywhere; old frames are dropped */
-        raw r = raw_start();
+        raw r = raw_start(1);
         wc_frame old = good_frame(), cancelled = good_frame();
         old.epoch = 4;
         cancelled.seq = 1;
@@ -451,20 +458,22 @@ static void test_frames(void)
     }
     struct {
         uint64_t epoch, seq, offset;
-        uint32_t magic, length, checksum, error;
+        uint32_t length, checksum, error;
         uint16_t number;
+        uint8_t version, reserved;
     } bad[] = {
-        {5, 2, 0, 0, RAW_BYTES, 0, EPROTO, 0},               {5, 2, 4, WC_FRAME_MAGIC, 4, 0, EPROTO, 0},
-        {5, 2, 0, WC_FRAME_MAGIC, RAW_BYTES + 4, 0, EPROTO, 0}, {5, 2, 0, WC_FRAME_MAGIC, 65540, 0, EPROTO, 0},
-        {5, 2, 0, WC_FRAME_MAGIC, 3, 0, EPROTO, 0},          {5, 2, 0, WC_FRAME_MAGIC, 0, 0, EPROTO, 0},
-        {5, 2, 0, WC_FRAME_MAGIC, RAW_BYTES, 0, EPROTO, 1},  {5, 2, 0, WC_FRAME_MAGIC, RAW_BYTES, 1, EBADMSG, 0},
-        {4, 2, 0, WC_FRAME_MAGIC, RAW_BYTES, 1, EBADMSG, 0}, {5, 2, UINT64_MAX, WC_FRAME_MAGIC, 4, 0, EPROTO, 0},
+        {5, 2, 0, RAW_BYTES, 0, EPROTO, 0, 1, 0},     {5, 2, 0, RAW_BYTES, 0, EPROTO, 0, 2, 1},
+        {5, 2, 4, 4, 0, EPROTO, 0, 2, 0},             {5, 2, 0, RAW_BYTES + 4, 0, EPROTO, 0, 2, 0},
+        {5, 2, 0, 65540, 0, EPROTO, 0, 2, 0},         {5, 2, 0, 3, 0, EPROTO, 0, 2, 0},
+        {5, 2, 0, 0, 0, EPROTO, 0, 2, 0},             {5, 2, 0, RAW_BYTES, 0, EPROTO, 1, 2, 0},
+        {5, 2, 0, RAW_BYTES, 1, EBADMSG, 0, 2, 0},    {4, 2, 0, RAW_BYTES, 1, EBADMSG, 0, 2, 0},
+        {5, 2, UINT64_MAX, 4, 0, EPROTO, 0, 2, 0},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        raw r = raw_start();
+        raw r = raw_start(1);
         wc_frame frame = good_frame();
-        frame.epoch = bad[i].epoch, frame.seq = bad[i].seq, frame.offset = bad[i].offset, frame.magic = bad[i].magic;
-        frame.length = bad[i].length, frame.checksum = bad[i].checksum, frame.number = bad[i].number;
+        frame.epoch = bad[i].epoch, frame.seq = bad[i].seq, frame.offset = bad[i].offset, frame.version = bad[i].version;
+        frame.reserved = bad[i].reserved, frame.length = bad[i].length, frame.checksum = bad[i].checksum, frame.number = bad[i].number;
         raw_send(&r, frame, payload, 4096);
         wc_event event = next_event(r.engine, DEADLINE_MS);
         if (!CHECK(event.type == WC_EV_LANE_DOWN && event.error == (int)bad[i].error && event.text[0]))
@@ -479,7 +488,7 @@ static void test_parked(void)
 {
     uint8_t payload[RAW_BYTES] = {9};
     for (int hang_up = 0; hang_up < 2; hang_up++) {
-        raw r = raw_start();
+        raw r = raw_start(1);
         wc_frame frame = good_frame();
         frame.epoch = 6;
         raw_send(&r, frame, payload, 4096);
@@ -513,14 +522,14 @@ static void test_early(int round)
 {
     enum { N = 3, CHUNK = 65536, TOTAL = N * CHUNK };
     static const int in_turn[] = {0, 1, 2, 3}, too_early[] = {3, 0, 1, 2}, chunk_of[] = {2, 1, 0, 2};
-    wc_config config = {.workers = 1, .segment = CHUNK, .stripe = CHUNK, .checksum = 1};
+    wc_config config = {.workers = 1, .segment = CHUNK, .stripe = CHUNK};
     wc_engine *engine = wc_engine_new(&config);
     int pairs[N][2];
     for (int other = 1; other < N; other++) {
         tcp_pair(pairs[other]);
         fcntl(pairs[other][0], F_SETFL, 0);
         must(wc_link_open(engine, link_to(other), 1, 1, 5) == 0, "link");
-        must(wc_lane_attach(engine, link_to(other), 0, pairs[other][1]) == 0, "attach");
+        must(wc_lane_attach(engine, link_to(other), 0, pairs[other][1], 1) == 0, "attach");
     }
     buffer front = buffer_new(TOTAL), back = buffer_new(TOTAL);
     memset(front.data, 1, TOTAL);
@@ -553,25 +562,108 @@ static void test_early(int round)
     CHECK(buffer_free(&front) && buffer_free(&back));
 }
 
+/* One bit of what rank 0 sends to rank 1 is flipped on the way, each bit of an op's frames in turn: rank 1 always finds
+   its lane corrupt, and another link takes its place. */
+static void test_flips(void)
+{
+    enum { COUNT = 16, HALF = COUNT / 2 * 4, STREAM = 2 * (int)(sizeof(wc_frame) + HALF) };
+    wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
+    bed b = {.ranks = 2, .lanes = 1, .tracks = 1};
+    buffer front[2], back[2];
+    for (int r = 0; r < 2; r++) {
+        must((b.engines[r] = wc_engine_new(&config)) != NULL, "wc_engine_new");
+        front[r] = buffer_new(COUNT * 4);
+        back[r] = buffer_new(COUNT * 4);
+        fill(front[r], r);
+    }
+    uint64_t id = 0, epoch = 0;
+    for (int bit = -1; bit < STREAM * 8; bit++) { /* -1: none, to see that the whole stream is tried */
+        int ends[2][2], passed_on = 0;
+        for (int r = 0; r < 2; r++) {
+            tcp_pair(ends[r]);
+            must(wc_link_open(b.engines[r], link_to(1 - r), 1, 1, epoch + 1) == 0, "link");
+            must(wc_lane_attach(b.engines[r], link_to(1 - r), 0, ends[r][0], 1) == 0, "attach");
+            CHECK(post_ring(&b, ALL, 2, r, sum_of(id + 1, epoch + 1, 1, COUNT), front[r], back[r]) == 0);
+        }
+        id++, epoch++;
+        wc_event event[2] = {{0}, {0}};
+        while (!event[1].type) {
+            struct pollfd waiting[] = {{.fd = ends[0][1], .events = POLLIN}, {.fd = ends[1][1], .events = POLLIN},
+                                       {.fd = wc_engine_fd(b.engines[1]), .events = POLLIN}};
+            if (!CHECK(poll(waiting, 3, DEADLINE_MS) > 0))
+                break; /* a silent wait */
+            for (int r = 0; r < 2; r++) {
+                uint8_t bytes[STREAM];
+                ssize_t n = waiting[r].revents ? recv(ends[r][1], bytes, sizeof bytes, 0) : 0;
+                if (n <= 0)
+                    continue;
+                if (r == 0 && bit >= 8 * passed_on && bit < 8 * (passed_on + (int)n))
+                    bytes[bit / 8 - passed_on] ^= (uint8_t)(1u << bit % 8);
+                passed_on += r == 0 ? (int)n : 0;
+                send(ends[1 - r][1], bytes, (size_t)n, MSG_NOSIGNAL);
+            }
+            if (waiting[2].revents)
+                event[1] = next_event(b.engines[1], 0);
+        }
+        if (bit < 0) {
+            CHECK(event[1].type == WC_EV_DONE && passed_on == STREAM && is_sum(back[1], ALL, 2));
+        } else if (!CHECK(event[1].type == WC_EV_LANE_DOWN && event[1].error == EBADMSG)) {
+            fprintf(stderr, "  bit %d: event %u, error %d, %s\n", bit, event[1].type, event[1].error, event[1].text);
+        }
+        for (int r = 0; r < 2; r++) {
+            uint8_t rest[STREAM];
+            CHECK(wc_link_close(b.engines[r], link_to(1 - r)) == 0 && wc_cancel(b.engines[r], id) == 0);
+            fcntl(ends[r][1], F_SETFL, 0);
+            while (recv(ends[r][1], rest, sizeof rest, 0) > 0) /* until the engine has closed its end */
+                continue;
+            close(ends[r][1]);
+        }
+        for (int r = 0; r < 2; r++) /* what rank 0 has finished, or heard of its lane, comes before */
+            do
+                event[r] = next_event(b.engines[r], DEADLINE_MS);
+            while (event[r].type && event[r].type != WC_EV_CANCELLED && CHECK(event[r].type != WC_EV_MISMATCH));
+    }
+    bed_stop(&b);
+    for (int r = 0; r < 2; r++)
+        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
+/* Lanes whose ends have agreed to do without checksums: payloads are believed, headers are not. */
+static void test_without_checksums(void)
+{
+    uint8_t payload[RAW_BYTES] = {3};
+    for (int flipped = 0; flipped < 2; flipped++) {
+        raw r = raw_start(0);
+        wc_frame frame = good_frame();
+        frame.checksum = 1;
+        frame = sealed(frame, payload, RAW_BYTES);
+        frame.fingerprint ^= (uint64_t)flipped << 40;
+        send(r.fd, &frame, sizeof frame, MSG_NOSIGNAL);
+        send(r.fd, payload, RAW_BYTES, MSG_NOSIGNAL);
+        wc_event event = next_event(r.engine, DEADLINE_MS);
+        CHECK(flipped ? event.type == WC_EV_LANE_DOWN && event.error == EBADMSG : event.type == WC_EV_DONE);
+        raw_stop(&r);
+    }
+}
+
 static void test_garbage(void)
 {
     for (int round = 0; round < 300; round++) {
-        raw r = raw_start();
+        raw r = raw_start(1);
         uint8_t bytes[1024];
         size_t size = draw() % sizeof bytes + 1;
         wc_frame frame = good_frame();
         for (size_t i = 0; i < sizeof bytes; i++)
             bytes[i] = round % 3 == 0 ? 0 : (uint8_t)draw();
         if (round % 3 == 2) { /* nearly right: one byte of a good header is changed */
+            frame = sealed(frame, bytes + sizeof frame, RAW_BYTES);
             memcpy(bytes, &frame, sizeof frame);
             bytes[draw() % sizeof frame] ^= (uint8_t)(1 + draw() % 255);
         }
         send(r.fd, bytes, size, MSG_NOSIGNAL);
         shutdown(r.fd, SHUT_WR); /* truncated, or followed by nothing */
         wc_event event = next_event(r.engine, DEADLINE_MS);
-        if (event.type == WC_EV_MISMATCH)
-            event = next_event(r.engine, DEADLINE_MS);
-        CHECK(event.type == WC_EV_LANE_DOWN);
+        CHECK(event.type == WC_EV_LANE_DOWN && (event.error == EBADMSG || event.error == 0));
         raw_stop(&r);
     }
 }
@@ -587,7 +679,7 @@ static void test_arguments(void)
     uint8_t memory[64] = {0};
     CHECK(wc_link_open(engine, 1, 0, 1, 1) == -1 && wc_link_open(engine, 1, 2, 3, 1) == -1 && wc_link_open(engine, 1, 2, 0, 1) == -1);
     CHECK(wc_link_open(engine, 1, 2, 1, 1) == 0 && wc_link_open(engine, 1, 2, 1, 1) == -1);
-    CHECK(wc_lane_attach(engine, 1, 2, -1) == -1 && wc_lane_attach(engine, 2, 0, -1) == -1);
+    CHECK(wc_lane_attach(engine, 1, 2, -1, 1) == -1 && wc_lane_attach(engine, 2, 0, -1, 1) == -1);
     wc_step good = {.link = 1, .length = 64, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};
     wc_op op = {.id = 1, .epoch = 1, .front = memory, .back = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2, .tracks = 1,
                 .steps_count = 1};
@@ -627,6 +719,8 @@ int main(void)
     test_parked();
     for (int round = 0; round < 2; round++)
         test_early(round);
+    test_flips();
+    test_without_checksums();
     test_garbage();
     test_arguments();
     printf("%ld passed, %ld failed\n", passed, failed);

@@ -91,14 +91,12 @@ class EngineMember:
         self._tensors: dict[int, list[np.ndarray]] = {}
         self._prepared: dict[tuple[str, int], Any] = {}
         for checksum in (False, True):
-            engine = self._engines[checksum] = Engine(
-                workers=max(1, min(4, (os.cpu_count() or 1) // 2)), checksum=checksum
-            )
+            engine = self._engines[checksum] = Engine(workers=max(1, min(4, (os.cpu_count() or 1) // 2)))
             for other, sockets in _connect_all(rank, world_size, f"{folder}/{int(checksum)}").items():
                 engine.open_link(other, len(sockets), 1)
                 for lane, sock in enumerate(sockets):
                     sock.setblocking(False)
-                    engine.attach_lane(other, lane, sock.detach())
+                    engine.attach_lane(other, lane, sock.detach(), checksum)
 
     def tensor(self, mode: str, nbytes: int) -> np.ndarray:
         if nbytes not in self._tensors:

@@ -39,7 +39,6 @@ from wancoll.schedule.choose import make
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 
 HEADER = struct.Struct("<IBBHQQQQII")
-MAGIC = 0x4C434E57
 
 
 # ---- values ---------------------------------------------------------------------------------------------
@@ -338,10 +337,11 @@ class Relay:
 
 
 def frame(payload: bytes, *, epoch: int = 5, seq: int = 1, number: int = 0, offset: int = 0, **other: int) -> bytes:
-    length, flags = other.get("length", len(payload)), other.get("flags", 1)
+    """A frame with its check words; *other*: version, fingerprint, length."""
+    length, version = other.get("length", len(payload)), other.get("version", 2)
     fingerprint = other.get("fingerprint", FINGERPRINT)
-    head = HEADER.pack(MAGIC, 1, flags, number, epoch, seq, fingerprint, offset, length, 0)[:44]
-    return head + struct.pack("<I", crc32c(head + payload) if flags else 0) + payload
+    head = HEADER.pack(0, version, 0, number, epoch, seq, fingerprint, offset, length, crc32c(payload))[4:]
+    return struct.pack("<I", crc32c(head)) + head + payload
 
 
 class Neighbour:
@@ -425,11 +425,11 @@ def test_frames_as_the_header_says(neighbour: Neighbour) -> None:
     data, offset = front.tobytes(), 0
     while offset < len(data):
         head = neighbour.read(48)
-        magic, version, flags, number, epoch, seq, fingerprint, at, length, checksum = HEADER.unpack(head)
-        assert (magic, version, flags, number, epoch, seq, fingerprint, at) == (
-            MAGIC,
-            1,
-            1,
+        check, version, reserved, number, epoch, seq, fingerprint, at, length, checksum = HEADER.unpack(head)
+        assert (check, version, reserved, number, epoch, seq, fingerprint, at) == (
+            crc32c(head[4:]),
+            2,
+            0,
             0,
             5,
             1,
@@ -439,7 +439,7 @@ def test_frames_as_the_header_says(neighbour: Neighbour) -> None:
         assert 0 < length <= 64 * KIB
         payload = neighbour.read(length)
         assert payload == data[at : at + length]
-        assert checksum == crc32c(head[:44] + payload)
+        assert checksum == crc32c(payload)
         offset += length
     assert wait_for(neighbour.engine, Done).bytes_sent == len(data) + 48 * 4
 
@@ -602,7 +602,7 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
         head = neighbour.read(48)
         _, _, _, _, epoch, _, _, at, length, checksum = HEADER.unpack(head)
         payload = neighbour.read(length)
-        assert checksum == crc32c(head[:44] + payload)
+        assert checksum == crc32c(payload)
         if epoch == 6:
             break
         assert payload == before[at : at + length]
@@ -615,7 +615,7 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        (b"\0" * 48, "magic"),
+        (b"\0" * 48, "checksum: 682b3d5c over a header that says 00000000"),
         (frame(b"1234", length=0xFFFFFFFF), "4294967295 bytes"),
         (frame(b"1234", length=64 * KIB + 4), "at most 65536"),
         (frame(b"x" * 404, length=404), "404 bytes"),
@@ -624,7 +624,7 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
         (frame(b"1234", offset=4), "offset 4"),
         (frame(b"1234", offset=2**64 - 4), "offset 18446744073709551612"),
         (frame(b"1234", number=1), "step 1"),
-        (frame(b"1234", flags=2), "flags 02"),
+        (frame(b"1234", version=1), "version 1"),
         (frame(b"1234")[:-1] + b"5", "checksum"),
         (frame(b"1234", epoch=4)[:-1] + b"5", "checksum"),
         (frame(b"x" * 400)[:100], "within a frame"),

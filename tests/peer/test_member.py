@@ -287,7 +287,7 @@ def test_the_master_asks_for_a_call_that_comes_later() -> None:
     d = Driver(1, 2)
     assert d.member.abort(m.Abort("g", 1, 1, "mismatch")) == []
     [answer] = d.post()
-    assert answer == cmd.ToMaster(m.Mismatch("g", 1, 1, 1, str(data())))
+    assert answer == cmd.ToMaster(m.Mismatch("g", 1, 1, 1, str(data()), data().fingerprint()))
 
 
 def test_on_failure_raise_asks_the_master_to_give_the_op_up() -> None:

@@ -6,18 +6,20 @@ import fcntl
 import mmap
 import os
 import socket
+from contextlib import nullcontext
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from wancoll.errors import ConfigError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
-from wancoll.net.dial import read_frame
+from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.listen import open_listeners
 from wancoll.peer.arena import Arena
-from wancoll.peer.links.lanes import advertised, check_congestion_control
+from wancoll.peer.links.lanes import advertised, check_congestion_control, greet
 from wancoll.peer.links.probes import probe
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
@@ -99,6 +101,19 @@ async def test_a_probe_tells_who_answers(answer: bytes, outcome: str) -> None:
             ok, reason = await probe([address], "bob", DEFAULT)
     assert ok == (outcome == "")
     assert outcome in reason
+
+
+async def test_a_lane_that_shall_have_checksums_is_not_opened_without() -> None:
+    hello = m.LaneHello(PROTOCOL_VERSION, "g", b"0" * 16, 1, 2, 0, 0, 0, 1)
+    for wanted, given, refused in ((True, False, True), (True, True, False), (False, True, False)):
+        ours, theirs = trio.socket.socketpair()
+        await theirs.send(encode(m.LaneWelcome("bob", given)))
+        asked = replace(hello, checksums=wanted)
+        with pytest.raises(DialFailed, match="refused checksums") if refused else nullcontext():
+            assert (await greet(trio.SocketStream(ours), asked, "bob")).checksums == given
+        assert await read_frame(theirs, m.LaneFirst, who="dialler") == asked
+        ours.close()
+        theirs.close()
 
 
 def test_failpoints_need_the_token() -> None:

@@ -85,7 +85,7 @@ def perf(
             validator=between(1, DEFAULT.max_lanes), help="TCP connections to each other peer; not with --socket."
         ),
     ] = 8,
-    checksum: Annotated[bool, Parameter(help="Send a checksum with every frame; not with --socket.")] = True,
+    checksum: Annotated[bool, Parameter(help="Checksums over all data; not with --socket.")] = True,
     outside_arena: Annotated[
         bool, Parameter(negative=(), help="Use ordinary arrays, which are copied in and out, not those of comm.empty.")
     ] = False,

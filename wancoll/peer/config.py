@@ -84,7 +84,10 @@ class PeerConfig:
     congestion_control: Annotated[
         str, Parameter(help="TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.")
     ] = ""
-    checksum: Annotated[bool, Parameter(help="Send a checksum (crc32c) with every frame.")] = True
+    checksum: Annotated[
+        bool,
+        Parameter(help="Checksums (crc32c) over all data. A connection goes without only if both ends want that."),
+    ] = True
     arena_bytes: Annotated[
         int,
         Parameter(

@@ -304,7 +304,7 @@ async def serve(
     data_sockets = open_listeners(config.listen)
     local_socket = claim_socket(path)
     try:
-        with Engine(workers=workers, checksum=config.checksum) as engine:
+        with Engine(workers=workers) as engine:
             async with trio.open_nursery() as nursery:
                 daemon = Daemon(config, name, engine, data_sockets[0], nursery)
                 nursery.start_soon(daemon.watch_engine)

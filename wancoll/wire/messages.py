@@ -223,6 +223,7 @@ class LaneHello(Message, frozen=True):
     plan: Bits  # stands for what the epoch's plan says of lanes; an end that knows another plan waits for the epoch
     lane: Annotated[int, Meta(ge=0, le=255)]
     generation: Number  # grows with every dial of the link; the highest wins
+    checksums: bool = True  # whether the dialler wants payloads to carry one
 
 
 class ProbeHello(Message, frozen=True):
@@ -237,9 +238,10 @@ class ProbeHello(Message, frozen=True):
 
 
 class LaneWelcome(Message, frozen=True):
-    """The lane is open."""
+    """The lane is open. Its payloads carry *checksums*, both ways, if either end wants it."""
 
     daemon: Name
+    checksums: bool = True
 
 
 class LaneRefused(Message, frozen=True):
@@ -498,6 +500,7 @@ class Mismatch(Message, frozen=True):
     epoch: Number
     seq: Number
     call: Text
+    fingerprint: Bits = 0  # of my descriptor
 
 
 class GiveUp(Message, frozen=True):

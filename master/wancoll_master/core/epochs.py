@@ -306,9 +306,13 @@ def _digests_differ(step: Step, group: Group, seq: int, entry: Pending) -> None:
     for member in group.members:
         by_digest.setdefault(entry.done[member.mid], []).append(member)
     told = "; ".join(f"{digest:016x} on {names(members)}" for digest, members in by_digest.items())
-    text = clip(f"results of operation {seq} differ: {told}")
+    _try_again(step, group, seq, "digest", clip(f"results of operation {seq} differ: {told}"))
+
+
+def _try_again(step: Step, group: Group, seq: int, kind: str, text: str) -> None:
+    """Members that call the same have come apart at *seq*: it runs again, but not for ever (R13)."""
     failures = group.digest_failures[seq] = group.digest_failures.get(seq, 0) + 1
-    step.record(group, "digest", text)
+    step.record(group, kind, text)
     if failures > step.limits.digest_retries:
         group.voids[seq] = m.Void(seq, "ProtocolError", clip(f"{text}; it was tried {failures} times"), {})
         new_epoch(step, group, f"{text}; given up")
@@ -395,6 +399,7 @@ def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
     asking = group.current.asking
     if asking is not None and asking.seq == seq:
         asking.calls[member.mid] = clip(message.call, _CALL_CHARS)
+        asking.fingerprints.add(message.fingerprint)
         if len(asking.calls) == len(group.members):
             conclude_asking(step, group)
 
@@ -408,9 +413,18 @@ def ask_calls(step: Step, group: Group, seq: int) -> None:
 
 
 def conclude_asking(step: Step, group: Group) -> None:
-    """All have answered, or had the time to: the op fails on every member, with all calls named."""
+    """All have answered, or had the time to: the op fails on every member, with all calls named.
+
+    If they all call the same, somebody misread somebody: it runs again.
+    """
     asking = group.current.asking
-    if asking is not None:
+    if asking is None:
+        return
+    alike = len(asking.fingerprints) == 1 and len(set(asking.calls.values())) == 1
+    if alike and len(asking.calls) == len(group.members):
+        text = f"members say that their calls differ at operation {asking.seq}, but they are equal"
+        _try_again(step, group, asking.seq, "mismatch", text)
+    else:
         calls = {member.name: asking.calls.get(member.mid, "not called yet") for member in group.members}
         _void_mismatch(step, group, asking.seq, calls)
 

@@ -125,6 +125,7 @@ class Asking:
     seq: int
     deadline: float
     calls: dict[int, str] = field(default_factory=dict)  # by mid
+    fingerprints: set[int] = field(default_factory=set)  # of those calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ class Group:
     awaited: dict[tuple[str, str], tuple[float, bool]] = field(default_factory=dict)
     committed: int = 0
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq, all above committed
-    digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which digests differed
+    digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which members came apart there
     p2p_count: int = 0
     bad_pairs: dict[tuple[int, int], float] = field(default_factory=dict)  # pair of mids -> until when
     troubles: dict[tuple[str, str], Trouble] = field(default_factory=dict)  # by names: who, with whom; newest last

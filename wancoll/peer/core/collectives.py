@@ -210,7 +210,9 @@ class Collectives(Book):
         return self._standing.say(m.GiveUp(*self.seat.head, [op.seq for op in ops], reason[:1000]))
 
     def _answer(self, op: Op) -> cmd.Command:
-        return self._standing.say(m.Mismatch(*self.seat.head, op.seq, str(self.meaning(op).descriptor)[:4000]))
+        meaning = self.meaning(op)
+        call = str(meaning.descriptor)[:4000]
+        return self._standing.say(m.Mismatch(*self.seat.head, op.seq, call, meaning.fingerprint))
 
     def _result(self, op: Op, now: float) -> m.Result:
         return outcomes.result(op, self.seat.epoch.epoch, list(self.seat.world.names), op.digest, now)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from wancoll.engine import Engine
 from wancoll.errors import ProtocolError
@@ -173,7 +174,7 @@ class LinkHub:
         if link is not None:
             self.step(core.Broken(number, f"lane {lane} to {link.other.name}: {reason}"))
 
-    def _hand_over(self, number: int, lane: int, stream: trio.SocketStream) -> None:
+    def _hand_over(self, number: int, lane: int, stream: trio.SocketStream, checksums: bool) -> None:
         """Give the connection to the engine, if it is still of use; the socket is ours no more."""
         link = self._core.open().get(number)
         if link is None or link.owner.epoch is None or not self._core.awaits(number, lane):
@@ -188,7 +189,7 @@ class LinkHub:
         fd = stream.socket.detach()
         with contextlib.suppress(OSError):  # no descriptor left: the lane works, but is not watched
             self._watched[number][lane] = socket.socket(fileno=os.dup(fd))
-        self._engine.attach_lane(number, lane, fd)
+        self._engine.attach_lane(number, lane, fd, checksums)
         self.step(core.Attached(number, lane))
 
     # ---- dialling ------------------------------------------------------------------------------------
@@ -205,17 +206,18 @@ class LinkHub:
         try:
             with trio.fail_after(limit):
                 stream = await dial(other.addresses, limit)
-                found = await _greet_or_close(stream, hello, f"{other.name} at {other.addresses[0]}")
+                hello = replace(hello, checksums=self._config.checksum)
+                answer = await _greet_or_close(stream, hello, f"{other.name} at {other.addresses[0]}")
         except DialFailed as bad:
             self.step(core.Broken(what.number, str(bad)))
         except trio.TooSlowError:
             self.step(core.Broken(what.number, f"{other.addresses[0]}: no answer within {limit:.1f} s"))
         else:
-            if found == other.daemon:
-                self._hand_over(what.number, hello.lane, stream)
+            if answer.daemon == other.daemon:
+                self._hand_over(what.number, hello.lane, stream, answer.checksums)
             else:
                 stream.socket.close()
-                reason = f"{other.addresses[0]}: expected daemon {other.daemon}, got {found}"
+                reason = f"{other.addresses[0]}: expected daemon {other.daemon}, got {answer.daemon}"
                 self.step(core.Broken(what.number, reason))
 
     # ---- accepting -----------------------------------------------------------------------------------
@@ -256,8 +258,9 @@ class LinkHub:
                 case core.Refuse(_, reason):
                     await stream.send_all(encode(m.LaneRefused(reason)))
                 case core.Welcome(_, number, lane):
-                    await stream.send_all(encode(m.LaneWelcome(self._daemon)))
-                    self._hand_over(number, lane, stream)
+                    checksums = hello.checksums or self._config.checksum
+                    await stream.send_all(encode(m.LaneWelcome(self._daemon, checksums)))
+                    self._hand_over(number, lane, stream, checksums)
         except BaseException:
             if isinstance(answer.command, core.Welcome):  # nobody would notice: the engine has no lane to lose
                 self.step(core.Broken(answer.command.number, f"{who} went away during the handshake"))
@@ -267,7 +270,7 @@ class LinkHub:
             self.step(core.Gone(knock))
 
 
-async def _greet_or_close(stream: trio.SocketStream, hello: m.LaneHello, who: str) -> str:
+async def _greet_or_close(stream: trio.SocketStream, hello: m.LaneHello, who: str) -> m.LaneWelcome:
     try:
         return await greet(stream, hello, who)
     except BaseException:

@@ -84,20 +84,22 @@ def _offers(name: str) -> bool:
     return True
 
 
-async def greet(stream: trio.SocketStream, hello: m.LaneHello | m.ProbeHello, who: str) -> str:
-    """Dialler's half of the handshake; returns the id of the daemon that answered.
+async def greet(stream: trio.SocketStream, hello: m.LaneHello | m.ProbeHello, who: str) -> m.LaneWelcome:
+    """Dialler's half of the handshake; returns the answer.
 
     Raises:
         DialFailed: refused, closed or not understood.
     """
     try:
         await stream.send_all(encode(hello))
-        answer = await read_frame(stream.socket, m.LaneAnswer, who=who)
+        answer: m.LaneAnswer = await read_frame(stream.socket, m.LaneAnswer, who=who)
     except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
         raise DialFailed(f"{who}: {bad}") from bad
     if isinstance(answer, m.LaneRefused):
         raise DialFailed(f"{who} refused: {answer.reason}")
-    return str(answer.daemon)
+    if isinstance(hello, m.LaneHello) and hello.checksums and not answer.checksums:
+        raise DialFailed(f"{who} refused checksums")
+    return answer
 
 
 def kernel_view(sock: Any) -> TcpInfo | None:

@@ -39,7 +39,7 @@ async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> tuple[
         with trio.fail_after(limits.probe_timeout):
             stream = await dial(addresses, limits.probe_timeout)
             async with stream:
-                found = await greet(stream, m.ProbeHello(PROTOCOL_VERSION, daemon), ", ".join(addresses))
+                found = (await greet(stream, m.ProbeHello(PROTOCOL_VERSION, daemon), ", ".join(addresses))).daemon
     except DialFailed as bad:
         return False, str(bad)
     except trio.TooSlowError:
@@ -125,7 +125,7 @@ async def _send_burst(
 
 
 async def _expect(stream: trio.SocketStream, hello: m.ProbeHello, ask: m.MeasureLink) -> None:
-    found = await greet(stream, hello, ", ".join(ask.addresses))
+    found = (await greet(stream, hello, ", ".join(ask.addresses))).daemon
     if found != ask.daemon:
         raise DialFailed(f"{', '.join(ask.addresses)}: expected daemon {ask.daemon}, got {found}")
 
