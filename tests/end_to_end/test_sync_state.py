@@ -17,7 +17,7 @@ from tests.later import later
 from wancoll.chaos import Cluster, in_threads
 from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
-from wancoll.errors import ConfigError, OperationAborted
+from wancoll.errors import ArenaFull, ConfigError, OperationAborted
 from wancoll.sync.manifest import STRIPE
 
 NAMES = itertools.count(1)
@@ -461,7 +461,7 @@ def test_an_arena_without_room_is_everybodys_error(cluster: Cluster, full: int) 
         arena = comms[full]._connection.arena
         hog = comms[full].empty(arena.nbytes - arena.nbytes // 4, np.uint8)
         rest = []
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(ArenaFull):
             while True:
                 rest.append(comms[full].empty(STRIPE, np.uint8))
         states = [{"x": numbers(2 * STRIPE, k)} for k in range(2)]

@@ -17,7 +17,7 @@ MOST = 1 << 62
 TAUGHT = 1 << 60
 Number = Annotated[int, Meta(ge=0, le=MOST)]
 Taught = Annotated[int, Meta(ge=0, le=TAUGHT)]
-Bits = Annotated[int, Meta(ge=0)]  # any 64: digests, random identities; they are compared, never counted
+Bits = Annotated[int, Meta(ge=0)]  # any 64: digests, identities, tags; they are compared, never counted
 Real = Annotated[float, Meta(ge=-1e15, le=1e15)]  # finite; whether it can be is judged by who uses it
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -117,7 +117,7 @@ class Post(Message, frozen=True):
     back: Number
     epoch: Number
     peer: Rank = -1  # of send and recv
-    tag: Number = 0
+    tag: Bits = 0
 
 
 class Detach(Message, frozen=True):
@@ -533,7 +533,7 @@ class P2PCall(Message, frozen=True):
     epoch: Number
     number: Number
     other: Number  # mid of the receiver, or of the sender
-    tag: Number
+    tag: Bits
     sends: bool
     dtype: Annotated[int, Meta(ge=0, le=8)]
     count: Number
