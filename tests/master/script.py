@@ -265,7 +265,7 @@ class Script(Room):
                 return f"{self._label(conn)} < {self._text(said)}"
             case Broadcast(conns, said):
                 return f"{' '.join(map(self._label, conns))} < {self._text(said)}"
-            case Announce(to, epoch):
+            case Announce(to, epoch, _):
                 return f"{' '.join(self._label(conn) for conn, _ in to)} < {self._text(epoch)}"
 
     def _short(self, text: str) -> str:

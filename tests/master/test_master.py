@@ -22,9 +22,10 @@ from wancoll.errors import ConfigError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
+from wancoll.wire.epochs import applied
 from wancoll.wire.framing import Decoder, encode
 from wancoll_master.config import MasterConfig
-from wancoll_master.core.ready import Persist, Used, encode_epochs
+from wancoll_master.core.ready import Persist, Used, encode_for_each
 from wancoll_master.serve import serve
 from wancoll_master.server import FIRST_MESSAGE_BYTES
 from wancoll_master.store import journal as journal_module
@@ -40,13 +41,14 @@ class Peer:
         self.stream = stream
         self._decoder: Decoder[Any] = Decoder(m.FromMaster, 1 << 20)
         self._ready: list[Any] = []
+        self._epochs: dict[int, m.Epoch] = {}  # as told last, by member
         self.ended = False
 
     async def say(self, *messages: Any) -> None:
         await self.stream.send_all(b"".join(map(encode, messages)))
 
     async def hear(self) -> Any:
-        """The next message; None at the end of the stream."""
+        """The next message; None at the end of the stream. What changed in an epoch is put together."""
         with trio.fail_after(10):
             while not self._ready:
                 try:
@@ -56,7 +58,12 @@ class Peer:
                 if not data:
                     return None
                 self._ready = self._decoder.feed(data)
-        return self._ready.pop(0)
+        message = self._ready.pop(0)
+        if isinstance(message, m.EpochChange):
+            message = applied(self._epochs[message.to], message)
+        if isinstance(message, m.Epoch):
+            self._epochs[message.to] = message
+        return message
 
     async def expect(self, kind: Any) -> Any:
         """The next message of *kind*; others are skipped."""
@@ -499,4 +506,4 @@ def test_epochs_for_many_are_what_each_would_have_been_sent():
     }
     epoch = m.Epoch(**fields)
     mids = [0, 5, 1 << 40]
-    assert encode_epochs(epoch, mids) == [encode(msgspec.structs.replace(epoch, to=mid)) for mid in mids]
+    assert encode_for_each(epoch, mids) == [encode(msgspec.structs.replace(epoch, to=mid)) for mid in mids]

@@ -7,8 +7,9 @@ import pytest
 from tests.master.transcript import GROUP, Room
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
+from wancoll.wire.epochs import applied
 from wancoll_master.core import membership
-from wancoll_master.core.ready import Ready, Received
+from wancoll_master.core.ready import Announce, Ready, Received, frames, tellings
 
 
 @pytest.fixture
@@ -125,3 +126,49 @@ def test_the_plan_cuts_finely_between_machines_and_coarsely_within_one(addresses
     epochs = [message for conn in room.conns.values() for message in room.inbox[conn] if isinstance(message, m.Epoch)]
     assert [epoch.plan.stripe for epoch in epochs] == [expected, expected]
     assert [epoch.plan.turns for epoch in epochs] == [expected == 256 << 10] * 2
+
+
+def test_a_program_whose_calls_never_match_ends_with_a_named_reason_and_few_bytes() -> None:
+    room = Room()
+    room.form(4)
+    calls = ["all_reduce(16777216 x float32, op=avg)", "all_reduce(1048576 x float32, op=avg)"]
+    largest = nbytes = 0
+    for seq in range(1, room.limits.voids + 2):
+        room.clear()
+        for name in ("m0", "m1", "m2", "m3"):
+            room.mismatch(name, seq, calls[name == "m2"])
+        for message in room.ready.messages:
+            sizes = [len(frame) for _, frame in frames(message)]
+            largest, nbytes = max(largest, *sizes), nbytes + sum(sizes)
+    out = room.one("d0", m.Evicted)
+    assert out.committed_upto == 0
+    assert "2049 operations from 1 to 2049 were given up and none of them was committed" in out.reason
+    assert room.state.groups == {}
+    assert largest < 1024, "a text is said once"
+    assert nbytes < 4 * (room.limits.voids + 1) * 512
+
+
+def test_of_a_mismatch_among_many_members_a_few_of_each_call_are_named() -> None:
+    room = Room()
+    room.form(60)
+    for name in list(room.names):
+        room.mismatch(name, 1, {"m7": "broadcast", "m30": "barrier"}.get(name, "all_reduce"))
+    (void,) = room.new_epoch().voids
+    assert len(void.calls) == 32
+    assert [who for who, call in void.calls.items() if call != "all_reduce"] == ["m7", "m30"]
+    assert void.text.endswith("; of 60 members 32 are named")
+
+
+def test_members_that_know_an_epoch_are_told_what_changed_and_joiners_the_whole() -> None:
+    room = Room()
+    room.form(3)
+    room.join("m3", start=3)
+    room.admit("m3")
+    base = room.group.told
+    room.all_update(1)
+    (announce,) = [message for message in room.ready.messages if isinstance(message, Announce)]
+    whole, changed = tellings(announce)
+    assert whole == (announce.epoch, [announce.to[3]])
+    assert isinstance(changed[0], m.EpochChange)
+    assert changed[1] == list(announce.to[:3])
+    assert applied(base, changed[0]) == announce.epoch

@@ -10,6 +10,7 @@ import msgspec
 
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
+from wancoll.wire.epochs import applied
 from wancoll.wire.framing import encode
 from wancoll_master.core import membership
 from wancoll_master.core.ready import (
@@ -23,6 +24,7 @@ from wancoll_master.core.ready import (
     Send,
     Tick,
     Used,
+    tellings,
 )
 from wancoll_master.plan.planning import propose
 
@@ -94,7 +96,11 @@ class Room:
                     assert len(set(conns)) == len(conns)
                     for conn in conns:
                         self._deliver(conn, said)
-                case Announce(to, epoch):
+                case Announce(to, epoch, base):
+                    for told, _ in tellings(message):
+                        if isinstance(told, m.EpochChange):
+                            assert base is not None
+                            assert applied(base, told) == epoch
                     assert self.persisted[0] >= epoch.epoch, "sent an epoch that the journal does not know"
                     assert [mid for _, mid in to] == [member.mid for member in epoch.members]
                     for conn, mid in to:

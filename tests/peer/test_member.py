@@ -13,6 +13,7 @@ from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.wire import messages as m
+from wancoll.wire.epochs import brief, change
 
 KEY = b"k" * 16
 
@@ -281,6 +282,32 @@ def test_voids_end_called_and_not_yet_called_ops_alike() -> None:
         (2, "CollectiveMismatch", {"m1": "a", "m2": "b"}),
     ]
     assert kinds(d.post()) == ["StartOp"]
+
+
+def test_a_void_that_is_told_again_in_short_keeps_its_text() -> None:
+    d = Driver(1, 2)
+    void = m.Void(1, "CollectiveMismatch", "calls differ", {"m1": "a", "m2": "b"})
+    d.member.enter_epoch(epoch(2, 1, 2, voids=[void]), 2.0)
+    d.member.enter_epoch(epoch(3, 1, 2, voids=[brief(void)]), 2.0)
+    [failure] = told(d.post(), m.Failure)
+    assert failure.calls == {"m1": "a", "m2": "b"}
+
+
+def test_an_epoch_is_entered_from_what_changed() -> None:
+    d = Driver(1, 2, 3)
+    second, third = epoch(2, 1, 3, upto=0), epoch(3, 3, 1, upto=0)
+    first = d.member.epoch
+    assert first is not None
+    changes = [change(first, second), change(second, third)]
+    for whole, changed in zip((second, third), changes, strict=True):
+        assert changed is not None
+        assert cmd.EnterEpoch in map(type, d.member.hear(changed, 2.0, 1, 1))
+        assert d.member.epoch == whole
+    assert d.member.hear(changed, 2.0, 1, 1) == [], "it is told again"
+    assert d.member.hear(msgspec.structs.replace(changed, epoch=4, term=0), 2.0, 1, 1) == [], "an old master tells"
+    with pytest.raises(ProtocolError, match="expected epoch 3 of group g; got epoch 2 of group g"):
+        d.member.hear(msgspec.structs.replace(changed, epoch=4), 2.0, 1, 1)
+    assert d.member.epoch == third
 
 
 def test_the_master_asks_for_a_call_that_comes_later() -> None:

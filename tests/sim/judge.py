@@ -58,7 +58,7 @@ class Judge:
 
     def decides(self, master: str, command: Any) -> None:
         match command:
-            case Announce(_, epoch):
+            case Announce(_, epoch, _):
                 self._announced(epoch)
                 self._of_master[master, epoch.epoch] = epoch
             case Broadcast(_, m.Commit() as commit):

@@ -30,6 +30,7 @@ from wancoll_master.core.ready import (
     Send,
     Tick,
     Used,
+    tellings,
 )
 from wancoll_master.plan.planning import propose
 
@@ -211,9 +212,10 @@ class Master(Process):
                         self._add(conn, said)
                 case Send(conn, said):
                     self._add(conn, said)
-                case Announce(to, epoch):
-                    for conn, mid in to:
-                        self._add(conn, msgspec.structs.replace(epoch, to=mid))
+                case Announce():
+                    for told, to in tellings(message):
+                        for conn, mid in to:
+                            self._add(conn, msgspec.structs.replace(told, to=mid))
             self.world.judge.decides(self.name, message)
             if self.trap is not None:
                 said = message.message if isinstance(message, Send) else message

@@ -193,7 +193,7 @@ class SmallWorld:
                         self.committed = max(self.committed, message.upto)
                     for conn in conns:
                         add(conn, message)
-                case Announce(to, epoch):
+                case Announce(to, epoch, _):
                     names = tuple(member.name for member in epoch.members)
                     if self.epochs.setdefault(epoch.epoch, names) != names:
                         raise Violation(f"epoch {epoch.epoch} of {self.epochs[epoch.epoch]} is used again for {names}")

@@ -191,7 +191,7 @@ class Daemon:
         now, number, master = trio.current_time(), self.control.number, self.control.master
         for session in [one for one in self._sessions if one.member.addressed(message)]:
             match message:
-                case m.Epoch():
+                case m.Epoch() | m.EpochChange():
                     log.info("epoch", group=message.group, epoch=message.epoch, reason=message.reason)
                 case m.Resumed():
                     log.info("the master is back", group=message.group, epoch=message.epoch, term=message.term)

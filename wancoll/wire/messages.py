@@ -88,6 +88,26 @@ class Epoch(Message, frozen=True):
     reason: Text
 
 
+class EpochChange(Message, frozen=True):
+    """A new epoch for member *to*, told by what changed since the epoch *base*, which the member was told last.
+
+    wancoll.wire.epochs makes it and puts it together again: what is not here is as it was.
+    """
+
+    group: Name
+    to: Number
+    term: Number
+    epoch: Number
+    base: Number
+    left: Annotated[list[Number], Meta(max_length=1024)]  # mids
+    joined: Annotated[list[MemberInfo], Meta(max_length=1024)]  # also who is told of otherwise than before
+    order: Annotated[list[Rank], Meta(max_length=1024)]  # by rank: place among who stayed, then joined; []: as they are
+    plan: Plan | None
+    committed_upto: Number
+    voids: Annotated[list[Void], Meta(max_length=8192)]  # beside those of base that are above committed_upto
+    reason: Text
+
+
 # ---- client and daemon, over the unix socket ---------------------------------------------------------
 
 
@@ -800,7 +820,9 @@ class Bye(Message, frozen=True):
 
 
 # For members; all have a group. The rest is for daemons.
-ToMember = Joined | Refused | Epoch | Commit | Resumed | Abort | Matched | Settled | Evicted | Waited | Redial
+ToMember = (
+    Joined | Refused | Epoch | EpochChange | Commit | Resumed | Abort | Matched | Settled | Evicted | Waited | Redial
+)
 
 
 FromMaster = Welcome | Pong | ToMember | Probe | MeasureLink | Status | StandsBy | Bye | Ok

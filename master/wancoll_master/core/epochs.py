@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
+from wancoll.wire.epochs import brief
 from wancoll_master.core import measuring, probing
 from wancoll_master.core.ready import Announce, Used
 from wancoll_master.core.state import Asking, Daemon, Gone, Group, Member, Pending, Slow, Step, clip, names, several
@@ -21,6 +23,9 @@ WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member
 GROUPS_KNOWN = 4096  # whose newest epochs are remembered
 GONE_DAEMONS = 1024  # lost daemons whose members' fate is kept for when they come back
 _CALL_CHARS = 200
+_CALLS_TOLD = 32  # of a mismatch
+_VOID_CHARS, _FEW_VOIDS = 300, 16
+_VOID_CHARS_OF_MANY = 100
 
 # ---- epochs -----------------------------------------------------------------------------------------
 
@@ -51,7 +56,10 @@ def new_epoch(step: Step, group: Group, reason: str, *, free: bool = False) -> N
         voids=list(group.voids.values()),
         reason=group.current.reason,
     )
-    step.ready.messages.append(Announce(tuple((member.daemon.conn, member.mid) for member in members), epoch))
+    to = tuple((member.daemon.conn, member.mid) for member in members)
+    step.ready.messages.append(Announce(to, epoch, group.told))
+    group.told = epoch
+    group.voids = {seq: brief(void) for seq, void in group.voids.items()}  # texts are sent once
     step.record(group, "epoch", f"{group.current.reason}; {len(members)} members: {names(members)}")
     probing.ensure_probes(step, group)
     measuring.ask_bandwidths(step, group)
@@ -314,8 +322,8 @@ def _try_again(step: Step, group: Group, seq: int, kind: str, text: str) -> None
     failures = group.digest_failures[seq] = group.digest_failures.get(seq, 0) + 1
     step.record(group, kind, text)
     if failures > step.limits.digest_retries:
-        group.voids[seq] = m.Void(seq, "ProtocolError", clip(f"{text}; it was tried {failures} times"), {})
-        new_epoch(step, group, f"{text}; given up")
+        what = m.Void(seq, "ProtocolError", clip(f"{text}; it was tried {failures} times"), {})
+        void(step, group, [what], f"{text}; given up")
     else:
         new_epoch(step, group, f"{text}; it runs again")
 
@@ -388,6 +396,20 @@ def _void_strayed_updates(step: Step, group: Group) -> None:
 # ---- voids ------------------------------------------------------------------------------------------
 
 
+def void(step: Step, group: Group, voids: list[m.Void], reason: str) -> None:
+    """Operations are given up for all: the next epoch says so (R14), as long as they do not become too many."""
+    group.voids.update({one.seq: one for one in voids})
+    if len(group.voids) <= step.limits.voids:
+        new_epoch(step, group, reason)
+        return
+    first, last = min(group.voids), max(group.voids)
+    why = (
+        f"{len(group.voids)} operations from {first} to {last} were given up and none of them was committed; expected "
+        f"at most {step.limits.voids} in a row; the last: {reason}; see that all members make the same calls"
+    )
+    lose(step, dict.fromkeys(group.members, clip(why)), "evicted", tell=True)
+
+
 def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
     """A member found that a neighbour calls something else, or answers what it calls itself."""
     group, seq = member.group, message.seq
@@ -431,9 +453,22 @@ def conclude_asking(step: Step, group: Group) -> None:
 
 def _void_mismatch(step: Step, group: Group, seq: int, calls: dict[str, str]) -> None:
     text = f"members called different collectives at operation {seq}"
-    group.voids[seq] = m.Void(seq, "CollectiveMismatch", text, calls)
-    step.record(group, "mismatch", f"{text}: " + "; ".join(f"{who}: {call}" for who, call in calls.items()))
-    new_epoch(step, group, text)
+    told = _few(calls)
+    more = f"; of {len(calls)} members {len(told)} are named" if len(told) < len(calls) else ""
+    step.record(group, "mismatch", f"{text}: " + "; ".join(f"{who}: {call}" for who, call in told.items()))
+    void(step, group, [m.Void(seq, "CollectiveMismatch", f"{text}{more}", told)], text)
+
+
+def _few(calls: dict[str, str]) -> dict[str, str]:
+    """Of many members' calls a few of each, the rarest first: everyone is told of everyone who is named."""
+    if len(calls) <= _CALLS_TOLD:
+        return calls
+    by_call: dict[str, list[str]] = {}
+    for who, call in calls.items():
+        by_call.setdefault(call, []).append(who)
+    rarest = sorted(by_call.values(), key=len)[:_CALLS_TOLD]
+    some = [who for several in zip_longest(*rarest) for who in several if who is not None][:_CALLS_TOLD]
+    return {who: calls[who] for who in calls if who in some}
 
 
 def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
@@ -443,9 +478,9 @@ def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     if not seqs:
         return
     check_window(step, group, seqs[-1])
-    text = clip(message.reason or f"the membership changed: {group.current.reason}", 300)
-    for seq in seqs:
-        group.voids[seq] = m.Void(seq, "OperationAborted", text, {})
-    several = f"operations {seqs[0]} to {seqs[-1]}" if len(seqs) > 1 else f"operation {seqs[0]}"
+    chars = _VOID_CHARS if len(seqs) <= _FEW_VOIDS else _VOID_CHARS_OF_MANY
+    text = clip(message.reason or f"the membership changed: {group.current.reason}", chars)
+    voids = [m.Void(seq, "OperationAborted", text, {}) for seq in seqs]
+    which = f"operations {seqs[0]} to {seqs[-1]}" if len(seqs) > 1 else f"operation {seqs[0]}"
     because = f": {clip(message.reason, 300)}" if message.reason else ""
-    new_epoch(step, group, f"{member.name} gave up {several}{because}")
+    void(step, group, voids, f"{member.name} gave up {which}{because}")

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from wancoll.wire import messages as m
+from wancoll.wire.epochs import change
 from wancoll.wire.framing import HEADER_BYTES, encode
 
 # ---- events -----------------------------------------------------------------------------------------
@@ -72,10 +73,11 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Send *epoch* to each (conn, mid) of *to*, with Epoch.to set to the mid."""
+    """Send *epoch* to each (conn, mid) of *to*; to members of *base*, who were told that one last, what changed."""
 
     to: tuple[tuple[int, int], ...]
     epoch: m.Epoch
+    base: m.Epoch | None = None
 
 
 Message = Send | Broadcast | Announce
@@ -89,16 +91,32 @@ def frames(message: Message) -> Iterator[tuple[int, bytes]]:
         case Broadcast(conns, what):
             frame = encode(what)
             yield from ((conn, frame) for conn in conns)
-        case Announce(to, epoch):
-            told = encode_epochs(epoch, [mid for _, mid in to])
-            yield from ((conn, frame) for (conn, _), frame in zip(to, told, strict=True))
+        case Announce():
+            for told, to in tellings(message):
+                packed = encode_for_each(told, [mid for _, mid in to])
+                yield from ((conn, frame) for (conn, _), frame in zip(to, packed, strict=True))
 
 
-def encode_epochs(epoch: m.Epoch, mids: list[int]) -> list[bytes]:
-    """The frames of *epoch* for each of *mids*: all but Epoch.to is encoded once, since worlds may be large."""
+Addressees = list[tuple[int, int]]  # (conn, mid)
+
+
+def tellings(announce: Announce) -> Iterator[tuple[m.Epoch | m.EpochChange, Addressees]]:
+    """What is sent, to be addressed to each: the whole, or what changed."""
+    base, epoch = announce.base, announce.epoch
+    changed = change(base, epoch) if base is not None else None
+    known = {member.mid for member in base.members} if base is not None and changed is not None else set()
+    whole = [one for one in announce.to if one[1] not in known]
+    if whole:
+        yield epoch, whole
+    if changed is not None and len(whole) < len(announce.to):
+        yield changed, [one for one in announce.to if one[1] in known]
+
+
+def encode_for_each(message: m.Epoch | m.EpochChange, mids: list[int]) -> list[bytes]:
+    """Its frames for each of *mids*: all but the field *to* is encoded once, since worlds may be large."""
     pack = msgspec.msgpack.encode
-    whole = pack(msgspec.structs.replace(epoch, to=0))
-    at = 1 + len(pack(type(epoch).__name__)) + len(pack(epoch.group))  # an array's first byte, tag, group; then the 0
+    whole = pack(msgspec.structs.replace(message, to=0))
+    at = 1 + len(pack(type(message).__name__)) + len(pack(message.group))  # an array's first byte, tag, group; then to
     head, tail = whole[:at], whole[at + 1 :]
     bodies = (head + pack(mid) + tail for mid in mids)
     return [len(body).to_bytes(HEADER_BYTES, "big") + body for body in bodies]

@@ -227,6 +227,7 @@ class Group:
     current: Current = field(default_factory=Current)
     # Before the first epoch, and joiners: what is still to be measured. By daemons: until when, whether the bandwidth.
     awaited: dict[tuple[str, str], tuple[float, bool]] = field(default_factory=dict)
+    told: m.Epoch | None = None  # the newest epoch that this master has begun: its members know it
     committed: int = 0
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq, all above committed
     digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which members came apart there

@@ -123,7 +123,9 @@ class Collectives(Book):
                 reason = "" if raises else self.meaning(op).refusal
                 if raises or reason:
                     refused.setdefault(reason, []).append(op)
-        self._voids.update({seq: void for seq, void in voids.items() if seq > self.called})
+        for seq, void in voids.items():
+            if seq > self.called:
+                self._voids.setdefault(seq, void)  # the first telling says most
         return commands + [self._give_up(reason, ops) for reason, ops in refused.items()]
 
     # ---- from the links and the engine ---------------------------------------------------------------

@@ -42,6 +42,7 @@ from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.p2p import P2P
 from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
+from wancoll.wire.epochs import applied
 
 
 class Member:
@@ -185,6 +186,8 @@ class Member:
                 return self.refused(message.reason)
             case m.Epoch():
                 return self.enter_epoch(message, now)
+            case m.EpochChange():
+                return self.change_epoch(message, now)
             case m.Commit():
                 return self.commit(message, now)
             case m.Resumed():
@@ -270,6 +273,16 @@ class Member:
         commands += self.p2p.cancel()
         commands.append(cmd.EnterEpoch(epoch, seat.neighbours, seat.spares))
         return commands + self.p2p.enter(seat)
+
+    def change_epoch(self, told: m.EpochChange, now: float) -> list[cmd.Command]:
+        """A new epoch, told by what changed since the one that this member is in.
+
+        Raises:
+            ProtocolError: it is about another base, or cannot be.
+        """
+        if self.over or self.seat is None or told.epoch <= self.epoch_number or told.term < self.seat.epoch.term:
+            return []
+        return self.enter_epoch(applied(self.seat.epoch, told), now)
 
     def commit(self, commit: m.Commit, now: float) -> list[cmd.Command]:
         """All ops of the epoch up to commit.upto are committed (R1, R3)."""

@@ -33,8 +33,9 @@ def result(op: Op, epoch: int, contributors: list[str], digest: int, now: float)
 
 def voided(op: Op, void: m.Void, group: str, here: str) -> m.Failure:
     """The master gave *op* up for all members; *here* says what this one called."""
-    hint = "make the same calls in the same order on every member" if void.calls else "the tensor is untouched"
-    got = f"here {here}" if void.calls else ""
+    differ = void.error == "CollectiveMismatch"
+    hint = "make the same calls in the same order on every member" if differ else "the tensor is untouched"
+    got = f"here {here}" if differ else ""
     who = f"op {op.seq} of group {group}"
     return m.Failure(op.client_id, void.error, void.text, who=who, got=got, hint=hint, calls=dict(void.calls))
 
