@@ -380,14 +380,25 @@ def test_one_silent_uplink_keeps_lanes_as_they_are(net):
     assert net.group.planned.plan.lanes == 8
 
 
-def test_a_pace_that_is_reached_is_raised_once(net):
+@pytest.mark.parametrize(("lost", "all_paces"), [(0.0, [62.5, 78.1]), (0.05, [62.5, 55, 68.8, 85.9, 77])])
+def test_a_pace_that_is_reached_is_raised_once_and_lowered_only_where_packets_are_lost(net, lost, all_paces):
     paces = [net.start(3).plan.pacing]
     for carried in (20 * MB, 48.5 * MB, *[70 * MB] * 20):  # the path has 70
         net.uplinks(min(carried, 8 * paces[-1]), 8)
+        net.tell("d0", m.LinkMeasure("d1", 0.08, 0, 8, lost))
         epoch = net.pass_update()
         if epoch is not None:
             paces.append(epoch.plan.pacing)
-    assert [round(8 * pace / MB, 1) for pace in paces] == [62.5, 55, 68.8, 85.9, 77]
+    assert [round(8 * pace / MB, 1) for pace in paces] == all_paces
+
+
+def test_a_machine_that_is_busy_for_a_while_leaves_the_pace_as_it_was(net):
+    before = net.start(3).plan.pacing
+    for carried in [10 * MB] * 30 + [40 * MB] * 10:
+        net.uplinks(carried, 8)
+        net.tell("d0", m.LinkMeasure("d1", 0, 12 * MB, 0, 0))  # a probe meanwhile
+        net.pass_update()
+    assert net.group.planned.plan.pacing == before
 
 
 def test_lanes_are_tried_only_after_some_looks(net, monkeypatch):

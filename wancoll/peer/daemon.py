@@ -80,6 +80,7 @@ class Daemon:
             self.control.send,
             lambda: bool(self._by_engine_id),
             lambda: self.control.addresses,
+            engine.pace_link,
         )
         self.watcher = Watcher(
             config.limits, self.links, lambda: self._sessions, self.control.send, lambda: self.control.interval

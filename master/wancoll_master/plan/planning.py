@@ -50,6 +50,7 @@ FILLED = 0.7  # share of what a probe found that lanes have to carry, for more o
 PACE = 1.1  # times the slowest uplink; a lane that falls behind can catch up
 PACE_LIMITS = 0.95  # share of the pace from which what is carried may be limited by it
 PACE_RAISE = 1.25  # times, to see whether it was
+PACE_LOSS = 0.01  # share of packets lost on an edge of the ring, from which a pace may be too high
 PACING_STAYS = 1.1  # times off, in both directions, before a pace is changed
 
 OVERHEAD = 50e-6  # seconds of a message beside the path's latency
@@ -342,7 +343,8 @@ def _wire(
         if _far(paths):
             sharing = FAR_SHARING
             carried = max(measures.uplink(daemon.name, lanes) for daemon in daemons)  # around a ring all carry the same
-            pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, before)
+            lost = _lost(measures, members)
+            pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, lost, before)
             pacing = int(pace / lanes)
     plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion, tracks=max(1, min(THREADS, lanes // sharing)))
     looks = before.looks if before is not None and before.plan.lanes == lanes else 0
@@ -395,23 +397,37 @@ def _capacity(measures: Measures, daemons: Sequence[Daemon]) -> float:
     return min((speed or inf for speed in found), default=inf)
 
 
+def _edges(members: Sequence[Member]) -> list[tuple[Daemon, Daemon]]:
+    """Of the ring, those within a machine left out."""
+    daemons = [member.daemon for member in members]
+    return [ends for ends in [*pairwise(daemons), (daemons[-1], daemons[0])] if not near(*ends)]
+
+
+def _lost(measures: Measures, members: Sequence[Member]) -> float:
+    """The share of packets that is lost on the worst edge of the ring."""
+    paths = [measures.paths.get((one.name, other.name)) for one, other in _edges(members)]
+    return max((path.loss for path in paths if path is not None), default=0.0)
+
+
 def _uplink(measures: Measures, members: Sequence[Member], lanes: int) -> float:
     """Bytes per second of the slowest edge of the ring that is known, else of the slowest uplink; 0: nothing is.
 
     Of each, the larger of what operations and probes found.
     """
-    daemons = [member.daemon for member in members]
-    edges = [ends for ends in [*pairwise(daemons), (daemons[-1], daemons[0])] if not near(*ends)]
+    edges = _edges(members)
     known = [max(measures.uplink(one.name, lanes), measures.bandwidth(one.name, other.name)) for one, other in edges]
     if not any(known):
+        daemons = [member.daemon for member in members]
         known = [max(measures.uplink(one.name), measures.probed(one.name)) for one in daemons]
     return min(filter(None, known), default=0.0)
 
 
-def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float, float]:
+def _pace(uplink: float, carried: float, lost: float, before: Planned | None) -> tuple[float, float]:
     """Bytes per second of all lanes of a link: the slowest *uplink*, since what is sent faster is lost in one queue.
 
-    The uplink may be known too low: a pace that operations reach is raised, but only once from the same uplink on.
+    The uplink may be known too low, since probes and operations find little where a machine is busy with something
+    else. So a pace is lowered only where packets are *lost*, and one that operations reach is raised, but only once
+    from the same uplink on. (Meanwhile the daemons raise their links' pace above the plan's where it is the limit.)
 
     Returns:
         The pace, 0 for no limit, and the uplink from which it was last raised.
@@ -424,7 +440,8 @@ def _pace(uplink: float, carried: float, before: Planned | None) -> tuple[float,
     if old and carried >= PACE_LIMITS * old and uplink > LANE_GAIN * raised:
         return PACE_RAISE * uplink, uplink
     pace = PACE * uplink
-    known = pace > old or carried >= FILLED * uplink  # operations that sent little say nothing of what is too fast
+    # Operations that sent little say nothing of what is too fast.
+    known = pace > old or (carried >= FILLED * uplink and lost >= PACE_LOSS)
     return (pace if known and not old / PACING_STAYS < pace < old * PACING_STAYS else old), raised
 
 

@@ -48,12 +48,14 @@ class WatchedLink(NamedTuple):
         daemon: at the other end.
         addresses: of that daemon.
         lanes: how many there are.
+        pacing: the plan's pace of a lane, bytes per second; 0: none.
     """
 
     engine_id: int
     daemon: str
     addresses: list[str]
     lanes: int
+    pacing: int = 0
 
 
 class LinkHub:
@@ -92,9 +94,9 @@ class LinkHub:
     def open_links(self) -> list[WatchedLink]:
         """Those in the engine, for measurements."""
         return [
-            WatchedLink(number, link.other.daemon, link.other.addresses, link.owner.epoch.plan.lanes)
+            WatchedLink(number, link.other.daemon, link.other.addresses, epoch.plan.lanes, epoch.plan.pacing)
             for number, link in self._up().items()
-            if link.owner.epoch is not None
+            if (epoch := link.owner.epoch) is not None
         ]
 
     def counts(self) -> dict[str, int]:

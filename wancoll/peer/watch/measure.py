@@ -10,6 +10,7 @@ import trio
 from wancoll.limits import Limits
 from wancoll.local import split_address
 from wancoll.net.dial import DialFailed
+from wancoll.peer.core.pacing import Pacer
 from wancoll.peer.core.tcpinfo import Observer, TcpInfo, parse_tcp_info
 from wancoll.peer.links.hub import WatchedLink
 from wancoll.peer.links.probes import burst, round_trip
@@ -19,6 +20,7 @@ log = structlog.get_logger("wancoll.measure")
 
 _LOOK = 0.25  # seconds between looks at the lanes
 _REPORT = 1.0  # seconds between reports to the master
+_BURSTS = 2  # of a path, of which the better one counts: the machine may be busy with something else
 _BURST_TRIES = 3  # a burst that an operation interrupted is tried again
 _IDLE_WAIT = 30.0  # seconds that a burst waits for the daemon to have no operation under way
 
@@ -33,6 +35,7 @@ class Measurer:
         send: to the master.
         busy: whether an operation is under way.
         here: gives this daemon's addresses; paths within one machine are not measured.
+        pace: from now on each lane of a link sends at most so many bytes per second.
     """
 
     def __init__(
@@ -43,21 +46,27 @@ class Measurer:
         send: Callable[[m.FromPeer], None],
         busy: Callable[[], bool],
         here: Callable[[], Iterable[str]],
+        pace: Callable[[int, int], None],
     ) -> None:
         self._limits, self._links, self._look, self._send = limits, links, look, send
-        self._busy, self._here = busy, here
-        self._observer = Observer()
+        self._busy, self._here, self._pace = busy, here, pace
+        self._observer, self._pacer = Observer(), Pacer()
         self._asked, self._asks = trio.open_memory_channel[m.MeasureLink](1024)
         self._burst = trio.CancelScope()
 
     # ---- what operations tell ------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Task: look at the lanes, and report what is new."""
+        """Task: look at the lanes, adapt their pace, and report what is new."""
         report_at = trio.current_time()
         while True:
             await trio.sleep(_LOOK)
-            self._observer.look({link.engine_id: (link.daemon, self._lanes(link)) for link in self._remote_links()})
+            looks = [(link, self._lanes(link)) for link in self._remote_links()]
+            self._observer.look({link.engine_id: (link.daemon, lanes) for link, lanes in looks})
+            paced = {link.engine_id: (link.pacing, lanes) for link, lanes in looks}
+            for number, pace in self._pacer.look(trio.current_time(), paced).items():
+                log.info("pace changed", link=number, megabytes_per_second=round(pace / 1e6, 3))
+                self._pace(number, pace)
             if trio.current_time() >= report_at:
                 report = self._observer.report()
                 if report is not None:
@@ -115,21 +124,32 @@ class Measurer:
 
     async def _send_bursts(self, wanted: trio.MemoryReceiveChannel[m.MeasureLink]) -> None:
         async for ask in wanted:
+            best = 0.0
+            for _ in range(_BURSTS):
+                rate = await self._send_burst(ask)
+                if rate > best or not best:
+                    best = rate
+                    self._send(m.LinkReport([m.LinkMeasure(ask.daemon, 0.0, best, 0, 0.0)]))
+                if not rate:
+                    break
+
+    async def _send_burst(self, ask: m.MeasureLink) -> float:
+        """Bytes per second; 0: not known."""
+        for _ in range(_BURST_TRIES):
+            if not await self._idle():
+                break
+            self._burst = trio.CancelScope()
             rate = 0.0
-            for _ in range(_BURST_TRIES):
-                if not await self._idle():
-                    break
-                self._burst = trio.CancelScope()
-                try:
-                    with self._burst:
-                        rate = await burst(ask, self._limits.probe_timeout)
-                except DialFailed as bad:
-                    log.info("bandwidth not measured", daemon=ask.daemon, reason=str(bad))
-                    break
-                if rate:
-                    log.info("bandwidth measured", daemon=ask.daemon, megabytes_per_second=round(rate / 1e6, 3))
-                    break
-            self._send(m.LinkReport([m.LinkMeasure(ask.daemon, 0.0, rate, 0, 0.0)]))
+            try:
+                with self._burst:
+                    rate = await burst(ask, self._limits.probe_timeout)
+            except DialFailed as bad:
+                log.info("bandwidth not measured", daemon=ask.daemon, reason=str(bad))
+                break
+            if rate:
+                log.info("bandwidth measured", daemon=ask.daemon, megabytes_per_second=round(rate / 1e6, 3))
+                return rate
+        return 0.0
 
     async def _idle(self) -> bool:
         """Wait until no operation is under way; False if there was always one."""

@@ -1,0 +1,104 @@
+"""The pace of lanes, by what a path does with it: no sockets, no engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from wancoll.limits import MIB
+from wancoll.peer.core import pacing
+from wancoll.peer.core.pacing import Pacer
+from wancoll.peer.core.tcpinfo import TcpInfo
+
+LANES = 8
+PACKET = 1448
+
+
+class Path:
+    """A path that carries *rate* bytes per second of one link; what is sent faster than *queue* times that is lost."""
+
+    def __init__(self, rate: float, planned: float, *, queue: float = 1.1, loss: float = 0.0, number: int = 1) -> None:
+        self.rate, self.queue, self.loss, self.number = rate, queue, loss, number
+        self.planned = int(planned / LANES)
+        self.pace = self.planned
+        self.pacer = Pacer()
+        self.now = 0.0
+        self.acked = self.busy = self.segments = self.lost = 0.0
+        self.changes = 0
+        self.look()
+
+    def look(self) -> None:
+        each = [int(value / LANES) for value in (self.acked, self.segments, self.lost)]
+        lane = TcpInfo(0.1, 0.1, 0.0, True, each[0], each[1], each[2], self.busy, 0)
+        lanes = dict.fromkeys(range(LANES), lane)
+        for number, pace in self.pacer.look(self.now, {self.number: (self.planned, lanes)}).items():
+            assert number == self.number
+            self.pace = pace
+            self.changes += 1
+
+    def run(self, seconds: float, *, share: float = 1.0, busy: float = 1.0) -> float:
+        """An operation, *share* of whose speed the machine can give now; returns bytes per second that it carried."""
+        before = self.acked, self.now
+        while self.now < before[1] + seconds - 1e-9:
+            self.now += 0.25
+            sent = max(1.0, min(self.pace * LANES * 0.95, self.rate * share * self.queue * 1.5))
+            carried = min(sent, self.rate * share)
+            over = max(0.0, 1 - self.rate * self.queue / sent) + self.loss
+            self.acked += carried * 0.25 * busy
+            self.busy += 0.25 * busy
+            self.segments += sent * 0.25 * busy / PACKET
+            self.lost += over * sent * 0.25 * busy / PACKET
+            self.look()
+        return (self.acked - before[0]) / seconds
+
+
+def test_a_pace_that_was_measured_on_a_busy_machine_recovers_while_operations_run() -> None:
+    path = Path(60 * MIB, planned=18 * MIB)
+    assert path.run(0.5) < 0.4 * path.rate
+    path.run(10.0)
+    assert path.run(5.0) > 0.9 * path.rate
+
+
+def test_operations_of_a_busy_machine_change_nothing_and_later_ones_get_all() -> None:
+    path = Path(60 * MIB, planned=66 * MIB)
+    path.run(30.0, share=0.3)
+    assert path.changes == 0
+    assert path.run(5.0) > 0.9 * path.rate
+
+
+def test_a_pace_at_which_packets_are_lost_is_left_and_tried_ever_more_seldom() -> None:
+    path = Path(60 * MIB, planned=40 * MIB)
+    path.run(60.0)
+    early = path.changes
+    assert path.pace * LANES <= pacing.STEP * path.queue * path.rate
+    path.run(240.0)
+    assert path.run(5.0) > 0.9 * path.rate
+    assert path.changes - early < 20
+    assert path.pace >= path.planned
+
+
+@pytest.mark.parametrize("loss", [0.02, 0.2])
+def test_a_path_that_loses_packets_anyhow_keeps_the_plans_pace(loss: float) -> None:
+    path = Path(60 * MIB, planned=18 * MIB, loss=loss)
+    path.run(60.0)
+    assert path.changes == 0
+
+
+def test_a_pace_has_a_bound_and_short_looks_add_up() -> None:
+    path = Path(1e12, planned=1 * MIB)
+    path.run(200.0, busy=0.1)
+    assert path.pace == int(pacing.MOST * path.planned)
+
+
+def test_another_plan_begins_anew_and_what_is_closed_is_forgotten() -> None:
+    path = Path(60 * MIB, planned=18 * MIB)
+    path.run(10.0)
+    assert path.pace > path.planned
+    path.planned = path.pace = path.planned + 1
+    changes = path.changes
+    path.look()
+    assert (path.changes, path.pace) == (changes, path.planned)
+    assert path.pacer.look(path.now, {}) == {}
+    assert not path.pacer._links
+    unpaced = Path(60 * MIB, planned=0)
+    unpaced.run(10.0, share=0)
+    assert unpaced.changes == 0
