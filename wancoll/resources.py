@@ -1,11 +1,14 @@
-"""What a process holds, by /proc: descriptors, threads, memory, arenas."""
+"""What a process holds, by /proc: descriptors, threads, memory, arenas. And what memory the machine has for it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 ARENA = "memfd:wancoll-arena"
+_ROOT = Path("/")  # of the file system that is looked at
 
 
 def of_this_process() -> dict[str, int]:
@@ -49,3 +52,52 @@ def of_process(pid: int | None = None) -> dict[str, int]:
         "memory": 1024 * status.get("RssAnon", 0),
         "shared": 1024 * status.get("RssShmem", 0),
     }
+
+
+# ---- memory ---------------------------------------------------------------------------------------------
+
+
+def total_memory() -> int:
+    """Bytes that this process can ever have: the machine's, or what a control group above it allows."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for limit, _ in _groups())])
+
+
+def free_memory() -> int:
+    """Bytes that this process can still have, swap included: of the machine, and of each control group above it."""
+    machine = _numbers(_ROOT / "proc/meminfo")
+    free = [limit - used for limit, used in _groups()]
+    if "MemAvailable:" in machine:
+        free.append(1024 * (machine["MemAvailable:"] + machine.get("SwapFree:", 0)))
+    return max(0, min(free, default=total_memory()))
+
+
+def _groups() -> Iterator[tuple[int, int]]:
+    """(limit, bytes in use that cannot be taken back) of the control groups that have a limit, version 2 and 1."""
+    with contextlib.suppress(OSError):
+        for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            first = controllers == "memory"
+            if controllers and not first:
+                continue
+            top = _ROOT / "sys/fs/cgroup" / ("memory" if first else "")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
+            folder = top / path.strip("/")
+            for each in (folder, *folder.parents):
+                if not each.is_relative_to(top):
+                    break
+                with contextlib.suppress(OSError, ValueError):  # none here, or "max"
+                    limit, used = (int((each / name).read_text()) for name in names)
+                    cache = _numbers(each / "memory.stat")
+                    prefix = "total_" if first else ""
+                    yield limit, used - sum(cache.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Of lines with a name and a number."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            name, number, *_ = line.split()
+            found[name] = int(number)
+    return found

@@ -9,6 +9,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.tools import refused
+from wancoll import resources
 from wancoll._native import ffi, lib
 from wancoll.client import arena as arena_module
 from wancoll.client.arena import IDLE_BYTES, LARGE, PAGE, Arena, ArrayMemory, Block, Lease, Ranges, size_class
@@ -458,3 +460,96 @@ def test_native_errors() -> None:
     assert address[0] % LARGE == 0
     assert lib.wc_pages_release(address[0], 3 * PAGE) == 0
     assert IDLE_BYTES > 0
+
+
+# ---- memory that is not there ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the system says that it has free, in [0]."""
+    said = [1 << 40]
+    monkeypatch.setattr(resources, "free_memory", lambda: said[0])
+    return said
+
+
+def test_memory_is_asked_for_before_it_is_used(free: list[int]) -> None:
+    """A process that uses more than there is would be killed, without a word."""
+    arena = Arena(new_file(1 << 34), 1 << 34)
+    free[0] = 1 << 30
+    words = ("a block for 4 GiB", "not enough memory", "expected 4 GiB", "got 1 GiB free", "twice its tensor")
+    with refused(*words, error=ArenaFull):
+        arena.take(4 << 30)
+    kept = arena.take(600 * MIB)
+    words = ("expected 1.17 GiB, 600 MiB of it for others that have not been written yet", "got 1 GiB free")
+    with refused(*words, error=ArenaFull):  # both would fit alone
+        arena.take(600 * MIB)
+    del kept
+    gc.collect()
+    arena.take(700 * MIB)  # what nobody holds makes room
+    free[0] = 0
+    arena.take(1 * MIB)  # little is not asked for each time
+    with refused("got 0 B free", error=ArenaFull):
+        [arena.take(1 * MIB) for _ in range(40)]
+    arena.close()
+
+
+def test_memory_that_was_written_is_counted_once(free: list[int]) -> None:
+    arena = Arena(new_file(1 << 30), 1 << 30)
+    free[0] = 66 * MIB
+    kept = arena.take(32 * MIB)
+    view(kept)[:] = 1  # the system knows of it now
+    free[0] = 34 * MIB
+    arena.take(32 * MIB)
+    arena.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "total", "free"),
+    [
+        ({}, None, 3 << 20),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max"}, None, 3 << 20),
+        (  # version 2: the tightest of those above counts, and the cache can be taken back
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/memory.max": "1000000",
+                "sys/fs/cgroup/a/memory.current": "900000",
+                "sys/fs/cgroup/a/memory.stat": "anon 5\nactive_file 30000\ninactive_file 20000\n",
+                "sys/fs/cgroup/a/b/memory.max": "2000000",
+                "sys/fs/cgroup/a/b/memory.current": "100000",
+            },
+            1000000,
+            150000,
+        ),
+        (  # version 1
+            {
+                "proc/self/cgroup": "8:pids:/x\n4:memory:/a\n0::/\n",
+                "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "500000\n",
+                "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "510000\n",
+                "sys/fs/cgroup/memory/a/memory.stat": "total_inactive_file 20000\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "510000\n",
+            },
+            500000,
+            10000,
+        ),
+    ],
+    ids=["no groups", "no limit", "version 2", "version 1"],
+)
+def test_what_the_system_has_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], total: int | None, free: int
+) -> None:
+    monkeypatch.setattr(resources, "_ROOT", tmp_path)
+    meminfo = "MemTotal: 9000 kB\nMemAvailable: 2048 kB\nSwapFree: 1024 kB\nHugePages_Total: 0\n"
+    for name, text in {"proc/meminfo": meminfo, **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert resources.total_memory() == (total or machine)
+    assert resources.free_memory() == free
+
+
+def test_a_system_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "_ROOT", tmp_path)
+    assert resources.free_memory() == resources.total_memory() > 0

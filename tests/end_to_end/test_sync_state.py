@@ -29,7 +29,7 @@ State = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(PEERS) as cluster:
+    with Cluster(PEERS, peer_args=[f"--arena-bytes={1 << 30}"]) as cluster:  # one can be filled
         yield cluster
 
 

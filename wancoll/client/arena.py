@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from typing import Any
 
+from wancoll import resources
 from wancoll._native import ffi, lib
 from wancoll.errors import ArenaFull, ConfigError
 from wancoll.limits import MIB, format_size
@@ -22,6 +23,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 LARGE = 2 * MIB  # from here on aligned such that page tables move as a whole
 SWAP_BYTES = 1 * MIB  # below, copying is as fast as swapping pages (both about 20 us; 64 MiB: 3000 us against 80)
 IDLE_BYTES = 256 * MIB  # kept warm at least, if it was ever used
+ASK_BYTES = 16 * MIB  # of new blocks, until the system is asked for its free memory again (which takes about 0.1 ms)
+_RESERVE = 32  # this share of the free memory stays free
 
 
 def size_class(nbytes: int) -> int:
@@ -167,6 +170,8 @@ class Arena:
         self._lock, self._swapping = threading.Lock(), threading.Lock()
         self._stamp = 0
         self._leased = self._peak = 0  # bytes of blocks that are held; their recent maximum
+        self._promised = 0  # bytes that have been asked for in blocks that are bound
+        self._unasked = 0  # bytes of them since the system was asked
         self._closed = False
 
     # ---- taking and giving back ----------------------------------------------------------------------
@@ -191,6 +196,7 @@ class Arena:
             returning = _Returning(lease, self._returned.append)
             returning.block = block
             block.returning = returning
+            self._promised += nbytes - block.used
             block.used = nbytes
             if warm:
                 del warm[block]
@@ -252,9 +258,30 @@ class Arena:
             self._unbind(block)
             idle -= block.nbytes
 
-    # ---- address space and file space ----------------------------------------------------------------
+    # ---- memory, address space and file space --------------------------------------------------------
+
+    def _ask(self, nbytes: int) -> None:
+        """Refuse memory that is not there: the system would only find out when it is used, and end a process for it."""
+        self._unasked += nbytes
+        if self._unasked < ASK_BYTES:
+            return
+        for attempt in (1, 2):
+            promised = max(0, self._promised - self.resident_bytes())  # to others, who have not touched it yet
+            free = resources.free_memory()
+            if nbytes + promised <= free - free // _RESERVE:
+                self._unasked = 0
+                return
+            if attempt == 1:
+                self._trim(0)
+        others = f", {format_size(promised)} of it for others that have not been written yet" if promised else ""
+        raise ArenaFull(
+            "there is not enough memory", who=f"a block for {format_size(nbytes)}",
+            expected=f"{format_size(nbytes + promised)}{others}", got=f"{format_size(free)} free",
+            hint="drop tensors, or use smaller ones: an operation needs twice its tensor in shared memory",
+        )  # fmt: skip
 
     def _bind(self, size: int, nbytes: int) -> Block:
+        self._ask(nbytes)
         align = LARGE if size >= LARGE else PAGE
         for attempt in (1, 2):
             address, offset = self._addresses.take(size, align), self._offsets.take(size, align)
@@ -287,6 +314,7 @@ class Arena:
         del self._idle[block.nbytes][block]
         del self._blocks[block.address]
         self._starts.remove(block.address)
+        self._promised -= block.used
         lib.wc_pages_discard(block.pages, self._fd)
         self._addresses.give(block.address - self._base, block.nbytes)
         self._offsets.give(block.offset, block.nbytes)

@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 
+from wancoll import resources
 from wancoll._native import ffi
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -45,5 +46,5 @@ class Arena:
 
 
 def default_arena_bytes() -> int:
-    """Twice the machine's memory: more than can be in flight, and address space is free."""
-    return 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """As much as this process can ever have."""
+    return resources.total_memory()

@@ -93,7 +93,7 @@ class PeerConfig:
         Parameter(
             validator=between(0, 1 << 46),
             help="Bytes of address space for a client's shared memory; only touched pages take memory. "
-            "0: twice the machine's memory.",
+            "0: the machine's memory, or what its control group allows.",
         ),
     ] = 0
     watch_stdin: Annotated[
