@@ -70,6 +70,17 @@ def test_a_send_and_a_recv_meet_and_commit_when_both_are_done(book: Book, first:
     assert book.group.current.p2p.running == book.group.current.p2p.waiting == {}
 
 
+def test_a_half_that_cannot_move_ends_both(book: Book) -> None:
+    book.send("m0", "m1")
+    book.recv("m1", "m0")
+    book.say("d1", m.P2PDone(GROUP, book.mid("m1"), book.epoch, 1, 0, "no memory"))
+    for daemon in ("d0", "d1"):
+        (settled,) = book.take(daemon, m.Settled)
+        assert (settled.number, settled.error, settled.text) == (1, "OperationAborted", "m1: no memory")
+    book.exchange_done("m0", 1)
+    assert book.settled("m0") == []
+
+
 def test_the_kth_send_meets_the_kth_recv_of_the_same_tag_and_direction(book: Book) -> None:
     for tag in (5, 6, 5):
         book.send("m0", "m1", tag=tag)
@@ -181,6 +192,17 @@ def test_a_send_is_told_matched_started_done_and_committed() -> None:
     assert kinds(d.match(2, 6)) == ["StartOp"]  # the link is up now
     assert d.member.op_finished(d.engine_id, 99, 0) == [cmd.ToMaster(m.P2PDone("g", 1, 1, 6, 99))]
     assert told(d.settle(2), m.Result)[0].contributors == ["m2", "m1"]
+
+
+def test_what_the_engine_refuses_ends_with_its_other_half() -> None:
+    d = Partner()
+    d.call(Kind.send, 1)
+    d.match(1, 5)
+    [start] = d.member.p2p_links({2})
+    refused = d.member.op_refused(start.op.engine_id, "no memory")
+    assert refused == [cmd.ToMaster(m.P2PDone("g", 1, 1, 5, 0, "the engine refuses it: no memory"))]
+    assert told(d.settle(1, error="OperationAborted"), m.Failure)
+    assert d.member.in_flight == 0
 
 
 def test_exchanges_with_one_member_start_in_the_masters_order() -> None:

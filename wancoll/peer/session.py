@@ -11,7 +11,7 @@ import trio
 
 from wancoll.collective import DATALESS, Kind
 from wancoll.engine import Done, Engine, Prepared
-from wancoll.errors import ProtocolError
+from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena
@@ -224,13 +224,19 @@ class Session:
         assert meaning is not None
         assert seat is not None
         channel = links.P2P if op.p2p else links.COLLECTIVES
-        prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
+        front, back, rounding = base + op.front, base + op.back, noise(meaning.descriptor, op.seq, seat.mid)
+        try:
+            prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
+            self._daemon.engine.post(
+                prepared, op.engine_id, seat.epoch.epoch, op.seq, meaning.fingerprint, front, back, rounding
+            )
+        except (ConfigError, MemoryError, OverflowError, OSError) as bad:
+            reason = str(bad) or type(bad).__name__
+            log.error("the engine refuses an operation", member=self.member.name, op=str(op), reason=reason)
+            self.run(self.member.op_refused(op.engine_id, reason))
+            return
         self._in_engine.add(op.engine_id)
         self._daemon.started(op.engine_id, self)
-        front, back, rounding = base + op.front, base + op.back, noise(meaning.descriptor, op.seq, seat.mid)
-        self._daemon.engine.post(
-            prepared, op.engine_id, seat.epoch.epoch, op.seq, meaning.fingerprint, front, back, rounding
-        )
         if self._daemon.failpoints.armed:
             self._daemon.watch_first_bytes(self.links.numbers(channel).values())
 

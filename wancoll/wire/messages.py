@@ -560,13 +560,17 @@ class P2PCall(Message, frozen=True):
 
 
 class P2PDone(Message, frozen=True):
-    """The bytes of the pair *order* have left, or are here with this *digest* (0 at the sender)."""
+    """The bytes of the pair *order* have left, or are here with this *digest* (0 at the sender).
+
+    With *error*, why this end cannot move them, both halves end.
+    """
 
     group: Name
     mid: Number
     epoch: Number
     order: Number
     digest: Bits
+    error: Text = ""
 
 
 class OpenP2P(Message, frozen=True):

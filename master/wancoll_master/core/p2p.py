@@ -11,7 +11,7 @@ from collections import deque
 from wancoll.collective import DType
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Group, Half, Match, Member, Step
+from wancoll_master.core.state import Group, Half, Match, Member, Step, clip
 
 MISFIT = "send and recv do not fit together"
 APART = "the two members cannot reach each other for sends and recvs"
@@ -58,7 +58,7 @@ def _meet(step: Step, group: Group, match: Match) -> None:
 
 
 def done(step: Step, member: Member, message: m.P2PDone) -> None:
-    """A member's half of a pair is done; the second one commits it."""
+    """A member's half of a pair is done, and the second one commits it; or it cannot be, and both end."""
     group = member.group
     match = group.current.p2p.running.get(message.order)
     if match is None:
@@ -69,7 +69,10 @@ def done(step: Step, member: Member, message: m.P2PDone) -> None:
         match.received, match.digest = True, message.digest
     else:
         raise ProtocolError("is done with a send or recv of others", got=f"pair {message.order}")
-    if match.sent and match.received:
+    if message.error:
+        del group.current.p2p.running[message.order]
+        _settle(step, group, match, "OperationAborted", clip(f"{member.name}: {message.error}"), {})
+    elif match.sent and match.received:
         del group.current.p2p.running[message.order]
         _settle(step, group, match, "", "", {})
 

@@ -57,6 +57,10 @@ class Book:
         op.live.add(op.engine_id)
         return cmd.StartOp(op)
 
+    def refuse(self, op: Op, reason: str) -> list[cmd.Command]:
+        """The engine has not taken *op*, for this *reason*; nothing of the attempt is left."""
+        raise NotImplementedError
+
     def cancel(self) -> list[cmd.Command]:
         """Take the current attempts out of the engine."""
         ops = self.open.values()

@@ -154,6 +154,12 @@ class Collectives(Book):
         op = self.open.get(seq)
         return [self._answer(op)] if op is not None else []
 
+    def refuse(self, op: Op, reason: str) -> list[cmd.Command]:
+        """The engine does not take *op*: it cannot run in this epoch. An update_membership does without its token."""
+        if op.kind is Kind.update_membership:
+            return []
+        return [self._give_up(f"{self.seat.world.names[self.seat.rank]}: {reason}", [op])]
+
     # ---- start and end -------------------------------------------------------------------------------
 
     def _start_waiting(self) -> list[cmd.Command]:

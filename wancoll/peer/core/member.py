@@ -379,6 +379,12 @@ class Member:
         """A neighbour's frame says that it called something else at *seq*."""
         return [] if self.over else self.collectives.mismatch(seq)
 
+    def op_refused(self, engine_id: int, reason: str) -> list[cmd.Command]:
+        """The engine does not take the op: it ends, with this *reason*, on all members that it concerns (R14)."""
+        op = self.attempts.ops.pop(engine_id)
+        op.live.discard(engine_id)
+        return self._book(op).refuse(op, f"the engine refuses it: {reason}"[:1000])
+
     def op_finished(
         self, engine_id: int, digest: int, bytes_sent: int, bytes_saved: int = 0, codec_error: float = 0.0
     ) -> list[cmd.Command]:

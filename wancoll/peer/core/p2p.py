@@ -29,7 +29,8 @@ from wancoll.wire import messages as m
 _KEPT = 1024
 _HINTS = {
     "CollectiveMismatch": "make sends and recvs that fit on both members",
-    "OperationAborted": "the tensor is untouched; see that both machines can connect to each other's data port",
+    "OperationAborted": "the tensor is untouched; unless it says more, see that both machines can connect to each "
+    "other's data port",
 }
 
 
@@ -49,6 +50,11 @@ class P2P(Book):
     def done(self, op: Op) -> m.P2PDone:
         """The bytes have left, or are here."""
         return m.P2PDone(*self.seat.head, op.seq, _digest(op))
+
+    def refuse(self, op: Op, reason: str) -> list[cmd.Command]:
+        """The engine does not take *op*: the master ends both halves."""
+        op.state = OpState.given_up
+        return [cmd.ToMaster(m.P2PDone(*self.seat.head, op.seq, 0, reason))]
 
     # ---- from the client -----------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -16,7 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from wancoll.engine import Engine
-from wancoll.errors import ProtocolError
+from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.dial import DialFailed, dial, read_frame
 from wancoll.net.listen import Handshakes
@@ -30,6 +30,8 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
 log = structlog.get_logger("wancoll.links")
+
+_REFUSALS = (ConfigError, MemoryError, OSError)
 
 
 @dataclass(slots=True)
@@ -145,17 +147,20 @@ class LinkHub:
         match command:
             case core.OpenLink(number, epoch, plan):
                 self._watched[number] = {}
-                self._engine.open_link(number, plan.lanes, epoch, plan.tracks)
-                if plan.pacing:
-                    self._engine.pace_link(number, plan.pacing)
+                with self._or_broken(number):
+                    self._engine.open_link(number, plan.lanes, epoch, plan.tracks)
+                    if plan.pacing:
+                        self._engine.pace_link(number, plan.pacing)
             case core.MoveLink(number, epoch, pacing):
-                self._engine.set_epoch(number, epoch)
-                if pacing is not None:
-                    self._engine.pace_link(number, pacing)
+                with self._or_broken(number):
+                    self._engine.set_epoch(number, epoch)
+                    if pacing is not None:
+                        self._engine.pace_link(number, pacing)
             case core.CloseLink(number):
                 if number in self._dials:
                     self._dials.pop(number).cancel()
-                self._engine.close_link(number)
+                with contextlib.suppress(ConfigError):  # the engine had refused to open it
+                    self._engine.close_link(number)
                 for watched in self._watched.pop(number).values():
                     watched.close()
             case core.Dial():
@@ -169,6 +174,16 @@ class LinkHub:
                     log.info(type(command).__name__, other=command.other.name, reason=command.reason)
                 if tell := self._tell.get(command.owner):
                     tell(command)
+
+    @contextlib.contextmanager
+    def _or_broken(self, number: int) -> Iterator[None]:
+        """What the engine refuses breaks the link, once the commands that are under way are carried out."""
+        try:
+            yield
+        except _REFUSALS as bad:
+            log.error("the engine refuses a link", reason=repr(bad))
+            token = trio.lowlevel.current_trio_token()
+            token.run_sync_soon(self.step, core.Broken(number, f"the engine refuses it: {bad!r}"))
 
     def lane_down(self, number: int, lane: int, reason: str) -> None:
         """The engine lost a lane."""
@@ -191,8 +206,12 @@ class LinkHub:
         fd = stream.socket.detach()
         with contextlib.suppress(OSError):  # no descriptor left: the lane works, but is not watched
             self._watched[number][lane] = socket.socket(fileno=os.dup(fd))
-        self._engine.attach_lane(number, lane, fd, checksums)
-        self.step(core.Attached(number, lane))
+        try:
+            self._engine.attach_lane(number, lane, fd, checksums)
+        except _REFUSALS as bad:
+            self.lane_down(number, lane, f"the engine refuses it: {bad!r}")
+        else:
+            self.step(core.Attached(number, lane))
 
     # ---- dialling ------------------------------------------------------------------------------------
 
