@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+
+from wancoll.limits import Limits
 
 ARENA = "memfd:wancoll-arena"
 _ROOT = Path("/")  # of the file system that is looked at
+FILES_OF_A_CLIENT = 4  # its socket, its arena and what watches its process; lanes come on top
+_OWN_FILES = 64  # listeners, the engine's, the journal's
+
+
+def affordable(limits: Limits) -> Limits:
+    """*limits*, with no more daemons and clients than this process may have files open for.
+
+    It may have as many as the system lets it have: the soft limit is raised to the hard one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return limits
+    room = max(1, soft - limits.pending_connections - _OWN_FILES)
+    return replace(limits, daemons=min(limits.daemons, room), clients=min(limits.clients, room // FILES_OF_A_CLIENT))
 
 
 def of_this_process() -> dict[str, int]:

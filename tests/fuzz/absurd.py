@@ -6,6 +6,7 @@ it. Values that are in use (names, ids, epochs) come often, for absurd ones alon
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -97,7 +98,7 @@ class Absurd:
         """Any message of the class *kind*."""
         made = self._makers.get(kind)
         if made is None:
-            made = self._makers[kind] = self._struct(inspect.type_info(kind))
+            made = self._makers[kind] = self._struct(_type_info(kind))
         return made(chance)
 
     def _struct(self, info: Any) -> Make:
@@ -158,6 +159,9 @@ class Absurd:
                 pair = _both(self._of(info.key_type), self._of(info.value_type))
                 return _several(pair, info.min_length or 0, min(info.max_length or 50, 50), dict)
         raise AssertionError(f"messages have a type that nothing is made of: {info}")
+
+
+_type_info = functools.cache(inspect.type_info)  # it takes milliseconds
 
 
 def _one_of(values: Sequence[Any]) -> Make:

@@ -25,7 +25,7 @@ LIMITS = Limits(
 )
 SPOKEN = [kind for kind in kinds(m.FromPeer) if kind is not m.Arm]  # that one never comes to step
 _DECODER = msgspec.msgpack.Decoder(m.FromMaster)
-_COUNTED = m.TAUGHT + (1 << 40)  # no number of the master's own comes near MOST
+_COUNTED = 1 << 50  # no number of the master's own comes near MOST
 
 
 class Master:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz import master
+from tests.fuzz import master, peer
 from tests.fuzz.absurd import Absurd, Drawn, kinds, typed
 from wancoll.wire import messages as m
 
@@ -12,6 +12,11 @@ from wancoll.wire import messages as m
 @pytest.mark.parametrize("seed", range(2))
 def test_the_master_survives_any_message_in_any_state(seed: int) -> None:
     master.run(Drawn(seed), 400)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_member_and_its_links_survive_any_message(seed: int) -> None:
+    peer.run(Drawn(seed), 150)
 
 
 @pytest.mark.parametrize(

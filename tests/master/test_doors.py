@@ -20,6 +20,7 @@ from wancoll_master.core import membership
 
 MOST_OF_64_BITS = (1 << 64) - 1
 SIGNED = (1 << 63) - 1
+TAUGHT = 1 << 40  # the most that is believed
 
 
 def report(**fields: Any) -> m.Report:
@@ -32,16 +33,16 @@ def report(**fields: Any) -> m.Report:
 
 POISON: dict[str, list[Any]] = {
     **{f"join was={n}": [hello("evil"), m.Join("h", "me", 1, 1, n)] for n in (MOST_OF_64_BITS, SIGNED, SIGNED - 1030)},
-    **{f"report mid={n}": [hello("evil"), report(mid=n)] for n in (MOST_OF_64_BITS, SIGNED, m.MOST, m.TAUGHT)},
+    **{f"report mid={n}": [hello("evil"), report(mid=n)] for n in (MOST_OF_64_BITS, SIGNED, m.MOST, TAUGHT)},
     **{
         f"report epoch={n}": [hello("evil"), report(epoch=n, aborted=True), m.Heartbeat(0)]
-        for n in (MOST_OF_64_BITS, SIGNED, m.MOST, m.TAUGHT)
+        for n in (MOST_OF_64_BITS, SIGNED, m.MOST, TAUGHT)
     },
     **{
         f"report committed={n}": [hello("evil"), report(committed_upto=n), m.Heartbeat(0)]
-        for n in (MOST_OF_64_BITS, m.MOST, m.TAUGHT)
+        for n in (MOST_OF_64_BITS, m.MOST, TAUGHT)
     },
-    "report heard": [hello("evil"), report(heard=m.TAUGHT, aborted=True), m.Heartbeat(0)],
+    "report heard": [hello("evil"), report(heard=TAUGHT, aborted=True), m.Heartbeat(0)],
     "report an algorithm": [
         hello("evil"),
         report(plan=m.Plan(1, 1, True, {"all_reduce": [(0, "magic")]}, [], 0, ""), aborted=True),
@@ -54,7 +55,7 @@ POISON: dict[str, list[Any]] = {
     ],
     **{
         f"hello term={n}": [msgspec.structs.replace(hello("evil"), term=n, master=7)]
-        for n in (MOST_OF_64_BITS, SIGNED, m.TAUGHT)
+        for n in (MOST_OF_64_BITS, SIGNED, TAUGHT)
     },
 }
 

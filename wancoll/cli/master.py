@@ -11,6 +11,7 @@ from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT
 from wancoll.local import MASTER_PORT, split_address
 from wancoll.options import Flat, LogFormat, LogLevel, address
+from wancoll.resources import affordable
 from wancoll_master.config import MasterConfig, MasterLimits
 
 HEARTBEATS_PER_TIMEOUT = 4  # so that a few late ones evict nobody
@@ -44,7 +45,7 @@ def master(
         listen=address(config.listen, what="--listen", default_port=MASTER_PORT),
         etcd=config.etcd if config.etcd and config.etcd.endpoints else None,
         failpoint_token=os.environ.get("WANCOLL_FAILPOINTS", ""),
-        limits=replace(DEFAULT, heartbeat_interval=often, **asdict(limits)),
+        limits=affordable(replace(DEFAULT, heartbeat_interval=often, **asdict(limits))),
     )
     service.run("master", partial(service.serve_until, partial(serve, config)), " ".join)
     return 0

@@ -12,6 +12,7 @@ from wancoll.limits import DEFAULT
 from wancoll.local import MASTER_PORT, split_address
 from wancoll.options import Flat, LogFormat, LogLevel, addresses
 from wancoll.peer.config import PeerConfig, PeerLimits
+from wancoll.resources import affordable
 
 
 def peer(
@@ -39,7 +40,7 @@ def peer(
         config,
         master=addresses(config.master, what="--master", default_port=MASTER_PORT),
         failpoint_token=os.environ.get("WANCOLL_FAILPOINTS", ""),
-        limits=replace(DEFAULT, **asdict(limits)),
+        limits=affordable(replace(DEFAULT, **asdict(limits))),
     )
     service.run("peer", partial(serve, config), _describe)
     return 0

@@ -16,7 +16,11 @@ _TRACE_CHARS = 4000
 
 @contextlib.contextmanager
 def contained(
-    where: str, newest: Callable[[], object], ended: Callable[[str], None] = lambda _: None
+    where: str,
+    newest: Callable[[], object],
+    ended: Callable[[str], None] = lambda _: None,
+    *,
+    expected: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
     """Serve a connection inside: an exception is logged as a bug, with what came last, and ends here.
 
@@ -26,9 +30,12 @@ def contained(
         where: the connection came from, or goes to.
         newest: gives what came over it last, bytes or a message.
         ended: is told why it is over.
+        expected: failures that are for who serves the connection.
     """
     try:
         yield
+    except expected:
+        raise
     except Exception as bug:
         log.error("a bug: a connection is closed", where=where, newest=shown(newest()), trace=trace(bug))
         ended(f"it met a bug here: {type(bug).__name__}"[:_SHOWN_CHARS])

@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 
+from wancoll.errors import ConfigError
 from wancoll.local import split_address
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
 
@@ -26,10 +27,9 @@ async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
     reasons = []
     with trio.move_on_after(within):
         for address in addresses:
-            host, port = split_address(address)
             try:
-                return await trio.open_tcp_stream(host, port)
-            except (OSError, ValueError) as bad:  # ValueError: no name that can be looked up
+                return await trio.open_tcp_stream(*split_address(address))
+            except (OSError, ValueError, ConfigError) as bad:  # ValueError: no name that can be looked up
                 cause = bad.__cause__
                 inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause or bad
                 reasons.append(f"{address}: {inner}")

@@ -9,12 +9,19 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
 _READ_BYTES = 64 * 1024
 _KEPT_BYTES = 256  # of what came last, to be shown should it have done harm
 _LINGER = 1.0  # seconds for the other end to take what was sent before the connection closes
+
+
+async def _first(others: trio.CancelScope, wait: Callable[[], Awaitable[None]]) -> None:
+    await wait()
+    others.cancel()
 
 
 class Stream:
@@ -158,11 +165,19 @@ class Stream:
                 return data
         return b""
 
-    async def hung_up(self) -> None:
-        """Return once the other end has gone, also while nothing is read of what it had sent."""
+    async def unless_hung_up(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Wait, without reading. False: the other end has gone first; what it had sent is still unread."""
+        if self._closed or self.ending:
+            return False
         with contextlib.closing(select.epoll()) as gone:
             gone.register(self.socket, select.EPOLLRDHUP)
-            await trio.lowlevel.wait_readable(gone.fileno())
+            came = False
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_first, nursery.cancel_scope, partial(trio.lowlevel.wait_readable, gone.fileno()))
+                await wait()
+                came = True
+                nursery.cancel_scope.cancel()
+            return came
 
     # ---- the end -------------------------------------------------------------------------------------
 

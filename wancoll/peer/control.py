@@ -13,6 +13,7 @@ import trio
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_addresses
+from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
 from wancoll.net.stream import Stream
 from wancoll.peer.config import PeerConfig
@@ -154,42 +155,50 @@ class Control:
                 stream.close()
 
     async def _read(self, stream: Stream) -> str:
-        decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster, self._config.limits.message_bytes, stream.who)
         patience = self._masters.patience(self._config.limits.handshake_timeout)
         try:
             with trio.move_on_after(patience) as scope:
-                while True:
-                    data = await stream.receive()
-                    if not data:
-                        return f"the master: {stream.ended}" if stream.overflow else "the master closed the connection"
-                    for message in decoder.feed(data):
-                        if isinstance(message, m.Bye):
-                            return f"the master said: {message.reason}"
-                        if isinstance(message, m.StandsBy):
-                            self._hint = message.leader
-                            return f"{stream.who} stands by; {message.leader or 'nobody'} leads"
-                        self._heard_at = trio.current_time()
-                        if isinstance(message, m.Welcome):
-                            if message.term < self.term:  # R6
-                                return f"an old master answers: its term is {message.term}, {self.term} was seen"
-                            scope.deadline = float("inf")
-                            self.term, self.master = message.term, message.master
-                            self._heartbeat_interval = message.heartbeat_interval
-                            self._heartbeat_timeout = message.heartbeat_timeout
-                            self.connected, self.lost = True, trio.Event()
-                            self.number += 1
-                            self._masters.welcomed()
-                            self._on_connected()
-                            self.send(m.Heartbeat(0))  # all members have been named
-                        elif isinstance(message, m.Pong):
-                            if message.number == 0:  # whatever the master had to say at the start came before this
-                                self._on_synced()
-                        elif self.connected:
-                            self._on_message(message)
-            return f"{stream.who}: no welcome within {patience:.1f} s"
+                with contained("the master", lambda: stream.newest, expected=(ProtocolError,)):
+                    return await self._listen(stream, scope)
+            if scope.cancelled_caught:
+                return f"{stream.who}: no welcome within {patience:.1f} s"
+            self._nonsense = True
+            return "what the master said met a bug here"
         except ProtocolError as bad:
             self._nonsense = True  # it would do so again: reconnecting must not start the grace time anew
             return str(bad)
+
+    async def _listen(self, stream: Stream, welcome: trio.CancelScope) -> str:
+        """Until the end, and why it is; *welcome* bounds the wait for that."""
+        decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster, self._config.limits.message_bytes, stream.who)
+        while True:
+            data = await stream.receive()
+            if not data:
+                return f"the master: {stream.ended}" if stream.overflow else "the master closed the connection"
+            for message in decoder.feed(data):
+                if isinstance(message, m.Bye):
+                    return f"the master said: {message.reason}"
+                if isinstance(message, m.StandsBy):
+                    self._hint = message.leader
+                    return f"{stream.who} stands by; {message.leader or 'nobody'} leads"
+                self._heard_at = trio.current_time()
+                if isinstance(message, m.Welcome):
+                    if message.term < self.term:  # R6
+                        return f"an old master answers: its term is {message.term}, {self.term} was seen"
+                    welcome.deadline = float("inf")
+                    self.term, self.master = message.term, message.master
+                    self._heartbeat_interval = message.heartbeat_interval
+                    self._heartbeat_timeout = message.heartbeat_timeout
+                    self.connected, self.lost = True, trio.Event()
+                    self.number += 1
+                    self._masters.welcomed()
+                    self._on_connected()
+                    self.send(m.Heartbeat(0))  # all members have been named
+                elif isinstance(message, m.Pong):
+                    if message.number == 0:  # whatever the master had to say at the start came before this
+                        self._on_synced()
+                elif self.connected:
+                    self._on_message(message)
 
     async def _heartbeat(self, stream: Stream) -> None:
         number = 0

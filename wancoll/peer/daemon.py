@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import trio
@@ -16,6 +17,7 @@ from wancoll import resources
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.failpoints import Failpoints
 from wancoll.local import default_socket, join_address
+from wancoll.net.contain import contained
 from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
@@ -90,9 +92,15 @@ class Daemon:
         self._by_engine_id: dict[int, Session] = {}
         self._no_master_since = trio.current_time()
         self._no_master_reason = "no connection yet"
+        self._probes = 0  # under way
         self.stopping = False
 
     # ---- sessions ------------------------------------------------------------------------------------
+
+    @property
+    def clients(self) -> int:
+        """How many are attached."""
+        return len(self._sessions)
 
     def add(self, session: Session) -> None:
         """A client has attached."""
@@ -182,7 +190,8 @@ class Daemon:
         if isinstance(message, m.ToMember):
             self._members_hear(message)
         elif isinstance(message, m.Probe):
-            self._nursery.start_soon(self._probe, message)
+            if self._probes < self.config.limits.pending_connections:
+                self._nursery.start_soon(self._probe, message)
         elif isinstance(message, m.MeasureLink):
             self.measurer.measure(message)
         else:
@@ -200,19 +209,23 @@ class Daemon:
                     log.warning("evicted", member=session.member.name, reason=message.reason)
                 case m.Waited():
                     self.watcher.waited(session, message)
-            session.run(session.member.hear(message, now, number, master))
+            with session.alone(message):
+                session.run(session.member.hear(message, now, number, master))
             if isinstance(message, m.Refused):
                 break  # it answers one Join; another one by this name has its own answer
 
     async def _probe(self, ask: m.Probe) -> None:
+        self._probes += 1
         ok, reason = await probe(ask.addresses, ask.daemon, self.config.limits)
+        self._probes -= 1
         self.control.send(m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, ok, reason[:4000]))
 
     def _master_connected(self) -> None:
         log.info("connected to the master", master=self.control.master_address)
         self.measurer.retell()
         for session in list(self._sessions):
-            session.run(session.member.reconnected(self.control.number, self.control.master))
+            with session.alone("the master's return"):
+                session.run(session.member.reconnected(self.control.number, self.control.master))
 
     def _master_lost(self, reason: str, *, live: bool) -> None:
         """No connection, or no longer (*live*); ops go on until master_grace is over."""
@@ -224,7 +237,8 @@ class Daemon:
         """The master has told all it knows: members of the connection before are unknown to it."""
         for session in list(self._sessions):
             if session.member.epoch is not None and session.member.standing.connection != self.control.number:
-                session.run(session.member.forgotten(self._no_master_reason))
+                with session.alone("being forgotten"):
+                    session.run(session.member.forgotten(self._no_master_reason))
 
     async def watch_master(self) -> None:
         """Task: members whose master stays away for master_grace are told."""
@@ -235,9 +249,9 @@ class Daemon:
                 for session in list(self._sessions):
                     waited = now - max(self._no_master_since, session.attached_at)
                     if waited >= grace:
-                        session.run(
-                            session.member.master_unreachable(self.config.master, waited, self._no_master_reason)
-                        )
+                        out = self.config.master, waited, self._no_master_reason
+                        with session.alone("the master's silence"):
+                            session.run(session.member.master_unreachable(*out))
                 await trio.sleep(_MASTER_POLL)
 
     # ---- the engine ----------------------------------------------------------------------------------
@@ -247,21 +261,26 @@ class Daemon:
         while True:
             await trio.lowlevel.wait_readable(self.engine.fd)
             for event in self.engine.events():
-                match event:
-                    case Done(op):
-                        session = self._by_engine_id.pop(op, None)
-                        if session is not None:
-                            session.op_finished(event)
-                    case Cancelled(op):
-                        session = self._by_engine_id.pop(op, None)
-                        if session is not None:
-                            session.op_cancelled(op)
-                    case LaneDown(link, lane, _, text):
-                        self.links.lane_down(link, lane, text)
-                    case Mismatch(link, op, seq, _):
-                        session = self._by_engine_id.get(op)
-                        if session is not None:
-                            session.run(session.member.mismatch(seq))
+                with contained("the lanes", partial(str, event)):
+                    self._engine_says(event)
+
+    def _engine_says(self, event: Done | Cancelled | LaneDown | Mismatch) -> None:
+        match event:
+            case Done(op):
+                session = self._by_engine_id.pop(op, None)
+                if session is not None:
+                    session.op_finished(event)
+            case Cancelled(op):
+                session = self._by_engine_id.pop(op, None)
+                if session is not None:
+                    session.op_cancelled(op)
+            case LaneDown(link, lane, _, text):
+                self.links.lane_down(link, lane, text)
+            case Mismatch(link, op, seq, _):
+                session = self._by_engine_id.get(op)
+                if session is not None:
+                    with session.alone(event):
+                        session.run(session.member.mismatch(seq))
 
     # ---- stopping ------------------------------------------------------------------------------------
 
@@ -272,7 +291,8 @@ class Daemon:
             while any(session.member.in_flight for session in self._sessions):  # noqa: ASYNC110 - once, at the very end
                 await trio.sleep(0.01)
         for session in list(self._sessions):
-            session.run(session.member.leave("the peer daemon is stopping"))
+            with session.alone("the daemon's end"):
+                session.run(session.member.leave("the peer daemon is stopping"))
             hint = "start the daemon again and reconnect"
             session.tell(m.Failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
         with trio.move_on_after(1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 import trio
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from wancoll.errors import ProtocolError
 from wancoll.failpoints import PEER
 from wancoll.limits import PROTOCOL_VERSION
+from wancoll.net.contain import contained
 from wancoll.net.listen import Handshakes
 from wancoll.net.stream import Stream
 from wancoll.peer.core import links
@@ -47,8 +49,15 @@ class FrontDoor:
             with self._greeting.one():
                 while not messages and (data := await client.receive()):
                     messages = decoder.feed(data)
-            if messages:
-                await self._first_message(client, decoder, messages)
+            broke = partial(m.Failure, 0, "PeerDaemonLost")
+            with contained(
+                "the client socket",
+                lambda: client.newest,
+                lambda why: client.send(encode(broke(why))),
+                expected=(ProtocolError, OSError),
+            ):
+                if messages:
+                    await self._first_message(client, decoder, messages)
         except ProtocolError as bad:
             log.warning("client sent nonsense", reason=str(bad))
             client.send(
@@ -63,7 +72,7 @@ class FrontDoor:
     async def _first_message(
         self, client: Stream, decoder: Decoder[m.FromClient], messages: list[m.FromClient]
     ) -> None:
-        first = messages[0]
+        first, limits = messages[0], self._daemon.config.limits
         if isinstance(first, m.LocalStatusRequest):
             client.send(encode(m.LocalStatus(json.dumps(self._status()))))
         elif isinstance(first, m.Arm):
@@ -78,6 +87,11 @@ class FrontDoor:
                 )
             if not first.member:
                 first = replace(first, member=f"{self._daemon.name[:100]}-{self._next_range}")
+            if self._daemon.clients >= limits.clients:
+                full = m.Failure(0, "PeerDaemonLost", "has no room for one more client", who=self._daemon.name)
+                expected = f"at most {limits.clients} clients of one daemon; its limit on open files may allow more"
+                client.send(encode(replace(full, expected=expected)))
+                return
             session = Session(self._daemon, client, first, self._next_range << 40)
             self._next_range += 1
             async with trio.open_nursery() as nursery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterable
 from typing import Protocol
@@ -13,6 +14,7 @@ from wancoll.collective import DATALESS, Kind
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
+from wancoll.net.contain import contained
 from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena
 from wancoll.peer.config import PeerConfig
@@ -43,6 +45,10 @@ class Host(Protocol):
     control: Control
     failpoints: Failpoints
     stopping: bool
+
+    @property
+    def clients(self) -> int:
+        """How many are attached."""
 
     def add(self, session: Session) -> None:
         """The session has attached: join its group."""
@@ -90,6 +96,24 @@ class Session:
         self._in_engine: set[int] = set()
         self._room = trio.Event()  # set when an op left; wakes a reader held back by ops_in_flight
         self._idle = trio.Event()
+        self._broken = False
+
+    def alone(self, of: object = "") -> contextlib.AbstractContextManager[None]:
+        """What goes wrong inside, while *of* is taken in, ends this member and nothing else."""
+        return contained(f"member {self.member.name}", lambda: of, self._broke, expected=(ProtocolError,))
+
+    def _broke(self, why: str) -> None:
+        """A bug: what is known of the member may be half changed, so it is out, without asking it."""
+        if self._broken:
+            return
+        self._broken = self.member.over = True
+        hint = "this is a bug of the daemon, its log says more; connect again to rejoin as a new member"
+        self.tell(m.Failure(0, "PeerDaemonLost", why, who=self.member.name, hint=hint))
+        self._daemon.control.send(m.Leave(self.member.group, self.member.name))
+        for engine_id in self._in_engine:
+            self._daemon.engine.cancel(engine_id)
+        self._stream.end()
+        self._daemon.links.step(links.Leave(self.links))
 
     # ---- the client's connection ---------------------------------------------------------------------
 
@@ -118,7 +142,8 @@ class Session:
             log.warning("client sent nonsense", member=self.member.name, reason=reason)
             self.tell(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
         finally:
-            self.run(self.member.leave(reason))
+            with self.alone("its end"):
+                self.run(self.member.leave(reason))
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
                 await self._engine_idle()
                 await self._stream.drain()
@@ -136,7 +161,8 @@ class Session:
                 await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
             while self.member.in_flight >= self._daemon.config.limits.ops_in_flight and not self.member.over:
                 self._room = trio.Event()
-                await self._room.wait()
+                if not await self._stream.unless_hung_up(self._room.wait):
+                    return False
             if isinstance(message, m.Detach):
                 return False
             if not isinstance(message, m.Post):
@@ -198,7 +224,8 @@ class Session:
     def _links_say(self, told: links.Told) -> None:
         if isinstance(told, links.LinksUp | links.P2PUp):
             self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
-        self.run(self.member.links_say(told))
+        with self.alone(told):
+            self.run(self.member.links_say(told))
 
     def _to_master(self, message: m.FromPeer) -> None:
         if self.member.standing.reporting and not isinstance(message, m.Report | m.Leave):
@@ -268,12 +295,14 @@ class Session:
     def op_finished(self, done: Done) -> None:
         """The engine's Done."""
         self._released(done.op)
-        self.run(self.member.op_finished(done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error))
+        with self.alone(done):
+            self.run(self.member.op_finished(done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error))
 
     def op_cancelled(self, engine_id: int) -> None:
         """The engine's Cancelled."""
         self._released(engine_id)
-        self.run(self.member.op_cancelled(engine_id))
+        with self.alone():
+            self.run(self.member.op_cancelled(engine_id))
 
     def _released(self, engine_id: int) -> None:
         self._in_engine.discard(engine_id)

@@ -11,12 +11,8 @@ from wancoll.collective import Descriptor
 
 # ---- fields ------------------------------------------------------------------------------------------
 
-# What is counted (ids, epochs, terms, operations, bytes) is far below MOST. A peer may teach a master numbers up to
-# TAUGHT: from there the master counts on, and never comes to MOST: nobody makes a number that others refuse (R19).
-MOST = 1 << 62
-TAUGHT = 1 << 60
+MOST = 1 << 62  # of all that is counted: ids, epochs, terms, operations, bytes (R19)
 Number = Annotated[int, Meta(ge=0, le=MOST)]
-Taught = Annotated[int, Meta(ge=0, le=TAUGHT)]
 Bits = Annotated[int, Meta(ge=0)]  # any 64: digests, identities, tags; they are compared, never counted
 Real = Annotated[float, Meta(ge=-1e15, le=1e15)]  # finite; whether it can be is judged by who uses it
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -412,7 +408,7 @@ class Hello(Message, frozen=True):
     max_lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # up to which the master may raise lanes; 0: not at all
     congestion_controls: Annotated[list[Name], Meta(max_length=64)] = []  # that its lanes may be told to use
     measures: bool = False  # whether it answers MeasureLink
-    term: Taught = 0  # highest that this daemon has seen
+    term: Number = 0  # highest that this daemon has seen
     master: Bits = 0  # identity of the master that welcomed it last
 
 
@@ -423,7 +419,7 @@ class Join(Message, frozen=True):
     member: Name
     start_world: World
     min_world: World
-    was: Taught = 0  # the mid that an earlier master gave it; it has not entered an epoch
+    was: Number = 0  # the mid that an earlier master gave it; it has not entered an epoch
     call_timeout: Seconds = 0.0  # a member this late with a call that another has made is put out; 0: not stated
 
 
@@ -592,24 +588,24 @@ class Report(Message, frozen=True):
     """
 
     group: Name
-    mid: Taught
-    epoch: Taught
+    mid: Number
+    epoch: Number
     members: Annotated[
-        list[tuple[Taught, Name, Name]], Meta(min_length=1, max_length=1024)
+        list[tuple[Number, Name, Name]], Meta(min_length=1, max_length=1024)
     ]  # by rank: mid, name, daemon
     plan: Plan
     key: Annotated[bytes, Meta(min_length=16, max_length=16)]
     start_world: World
     min_world: World
     reason: Text  # why the epoch began
-    base: Taught  # committed when the epoch began
-    committed_upto: Taught
+    base: Number  # committed when the epoch began
+    committed_upto: Number
     voids: Annotated[list[Void], Meta(max_length=8192)]  # above committed_upto
     aborted: bool  # the epoch's ops were stopped
     done: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # seq, digest, fingerprint, as in Done
     updates: Annotated[list[Number], Meta(max_length=8192)]  # seqs of update_memberships it stands at
     p2p: Annotated[list[OpenP2P], Meta(max_length=8192)]
-    heard: Taught  # highest order of a send or recv that a master told it
+    heard: Number  # highest order of a send or recv that a master told it
     settled: Annotated[list[tuple[Number, Bits]], Meta(max_length=1024)]  # order, digest of the newest that committed
     failed: Annotated[list[tuple[Number, Number, Name]], Meta(max_length=1024)]  # other's mid and number, the error
     call_timeout: Seconds = 0.0  # as in Join

@@ -52,6 +52,8 @@ from wancoll_master.core.ready import Disconnected, Event, Ready, Received, Send
 from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip, described
 from wancoll_master.plan.planning import Planner
 
+_JUMP = 1 << 40  # more than all masters of a group's life have counted to
+
 
 def new_state(
     limits: Limits,
@@ -71,6 +73,7 @@ def new_state(
         limits,
         secret,
         term,
+        max(term, floor, next_mid) + _JUMP,
         floor,
         next_mid,
         highest_epoch=floor,
@@ -166,7 +169,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
     _check_protocol(hello.protocol)
     _check_addresses(hello.addresses)
     state = step.state
-    if hello.master not in (0, state.identity) and hello.term >= state.term:  # the journal was lost
+    if hello.master not in (0, state.identity) and state.term <= hello.term <= state.believable:  # the journal was lost
         if state.elected:
             why = f"daemon {hello.daemon} has seen term {hello.term}, this master's is {state.term}"
             step.ready.step_down = StepDown(clip(why), hello.term)

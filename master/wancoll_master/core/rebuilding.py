@@ -42,7 +42,7 @@ def take_mid(step: Step) -> int:
 
 def raise_mids(step: Step, known: int) -> None:
     """An earlier master, whose journal may be lost, gave out mids up to *known*."""
-    if known >= step.state.next_mid:
+    if step.state.next_mid <= known <= step.state.believable:
         step.state.next_mid = known + 1
         step.persist((known // _MID_BLOCK + 1) * _MID_BLOCK + 1)
 
@@ -53,6 +53,11 @@ def raise_mids(step: Step, known: int) -> None:
 def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     """A member of an earlier master reports."""
     _check(step, daemon, report)
+    numbers = report.epoch, report.committed_upto, report.heard, *(mid for mid, _, _ in report.members)
+    if max(numbers) > step.state.believable:
+        why = "it reports numbers that no master can have come to"
+        _put_out(step, daemon, report, why, report.committed_upto, unknown=True)
+        return
     raise_mids(step, max(mid for mid, _, _ in report.members))
     fate = step.state.missing.get(report.mid)
     if fate is not None and fate.group == report.group:
@@ -115,7 +120,7 @@ def _check(step: Step, daemon: Daemon, report: m.Report) -> None:
     small = len(mids) < report.min_world
     if report.committed_upto < report.base or low <= report.committed_upto or len(set(seqs)) < len(seqs):
         raise ProtocolError("reports impossible operations", got=f"operations from {low}, done twice or committed")
-    bound = m.TAUGHT if small else bound
+    bound = max(bound, step.state.believable) if small else bound
     if max(high, *(void.seq for void in report.voids), 0) > bound:
         raise ProtocolError("reports impossible operations", expected=f"up to {bound}", got=str(high))
 

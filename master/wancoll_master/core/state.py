@@ -275,6 +275,7 @@ class State:
     limits: Limits
     secret: bytes  # random; groups' keys are derived from it
     term: int
+    believable: int  # numbers up to this one can be true that peers say of earlier masters (R19)
     floor: int = 0  # epochs up to this one are used up, by groups of earlier terms or forgotten ones
     next_mid: int = 1  # the next mid to give out
     highest_epoch: int = 0

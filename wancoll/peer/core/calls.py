@@ -18,6 +18,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.schedule import choose
 from wancoll.schedule.build import takes
+from wancoll.schedule.cost import usable
 from wancoll.schedule.pairs import most_messages
 from wancoll.schedule.steps import MAX_STEPS, Action, Buffer, Direction, Place, Schedule, Step
 from wancoll.wire import messages as m
@@ -43,6 +44,19 @@ class World:
         members = epoch.members
         return cls(
             tuple(one.mid for one in members), tuple(one.name for one in members), tuple(one.site for one in members)
+        )
+
+
+def check_epoch(epoch: m.Epoch, mid: int) -> None:
+    """Raise ProtocolError where no master can have made *epoch* for the member *mid*."""
+    mids, names = ({getattr(one, field) for one in epoch.members} for field in ("mid", "name"))
+    whole = len(mids) == len(names) == len(epoch.members)
+    if mid not in mids or not whole or epoch.plan.tracks > epoch.plan.lanes or not usable(epoch.plan.choices):
+        raise ProtocolError(
+            "announced an epoch that cannot be",
+            who="the master",
+            expected=f"member {mid} among different ones, known algorithms for every size, tracks up to lanes",
+            got=str(epoch)[:500],
         )
 
 

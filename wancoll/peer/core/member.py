@@ -36,7 +36,7 @@ from wancoll.limits import DEFAULT, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts
-from wancoll.peer.core.calls import Call, CallBook, Meaning, Seat
+from wancoll.peer.core.calls import Call, CallBook, Meaning, Seat, check_epoch
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.p2p import P2P
@@ -258,9 +258,14 @@ class Member:
         return self._finish(outcomes.refused(self.name, reason))
 
     def enter_epoch(self, epoch: m.Epoch, now: float) -> list[cmd.Command]:
-        """A new epoch: commit what it says is committed, drop what it voids, run the rest again (R2, R4)."""
+        """A new epoch: commit what it says is committed, drop what it voids, run the rest again (R2, R4).
+
+        Raises:
+            ProtocolError: it contradicts itself; nothing has changed.
+        """
         if self.over or epoch.epoch <= self.epoch_number or (self.epoch and epoch.term < self.epoch.term):
             return []
+        check_epoch(epoch, self.mid)
         if self.seat is None:
             self.collectives.called = epoch.committed_upto
         commands = self.collectives.leave_epoch(epoch.committed_upto, now)

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from math import inf
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 from wancoll.engine import Engine
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
+from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial, read_frame
 from wancoll.net.listen import Handshakes
 from wancoll.peer.config import PeerConfig
@@ -216,7 +218,8 @@ class LinkHub:
     # ---- dialling ------------------------------------------------------------------------------------
 
     async def _dial(self, what: core.Dial, scope: trio.CancelScope) -> None:
-        with scope:
+        broken = partial(core.Broken, what.number)
+        with scope, contained("a dial", partial(str, what.other), lambda why: self.step(broken(why))):
             async with trio.open_nursery() as nursery:
                 for hello in what.hellos:
                     nursery.start_soon(self._dial_lane, what, hello)
@@ -250,7 +253,8 @@ class LinkHub:
         except OSError:
             who = "somebody"
         try:
-            with self._handshakes.one() as scope:
+            known = DialFailed, ProtocolError, OSError, trio.BrokenResourceError, trio.ClosedResourceError
+            with self._handshakes.one() as scope, contained("the data port", lambda: who, expected=known):
                 await self._handshake(stream, who)
             if scope.cancelled_caught:
                 log.info("lane handshake timed out", who=who)

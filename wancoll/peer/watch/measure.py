@@ -51,6 +51,7 @@ class Measurer:
         self._limits, self._links, self._look, self._send = limits, links, look, send
         self._busy, self._here, self._pace = busy, here, pace
         self._observer, self._pacer = Observer(), Pacer()
+        self._room = trio.Semaphore(limits.pending_connections)  # for round trips under way
         self._asked, self._asks = trio.open_memory_channel[m.MeasureLink](1024)
         self._burst = trio.CancelScope()
 
@@ -106,6 +107,7 @@ class Measurer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_bursts, wanted)
             async for ask in self._asks:
+                await self._room.acquire()
                 nursery.start_soon(self._measure_round_trip, ask, bursts)
 
     async def _measure_round_trip(self, ask: m.MeasureLink, bursts: trio.MemorySendChannel[m.MeasureLink]) -> None:
@@ -115,6 +117,8 @@ class Measurer:
                 rtt = await round_trip(ask, self._limits.probe_timeout)
         except (DialFailed, trio.TooSlowError) as bad:
             log.info("round trip not measured", daemon=ask.daemon, reason=str(bad))
+        finally:
+            self._room.release()
         self._send(m.LinkReport([m.LinkMeasure(ask.daemon, rtt, 0.0, 0, 0.0)]))
         if rtt and ask.nbytes:
             try:
