@@ -80,7 +80,7 @@ class MasterUnreachable(WancollError):
 
 
 class OutcomeUnknown(MasterUnreachable):
-    """This member finished its part, and no master could say whether the group committed it; both buffers are kept."""
+    """A call was open here, and no master could say whether the group committed it; both buffers are kept."""
 
 
 class PeerDaemonLost(WancollError):

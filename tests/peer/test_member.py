@@ -197,7 +197,7 @@ def test_a_failure_is_told_only_when_the_memory_is_free(attempt_is_live: bool) -
     d.post()
     if not attempt_is_live:
         d.member.op_finished(d.engine_id, 7, 0)
-    commands = d.member.evicted("silent", 0, 2.0)
+    commands = d.member.evicted(m.Evicted("g", 1, "silent", 0), 2.0)
     failures = [f for f in told(commands, m.Failure) if f.id == 1]
     if attempt_is_live:
         assert failures == []
@@ -212,7 +212,7 @@ def test_eviction_carries_the_fate_of_what_was_finished() -> None:
     d.post(), d.post()
     d.member.op_finished(d.engine_id - 1, 7, 0)
     d.member.op_finished(d.engine_id, 8, 0)
-    commands = d.member.evicted("silent", 1, 2.0)
+    commands = d.member.evicted(m.Evicted("g", 1, "silent", 1), 2.0)
     assert [r.id for r in told(commands, m.Result)] == [1]
     assert [(f.id, f.error) for f in told(commands, m.Failure)] == [(2, "Evicted"), (0, "Evicted")]
 
@@ -220,7 +220,7 @@ def test_eviction_carries_the_fate_of_what_was_finished() -> None:
 def test_what_the_others_committed_without_a_late_reporter_is_not_said_to_have_not_happened() -> None:
     d = Driver(1, 2)
     d.post(), d.post()
-    commands = d.member.evicted("m1 did not report", 1, 2.0)
+    commands = d.member.evicted(m.Evicted("g", 1, "m1 did not report", 1), 2.0)
     for number in (d.engine_id - 1, d.engine_id):
         assert cmd.CancelOp(number) in commands
         commands = commands + d.member.op_cancelled(number)
@@ -229,6 +229,60 @@ def test_what_the_others_committed_without_a_late_reporter_is_not_said_to_have_n
         (1, "OutcomeUnknown"),
         (2, "Evicted"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("epoch_told", "digest", "fingerprint", "ends"),
+    [(1, 7, 0, "result"), (1, 8, 0, "OutcomeUnknown"), (1, 7, 1, "OutcomeUnknown"), (2, 7, 0, "OutcomeUnknown")],
+)
+def test_what_others_committed_later_counts_only_where_it_is_the_same(
+    epoch_told: int, digest: int, fingerprint: int, ends: str
+) -> None:
+    """The master was started again, and this member reported too late: nobody has compared its results."""
+    d = Driver(1, 2)
+    [done] = [d.post(), d.member.op_finished(d.engine_id, 7, 0)][1]
+    d.post(), d.post()
+    seen = [(1, digest, done.message.fingerprint ^ fingerprint), (2, 5, 5)]
+    commands = d.member.evicted(m.Evicted("g", 1, "m1 was late", 0, 2, epoch_told, seen), 2.0)
+    for number in (d.engine_id - 1, d.engine_id):
+        commands += d.member.op_cancelled(number)
+    told_of = {one.id: getattr(one, "error", "result") for one in told(commands, m.Result | m.Failure)}
+    assert told_of == {1: ends, 2: "OutcomeUnknown", 3: "Evicted", 0: "Evicted"}
+
+
+def test_what_was_stopped_may_have_been_committed_by_others() -> None:
+    """It was done, then aborted; the others had not heard of that when the master died."""
+    d = Driver(1, 2)
+    d.post(), d.post()
+    [done] = d.member.op_finished(d.engine_id - 1, 7, 0)
+    d.member.abort(m.Abort("g", 1, 2, "members call different collectives"))
+    d.member.op_cancelled(d.engine_id)
+    seen = [(1, 7, done.message.fingerprint)]
+    commands = d.member.evicted(m.Evicted("g", 1, "m1 was late", 0, 1, 1, seen), 2.0)
+    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
+        (1, "OutcomeUnknown"),
+        (2, "Evicted"),
+        (0, "Evicted"),
+    ]
+
+
+def test_an_update_ends_as_it_has_for_others() -> None:
+    """They were told by a master that died, this member was not; what it had finished before has committed, too."""
+    d = Driver(1, 2)
+    d.post()
+    d.member.op_finished(d.engine_id, 7, 0)
+    d.update()
+    updated = m.Updated("g", 1, m.UpdateOutcome(2, 2, ["m1", "m2", "m3"]))
+    first, second = told(d.member.hear(updated, 2.0, 1, 1), m.Result)
+    assert (first.seq, first.epoch, first.contributors) == (1, 1, ["m1", "m2"])
+    assert (second.seq, second.epoch, second.contributors) == (2, 2, ["m1", "m2", "m3"])
+    assert d.member.hear(updated, 2.0, 1, 1) == []
+    report = d.member.reconnected(2, 22)[0].message
+    assert (report.committed_upto, report.updates, report.updated) == (2, [], updated.outcome)
+    d.member.enter_epoch(epoch(3, 1, 2, upto=2), 3.0)
+    assert d.member.collectives.updated == updated.outcome, "others may stand at it still"
+    d.member.enter_epoch(epoch(4, 1, 2, upto=3), 3.0)
+    assert d.member.collectives.updated is None
 
 
 def test_too_small_a_world_fails_pending_and_later_ops_but_not_update_membership() -> None:
@@ -337,17 +391,33 @@ def test_older_epochs_and_terms_are_ignored() -> None:
     assert d.member.enter_epoch(epoch(6, 1, 2, term=2), 1.0) == []
 
 
-def test_without_a_master_finished_ops_are_unknown_and_others_unreachable() -> None:
+def test_without_a_master_all_that_was_called_is_unknown() -> None:
+    """Others may have found a master, and be done with what this member is not. An update has no result to lose."""
     d = Driver(1, 2)
     d.post(), d.post()
     running = d.engine_id
+    d.update()
     d.member.op_finished(running - 1, 7, 0)
     commands = d.member.master_unreachable("h:1", 10.0, "refused")
     commands += d.member.op_cancelled(running)
     assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
         (1, "OutcomeUnknown"),
+        (3, "MasterUnreachable"),
         (0, "MasterUnreachable"),
-        (2, "MasterUnreachable"),
+        (2, "OutcomeUnknown"),
+    ]
+
+
+def test_the_same_master_commits_nothing_that_is_not_finished_here() -> None:
+    d = Driver(1, 2)
+    d.post(), d.post()
+    running = d.engine_id
+    d.member.op_finished(running - 1, 7, 0)
+    commands = d.member.forgotten("reset") + d.member.op_cancelled(running)
+    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
+        (1, "OutcomeUnknown"),
+        (0, "Evicted"),
+        (2, "Evicted"),
     ]
 
 

@@ -349,7 +349,7 @@ def test_an_evicted_member_cannot_know_what_it_had_finished() -> None:
     d.match(1, 1)
     d.member.p2p_links({2})
     d.member.op_finished(d.engine_id, 0, 0)
-    failures = told(d.member.evicted("silent", 0, 2.0), m.Failure)
+    failures = told(d.member.evicted(m.Evicted("g", 1, "silent", 0), 2.0), m.Failure)
     assert [(one.id, one.error) for one in failures] == [(1, "OutcomeUnknown"), (2, "Evicted"), (0, "Evicted")]
     assert told(d.call(Kind.send, 1), m.Failure)[0].error == "Evicted"
 

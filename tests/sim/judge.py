@@ -47,6 +47,7 @@ class Judge:
         self.posted: dict[tuple[str, int], Called] = {}
         self.sent: dict[tuple[str, str, int], tuple[int, ...]] = {}  # (from, to, tag) -> the bytes
         self.exchanged: dict[tuple[str, str, int], dict[str, str]] = {}  # the same -> member -> how it ended
+        self.updates: dict[tuple[int, int], dict[str, tuple[int, tuple[str, ...]]]] = {}  # member -> epoch, members
         self.results = self.failures = self.unknown = 0
         self.errors: dict[str, int] = {}
 
@@ -125,6 +126,8 @@ class Judge:
             known = self.voids.setdefault((life, void.seq), void.error)
             if not (known == void.error):
                 raise Violation(f"op {void.seq} is void for two reasons: {known}, {void.error}")
+            if void.error == "OutcomeUnknown":
+                continue  # the one error that does not say that it has not happened
             outcome = self.outcomes.get((life, void.seq))
             self.heard_void.setdefault((life, void.seq), set()).add(name)
             if outcome is not None and name in outcome[0]:
@@ -175,22 +178,22 @@ class Judge:
         life = self._life(name)
         if not (seq <= self.told_commit.get(life, 0)):
             raise Violation(f"{name} has a result of op {seq} before any commit (R3)")
-        if called.what.kind is Kind.update_membership:
-            return  # the epoch that it ends in may be another one for those who wait and those who are admitted
         names = tuple(result.contributors)
         if name not in names:
             raise Violation(f"{name} has a result of op {seq} without itself: {names}")
+        if called.what.kind is Kind.update_membership:
+            self._update_ends(name, life, seq, (result.epoch, names))
+            return
         heard = self.heard_void.get((life, seq), set()) & set(names)
         if heard:
             raise Violation(f"{name} has a result of op {seq} over {names}, void for {heard}")
         want = self._expected(called.what, called.root, seq, name, names)
-        uncompared = self._uncompared(result, names)
-        if called.back != want and not uncompared:
+        if called.back != want:
             raise Violation(f"{name}: op {seq} over {names} is {called.back}, expected {want}")
         same = tuple(called.back) if called.what.kind in SAME_RESULT else ()
         outcome = (names, result.epoch, same)
         known = self.outcomes.setdefault((life, seq), outcome)
-        if known[:2] != outcome[:2] or (known != outcome and not uncompared):
+        if known != outcome:
             raise Violation(f"op {seq} has two outcomes: {known}, and {outcome} for {name}")
         for other in names:
             error = self.refused.get((life, seq), {}).get(other)
@@ -202,11 +205,14 @@ class Judge:
                 if not (both[0] == both[1]):
                     raise Violation(f"op {seq}: {other} called {both[0]}, {name} {both[1]}")
 
-    def _uncompared(self, result: m.Result, names: tuple[str, ...]) -> bool:
-        """Whether a flip may have gone unseen: after a master's death only those that come back say what they have."""
-        said = {self.done.get((name, result.epoch, result.seq)) for name in names}
-        started_anew = self._world.masters_started > 1 and len(said) > 1
-        return started_anew and "flip" in self._world.inflicted
+    def _update_ends(self, name: str, life: int, seq: int, outcome: tuple[int, tuple[str, ...]]) -> None:
+        """R5: alike for all who go on. Who was told and is lost with the master tells nobody."""
+        known = self.updates.setdefault((life, seq), {})
+        known[name] = outcome
+        newest = max(known.values())
+        for other, theirs in known.items():
+            if theirs != newest and other in newest[1]:
+                raise Violation(f"update {seq} ends in {theirs} for {other}, in {newest} for others")
 
     def _expected(self, what: Descriptor, root: str, seq: int, name: str, names: tuple[str, ...]) -> list[int]:
         """What *name* has to have, by its program's word: blocks are those of the contributors, in their order."""

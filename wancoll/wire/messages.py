@@ -581,6 +581,14 @@ class OpenP2P(Message, frozen=True):
     digest: Bits
 
 
+class UpdateOutcome(Message, frozen=True):
+    """What the client was told of an update_membership: it has ended in *epoch*, with *members*."""
+
+    seq: Number
+    epoch: Number
+    members: Annotated[list[Name], Meta(max_length=1024)]  # names, by rank
+
+
 class Report(Message, frozen=True):
     """What member *mid* knows of its epoch: to a master that was started after the one that it knows.
 
@@ -609,6 +617,7 @@ class Report(Message, frozen=True):
     settled: Annotated[list[tuple[Number, Bits]], Meta(max_length=1024)]  # order, digest of the newest that committed
     failed: Annotated[list[tuple[Number, Number, Name]], Meta(max_length=1024)]  # other's mid and number, the error
     call_timeout: Seconds = 0.0  # as in Join
+    updated: UpdateOutcome | None = None  # of its newest update_membership, where nothing after it is committed
 
 
 class ProbeResult(Message, frozen=True):
@@ -716,6 +725,14 @@ class Resumed(Message, frozen=True):
     term: Number
 
 
+class Updated(Message, frozen=True):
+    """After a restart: others were told this *outcome* of the update_membership at which member *to* stands."""
+
+    group: Name
+    to: Number
+    outcome: UpdateOutcome
+
+
 class Abort(Message, frozen=True):
     """Stop the ops of *epoch*; the next Epoch follows. With *ask* > 0: answer with Mismatch for seq *ask*."""
 
@@ -750,13 +767,19 @@ class Settled(Message, frozen=True):
 
 
 class Evicted(Message, frozen=True):
-    """Member *mid* is out. Ops up to *committed_upto* had committed."""
+    """Member *mid* is out. Ops up to *committed_upto* had committed, with the digests of all who were done.
+
+    Above it and up to *unknown_upto* ops may have committed with this member, and it was not asked for its results:
+    what it has is the result only where it is in *digests*. What lies above both has not happened.
+    """
 
     group: Name
     mid: Number
     reason: Text
     committed_upto: Number
-    unknown: bool = False  # nobody knows whether others had
+    unknown_upto: Number = 0
+    epoch: Number = 0  # that *digests* are of
+    digests: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)] = []  # as in Report.done
 
 
 class Waited(Message, frozen=True):
@@ -821,7 +844,19 @@ class Bye(Message, frozen=True):
 
 # For members; all have a group. The rest is for daemons.
 ToMember = (
-    Joined | Refused | Epoch | EpochChange | Commit | Resumed | Abort | Matched | Settled | Evicted | Waited | Redial
+    Joined
+    | Refused
+    | Epoch
+    | EpochChange
+    | Commit
+    | Resumed
+    | Updated
+    | Abort
+    | Matched
+    | Settled
+    | Evicted
+    | Waited
+    | Redial
 )
 
 

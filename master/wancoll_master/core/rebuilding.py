@@ -1,7 +1,8 @@
 """After a restart of the master: members report, then their epoch goes on, or a new one begins without some. Pure.
 
 R7 of the protocol. Reports of the highest epoch that anybody knows say what may have been committed in it: whatever
-was, each of its members had finished. Members that report an earlier epoch have finished nothing in it.
+was, each of its members had finished. Members that report an earlier epoch have finished nothing in it. Whoever
+reports too late was not asked: what it has counts where it is equal to what those have who were (R8).
 
 What is remembered to keep two masters' decisions apart: the journal knows the newest epoch of each group with its
 members. Who reports an older one, and is none of them, was put out; nobody of those who report may decide then. If
@@ -9,6 +10,8 @@ they are of its members, and the master died before any had heard of it, what it
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
@@ -25,7 +28,9 @@ _TEXTS = {
     "CollectiveMismatch": p2p.MISFIT,
     "OperationAborted": p2p.APART,
     "OutcomeUnknown": "it was finished here, and nobody can say whether it was on the other side",
+    "journal": "it was finished, the master's journal is lost, and a member that may know more did not come back",
 }
+_DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
 _MID_BLOCK = 1024  # mids are reserved in the journal in blocks
 
 # ---- ids --------------------------------------------------------------------------------------------
@@ -67,11 +72,11 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     group = step.state.groups.get(report.group)
     if group is not None and group.rebuild is None and not _may_have_existed(step, group):
         why = "the group forms anew, and this master knows of no earlier one"
-        _put_out(step, daemon, report, why, report.committed_upto, unknown=True)
+        _put_out(step, daemon, report, why, m.MOST)
         return
     if report.mid in step.state.members or (group is not None and group.members):
         why = "this member came back after the group had gone on without it"
-        _put_out(step, daemon, report, why, report.committed_upto, unknown=True)
+        _put_out(step, daemon, report, why, m.MOST)
         return
     for other_group in step.state.groups.values():
         if other_group is not group and other_group.rebuild and report.mid in other_group.rebuild.reports:
@@ -213,7 +218,7 @@ def consider(step: Step, group: Group) -> None:
         _decide(step, group, rebuild, newest)
         return
     for daemon, report in rebuild.reports.values():
-        _put_out(step, daemon, report, "the group went on without it", report.committed_upto, unknown=True)
+        _put_out(step, daemon, report, "the group went on without it", m.MOST)
     epochs.form_if_complete(step, group)
     epochs.forget_if_empty(step, group)
 
@@ -247,18 +252,21 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
         _go_on(step, group, list(top.values()))
         return
-    if len(top) == len(group.members):
-        reach = _finished_by_all(group, list(top.values()), updates_too=True)
-        if used is not None and used.epoch > newest.epoch and used.base >= group.committed:
-            reach = min(reach, used.base)  # those that the unheard epoch left out were told that no more was committed
-        group.committed = reach
-        group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
+    _tell_updates(step, group, rebuild)
+    committed, digests = group.committed, _commit_witnessed(step, group, list(top.values()))
     present = {member.mid for member in group.members}
     gone = [name for mid, name, _ in newest.members if mid not in present]
+    lost = used is None or used.epoch < newest.epoch  # the journal, or a part: this epoch was told, so it was in it
+    if lost and gone:
+        group.committed = committed
+        for seq, _, _ in digests:  # who reports may have been put out by those who do not
+            group.voids[seq] = m.Void(seq, "OutcomeUnknown", _DOUBTED, {})
     for mid, name, _ in newest.members:
         if mid not in present:
             why = f"{name} did not report within {step.limits.rejoin_grace:g} s after the master's restart"
-            remember(step, m.Evicted(group.name, mid, clip(why), group.committed))
+            fate = m.Evicted(group.name, mid, clip(why), committed)
+            told = {"unknown_upto": m.MOST} if lost else {"unknown_upto": group.committed, "digests": digests}
+            remember(step, msgspec.structs.replace(fate, epoch=newest.epoch, **told))
     for ends in newest.plan.avoid:
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
     missing = f"; {', '.join(gone[:16])} did not report" if gone else "; not all knew the same epoch"
@@ -292,14 +300,14 @@ def _tell_outsiders(step: Step, rebuild: Rebuild, newest: m.Report) -> None:
     inside = {mid for mid, _, _ in newest.members}
     for mid, (daemon, report) in list(rebuild.reports.items()):
         if mid not in inside:
-            follows = report.epoch + 1 == newest.epoch  # so what was committed when it began decides
-            upto = newest.base if follows else report.committed_upto
-            _put_out(step, daemon, report, f"put out before epoch {newest.epoch}", upto, unknown=not follows)
+            follows = report.epoch + 1 == newest.epoch  # so nothing was committed above what it began with
+            unknown_upto = newest.base if follows else m.MOST  # by an earlier restart, perhaps, to which it was late
+            _put_out(step, daemon, report, f"put out before epoch {newest.epoch}", unknown_upto)
             del rebuild.reports[mid]
 
 
-def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, upto: int, *, unknown: bool) -> None:
-    step.send(daemon.conn, m.Evicted(report.group, report.mid, why, upto, unknown))
+def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upto: int) -> None:
+    step.send(daemon.conn, m.Evicted(report.group, report.mid, why, report.committed_upto, unknown_upto))
     step.record(None, "lost", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
 
 
@@ -308,6 +316,29 @@ def remember(step: Step, fate: m.Evicted) -> None:
     step.state.missing[fate.mid] = fate
     if len(step.state.missing) > MISSING_KEPT:
         del step.state.missing[next(iter(step.state.missing))]
+
+
+def _commit_witnessed(step: Step, group: Group, top: list[m.Report]) -> list[tuple[int, int, int]]:
+    """Commit what all who report are done with: it may have been committed. Returns seqs, digests, fingerprints."""
+    if len(top) < len(group.members):
+        return []  # somebody had not heard of the epoch: nothing was committed in it
+    before, reach = group.committed, _finished_by_all(group, top, updates_too=True)
+    used = step.state.used.get(group.name)
+    if used is not None and used.epoch > group.epoch and used.base >= before:
+        reach = min(reach, used.base)  # those that the unheard epoch left out were told that no more was committed
+    digests = [one for one in sorted(top[0].done) if before < one[0] <= reach and one[0] not in group.voids]
+    group.committed = reach
+    group.voids = {seq: void for seq, void in group.voids.items() if seq > reach}
+    return digests
+
+
+def _tell_updates(step: Step, group: Group, rebuild: Rebuild) -> None:
+    """An update_membership that has ended for some of those who go on ends alike for those who stand at it (R5)."""
+    known = [report.updated for _, report in rebuild.reports.values() if report.updated is not None]
+    newest = max(known, key=lambda one: (one.seq, one.epoch), default=None)
+    for mid, (daemon, report) in rebuild.reports.items():
+        if newest is not None and newest.seq in report.updates:
+            step.send(daemon.conn, m.Updated(group.name, mid, newest))
 
 
 def _finished_by_all(group: Group, reports: list[m.Report], *, updates_too: bool) -> int:

@@ -33,6 +33,7 @@ class Collectives(Book):
         self.called = 0  # the highest seq that the client has called
         self.committed = 0  # the highest seq that is known to be committed
         self.aborted = False  # the epoch's ops were stopped; the next epoch follows
+        self._update: m.UpdateOutcome | None = None  # what the client was told of its newest update_membership
         self._voids: dict[int, m.Void] = {}  # of seqs that the client has not called yet
         self._tokens: set[int] = set()  # engine ids of committed update_memberships that are still under way
         self._ready = False  # the neighbours' links are up and nothing stops ops from starting
@@ -51,6 +52,11 @@ class Collectives(Book):
     def finished(self) -> list[m.Done | m.UpdateMembership]:
         """What was told of ops that are done here and not known to be committed, in the order of their seqs."""
         return [self.done(op) for op in self.open.values() if op.state is OpState.done]
+
+    @property
+    def updated(self) -> m.UpdateOutcome | None:
+        """What the client was told of its newest update_membership, while others may still stand at it."""
+        return self._update if self._update is not None and self._update.seq >= self.committed else None
 
     # ---- from the client -----------------------------------------------------------------------------
 
@@ -80,6 +86,25 @@ class Collectives(Book):
             if op.state is OpState.done:
                 commands += self.end(op, self._result(op, now))
         return commands
+
+    def commit_equal(self, digests: Collection[tuple[int, int, int]], now: float) -> list[cmd.Command]:
+        """Ops of the epoch that others have committed: those that are done here with the same digest."""
+        commands: list[cmd.Command] = []
+        for seq, digest, fingerprint in digests:
+            op = self.open.get(seq)
+            if op is not None and op.state is OpState.done and op.kind is not Kind.update_membership:
+                done = self.done(op)
+                if isinstance(done, m.Done) and (done.digest, done.fingerprint) == (digest, fingerprint):
+                    commands += self.end(op, self._result(op, now))
+        return commands
+
+    def update_ended(self, outcome: m.UpdateOutcome, now: float) -> list[cmd.Command]:
+        """Others were told this *outcome* of an update_membership; all up to it is committed."""
+        op = self.open.get(outcome.seq)
+        if op is None or op.state is not OpState.done or op.kind is not Kind.update_membership:
+            return []
+        ended = self.end(op, outcomes.result(op, outcome.epoch, list(outcome.members), op.digest, now))
+        return self.commit(outcome.seq, now) + ended
 
     def abort(self, ask: int) -> list[cmd.Command]:
         """Stop the epoch's ops. With *ask*: tell what is called at that seq, now or when it is called."""
@@ -206,6 +231,8 @@ class Collectives(Book):
     def end(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
         """See Book. An update_membership's token has no memory: nothing to wait for."""
         if op.kind is Kind.update_membership:
+            if isinstance(outcome, m.Result):
+                self._update = m.UpdateOutcome(op.seq, outcome.epoch, outcome.contributors)
             self._tokens |= op.live
             for engine_id in op.live:
                 del self._attempts.ops[engine_id]

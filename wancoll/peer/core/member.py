@@ -199,7 +199,9 @@ class Member:
             case m.Settled():
                 return self.settled(message, now)
             case m.Evicted():
-                return self.evicted(message.reason, message.committed_upto, now, message.unknown)
+                return self.evicted(message, now)
+            case m.Updated():
+                return self.updated(message.outcome, now)
             case m.Redial() if message.epoch == self.epoch_number:
                 return [cmd.Redial(tuple(message.others), message.older, message.reason, message.sends)]
         return []  # Waited changes nothing: it is for the watcher
@@ -243,6 +245,7 @@ class Member:
             settled=list(p2p.settlements.items()),
             failed=list(p2p.failed),
             call_timeout=self.call_timeout,
+            updated=collectives.updated,
         )
 
     def resumed(self, resumed: m.Resumed) -> list[cmd.Command]:
@@ -309,22 +312,25 @@ class Member:
         """A send or recv has ended on both sides."""
         return [] if self.over or self.seat is None else self.p2p.settled(settled, now)
 
-    def evicted(self, reason: str, committed_upto: int, now: float, unknown: bool = False) -> list[cmd.Command]:
-        """The master put this member out; what had committed until then still counts (R8).
+    def updated(self, outcome: m.UpdateOutcome, now: float) -> list[cmd.Command]:
+        """Others were told how the update_membership has ended at which this member stands (R5)."""
+        return [] if self.over or self.seat is None else self.collectives.update_ended(outcome, now)
 
-        With *unknown* nobody can say whether what is finished here above *committed_upto* had.
-        """
+    def evicted(self, evicted: m.Evicted, now: float) -> list[cmd.Command]:
+        """The master put this member out; what had committed until then still counts (R8)."""
         if self.over:
             return []
-        commands = self.collectives.commit(committed_upto, now)
-        return commands + self._finish(outcomes.evicted(self.name, reason, committed_upto, unknown))
+        commands = self.collectives.commit(evicted.committed_upto, now)
+        if evicted.epoch == self.epoch_number:
+            commands += self.collectives.commit_equal(evicted.digests, now)
+        return commands + self._finish(outcomes.evicted(self.name, evicted))
 
     def forgotten(self, cause: str) -> list[cmd.Command]:
         """The control connection was lost, and the master that answers now does not know this member any more."""
         return [] if self.over else self._finish(outcomes.forgotten(self.name, cause))
 
     def master_unreachable(self, address: str, waited: float, cause: str) -> list[cmd.Command]:
-        """No master within master_grace. Ops that are finished here may or may not have committed (R8)."""
+        """No master within master_grace. What the client has called may or may not have committed (R8)."""
         return [] if self.over else self._finish(outcomes.master_unreachable(self.name, address, waited, cause))
 
     def _finish(self, ending: outcomes.Ending) -> list[cmd.Command]:

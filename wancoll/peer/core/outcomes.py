@@ -9,8 +9,8 @@ from wancoll.collective import DATALESS, Kind
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
 
-_UNKNOWN = "the operation was finished here and its commit cannot be learnt; input and result are kept"
-_ELSEWHERE = "others have committed the operation, and it was not finished here; the tensor is untouched"
+_FINISHED = "the operation was finished here and its commit cannot be learnt; input and result are kept"
+_OPEN = "others may have committed the operation, which was not finished here; the tensor is untouched"
 _AGAIN = "connect again to rejoin as a new member"
 
 
@@ -86,51 +86,62 @@ def refused(name: str, reason: str) -> Ending:
     return Ending(lambda op: m.Failure(op.client_id, "ConfigError", what, who=name), last)
 
 
-def evicted(name: str, reason: str, committed_upto: int, unknown: bool) -> Ending:
-    """The master put the member out. What is done here has not committed, unless nobody can say (*unknown*).
+def evicted(name: str, evicted: m.Evicted) -> Ending:
+    """The master put the member out. What has not committed by its word has not happened, but where it cannot say.
 
-    Of sends and recvs the master does not say what has committed. What the others have committed and this member has
-    not finished is of a report that came too late (R7).
+    Of sends and recvs it never says. Of collectives it does not where this member reported too late (R7): what others
+    have committed meanwhile may be with its share, whether it has finished it or not.
     """
+    reason, upto = evicted.reason, max(evicted.committed_upto, evicted.unknown_upto)
 
     def end(op: Op) -> m.Failure:
-        if not op.p2p and op.seq <= committed_upto and op.state in (OpState.waiting, OpState.running):
-            return m.Failure(op.client_id, "OutcomeUnknown", _ELSEWHERE, who=name, got=reason, hint=_AGAIN)
-        if _done(op) and (unknown or op.p2p):
-            return m.Failure(op.client_id, "OutcomeUnknown", _UNKNOWN, who=name, got=reason, hint=_AGAIN)
+        if _may_count(op) and (op.p2p or op.seq <= upto):
+            return _unknown(op, {"who": name, "got": reason, "hint": _AGAIN})
         return m.Failure(op.client_id, "Evicted", reason, who=name, hint=_AGAIN)
 
     return Ending(end, m.Failure(0, "Evicted", reason, who=name, hint=_AGAIN))
 
 
 def forgotten(name: str, cause: str) -> Ending:
-    """The control connection was lost, and the master that answers now does not know the member any more."""
+    """The control connection was lost, and the same master does not know the member any more.
+
+    It has put the member out while it was away: of what is done here nobody says what became (R8), and nothing else
+    can have committed.
+    """
     text: dict[str, Any] = {"who": name, "got": f"the control connection was lost: {cause}", "hint": _AGAIN}
-    return _cut_off("Evicted", "out of the group", text)
+    return _cut_off("Evicted", "out of the group", text, lambda op: op.state is OpState.done and _may_count(op))
 
 
 def master_unreachable(name: str, address: str, waited: float, cause: str) -> Ending:
-    """No master within master_grace."""
+    """No master within master_grace.
+
+    One that others have found may have committed whatever is called here: they can be done with it while this member
+    is not (R7).
+    """
     text: dict[str, Any] = {
         "who": name,
         "expected": f"the master at {address} to answer within {waited:.1f} s",
         "got": cause,
         "hint": "start the master, or check the address and the network, then connect again",
     }
-    return _cut_off("MasterUnreachable", "lost the master", text)
+    return _cut_off("MasterUnreachable", "lost the master", text, _may_count)
 
 
-def _cut_off(error: str, what: str, text: dict[str, Any]) -> Ending:
-    """Nobody says what became of that which is done here (R8)."""
+def _cut_off(error: str, what: str, text: dict[str, Any], maybe: Callable[[Op], bool]) -> Ending:
+    """Nobody says what became of the ops that *maybe* have committed."""
 
     def end(op: Op) -> m.Failure:
-        if _done(op):
-            return m.Failure(op.client_id, "OutcomeUnknown", _UNKNOWN, **text)
+        if maybe(op):
+            return _unknown(op, text)
         return m.Failure(op.client_id, error, f"{what}; tensors are untouched", **text)
 
     return Ending(end, m.Failure(0, error, what, **text))
 
 
-def _done(op: Op) -> bool:
-    """Whether it may have committed. An update_membership has no result of its own to lose."""
-    return op.state is OpState.done and op.kind is not Kind.update_membership
+def _unknown(op: Op, text: dict[str, Any]) -> m.Failure:
+    return m.Failure(op.client_id, "OutcomeUnknown", _FINISHED if op.state is OpState.done else _OPEN, **text)
+
+
+def _may_count(op: Op) -> bool:
+    """Whether others may have its result: a send or recv needs both ends, and update_membership has none to lose."""
+    return op.state is OpState.done if op.p2p else op.kind is not Kind.update_membership
