@@ -61,7 +61,7 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     numbers = report.epoch, report.committed_upto, report.heard, *(mid for mid, _, _ in report.members)
     if max(numbers) > step.state.believable:
         why = "it reports numbers that no master can have come to"
-        _put_out(step, daemon, report, why, report.committed_upto, unknown=True)
+        _put_out(step, daemon, report, why, m.MOST)
         return
     raise_mids(step, max(mid for mid, _, _ in report.members))
     fate = step.state.missing.get(report.mid)
