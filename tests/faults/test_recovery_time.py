@@ -19,7 +19,7 @@ COUNT = 64 * MIB // 4
 
 def one_kill(cluster: Cluster, rng: random.Random) -> tuple[float, float]:
     """Seconds from the kill to the survivors' last commit, and of a clean op before it."""
-    while True:
+    for _ in range(10):
         comms = join(cluster, range(PEERS))
         tensors = [comm.empty(COUNT, "float32") for comm in comms]
         clean = [reduce(comms, tensors)[1] for _ in range(2)][-1]  # the first one touches pages and warms lanes
@@ -32,6 +32,7 @@ def one_kill(cluster: Cluster, rng: random.Random) -> tuple[float, float]:
         if len(agreed) == PEERS - 1:  # else this op was quicker than the one before, and the kill came after it
             assert isinstance(outcomes[victim].error, PeerDaemonLost)
             return max(outcomes[k].ended for k in survivors) - killed, clean
+    pytest.fail("no kill came before the commit")
 
 
 def kill_after(cluster: Cluster, victim: int, seconds: float) -> float:
@@ -70,7 +71,11 @@ def report(results: list[tuple[float, float]]) -> float:
 
 
 def test_recovery(cluster: Cluster, rng: random.Random) -> None:
-    report([one_kill(cluster, rng)])
+    """A kill is noticed by its broken connections: silence would take 2 s alone."""
+    took = [report([one_kill(cluster, rng)])]
+    while took[-1] > 1.5 and len(took) < 3:  # on a busy machine
+        took.append(report([one_kill(cluster, rng)]))
+    assert took[-1] < 1.5, took
 
 
 @pytest.mark.nightly

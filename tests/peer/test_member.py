@@ -433,6 +433,20 @@ def test_a_link_is_reported_unreachable_each_time_and_to_a_new_master_once() -> 
     assert kinds(d.member.link_unreachable(2, "refused")) == ["ToMaster:LinkDown"]
 
 
+def test_who_was_told_to_stop_reports_so_and_nothing_as_done() -> None:
+    d = Driver(1, 2)
+    d.post()
+    d.member.op_finished(d.engine_id, 7, 0)
+    assert [(one.aborted, one.done) for one in reports(d, 2)] == [(False, [(1, 7, data().fingerprint())])]
+    d.member.abort(m.Abort("g", 1, 1, "calls differ"))
+    assert [(one.aborted, one.done) for one in reports(d, 3)] == [(True, [])]
+
+
+def reports(d: Driver, master: int) -> list[m.Report]:
+    said = [one.message for one in d.member.reconnected(master, master) if isinstance(one, cmd.ToMaster)]
+    return [one for one in said if isinstance(one, m.Report)]
+
+
 def test_links_that_come_up_after_an_abort_start_nothing() -> None:
     d = Driver(1, 2)
     d.post()
