@@ -198,6 +198,20 @@ def test_an_unreachable_link_for_sends_is_given_up_unless_it_is_asked_for_again(
         assert told >= 3 if again else told == 1
 
 
+def test_who_needs_a_link_anew_has_all_the_time_again() -> None:
+    end = End(4, set())
+    need = core.Need(end.owner, frozenset({1}), core.P2P)
+    end.links.step(need, 1.0)
+    link = end.owner.links[1, core.P2P]
+    end.links.step(core.LetGo(end.owner, 1), 2.0)
+    end.links.step(need, 1.0 + DEFAULT.link_timeout)
+    out = end.links.step(core.Broken(link.number, "refused"), 1.1 + DEFAULT.link_timeout)
+    assert only(out, core.LinkUnreachable) == []
+    end.links.step(core.LetGo(end.owner, 1), 8.0)
+    end.links.step(core.Tick(), 9.0)
+    assert end.links.deadline() == float("inf")
+
+
 def test_let_go_of_one_channel_the_other_stays() -> None:
     end = End(2, {1})
     [dial] = only(end.entered, core.Dial)

@@ -322,7 +322,9 @@ def test_a_link_that_is_not_made_in_time_is_told_of_again_and_again_while_someth
     for why in ("refused", "no answer"):
         told_master = cmd.ToMaster(m.LinkDown("g", 1, 1, 2, "unreachable", why, True))
         assert d.member.p2p_unreachable(2, why) == [told_master, again]
-    [failed] = told(d.settle(1, error="OperationAborted"), m.Failure)
+    ended = d.settle(1, error="OperationAborted")
+    assert ended[-1] == cmd.LetGo(2)
+    [failed] = told(ended, m.Failure)
     assert (failed.error, failed.what) == ("OperationAborted", "what")
     assert "connect to each other" in failed.hint
     assert d.member.p2p_unreachable(2, "refused") == []

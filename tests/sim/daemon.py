@@ -345,6 +345,8 @@ class Session:
                     channel = links.P2P if p2p else links.COLLECTIVES
                     self._needed[channel] |= mids
                     self.daemon.links.step(links.Need(self.links, mids, channel))
+                case cmd.LetGo(mid):
+                    self.daemon.links.step(links.LetGo(self.links, mid))
                 case cmd.Redial(others, older, reason, sends):
                     channel = None if sends is None else links.P2P if sends else links.COLLECTIVES
                     self.daemon.links.step(links.Redial(self.links, others, older, reason, channel))

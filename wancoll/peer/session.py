@@ -215,6 +215,8 @@ class Session:
                     self._daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
                 case cmd.NeedLinks(mids, p2p):
                     self._daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
+                case cmd.LetGo(mid):
+                    self._daemon.links.step(links.LetGo(self.links, mid))
                 case cmd.Redial(others, older, reason, sends):
                     channel = None if sends is None else links.P2P if sends else links.COLLECTIVES
                     self._daemon.links.step(links.Redial(self.links, others, older, reason, channel))

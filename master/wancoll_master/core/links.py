@@ -30,8 +30,8 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     key = member.mid, other.mid, message.sends
     known = group.current.complaints.get(key)
     if known is None or known.kind == "lost":
-        head = member, other, message.sends, message.kind
-        group.current.complaints[key] = Complaint(*head, clip(message.reason, 300), step.now, group.committed)
+        head, told = (member, other, message.sends, message.kind), clip(message.reason, 300)
+        group.current.complaints[key] = Complaint(*head, told, step.now, group.committed, group.p2p_count)
     _note(step, group, member, other, message.kind, message.reason)
     if message.kind == "unreachable" and not message.sends:
         group.bad_pairs[pair(member.mid, other.mid)] = step.now + BAD_PAIR_SECONDS
@@ -94,7 +94,7 @@ def settle(step: Step, group: Group) -> None:
 def _part(step: Step, group: Group, told: Complaint) -> None:
     """The pair's link for sends and recvs cannot be made, whatever the one for collectives can: end what waits."""
     why = f"{told.who.name} cannot reach {told.whom.name} ({told.reason})"
-    count = p2p.part(step, group, told.who, told.whom, why)
+    count = p2p.part(step, group, told, why)
     if count:
         step.record(group, "link", f"{p2p.APART}: {why}; ended {count} of them")
         _acted(group, {(told.who.name, told.whom.name)}, "ended sends and recvs")

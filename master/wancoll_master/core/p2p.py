@@ -11,7 +11,7 @@ from collections import deque
 from wancoll.collective import DType
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Group, Half, Match, Member, Step, clip
+from wancoll_master.core.state import Complaint, Group, Half, Match, Member, Step, clip
 
 MISFIT = "send and recv do not fit together"
 APART = "the two members cannot reach each other for sends and recvs"
@@ -77,10 +77,14 @@ def done(step: Step, member: Member, message: m.P2PDone) -> None:
         _settle(step, group, match, "", "", {})
 
 
-def part(step: Step, group: Group, one: Member, other: Member, why: str) -> int:
-    """The link of two for sends and recvs cannot be made: what waits for it ends, alike on both. Returns how many."""
-    running, ends = group.current.p2p.running, {one.mid, other.mid}
-    found = [order for order, match in running.items() if {match.send.member.mid, match.recv.member.mid} == ends]
+def part(step: Step, group: Group, told: Complaint, why: str) -> int:
+    """The link of two for sends and recvs cannot be made: what waited for it ends, alike on both. Returns how many.
+
+    What met after the complaint came has a try of its own.
+    """
+    running, ends = group.current.p2p.running, {told.who.mid, told.whom.mid}
+    theirs = [order for order, match in running.items() if {match.send.member.mid, match.recv.member.mid} == ends]
+    found = [order for order in theirs if order <= told.matched]
     for order in found:
         _settle(step, group, running.pop(order), "OperationAborted", f"{APART}: {why}", {})
     return len(found)

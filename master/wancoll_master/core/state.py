@@ -169,6 +169,7 @@ class Complaint:
     reason: str
     at: float
     committed: int  # of the group, then
+    matched: int  # orders of sends and recvs that had been given, then
 
     @property
     def pair(self) -> tuple[int, int]:

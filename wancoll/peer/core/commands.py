@@ -46,6 +46,13 @@ class NeedLinks:
 
 
 @dataclass(frozen=True, slots=True)
+class LetGo:
+    """Nothing waits any more for the link for sends and recvs to member *mid*."""
+
+    mid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Redial:
     """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds.
 
@@ -77,4 +84,4 @@ class Over:
     """The member has left the group; no command follows but those that end its ops."""
 
 
-Command = ToMaster | ToClient | EnterEpoch | NeedLinks | Redial | StartOp | CancelOp | Over
+Command = ToMaster | ToClient | EnterEpoch | NeedLinks | LetGo | Redial | StartOp | CancelOp | Over

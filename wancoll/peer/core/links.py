@@ -160,6 +160,14 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class LetGo:
+    """No send or recv waits any more for the link to *mid*."""
+
+    owner: MemberLinks
+    mid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The member is gone: close its links and tell it nothing any more."""
 
@@ -227,7 +235,7 @@ class Tick:
     """deadline() has come."""
 
 
-Event = Enter | Need | Leave | Knock | Gone | Attached | Broken | Redial | Cut | Heal | Tick
+Event = Enter | Need | LetGo | Leave | Knock | Gone | Attached | Broken | Redial | Cut | Heal | Tick
 
 
 # ---- what has to be done -----------------------------------------------------------------------------
@@ -384,10 +392,15 @@ class Links:
                 self._enter(event, now, out)
             case Need(owner, mids, channel):
                 for mid in sorted(mids):
+                    link = self._link(owner, mid, channel, now)
+                    if link.raised_at is not None and not link.needed:
+                        link.raised_at = now  # what needs it now has link_timeout of its own
                     owner.needed.add((mid, channel))
-                    self._raise(self._link(owner, mid, channel, now), now, out)
+                    self._raise(link, now, out)
                 if channel == P2P:  # some may be up already: by the other end, or since an older epoch
                     _tell_up(owner, channel, out)
+            case LetGo(owner, mid):
+                owner.needed.discard((mid, P2P))
             case Leave(owner):
                 self._leave(owner, out)
             case Knock(knock, hello):

@@ -103,8 +103,13 @@ class P2P(Book):
         head = (op.client_id, message.error, message.text)
         hint = _HINTS.get(message.error, "input and result are kept")
         failure = m.Failure(*head, who=self._name, got=f"here {op}", hint=hint, calls=dict(message.calls))
-        cancelled: list[cmd.Command] = [cmd.CancelOp(op.engine_id)] if op.engine_id in op.live else []
-        return cancelled + self.end(op, failure)
+        commands: list[cmd.Command] = [cmd.CancelOp(op.engine_id)] if op.engine_id in op.live else []
+        commands += self.end(op, failure)
+        waits = any(one.state is OpState.matched and one.other == op.other for one in self.open.values())
+        if op.other in self._asked - self._up and not waits:
+            self._asked.discard(op.other)
+            commands.append(cmd.LetGo(op.other))
+        return commands
 
     # ---- from the links ------------------------------------------------------------------------------
 
