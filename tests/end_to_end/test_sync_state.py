@@ -29,7 +29,8 @@ State = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(PEERS, peer_args=[f"--arena-bytes={1 << 30}"]) as cluster:  # one can be filled
+    arena = (1 << 30) + STRIPE // 2  # can be filled with stripes, and a little more
+    with Cluster(PEERS, peer_args=[f"--arena-bytes={arena}"]) as cluster:
         yield cluster
 
 
