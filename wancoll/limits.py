@@ -27,6 +27,7 @@ class Limits:
     connect_timeout: float = 5.0  # one dial of the master or of a lane
     probe_timeout: float = 2.0  # a joiner whose addresses do not answer by then is refused
     group_members: int = 1024  # the same for members of one daemon
+    restart_with_min_world: bool = False  # a group that ran before starts anew with min_world, not start_world
     daemons: int = 4096  # of a master, or fewer where it may not have as many files open
     groups: int = 4096  # of a master
     members: int = 65536  # of a master, in all groups

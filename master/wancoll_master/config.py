@@ -110,6 +110,14 @@ class MasterLimits:
             "--master-grace."
         ),
     ] = DEFAULT.rejoin_grace
+    restart_with_min_world: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="A group that ran before, by the journal, and has lost all members starts anew with min_world, not "
+            "start_world: for machines that may not all come back. So does a new run under the same group name.",
+        ),
+    ] = False
     handshake_timeout: Annotated[
         Seconds, Parameter(help="Seconds for a new connection to introduce itself before it is closed.")
     ] = DEFAULT.handshake_timeout

@@ -199,6 +199,27 @@ def test_a_group_that_does_not_start(daemon: FakeDaemon) -> None:
     daemon.wait_for(lambda: daemon.detached)  # nothing stays behind
 
 
+def test_who_waits_for_the_group_is_told_for_whom(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each change."""
+    monkeypatch.setattr(connection_module, "_SAY_SECONDS", 0.05)
+    monkeypatch.setattr(connection_module, "_SAY_AGAIN_SECONDS", 0.0)
+    daemon.epoch = lambda number, members: None  # type: ignore[method-assign, assignment]
+
+    def connected() -> None:
+        with refused("waits: 1 of 3 members are here (here: me)", "a place after 3.", error=TimeoutError):
+            wancoll.connect("gang", socket=daemon.path, timeout=3)
+
+    join = in_thread(connected)
+    daemon.wait_for(lambda: daemon.attach is not None)
+    until(lambda: "group 'gang': still waiting for a place: for a word of the master" in caplog.text)
+    daemon.send(m.Slow(0, "1 of 3 members are here (here: me)"))
+    until(lambda: "still waiting for a place: 1 of 3 members are here (here: me)" in caplog.text)
+    assert join() is None
+    assert caplog.text.count("1 of 3 members") == 1
+
+
 def test_a_refusal_while_waiting_for_the_group(daemon: FakeDaemon) -> None:
     daemon.epoch = lambda number, members: daemon.send(  # type: ignore[method-assign, assignment]
         m.Failure(0, "MasterUnreachable", "no master", "peer", "", "", "", {})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import wancoll
-from wancoll.testing import Ask, ClientProcess, Cluster, tell
+from wancoll.testing import Ask, ClientProcess, Cluster, in_threads, tell
 
 SIZE = 1000
 GATE = 50  # steps
@@ -116,3 +116,12 @@ def test_each_process_is_killed_once_and_every_step_counts_once() -> None:
     for _, state, _ in ended:
         assert np.array_equal(state, unbroken)
     assert [lives >= least for (_, _, lives), least in zip(ended, (3, 2, 2), strict=True)] == [True] * 3
+
+
+@pytest.mark.check
+def test_who_waits_for_the_group_is_told_who_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    here = "2 of 3 members are here to start the group"
+    with Cluster(2, fork=True) as cluster:
+        with pytest.raises(wancoll.TimeoutError, match=f"{here} \\(here: (a, b|b, a)\\)"):
+            in_threads(lambda i: cluster.connect(i, name="ab"[i], start_world=3, timeout=6), 2, 30)
+        assert f"still waiting for a place: {here} (here:" in caplog.text

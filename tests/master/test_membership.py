@@ -172,3 +172,53 @@ def test_members_that_know_an_epoch_are_told_what_changed_and_joiners_the_whole(
     assert isinstance(changed[0], m.EpochChange)
     assert changed[1] == list(announce.to[:3])
     assert applied(base, changed[0]) == announce.epoch
+
+
+# ---- what a joiner waits for, and when a group starts ----------------------------------------------------
+
+
+def waits(room: Room, daemon: str, mid: int) -> list[str]:
+    room.clear()
+    room.say(daemon, m.AskPlace(GROUP, mid))
+    return [said.reason for said in room.take(daemon, m.Joined)]
+
+
+def test_who_waits_for_a_place_may_ask_who_is_there():
+    room = Room()
+    room.join("m0", start=12)
+    assert waits(room, "d0", 1) == ["1 of 12 members are here to start the group (here: m0)"]
+    for i in range(1, 11):
+        room.join(f"m{i}", start=12)
+    names = ", ".join(f"m{i}" for i in range(8))
+    assert waits(room, "d0", 1) == [f"11 of 12 members are here to start the group (here: {names} and 3 more)"]
+    assert waits(room, "d1", 1) == []  # another daemon's
+    assert waits(room, "d1", 99) == []
+    room.join("m11", start=12)
+    assert waits(room, "d0", 1) == []  # it has a place
+    room.join("m12", start=12)
+    assert waits(room, "d12", 13)[0].startswith("the group runs with 12 members in epoch 1; joiners are admitted where")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_group_that_ran_may_start_anew_with_fewer(restarted):
+    """By an option: of machines that all went down not all may come back."""
+    for anew, epochs in ((False, 0), (True, 2)):
+        room = Room(Limits(restart_with_min_world=anew))
+        for i in range(3):
+            room.join(f"m{i}", start=3, least=2)
+        assert room.epoch == 1
+        if restarted:
+            room.restart()
+            room.sleep(room.limits.rejoin_grace + 1)  # nobody reports
+        else:
+            for i in range(3):
+                room.drop(f"d{i}")
+        room.join("m0", start=3, least=2)
+        assert GROUP not in room.state.groups or not room.state.groups[GROUP].members
+        room.join("m1", start=3, least=2)
+        assert len(room.state.groups[GROUP].members) == (2 if anew else 0)
+        assert room.epoch >= epochs
+    new = Room(Limits(restart_with_min_world=True))
+    new.join("m0", start=3, least=2)
+    new.join("m1", start=3, least=2)
+    assert not new.state.groups[GROUP].members  # it has not run yet

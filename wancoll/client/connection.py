@@ -31,6 +31,7 @@ log = logging.getLogger("wancoll")
 _READ_WHILE_POSTING = 128  # pending calls from which on a call also takes in the answers that are there
 _FOLLOW_SECONDS = 1.0  # then look again: the thread that reads may have been interrupted before it woke the others
 _READ_SECONDS = 1.0  # then look again: a Ctrl-C just before the call into the kernel does not interrupt that call
+_LEAST_SECONDS = 0.01  # of one wait for a place
 _SAY_SECONDS = 3.0  # from then on somebody who waits for a place is told for what
 _SAY_AGAIN_SECONDS = 5.0  # at the least between two such lines
 _CLOSE_SECONDS = 5.0  # close() waits this long for a thread that is reading
@@ -96,10 +97,13 @@ class Connection:
                     expected=f"a place after {time.monotonic() - began:.1f} s",
                     got=f"{self._channel.who} waits: {waits}", hint="`wancoll status` shows who is there",
                 )  # fmt: skip
-            if time.monotonic() >= say_at and waits != said:
+            until_said = say_at - time.monotonic()
+            if waits == said:
+                until_said = math.inf
+            elif until_said <= 0:
                 said, say_at = waits, time.monotonic() + _SAY_AGAIN_SECONDS
                 log.warning("group %r: still waiting for a place: %s", self.group, waits)
-            self._step(None, left)
+            self._step(None, min(math.inf if left is None else left, max(until_said, _LEAST_SECONDS)))
 
     # ---- posting -------------------------------------------------------------------------------------
 

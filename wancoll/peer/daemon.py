@@ -207,6 +207,8 @@ class Daemon:
                     log.info("the master is back", group=message.group, epoch=message.epoch, term=message.term)
                 case m.Evicted():
                     log.warning("evicted", member=session.member.name, reason=message.reason)
+                case m.Joined():
+                    session.tell(m.Slow(0, message.reason))
                 case m.Waited():
                     self.watcher.waited(session, message)
             with session.alone(message):

@@ -207,7 +207,7 @@ class Failure(Message, frozen=True):
 class Slow(Message, frozen=True):
     """Op *id* has not ended for a while; *text* says what it, or one before it, waits for."""
 
-    id: int
+    id: int  # 0: no op, but the place in the group
     text: str
 
 
@@ -421,6 +421,13 @@ class Join(Message, frozen=True):
     min_world: World
     was: Number = 0  # the mid that an earlier master gave it; it has not entered an epoch
     call_timeout: Seconds = 0.0  # a member this late with a call that another has made is put out; 0: not stated
+
+
+class AskPlace(Message, frozen=True):
+    """The member *mid* has waited for its place for a while: what for, now? Joined answers."""
+
+    group: Name
+    mid: Number
 
 
 class Leave(Message, frozen=True):
@@ -652,6 +659,7 @@ class LinkReport(Message, frozen=True):
 FromPeer = (
     Hello
     | Join
+    | AskPlace
     | Leave
     | Heartbeat
     | Done
@@ -691,7 +699,7 @@ class Pong(Message, frozen=True):
 
 
 class Joined(Message, frozen=True):
-    """The Join is noted; *mid* names the member from now on. *reason* says what it waits for."""
+    """The Join is noted; *mid* names the member from now on. *reason* says what it waits for. Answers AskPlace, too."""
 
     group: Name
     member: Name

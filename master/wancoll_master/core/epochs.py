@@ -106,10 +106,10 @@ def persist(step: Step, group: Group) -> None:
 
 
 def form_if_complete(step: Step, group: Group) -> None:
-    """The group's first epoch, once start_world members have joined."""
+    """The group's first epoch, once as many have joined as it takes."""
     if group.rebuild is not None or held(step, group):
         return
-    if group.members or len(group.joining) < group.start_world or measuring.waits_until(step, group) > step.now:
+    if group.members or len(group.joining) < wanted(step, group) or measuring.waits_until(step, group) > step.now:
         return
     if measuring.ask_uplinks(step, group):
         return
@@ -117,6 +117,12 @@ def form_if_complete(step: Step, group: Group) -> None:
     for member in group.members:
         member.in_epoch = True
     new_epoch(step, group, f"the group has formed: {names(group.members)}", free=True)
+
+
+def wanted(step: Step, group: Group) -> int:
+    """Members that make its first epoch: start_world, but where the group ran before and may start anew with fewer."""
+    anew = step.limits.restart_with_min_world and group.name in step.state.used
+    return group.min_world if anew else group.start_world
 
 
 def held(step: Step, group: Group) -> bool:

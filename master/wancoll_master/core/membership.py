@@ -53,6 +53,7 @@ from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip, 
 from wancoll_master.plan.planning import Planner
 
 _JUMP = 1 << 40  # more than all masters of a group's life have counted to
+_NAMED = 8  # members, where people are told who is here
 
 
 def new_state(
@@ -253,6 +254,8 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
             rebuilding.take(step, daemon, message)
         case m.Join():
             _join(step, daemon, message)
+        case m.AskPlace(mid=mid):
+            _tell_what_it_waits_for(step, daemon, mid)
         case m.Leave(left, name):
             rebuilding.left(step, daemon, left, name)
             for member in list(daemon.members.values()):
@@ -325,16 +328,9 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     member = Member(mid, join.member, daemon, group, was=join.was)
     step.state.members[mid] = daemon.members[mid] = member
     group.joining.append(member)
-    if group.members:
-        waits = (
-            f"the group runs with {len(group.members)} members in epoch {group.epoch}; "
-            "joiners are admitted where all members call update_membership()"
-        )
-    else:
-        waits = f"{len(group.joining)} of {group.start_world} members are here to start the group"
-        if epochs.held(step, group):
-            step.alarm(step.state.rejoin_until)
-            waits += "; the master has just started, and members of an earlier one may come back"
+    waits = _what_joiners_wait_for(step, group)
+    if epochs.held(step, group):
+        step.alarm(step.state.rejoin_until)
     step.send(daemon.conn, m.Joined(group.name, member.name, mid, waits))
     step.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
     if group.rebuild is not None:
@@ -343,6 +339,30 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     epochs.form_if_complete(step, group)
     probing.ensure_probes(step, group)
     epochs.consider_update(step, group)
+
+
+def _what_joiners_wait_for(step: Step, group: Group) -> str:
+    if group.members:
+        return (
+            f"the group runs with {len(group.members)} members in epoch {group.epoch}; "
+            "joiners are admitted where all members call update_membership()"
+        )
+    here = f"{len(group.joining)} of {epochs.wanted(step, group)} members are here to start the group"
+    if epochs.held(step, group):
+        here += "; the master has just started, and members of an earlier one may come back"
+    return here
+
+
+def _tell_what_it_waits_for(step: Step, daemon: Daemon, mid: int) -> None:
+    """Also who is here, so that people see who is missing."""
+    member = daemon.members.get(mid)
+    if member is None or member.in_epoch:
+        return
+    group = member.group
+    here = [one.name for one in group.members or group.joining]
+    more = f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
+    waits = f"{_what_joiners_wait_for(step, group)} (here: {', '.join(here[:_NAMED])}{more})"
+    step.send(daemon.conn, m.Joined(group.name, member.name, mid, clip(waits, 2000)))
 
 
 def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None) -> str:

@@ -22,6 +22,7 @@ log = structlog.get_logger("wancoll.wait")
 _LOOK = 0.25  # seconds between looks at the lanes
 _SHARE = 0.05  # of a processor that looks may take, where there are very many lanes
 _SETTLED = 3  # heartbeats until the other end's word has come here by way of the master
+_ASK_PLACE = 2.0  # seconds without a place in the group until the master is asked what for, and again and again
 _CLIENT_TOLD = 32  # times that a client is told of one call
 
 
@@ -34,6 +35,7 @@ class _Watched:
     log: WaitLog = field(default_factory=WaitLog)
     told: tuple[int, str] = (0, "")  # the client: which call, what
     times: int = 0
+    asked_at: float = 0.0  # what it waits for, before it has a place
 
 
 class Watcher:
@@ -91,6 +93,13 @@ class Watcher:
             if watched.waits is not None and not member.standing.reporting:
                 self._send(watched.waits)
             self._note(session, watched, now)
+            if member.seat is None and member.mid and not member.over:
+                self._ask_place(session, watched, now)
+
+    def _ask_place(self, session: Session, watched: _Watched, now: float) -> None:
+        if now >= max(watched.asked_at, session.attached_at) + _ASK_PLACE:
+            watched.asked_at = now
+            self._send(m.AskPlace(session.member.group, session.member.mid))
 
     def _seen(self, links: MemberLinks, now: float) -> list[waits.Seen]:
         found = []
