@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Options of the commands must come from the test, not from the shell that runs it. WANCOLL_CPU picks kernels for all.
 for _name in [name for name in os.environ if name.startswith("WANCOLL_") and name != "WANCOLL_CPU"]:
     del os.environ[_name]
+# A master without --journal keeps it in the user's state folder: not in this user's.
+_state = tempfile.TemporaryDirectory(prefix="wancoll-tests-")
+os.environ["XDG_STATE_HOME"] = _state.name
 # So must the width of what they print: pytest-xdist sets one.
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)

@@ -22,6 +22,26 @@ def default_socket() -> str:
     )
 
 
+def default_journal(port: int) -> str:
+    """Path of the journal of a master at *port*, in the user's state folder, which is made.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    folder = os.path.join(base, "wancoll")
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as bad:
+        raise ConfigError(
+            "there is no place for the journal",
+            expected="a folder that can be written in, at $XDG_STATE_HOME or ~/.local/state",
+            got=str(bad),
+            hint="choose a path with --journal, or --journal none",
+        ) from bad
+    return os.path.join(folder, f"master-{port}.sqlite")
+
+
 def split_address(text: str, *, what: str = "address", default_port: int | None = None) -> tuple[str, int]:
     """Split "host:port" into (host, port); IPv6 hosts stand in brackets.
 

@@ -60,8 +60,9 @@ class MasterConfig:
     journal: Annotated[
         str,
         Parameter(
-            help="Path of the sqlite file with the epoch counter (with --etcd it is there) and the event log. "
-            "Empty: kept in memory."
+            help="Path of the sqlite file with the epoch counter (with --etcd it is there) and the event log. Empty: "
+            "wancoll/master-PORT.sqlite in $XDG_STATE_HOME or ~/.local/state; with --etcd, or port 0, none. "
+            "'none': kept in memory, and what had been decided is forgotten with the master."
         ),
     ] = ""
     etcd: Annotated[EtcdConfig | None, Flat] = None

@@ -117,6 +117,24 @@ def manager(request, tmp_path) -> Iterator[Manager]:
     made.socket.close()
 
 
+def test_a_master_keeps_its_journal_in_the_users_state_folder(tmp_path):
+    """By its port; without one, or where none is wanted, in memory. A second master there ends with the reason."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    with running_master(env=env), running_master("--journal", "none", env=env):
+        assert list(tmp_path.iterdir()) == []
+    with started(*WANCOLL, "master", "--listen", f"127.0.0.1:{port}", env=env) as process:
+        ready_line(process)
+        assert (tmp_path / "wancoll" / f"master-{port}.sqlite").exists()
+        with started(*WANCOLL, "master", "--listen", f"127.0.0.2:{port}", env=env) as other:
+            _, told = other.communicate(timeout=DEADLINE)
+        assert other.returncode == 2
+        assert "the journal is used by another master" in told
+        end(process, signal.SIGTERM)
+
+
 # ---- help and options ---------------------------------------------------------------------------------
 
 

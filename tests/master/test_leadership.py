@@ -526,11 +526,11 @@ async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
         store.persist(Persist(0, 1025))
         await done()
         client.lose = 2
-        store.persist(Persist(4, 7, {"a b": Used(4, frozenset({1, 300}), 40)}))
+        store.persist(Persist(4, 7, groups={"a b": Used(4, frozenset({1, 300}), 40)}))
         await done()
         for i in range(200):  # more than one transaction takes
-            store.persist(Persist(5 + i, 7, {f"g{i}": Used(5 + i, frozenset({i}), 40)}))
-        store.persist(Persist(205, 7, {"g0": Used(205, frozenset({1}), 40)}))
+            store.persist(Persist(5 + i, 7, groups={f"g{i}": Used(5 + i, frozenset({i}), 40)}))
+        store.persist(Persist(205, 7, groups={"g0": Used(205, frozenset({1}), 40)}))
         assert store.written < store.asked
         await done()
         assert deposed == []
@@ -545,11 +545,11 @@ async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
 async def test_a_deposed_leader_writes_nothing(etcd: chaos.Etcd) -> None:
     keys = Keys(next(_prefixes))
     async with Etcd([etcd.url], 5.0) as client, writing(client, keys) as (store, done, deposed):
-        store.persist(Persist(1, 2, {"g": Used(1, frozenset({1}), 40)}))
+        store.persist(Persist(1, 2, groups={"g": Used(1, frozenset({1}), 40)}))
         await done()
         await client.txn([], [delete(keys.leader)], [])
         await client.txn([created(keys.leader, 0)], [put(keys.leader, "another one")], [])
-        store.persist(Persist(2, 2, {"g": Used(2, frozenset({1, 2}), 40)}))
+        store.persist(Persist(2, 2, groups={"g": Used(2, frozenset({1, 2}), 40)}))
         await done()
         assert "another master leads" in deposed[0]
         facts = await loaded(client, keys)
@@ -573,9 +573,9 @@ async def test_a_write_that_comes_late_changes_nothing(etcd: chaos.Etcd) -> None
         client.late.append(None)  # not the first transactions
         async with writing(client, keys) as (store, done, deposed):
             client.late.clear()
-            store.persist(Persist(1, 2, {"g": Used(1, frozenset({1}), 40)}))
+            store.persist(Persist(1, 2, groups={"g": Used(1, frozenset({1}), 40)}))
             await done()
-            store.persist(Persist(2, 2, {"g": Used(2, frozenset({1, 2}), 40)}))
+            store.persist(Persist(2, 2, groups={"g": Used(2, frozenset({1, 2}), 40)}))
             await done()
             assert not (await Etcd.txn(client, *client.late[0])).succeeded
             assert (await loaded(client, keys)).used == {"g": Used(2, frozenset({1, 2}), 40)}
@@ -587,7 +587,7 @@ async def test_groups_with_the_oldest_epochs_are_forgotten(etcd: chaos.Etcd, mon
     keys = Keys(next(_prefixes))
     async with Etcd([etcd.url], 5.0) as client, writing(client, keys) as (store, done, _):
         for i in range(100):
-            store.persist(Persist(i, 1, {f"g{i}": Used(100 - i, frozenset({i}), 40)}))
+            store.persist(Persist(i, 1, groups={f"g{i}": Used(100 - i, frozenset({i}), 40)}))
         await done()
         await store.load()
         assert list(store.facts.used) == ["g4", "g3", "g2", "g1", "g0"]

@@ -443,14 +443,58 @@ async def test_a_master_that_stood_still_takes_its_members_back():
 def test_the_journal_keeps_numbers_that_never_fall(tmp_path):
     path = str(tmp_path / "journal")
     journal = Journal(path)
-    journal.persist(Persist(7, 1025, {"a": Used(6, frozenset({1}), 40)}))
-    journal.persist(Persist(7, 1025, {"a": Used(7, frozenset({1, 300}), 40)}))
-    journal.persist(Persist(3, 9, {"b": Used(3, frozenset({4}), 40)}))
+    journal.persist(Persist(7, 1025, groups={"a": Used(6, frozenset({1}), 40)}))
+    journal.persist(Persist(7, 1025, groups={"a": Used(7, frozenset({1, 300}), 40)}))
+    journal.persist(Persist(3, 9, groups={"b": Used(3, frozenset({4}), 40)}))
     journal.close()
     journal = Journal(path)
     assert (journal.facts.term, journal.facts.highest_epoch, journal.facts.next_mid) == (2, 7, 1025)
     assert journal.facts.used == {"b": Used(3, frozenset({4}), 40), "a": Used(7, frozenset({1, 300}), 40)}
     journal.close()
+
+
+def test_a_journal_is_for_one_master(tmp_path):
+    path = str(tmp_path / "journal")
+    journal = Journal(path)
+    with pytest.raises(ConfigError, match="the journal is used by another master") as told:
+        Journal(path)
+    assert path in str(told.value)
+    assert "--journal" in str(told.value)
+    journal.persist(Persist(7, 1025))
+    journal.close()
+    journal = Journal(path)
+    assert journal.facts.highest_epoch == 7
+    journal.close()
+
+
+def test_what_fences_is_synced_to_disk_and_events_are_not(tmp_path):
+    """One sync for an epoch, however many groups begin one."""
+    journal = Journal(str(tmp_path / "journal"))
+    ran: list[str] = []
+    journal._db.set_trace_callback(lambda text: ran.append(text.lower()))
+    journal.add(m.EventRecord(1.0, "g", 1, "kind", "text"))
+    assert not any("full" in text for text in ran)
+    ran.clear()
+    journal.persist(Persist(7, 1025, 3, {name: Used(7, frozenset({1}), 40) for name in "abc"}))
+    assert ran[0] == "pragma synchronous = full"
+    assert [text for text in ran if text.startswith(("begin", "commit"))] == ["begin immediate", "commit"]
+    assert ran.index("commit") < ran.index("pragma synchronous = normal") == len(ran) - 1
+    journal.close()
+
+
+async def test_a_term_that_was_raised_is_durable_before_it_is_told(tmp_path):
+    """The journal was lost, and a daemon has seen a higher term. Killed at once, the next master's is above both."""
+    path = str(tmp_path / "journal")
+    async with master(journal=path) as connect:
+        peer = await connect()
+        await peer.say(msgspec.structs.replace(hello("d"), term=40, master=99))
+        assert (await peer.expect(m.Welcome)).term == 41
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            assert db.execute("select value from facts where name = 'term'").fetchone() == (41,)
+    async with master(journal=path) as connect:
+        peer = await connect()
+        await peer.say(hello("d"))
+        assert (await peer.expect(m.Welcome)).term == 42
 
 
 def test_the_journal_keeps_the_newest_events(monkeypatch):

@@ -62,12 +62,13 @@ class Journal:
         self.term += 1
         return self.term
 
-    def persist(self, term: int, what: Persist) -> None:
-        if self.refuses or term < self.term:
+    def persist(self, what: Persist) -> None:
+        if self.refuses or what.term < self.term:
             self.refuses = max(0, self.refuses - 1)
             raise Fenced
         if self.full:
             return
+        self.term = max(self.term, what.term)
         self.epoch, self.next_mid = max(self.epoch, what.epoch), max(self.next_mid, what.next_mid)
         self.used |= what.groups
 
@@ -231,7 +232,7 @@ class Master(Process):
 
     def _persist(self, what: Persist) -> None:
         if not self.world.odd.elected:
-            self._journal.persist(self.opened, what)
+            self._journal.persist(what)
             return
         self._asked += 1
         self._writes.append(what)
@@ -252,7 +253,7 @@ class Master(Process):
                 answer = unanswered
             else:
                 try:
-                    journal.persist(opened, what)
+                    journal.persist(what)
                 except Fenced:
                     answer = refused
                 answer = unanswered if journal.away else answer

@@ -176,6 +176,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
             step.ready.step_down = StepDown(clip(why), hello.term)
             return
         state.term, state.lost_journal = hello.term + 1, True
+        step.persist()
     old = state.daemons.get(hello.daemon)
     if old is None and len(state.daemons) >= step.limits.daemons:
         raise ProtocolError(

@@ -155,6 +155,7 @@ class Persist:
 
     epoch: int  # highest of any group
     next_mid: int
+    term: int = 0  # the master's own, which it raises where it meets a daemon that has seen a higher one
     groups: dict[str, Used] = field(default_factory=dict)  # that begin an epoch
 
 

@@ -328,6 +328,7 @@ class Step:
         state, write = self.state, self.ready.persist
         if write is None:
             write = self.ready.persist = Persist(state.highest_epoch, state.next_mid)
+        write.term = state.term
         write.epoch = max(write.epoch, state.highest_epoch)
         write.next_mid = max(write.next_mid, state.next_mid, next_mid)
         return write

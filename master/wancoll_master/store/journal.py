@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
 
 from wancoll.errors import ConfigError
@@ -28,18 +30,20 @@ create table if not exists groups (
 class Journal:
     """One sqlite file, or memory: a Store whose writes are done at once. Calls are short and not from several threads.
 
-    A killed process loses nothing; a machine that loses power may lose the last events, and the numbers are
-    then still above what peers have seen of earlier terms, for the term itself is synced to disk.
+    What fences is synced to disk before persist() returns: once in an epoch, never for an operation. A machine that
+    loses power may lose the last events, and nothing else. One master uses a file at a time: it holds a lock on
+    another one beside it, since sqlite's would keep readers of the events away.
 
     Args:
         path: of the file; "" or ":memory:" keeps all in memory.
 
     Raises:
-        ConfigError: the file cannot be opened, or is no journal of this format.
+        ConfigError: the file cannot be opened, is no journal of this format, or another master has it.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path or ":memory:"
+        self._lock = None if self._path == ":memory:" else _lock(self._path)
         self.asked = self.written = 0
         try:
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
@@ -50,13 +54,8 @@ class Journal:
                 self._db.close()
                 raise
         except sqlite3.Error as bad:
-            raise ConfigError(
-                "the journal cannot be used",
-                who=self._path,
-                expected="a writable path, or a file that an earlier master wrote",
-                got=str(bad),
-                hint="choose another path with --journal",
-            ) from bad
+            self._unlock()
+            raise _unusable(self._path, str(bad)) from bad
 
     def begin_term(self) -> None:
         """Take the next term, and read the facts that its master starts from.
@@ -93,10 +92,15 @@ class Journal:
         Raises:
             sqlite3.Error: it could not be written.
         """
-        self._write({"highest_epoch": what.epoch, "next_mid": what.next_mid})
         rows = [(name, one.epoch, " ".join(map(str, sorted(one.mids))), one.base) for name, one in what.groups.items()]
-        if rows:
-            self._db.executemany("insert or replace into groups values (?, ?, ?, ?)", rows)
+        self._db.execute("pragma synchronous = full")
+        try:
+            with self._db:
+                self._db.execute("begin immediate")
+                self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
+                self._db.executemany("insert or replace into groups values (?, ?, ?, ?)", rows)
+        finally:
+            self._db.execute("pragma synchronous = normal")
 
     def add(self, event: EventRecord) -> None:
         """Append to the event log; the newest EVENTS_KEPT or somewhat more are kept.
@@ -121,5 +125,44 @@ class Journal:
         return [EventRecord(*row) for row in reversed(found)]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and let another master have it."""
         self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+def _lock(path: str) -> int:
+    """Take the lock beside the journal, which ends with the process.
+
+    Raises:
+        ConfigError: another master has it, or it cannot be made.
+    """
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as bad:
+        raise _unusable(path, str(bad)) from bad
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as bad:
+        os.close(lock)
+        raise ConfigError(
+            "the journal is used by another master, which runs",
+            who=path,
+            expected="a journal for each master",
+            got=f"{path}.lock is held: {bad.strerror}",
+            hint="stop the other one, or choose another path with --journal",
+        ) from bad
+    return lock
+
+
+def _unusable(path: str, got: str) -> ConfigError:
+    return ConfigError(
+        "the journal cannot be used",
+        who=path,
+        expected="a writable path, or a file that an earlier master wrote",
+        got=got,
+        hint="choose another path with --journal, or --journal none",
+    )
