@@ -139,6 +139,24 @@ def test_the_elder_dials_when_the_younger_has_had_its_time_and_gives_way_to_it()
     assert only(late, core.Welcome)
 
 
+def test_an_elder_that_dials_has_lost_a_link_that_is_up_here() -> None:
+    """Its word for it may have come to the master after the end of the epoch, which tells nobody to dial anew then."""
+    younger = End(2, {1})
+    [dial] = only(younger.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    younger.attach(dial.number)  # at 2.0
+    hello = m.LaneHello(1, *_ends(younger, sender=1), 0, 1)
+    assert only(younger.links.step(core.Knock(1, hello), 2.0 + 0.9 * DEFAULT.link_timeout / 4), core.Refuse)
+    told = younger.links.step(core.Knock(2, hello), 2.0 + 1.1 * DEFAULT.link_timeout / 4)
+    assert [type(command).__name__ for command in told] == ["CloseLink", "OpenLink", "Welcome", "LinkLost"]
+
+
+def _ends(end: End, sender: int) -> tuple[str, bytes, int, int, int, int]:
+    known = end.owner.epoch
+    assert known is not None
+    return known.group, known.key, sender, end.mid, core.COLLECTIVES, core.wire_plan(known)
+
+
 def test_an_elder_that_is_cut_off_by_hand_only_tries_again() -> None:
     elder, told, now = End(1, {2}), [], 1.0
     elder.links.step(core.Cut("d2"), 1.0)

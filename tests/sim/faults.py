@@ -237,6 +237,15 @@ class Faults:
             self._world.blame(end.other.process.name)
             end.process.run(lambda: end.broken("connection reset"))
 
+    def break_unheard(self) -> None:
+        """One end of a link loses it and the other one does not, unless it has something to send."""
+        found = [end for end in self._world.network.ends if end.kind == "lane"]
+        if found:
+            end = self._random.choice(found)
+            self._world.blame(end.process.name)
+            self._world.blame(end.other.process.name)
+            end.process.run(lambda: end.broken_unheard("timed out"))
+
     def break_lane(self) -> None:
         self._break("lane")
 

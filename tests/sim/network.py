@@ -35,6 +35,7 @@ class End:
         self._newest = 0.0
         self._waiting = 0  # arrivals that came while the direction was stalled
         self._stalled_at = -1.0
+        self._unheard = False  # it is closed, and the other end does not know
 
     def send(self, message: Any) -> None:
         if self.open:
@@ -61,9 +62,21 @@ class End:
             self.reset(reason)
             self.on_close(reason)
 
+    def broken_unheard(self, reason: str) -> None:
+        """This end finds the connection broken; the other one hears nothing of it before it sends something."""
+        if self.open:
+            self.open, self._unheard = False, True
+            self.network.forget(self)
+            self.on_close(reason)
+
     # ---- what comes in -------------------------------------------------------------------------------
 
     def _add(self, message: Any) -> None:
+        if self._unheard:
+            back = self.network.delay(self.process.host, self.other.process.host)
+            other = self.other
+            self.network.clock.after(back, lambda: other.process.run(lambda: other.broken("connection reset by peer")))
+            return
         now = self.network.clock.now
         self._newest = max(self._newest, now + self.network.delay(self.other.process.host, self.process.host))
         self.flight.append(message)

@@ -11,7 +11,7 @@ recvs (another channel of the pair, which only the two know of) are *agreed*: bo
 want them. The younger member dials, the elder waits, and dials itself once its *patience* is over (link_timeout / 4):
 there may be a way in one direction only. Other links are raised for the first operation that needs them, which one end
 may reach long before the other: it dials, whichever it is. Where both dial, the younger's set stays, unless none of it
-has come through while the elder was patient.
+has come through while the elder was patient, or it has been up for longer: then the elder has lost it unheard.
 
     state       set     until                 what comes next
     idle        none                          wanted: dialling, or awaited where it is the other end's turn
@@ -617,7 +617,7 @@ class Links:
             return Refuse(knock, "cut by fault injection")
         if hello.lane >= owner.epoch.plan.lanes:
             return Refuse(knock, f"lane {hello.lane} of {owner.epoch.plan.lanes}")
-        if link.number and link.ours and link.younger and (link.attached or now < self._patience(link.dialled_at)):
+        if self._stays(link, now):
             return Refuse(knock, "both ends dial: the younger's connections stay")
         more = link.state is State.accepting and hello.generation == link.accepted and hello.lane not in link.welcomed
         if hello.generation <= link.accepted and not more:
@@ -632,6 +632,17 @@ class Links:
                 link.due = self._patience(now)
         link.welcomed.add(hello.lane)
         return Welcome(knock, link.number, hello.lane)
+
+    def _stays(self, link: Link, now: float) -> bool:
+        """Whether a set that was dialled from here goes before the one that the other end dials now.
+
+        The younger's does, but not for ever: an elder that dials has no link. So one that has been up here for a while
+        is lost at the other end, and one of which nothing has come through for as long may never do.
+        """
+        if not (link.number and link.ours and link.younger):
+            return False
+        since = link.changed_at if link.up else link.dialled_at
+        return now < self._patience(since) or (bool(link.attached) and not link.up)
 
 
 def _tell_up(owner: MemberLinks, channel: int, out: list[Command]) -> None:
