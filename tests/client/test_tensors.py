@@ -12,7 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from wancoll.client.tensors import Exported, check_out, check_pair, numpy_dtype, region, require_writable
+from tests.client.tools import refused
+from wancoll.client.communicator import Communicator
+from wancoll.client.state import tensors_of
+from wancoll.client.tensors import Exported, check_out, check_pair, numpy_dtype, region, require_writable, what_instead
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
 
@@ -185,7 +188,7 @@ def test_not_a_tensor(x: Any) -> None:
     text = refusal(x)
     assert "cannot be reduced" in text
     assert f"got {type(x).__name__}" in text
-    assert "numpy.asarray" in text
+    assert text.endswith(f"; {what_instead(x)}")  # see test_hints_fit_what_was_passed
 
 
 # ---- torch ------------------------------------------------------------------------------------------
@@ -366,3 +369,56 @@ def test_bfloat16_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(ConfigError, match=r"numpy has no bfloat16.*not installed.*pip install ml_dtypes"):
         numpy_dtype("bfloat16")
+
+
+class OnDevice:
+    """As a Numba array: it has CUDA's interface, and neither DLPack nor the buffer protocol."""
+
+    __cuda_array_interface__ = {"shape": (3,), "typestr": "<f4", "data": (4096, False), "version": 3}
+
+
+@pytest.mark.parametrize(
+    ("x", "reduced", "synchronised"),
+    [
+        (None, "pass zeros where there is nothing to give", "leave the name out on all members"),
+        ({"w": np.ones(3)}, "all_reduce_many(list(x.values())), or sync_state(x, ...)", "one name for each tensor"),
+        ([np.ones(3)], "all_reduce_many takes a list of tensors", "numpy.asarray(x)"),
+        (3.5, "pass numpy.array(x)", "an array of no dimensions takes a number"),
+        (OnDevice(), "OnDevice in CUDA memory; copy it to the host first: x.get() (CuPy)", "x.copy_to_host() (Numba)"),
+        (object(), "pass numpy.asarray(x)", "numpy.asarray(x)"),
+    ],
+    ids=["None", "dict", "list", "number", "CUDA", "object"],
+)
+def test_hints_fit_what_was_passed(x: Any, reduced: str, synchronised: str) -> None:
+    with refused(reduced):
+        region(x, "all_reduce(x)")
+    with refused(synchronised):
+        tensors_of({"w": x}, changing=False)
+
+
+class dtype:
+    """As torch's, which numpy does not know."""
+
+    __module__ = "torch"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+
+def test_torch_dtypes_are_understood_without_torch() -> None:
+    assert numpy_dtype(dtype("float32")) == np.float32
+    assert numpy_dtype(dtype("int64")) == np.int64
+    assert numpy_dtype(dtype("bfloat16")) == ml_dtypes.bfloat16
+    with refused("the dtype is unknown", "complex64"):
+        numpy_dtype(dtype("complex64"))
+    with refused("the dtype is unknown", "'quint8'"):
+        numpy_dtype(dtype("quint8"))
+
+
+def test_torchs_own_dtypes(comm: Communicator) -> None:
+    torch = pytest.importorskip("torch")
+    for each in ("float32", "bfloat16", "int8"):
+        assert comm.empty(3, getattr(torch, each)).dtype == numpy_dtype(each)

@@ -33,6 +33,19 @@ assert_type(comm.all_reduce(x, max_rel_error=0.1, rounding="stochastic", seed=7,
 assert_type(comm.all_reduce(x, async_op=True).wait(timeout=30), Receipt)
 assert_type(comm.all_reduce(x, async_op=True).done(), bool)
 
+
+async def awaits() -> None:
+    assert_type(await comm.all_reduce(x, async_op=True), Receipt)
+    assert_type(await comm.all_reduce_many([x], async_op=True), ManyReceipt)
+
+
+def train(comm: Communicator) -> int:
+    return comm.rank
+
+
+assert_type(wancoll.run(train, "gang", start_world=4, min_world=2, patience=60, timeout=5), int)
+wancoll.run(train, start_wordl=4)  # refused: call-arg
+
 assert_type(comm.all_reduce_many([x]), ManyReceipt)
 assert_type(comm.all_reduce_many([x], async_op=False), ManyReceipt)
 assert_type(comm.all_reduce_many((x, x), bucket_bytes=1 << 20, on_failure="raise", async_op=True), ManyWork)
@@ -68,6 +81,11 @@ comm.all_reduce()  # refused: call-overload
 comm.all_reduce(x, ops="sum")  # refused: call-overload
 comm.all_reduce(x, ops="sum", async_op=True)  # refused: call-overload
 comm.all_reduce(x, op=3)  # refused: call-overload
+comm.all_reduce(x, op="mean")  # refused: call-overload
+comm.all_reduce(x, codec="int16")  # refused: call-overload
+comm.all_reduce(x, algorithm="rings")  # refused: call-overload
+comm.broadcast(x, on_failure="ignore", async_op=True)  # refused: call-overload
+comm.sync_state({"w": x}, revision=3, strategy="all")  # refused: arg-type
 comm.all_reduce(x, timeout="1 s")  # refused: call-overload
 comm.all_reduce(x, x, "sum")  # refused: call-overload
 comm.all_reduce(x, counts=[1, 2])  # refused: call-overload

@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 
 from wancoll.client import communicator
+from wancoll.client.checks import ALGORITHMS
 from wancoll.client.communicator import Communicator
+from wancoll.collective import ON_FAILURE, Codec, ReduceOp
+from wancoll.sync.strategy import STRATEGIES
 
 PUBLIC = Path(__file__).parent / "public.py"
 OPTIONS = {
@@ -49,6 +52,15 @@ def test_type_checkers_see_the_options_that_there_are(name: str) -> None:
     keywords = {each.name for each in inspect.signature(call).parameters.values() if each.kind is each.KEYWORD_ONLY}
     taken = keywords - {"async_op", "out"}
     assert get_type_hints(OPTIONS[name]) == {each: hints[each] for each in taken}
+
+
+def test_the_names_that_a_type_checker_knows_are_those_that_there_are() -> None:
+    known = communicator
+    assert get_args(known.Op) == tuple(ReduceOp.__members__)
+    assert get_args(known.CodecName) == tuple(Codec.__members__)
+    assert get_args(known.OnFailure) == ON_FAILURE
+    assert get_args(known.Strategy) == STRATEGIES
+    assert set(get_args(known.Algorithm)) == {name for names in ALGORITHMS.values() for name in names}
 
 
 @pytest.mark.parametrize("name", CALLS)

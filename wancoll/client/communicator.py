@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from wancoll.client.checks import (
     ALGORITHMS,
@@ -56,28 +55,36 @@ from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
 
 Blocking: TypeAlias = Literal[False]
 Async: TypeAlias = Literal[True]
+Op: TypeAlias = Literal["sum", "avg", "min", "max", "prod"]
+CodecName: TypeAlias = Literal["none", "bf16", "fp16", "int8", "int4"]
+Rounding: TypeAlias = Literal["nearest", "stochastic"]
+OnFailure: TypeAlias = Literal["retry", "raise"]
+Strategy: TypeAlias = Literal["majority", "send-only", "receive-only"]
+Algorithm: TypeAlias = Literal[  # which call has which: checks.ALGORITHMS
+    "auto", "ring", "direct", "halving_doubling", "tree", "full_exchange", "naive", "hierarchical"
+]
 
 
 class Options(TypedDict, total=False):
     """What collectives take by keyword."""
 
-    algorithm: str
-    on_failure: str
+    algorithm: Algorithm
+    on_failure: OnFailure
     timeout: float | None
 
 
 class Reducing(Options, total=False):
     """Of calls that reduce."""
 
-    op: str
+    op: Op
 
 
 class Coded(Reducing, total=False):
     """Of calls that may travel in fewer bytes."""
 
-    codec: str
+    codec: CodecName
     max_rel_error: float | None
-    rounding: str
+    rounding: Rounding
     seed: int
     feedback: ErrorFeedback | None
     name: str
@@ -214,9 +221,10 @@ class Communicator:
     def all_reduce(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Coded]) -> Work: ...
     @_documented
     def all_reduce(
-        self, x: Any, out: Any = None, *, op: str = "sum", codec: str = "none", max_rel_error: float | None = None,
-        rounding: str = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
-        algorithm: str = "auto", async_op: bool = False, on_failure: str = "retry", timeout: float | None = None,
+        self, x: Any, out: Any = None, *, op: Op = "sum", codec: CodecName = "none", max_rel_error: float | None = None,
+        rounding: Rounding = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
+        algorithm: Algorithm = "auto", async_op: bool = False,
+        on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Reduce the members' tensors element by element; every member gets the same bytes.
 
@@ -245,10 +253,10 @@ class Communicator:
     def all_reduce_many(self, tensors: Sequence[Any], *, async_op: Async, **options: Unpack[Many]) -> ManyWork: ...
     @_documented
     def all_reduce_many(
-        self, tensors: Sequence[Any], *, op: str = "sum", codec: str = "none", max_rel_error: float | None = None,
-        rounding: str = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
-        bucket_bytes: int = BUCKET_BYTES, algorithm: str = "auto", async_op: bool = False, on_failure: str = "retry",
-        timeout: float | None = None,
+        self, tensors: Sequence[Any], *, op: Op = "sum", codec: CodecName = "none", max_rel_error: float | None = None,
+        rounding: Rounding = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
+        bucket_bytes: int = BUCKET_BYTES, algorithm: Algorithm = "auto", async_op: bool = False,
+        on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> ManyReceipt | ManyWork:  # fmt: skip
         """Reduce many tensors in place, in few operations: tensors of one dtype share buckets, in the list's order.
 
@@ -294,8 +302,9 @@ class Communicator:
     def reduce_scatter(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[ReducedBlocks]) -> Work: ...
     @_documented
     def reduce_scatter(
-        self, x: Any, out: Any = None, *, op: str = "sum", counts: Sequence[int] | None = None,
-        algorithm: str = "auto", async_op: bool = False, on_failure: str = "retry", timeout: float | None = None,
+        self, x: Any, out: Any = None, *, op: Op = "sum", counts: Sequence[int] | None = None,
+        algorithm: Algorithm = "auto", async_op: bool = False,
+        on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Reduce the members' tensors element by element; every member gets the block of its rank.
 
@@ -337,8 +346,8 @@ class Communicator:
     ) -> Work: ...
     @_documented
     def reduce(
-        self, x: Any, out: Any = None, root: int = 0, *, op: str = "sum", algorithm: str = "auto",
-        async_op: bool = False, on_failure: str = "retry", timeout: float | None = None,
+        self, x: Any, out: Any = None, root: int = 0, *, op: Op = "sum", algorithm: Algorithm = "auto",
+        async_op: bool = False, on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Reduce the members' tensors element by element; the root gets the result.
 
@@ -366,8 +375,8 @@ class Communicator:
     ) -> Work: ...
     @_documented
     def broadcast(
-        self, x: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", async_op: bool = False,
-        on_failure: str = "retry", timeout: float | None = None,
+        self, x: Any, root: int = 0, *, out: Any = None, algorithm: Algorithm = "auto", async_op: bool = False,
+        on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Give every member the root's tensor.
 
@@ -396,8 +405,8 @@ class Communicator:
     ) -> Work: ...
     @_documented
     def gather(
-        self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", async_op: bool = False,
-        on_failure: str = "retry", timeout: float | None = None,
+        self, x: Any, out: Any = None, root: int = 0, *, algorithm: Algorithm = "auto", async_op: bool = False,
+        on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Give the root the blocks of all members, in rank order.
 
@@ -426,8 +435,8 @@ class Communicator:
     ) -> Work: ...
     @_documented
     def scatter(
-        self, x: Any = None, out: Any = None, root: int = 0, *, algorithm: str = "auto", async_op: bool = False,
-        on_failure: str = "retry", timeout: float | None = None,
+        self, x: Any = None, out: Any = None, root: int = 0, *, algorithm: Algorithm = "auto", async_op: bool = False,
+        on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Give every member its block of the root's tensor.
 
@@ -465,8 +474,8 @@ class Communicator:
     def all_gather(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Blocks]) -> Work: ...
     @_documented
     def all_gather(
-        self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, algorithm: str = "auto",
-        async_op: bool = False, on_failure: str = "retry", timeout: float | None = None,
+        self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, algorithm: Algorithm = "auto",
+        async_op: bool = False, on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Give every member the blocks of all, in rank order.
 
@@ -502,8 +511,8 @@ class Communicator:
     def all_to_all(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Options]) -> Work: ...
     @_documented
     def all_to_all(
-        self, x: Any, out: Any = None, *, algorithm: str = "auto", async_op: bool = False, on_failure: str = "retry",
-        timeout: float | None = None,
+        self, x: Any, out: Any = None, *, algorithm: Algorithm = "auto", async_op: bool = False,
+        on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Give every member the blocks that are for it: block j of rank i becomes block i of rank j.
 
@@ -607,8 +616,8 @@ class Communicator:
         return _Call(self._connection, Kind.update_membership, timeout=timeout).wait_for_all()
 
     def sync_state(
-        self, state: Mapping[str, Any], *, revision: int, strategy: str = MAJORITY, on_failure: str = "retry",
-        timeout: float | None = None,
+        self, state: Mapping[str, Any], *, revision: int, strategy: Strategy = MAJORITY,
+        on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> SyncReceipt:  # fmt: skip
         """Give all members the same state: parameters, optimizer state, counters. A collective: all members call it.
 
@@ -655,14 +664,12 @@ class Communicator:
 
     # ---- arrays --------------------------------------------------------------------------------------
 
-    def empty(
-        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32
-    ) -> np.ndarray[Any, Any]:
+    def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
         """A numpy array in the arena, contents undefined: all_reduce on the whole of it copies nothing.
 
         Args:
             shape: as for numpy.empty.
-            dtype: as for numpy.empty; "bfloat16" needs the package ml_dtypes.
+            dtype: as for numpy.empty, or torch's; "bfloat16" needs the package ml_dtypes.
 
         Raises:
             ConfigError: unknown dtype.
@@ -677,9 +684,7 @@ class Communicator:
             )
         return new_array(self._connection.arena, dims, kind)
 
-    def zeros(
-        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = np.float32
-    ) -> np.ndarray[Any, Any]:
+    def zeros(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
         """As empty(), filled with zeros."""
         array = self.empty(shape, dtype)
         array.fill(0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
+from wancoll.client.awaiting import awaited
 from wancoll.client.checks import check_timeout, whole
 from wancoll.client.codecs import FLOATS, Coding, ErrorFeedback, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
@@ -130,6 +131,10 @@ class ManyWork:
             )
             raise failures[0]
         return ManyReceipt(self.out, tuple(receipts))
+
+    def __await__(self) -> Generator[Any, Any, ManyReceipt]:
+        """Of `await work`, in asyncio or trio: as wait(), while other tasks run."""
+        return awaited(self.wait)
 
     def done(self) -> bool:
         """Whether wait() would return or raise at once."""

@@ -19,6 +19,7 @@ from wancoll._native import ffi, lib
 from wancoll.client.arena import Arena, Block, Lease
 from wancoll.client.tensors import (
     Region,
+    check_not_cuda,
     check_numpy,
     check_torch,
     check_view,
@@ -97,6 +98,7 @@ def _look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
         itemsize = _dlpack_itemsize(found.dtype, who)
         name = "bool" if found.dtype == "bool8" else found.dtype
         return _bytes(x, found, found.address, prod(found.shape) * itemsize, writable), name, found.shape
+    check_not_cuda(x, who)
     try:
         view = memoryview(x)
         array = np.asarray(view)
@@ -104,10 +106,18 @@ def _look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
         raise ConfigError(
             "this cannot be synchronised", who=who,
             expected="a numpy array, a torch tensor, or an object with __dlpack__ or the buffer protocol",
-            got=kind_of(x), hint="pass numpy.asarray(x): an array of no dimensions takes a number",
+            got=kind_of(x), hint=_what_instead(x),
         ) from bad  # fmt: skip
     check_view(x, view, who)
     return _array(x, array, view, not view.readonly, who)
+
+
+def _what_instead(x: Any) -> str:
+    if isinstance(x, Mapping):
+        return "flatten it: one name for each tensor"
+    if x is None:
+        return "leave the name out on all members"
+    return "pass numpy.asarray(x): an array of no dimensions takes a number"
 
 
 def _array(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -29,6 +30,8 @@ _BY_FORMAT = {
 }
 _KNOWN = ", ".join(d.name for d in DType)
 _IMMUTABLE_MODULES = ("jax", "jaxlib", "tensorflow")  # their DLPack does not always say that it is read-only
+
+_TO_HOST = "copy it to the host first: x.get() (CuPy), x.copy_to_host() (Numba), jax.device_get(x)"
 
 _from_buffer, _cast = ffi.from_buffer, ffi.cast
 
@@ -69,11 +72,14 @@ def region(x: Any, who: str) -> Region:
         return _torch(x, who)
     if hasattr(type(x), "__dlpack__"):
         return _dlpack(x, who)
+    check_not_cuda(x, who)
     return _buffer(x, who)
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """The numpy dtype that *dtype* means, if it is one of DType's."""
+    """The numpy dtype that *dtype*, numpy's or torch's, means, if it is one of DType's."""
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
     if dtype == "bfloat16":
         try:
             import ml_dtypes
@@ -218,7 +224,7 @@ def open_dlpack(x: Any, who: str) -> tuple[Exported, bool]:
     device, number = x.__dlpack_device__()
     if int(device) not in _HOST_DEVICES:
         name = _DEVICE_NAMES.get(int(device), f"device type {int(device)}")
-        raise not_on_cpu(who, f"{kind_of(x)} on {name}:{number}", "copy it to the host first")
+        raise not_on_cpu(who, f"{kind_of(x)} on {name}:{number}", _TO_HOST)
     try:
         found = _open_capsule(x)
     except Exception as bad:  # whatever the exporter finds wrong with it: it is the caller's tensor
@@ -241,7 +247,7 @@ def _buffer(x: Any, who: str) -> Region:
             who=who,
             expected="a numpy array, a torch tensor, or an object with __dlpack__ or the buffer protocol",
             got=f"{kind_of(x)}",
-            hint="pass numpy.asarray(x)",
+            hint=what_instead(x),
         ) from None
     dtype = _BY_FORMAT.get(view.format)
     if dtype is None:
@@ -265,6 +271,19 @@ def kind_of(x: Any) -> str:
     return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
 
 
+def what_instead(x: Any) -> str:
+    """What the caller of a call that cannot use *x* can do: it depends on what was meant."""
+    if x is None:
+        return "None has no elements: pass zeros where there is nothing to give, since all members must call"
+    if isinstance(x, Mapping):
+        return "pass its tensors: all_reduce_many(list(x.values())), or sync_state(x, ...)"
+    if isinstance(x, list | tuple):
+        return "all_reduce_many takes a list of tensors; of numbers pass numpy.array(x)"
+    if isinstance(x, int | float | complex):
+        return "pass numpy.array(x), whose element takes the result"
+    return "pass numpy.asarray(x)"
+
+
 def unknown_dtype(who: str, got: str, hint: str = "") -> ConfigError:
     """The refusal of a dtype that DType does not have."""
     return ConfigError("the dtype is unknown", who=who, expected=f"one of {_KNOWN}", got=got, hint=hint)
@@ -273,6 +292,12 @@ def unknown_dtype(who: str, got: str, hint: str = "") -> ConfigError:
 def not_on_cpu(who: str, got: str, hint: str) -> ConfigError:
     """The refusal of memory of a device."""
     return ConfigError("the tensor is not in host memory", who=who, expected="a CPU tensor", got=got, hint=hint)
+
+
+def check_not_cuda(x: Any, who: str) -> None:
+    """Refuse what says by CUDA's array interface that it is on a device."""
+    if hasattr(type(x), "__cuda_array_interface__"):
+        raise not_on_cpu(who, f"{kind_of(x)} in CUDA memory", _TO_HOST)
 
 
 def not_contiguous(who: str, got: str, fortran: bool = False) -> ConfigError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, Protocol
 
 from wancoll import errors
+from wancoll.client.awaiting import awaited
 from wancoll.client.placement import Placement
 from wancoll.client.tensors import Region, leading
 from wancoll.collective import Descriptor, Receipt
@@ -108,6 +110,10 @@ class Work:
             bytes_saved=answer.bytes_saved,
             codec_error=answer.codec_error,
         )
+
+    def __await__(self) -> Generator[Any, Any, Receipt]:
+        """Of `await work`, in asyncio or trio: as wait(), while other tasks run."""
+        return awaited(self.wait)
 
     def done(self) -> bool:
         """Whether wait() would return or raise at once."""

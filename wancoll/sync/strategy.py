@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-MAJORITY = "majority"  # votes, sends and receives
-SEND_ONLY = "send-only"  # votes and sends, is never changed
-RECEIVE_ONLY = "receive-only"  # has no vote and sends nothing
+from typing import Final
+
+MAJORITY: Final = "majority"  # votes, sends and receives
+SEND_ONLY: Final = "send-only"  # votes and sends, is never changed
+RECEIVE_ONLY: Final = "receive-only"  # has no vote and sends nothing
 STRATEGIES = (MAJORITY, SEND_ONLY, RECEIVE_ONLY)

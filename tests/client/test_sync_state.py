@@ -1,0 +1,65 @@
+"""sync_state where a member is lost between two of its gathers: what the caller said of failures counts there, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wancoll.client.communicator import Communicator
+from wancoll.client.state import tensors_of
+from wancoll.client.sync_state import SyncWork
+from wancoll.collective import Receipt
+from wancoll.errors import OperationAborted
+from wancoll.sync.manifest import Header, pack_header, unpack_header
+
+
+class Gathered:
+    """A gather that has committed: what each contributor gave, in rank order."""
+
+    finished = True
+
+    def __init__(self, given: Mapping[str, bytes]) -> None:
+        self._given = given
+
+    def wait(self) -> Receipt:
+        names = tuple(self._given)
+        out = np.frombuffer(b"".join(self._given.values()), np.uint8)
+        return Receipt(out, "g/1", 1, 1, names, len(names), "", 1, "ring", 0, 0.0)
+
+
+class Gathers:
+    """The first gather has the other member's header, which differs; then it is lost."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, array: Any, **options: Any) -> Any:
+        self.calls += 1
+        mine = array.tobytes()
+        if self.calls > 1:
+            return Gathered({"me": mine})
+        header = unpack_header(mine, "me")
+        other = Header(header.revision - 1, "majority", b"another state ..", header.nbytes)
+        return Gathered({"me": mine, "other": pack_header(other)})
+
+
+def synchronise(comm: Communicator, on_failure: str) -> Any:
+    x = np.arange(10.0)
+    work = SyncWork(Gathers(), comm._connection, tensors_of({"x": x}, changing=True), 3, "majority", on_failure)
+    try:
+        return work.wait(10)
+    finally:
+        assert (x == np.arange(10.0)).all()
+
+
+def test_the_others_go_on(held: Communicator) -> None:
+    receipt = synchronise(held, "retry")
+    assert (receipt.revision, receipt.contributors, receipt.rounds) == (3, ("me",), 0)
+
+
+def test_or_fail_if_that_was_asked_for(held: Communicator) -> None:
+    with pytest.raises(OperationAborted, match=r"membership changed; expected all of me, other; got other left or was"):
+        synchronise(held, "raise")
