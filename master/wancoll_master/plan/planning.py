@@ -44,6 +44,7 @@ LANE_LOOKS = 3  # before other lanes are tried: first operations are slow for ot
 LANE_GAIN = 1.05  # times more that twice the lanes have to carry
 LOOK_SECONDS = 5.0  # before the first look for a better plan; twice as long after each that was found
 LOOK_DOUBLINGS = 7
+FEW_LOST = 15 / 16  # of the members are left: the algorithms of before are as good
 REPLAN = 1.6  # times better another order has to be once operations run: links made anew are cold
 AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
 FILLED = 0.7  # share of what a probe found that lanes have to carry, for more of them to be needless
@@ -104,6 +105,7 @@ class Planned:
     seen_version: int = -1  # of the measures, when a better plan was last looked for
     seen_at: float = -inf
     replans: int = 0  # better plans found while operations ran
+    shape: tuple[int, int] = (0, 0)  # members and named sites that cost and choices were found for
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,13 @@ def propose(request: Request) -> Proposal:
     members, changes = _order(measures, request.members, bad, material, free=free)
     local = is_local(members)
     daemons = list(dict.fromkeys(member.daemon for member in members))
-    paths = [] if local else _paths(measures, daemons)
-    cost = None if local else _cost(measures, paths, members)
+    shape = len(members), len({member.daemon.site for member in members})
+    if before is not None and not free and _much_as_before(before.shape, shape):
+        paths, cost, choices, shape = [], before.cost, before.plan.choices, before.shape
+    else:
+        paths = [] if local else _paths(measures, daemons)
+        cost = None if local else _cost(measures, paths, members)
+        choices = LOCAL_CHOICES if local else _choices(paths, members, cost)
     wire = before if before is not None and not free else _wire(measures, paths, members, before, local=local)
     far = cost is not None and cost.alpha > FAR / 2
     lanes = max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons)))
@@ -170,7 +177,7 @@ def propose(request: Request) -> Proposal:
         lanes=lanes,
         stripe=LOCAL_STRIPE if local else FAR_STRIPE if far else STRIPE,
         turns=not local,
-        choices=LOCAL_CHOICES if local else _choices(paths, members, cost),
+        choices=choices,
         avoid=_avoid(members, bad),
         pacing=wire.plan.pacing,
         congestion=wire.plan.congestion,
@@ -186,8 +193,14 @@ def propose(request: Request) -> Proposal:
         seen_version=measures.version,
         seen_at=request.now,
         replans=before.replans if before is not None else 0,
+        shape=shape,
     )
     return Proposal([member.mid for member in members], planned, changes)
+
+
+def _much_as_before(before: tuple[int, int], shape: tuple[int, int]) -> bool:
+    """Whether few of many were lost, and no site: what was found for the others holds, and need not be told again."""
+    return before[1] == shape[1] and before[0] * FEW_LOST <= shape[0] <= before[0]
 
 
 def _avoid(members: Sequence[Member], bad: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
