@@ -12,7 +12,7 @@ from wancoll_master.plan.topology import SEARCHED
 
 WAIT = 1.0  # seconds that a group's start, or an admission, waits for a round trip
 BURST_WAIT = 2.5  # seconds more that the start of a group whose members are far apart waits for their uplinks
-SMALL = 8  # daemons up to which all paths are measured; beyond, those to 1, 2, 4, 8, ... places away
+SMALL = 8  # daemons up to which all paths are measured; beyond, those to 1, 2, 4, 8, ... (1, 4, 16, ...) places away
 BURST_BYTES = 32 * MIB
 BURST_BYTES_OF_MANY = 4 * MIB  # where there are more than SMALL
 AGAIN = 60.0  # seconds until a burst that told nothing is asked for again
@@ -128,4 +128,7 @@ def _daemons(group: Group) -> list[Daemon]:
 
 
 def _steps(count: int) -> Sequence[int]:
-    return range(1, count) if count <= SMALL else [1 << i for i in range((count - 1).bit_length())]
+    if count <= SMALL:
+        return range(1, count)
+    grows = 1 if count <= SEARCHED else 2  # twice as far each time, or four times among very many
+    return [1 << i for i in range(0, (count - 1).bit_length(), grows)]

@@ -63,18 +63,13 @@ class Path:
     lanes: int = 0  # that were busy then
     probed: float = 0.0  # bytes per second, of the newest probe
     loss: float = 0.0
+    # Bytes per second: the more of what operations and the newest probe saw. Operations send no more than their slowest
+    # link, pace or processor lets them: a path may be better, never worse.
+    bandwidth: float = 0.0
     rtt: float = 0.0  # smallest round trip of the last one to two windows
     _newer: float = 0.0  # smallest of this window
     _window: float = 0.0  # when it began
     _earlier: float = 0.0  # smallest of the window before
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second: the more of what operations and the newest probe saw.
-
-        Operations send no more than their slowest link, pace or processor lets them: a path may be better, never worse.
-        """
-        return max(self.carried, self.probed)
 
     def take(self, seen: m.LinkMeasure, now: float) -> None:
         """Take in a report."""
@@ -88,6 +83,7 @@ class Path:
             self.carried, self.lanes = _smooth(self.carried, seen.bandwidth), seen.lanes
         elif seen.bandwidth > 0:
             self.probed = seen.bandwidth
+        self.bandwidth = max(self.carried, self.probed)
         if seen.lanes:
             self.loss = seen.loss
 
