@@ -17,7 +17,7 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import epochs, p2p, probing
 from wancoll_master.core.links import BAD_PAIR_SECONDS
-from wancoll_master.core.state import Daemon, Group, Member, Rebuild, Step, clip, names
+from wancoll_master.core.state import Daemon, Group, Member, Rebuild, Reported, Step, clip, names
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned
 from wancoll_master.plan.topology import pair
@@ -57,19 +57,23 @@ def raise_mids(step: Step, known: int) -> None:
 
 def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     """A member of an earlier master reports."""
-    _check(step, daemon, report)
-    numbers = report.epoch, report.committed_upto, report.heard, *(mid for mid, _, _ in report.members)
+    group = step.state.groups.get(report.group)
+    known = group.rebuild.epochs.get(report.epoch) if group is not None and group.rebuild is not None else None
+    epoch = known or Reported(report, {mid: name for mid, _, name in report.members})
+    _check(step, daemon, report, epoch)
+    numbers = report.epoch, report.committed_upto, report.heard, *(epoch.daemons if known is None else ())
     if max(numbers) > step.state.believable:
         why = "it reports numbers that no master can have come to"
         _put_out(step, daemon, report, why, m.MOST)
         return
-    raise_mids(step, max(mid for mid, _, _ in report.members))
+    if known is None:
+        raise_mids(step, max(epoch.daemons))
     fate = step.state.missing.get(report.mid)
     if fate is not None and fate.group == report.group:
         step.send(daemon.conn, fate)
         return
-    _give_way(step, report)
-    group = step.state.groups.get(report.group)
+    if known is None:
+        _give_way(step, report)
     if group is not None and group.rebuild is None and not _may_have_existed(step, group):
         why = "the group forms anew, and this master knows of no earlier one"
         _put_out(step, daemon, report, why, m.MOST)
@@ -89,11 +93,25 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     if group.rebuild is None:
         group.rebuild = Rebuild(step.now + step.limits.rejoin_grace)
         step.alarm(group.rebuild.deadline)
-    for _, other in group.rebuild.reports.values():
-        if other.epoch == report.epoch and _terms(other) != _terms(report):
-            raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
-    group.rebuild.reports[report.mid] = daemon, report
+    again = report.mid in group.rebuild.reports
+    group.rebuild.epochs[report.epoch] = epoch
+    group.rebuild.reports[report.mid] = daemon, _shared(report, epoch)
+    if known is None or again:
+        _look_anew(group.rebuild)
     consider(step, group)
+
+
+def _shared(report: m.Report, epoch: Reported) -> m.Report:
+    """The report, without what it says like the others: a thousand times a thousand members take memory."""
+    return msgspec.structs.replace(report, members=epoch.report.members, plan=epoch.report.plan)
+
+
+def _look_anew(rebuild: Rebuild) -> None:
+    """Other members or epochs than before are reported."""
+    rebuild.here = 0
+    told = {report.epoch for _, report in rebuild.reports.values()}
+    for number in [number for number in rebuild.epochs if number not in told]:
+        del rebuild.epochs[number]
 
 
 def _may_have_existed(step: Step, group: Group) -> bool:
@@ -108,21 +126,23 @@ def _terms(report: m.Report) -> tuple[object, ...]:
     return report.members, report.key, numbers, report.base, report.plan
 
 
-def _check(step: Step, daemon: Daemon, report: m.Report) -> None:
-    mids = [mid for mid, _, _ in report.members]
-    mine = [name for mid, _, name in report.members if mid == report.mid]
-    if mine != [daemon.name] or len(set(mids)) < len(mids):
+def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported) -> None:
+    if epoch.daemons.get(report.mid) != daemon.name or len(epoch.daemons) < len(epoch.report.members):
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
-    used = step.state.used.get(report.group)
-    if used is not None and used.epoch == report.epoch and used.mids != frozenset(mids):
-        raise ProtocolError("reports another epoch than was written down", got=f"epoch {report.epoch}")
-    if len({name for _, name, _ in report.members}) < len(mids) or not planning.possible(report.plan):
-        raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")
+    if epoch.report is report:
+        used = step.state.used.get(report.group)
+        if used is not None and used.epoch == report.epoch and used.mids != epoch.daemons.keys():
+            raise ProtocolError("reports another epoch than was written down", got=f"epoch {report.epoch}")
+        same_names = len({name for _, name, _ in report.members}) < len(report.members)
+        if same_names or not planning.possible(report.plan):
+            raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")
+    elif _terms(epoch.report) != _terms(report):
+        raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
     window = epochs.WINDOW_FACTOR * step.limits.ops_in_flight
     seqs = [seq for seq, _, _ in report.done] + report.updates
     low, high = min(seqs, default=report.committed_upto + 1), max(seqs, default=0)
     bound = report.committed_upto + window
-    small = len(mids) < report.min_world
+    small = len(epoch.daemons) < report.min_world
     if report.committed_upto < report.base or low <= report.committed_upto or len(set(seqs)) < len(seqs):
         raise ProtocolError("reports impossible operations", got=f"operations from {low}, done twice or committed")
     bound = max(bound, step.state.believable) if small else bound
@@ -150,7 +170,7 @@ def synced(step: Step, daemon: Daemon) -> None:
     """The daemon has named all the members that it has: those that it has not are gone."""
     daemon.synced = True
     for group in list(step.state.groups.values()):
-        if group.rebuild is not None:
+        if group.rebuild is not None and daemon.name in _awaits(group.rebuild):
             consider(step, group)
 
 
@@ -162,6 +182,7 @@ def left(step: Step, daemon: Daemon, name: str, member: str) -> None:
     for mid, (of, report) in list(group.rebuild.reports.items()):
         if of is daemon and (mid, member, daemon.name) in report.members:
             del group.rebuild.reports[mid]
+    _look_anew(group.rebuild)
     consider(step, group)
 
 
@@ -172,6 +193,7 @@ def drop(step: Step, daemon: Daemon) -> None:
             reports = group.rebuild.reports
             for mid in [mid for mid, (of, _) in reports.items() if of is daemon]:
                 del reports[mid]
+            _look_anew(group.rebuild)
 
 
 # ---- who is there -----------------------------------------------------------------------------------
@@ -185,23 +207,34 @@ def absent(group: Group) -> list[str]:
 
 
 def _newest(group: Group) -> m.Report | None:
-    reports = group.rebuild.reports.values() if group.rebuild is not None else ()
-    return max((report for _, report in reports), key=lambda report: report.epoch, default=None)
+    """The first report of the newest epoch that is reported."""
+    known = group.rebuild.epochs if group.rebuild is not None else {}
+    return known[max(known)].report if known else None
+
+
+def _awaits(rebuild: Rebuild) -> tuple[str, ...]:
+    """The daemon that is waited for first, if one is."""
+    if not rebuild.epochs:
+        return ()
+    members = rebuild.epochs[max(rebuild.epochs)].report.members
+    return (members[rebuild.here][2],) if rebuild.here < len(members) else ()
 
 
 def _awaited(step: Step, group: Group, newest: m.Report) -> bool:
     """Whether somebody may still report who knows more, or is a member of the newest epoch."""
-    assert group.rebuild is not None
-    here = {*group.rebuild.reports, *(joiner.was for joiner in group.joining)}
-    known = {joiner.was for joiner in group.joining}
-    for _, report in group.rebuild.reports.values():
-        for mid, _, name in report.members:
-            known.add(mid)
-            of = step.state.daemons.get(name)
-            if report.epoch == newest.epoch and mid not in here and (of is None or not of.synced):
-                return True
+    rebuild = group.rebuild
+    assert rebuild is not None
+    was = {joiner.was for joiner in group.joining}
+    while rebuild.here < len(newest.members):  # those before need not be looked at again
+        mid, _, name = newest.members[rebuild.here]
+        of = step.state.daemons.get(name)
+        if mid not in rebuild.reports and mid not in was and (of is None or not of.synced):
+            return True
+        rebuild.here += 1
     used = step.state.used.get(group.name)
-    return used is not None and used.epoch > newest.epoch and not used.mids <= known
+    if used is None or used.epoch <= newest.epoch:
+        return False
+    return not used.mids <= was.union(*(epoch.daemons for epoch in rebuild.epochs.values()))
 
 
 def consider(step: Step, group: Group) -> None:
@@ -245,8 +278,9 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     group.planned = Planned(newest.plan, seen_version=step.state.measures.version, seen_at=step.now)
     _tell_outsiders(step, rebuild, newest)
     group.members = _members(step, group, rebuild, newest)
+    back = {member.name for member in group.members}
     for joiner in list(group.joining):
-        if joiner.name in {member.name for member in group.members}:
+        if joiner.name in back:
             probing.refuse(step, joiner, "that name is taken by a member that came back; choose another name")
     moving = _settle_p2p(step, group, rebuild)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
@@ -375,6 +409,8 @@ def _go_on(step: Step, group: Group, reports: list[m.Report]) -> None:
     probing.ensure_probes(step, group)
     for report in reports:
         head = (group.name, report.mid, report.epoch)
+        if report.mid not in step.state.members:
+            continue  # what others said has put it out
         member = step.state.members[report.mid]
         said = [m.Done(*head, *one) for one in report.done] + [m.UpdateMembership(*head, seq) for seq in report.updates]
         for message in sorted(said, key=lambda one: one.seq):

@@ -203,12 +203,22 @@ class Asked:
     burst_at: float = -inf  # when its bandwidth was asked for
 
 
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """An epoch as all its members report it alike, with what looks up its members."""
+
+    report: m.Report  # the first of them
+    daemons: dict[int, str]  # by mid
+
+
 @dataclass(slots=True)
 class Rebuild:
     """Members of a group that an earlier master knew are reporting."""
 
     deadline: float
     reports: dict[int, tuple[Daemon, m.Report]] = field(default_factory=dict)  # by mid
+    epochs: dict[int, Reported] = field(default_factory=dict)  # that these are of, by number
+    here: int = 0  # how many members of the newest one, by rank, need not be waited for
 
 
 @dataclass(slots=True, eq=False)
