@@ -404,8 +404,13 @@ class Links:
             case Leave(owner):
                 self._leave(owner, out)
             case Knock(knock, hello):
-                self._knocks[knock] = hello, now + self._limits.handshake_timeout / 2
-                self._let_in(now, out)
+                known = self._owner(hello)
+                if known is not None:
+                    out.append(self._admit(knock, hello, known, now, out))
+                elif len(self._knocks) < self._limits.pending_connections:
+                    self._knocks[knock] = hello, now + self._limits.handshake_timeout / 2
+                else:
+                    out.append(Refuse(knock, "too many wait already for epochs that are not known here"))
             case Gone(knock):
                 self._knocks.pop(knock, None)
             case Attached(number, lane):
