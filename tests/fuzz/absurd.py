@@ -112,8 +112,9 @@ class Absurd:
 
     def _field(self, name: str, info: Any) -> Make:
         made, known = self._of(info), self._others.get(name)
-        if known is None:
-            return made
+        several = inspect.ListType | inspect.VarTupleType | inspect.TupleType | inspect.DictType
+        if known is None or isinstance(info, several) != bool(known and isinstance(known[0], list | tuple)):
+            return made  # fields of this name have different types
         return lambda chance: known[chance.pick(len(known))] if known and chance.pick(8) else made(chance)
 
     def _of(self, info: Any) -> Make:
