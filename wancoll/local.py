@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 
 from wancoll.errors import ConfigError
 
 MASTER_PORT = 7400
+_SHARED = "/tmp"
+_ELSEWHERE = "set WANCOLL_SOCKET, or XDG_RUNTIME_DIR, to a place of your own; daemon and training process need the same"
 
 
 def default_socket() -> str:
-    """Path of the daemon's client socket: $WANCOLL_SOCKET, else under the user's runtime directory."""
+    """Path of the daemon's client socket: $WANCOLL_SOCKET, else under the user's runtime directory.
+
+    Raises:
+        ConfigError: there is none, and what stands in for it under /tmp is not for this user alone.
+    """
     named = os.environ.get("WANCOLL_SOCKET")
     if named:
         return named
-    base = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/wancoll-{os.getuid()}"
-    return (
-        os.path.join(base, "wancoll", "peer.sock")
-        if "XDG_RUNTIME_DIR" in os.environ
-        else os.path.join(base, "peer.sock")
-    )
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = os.path.join(runtime, "wancoll") if runtime else _own_folder(f"{_SHARED}/wancoll-{os.getuid()}")
+    return os.path.join(folder, "peer.sock")
+
+
+def _own_folder(path: str) -> str:
+    """*path*, made if it was not there. In a folder for everyone anybody may have made it first, and wait in it."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, mode=0o700)
+        found = os.lstat(path)
+    except OSError as bad:
+        raise ConfigError("cannot be made", who=path, got=str(bad), hint=_ELSEWHERE) from bad
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:
+        raise ConfigError(
+            "is not for this user alone, so anybody could answer there",
+            who=path,
+            expected=f"a folder of user {os.getuid()} with mode 700",
+            got=f"{stat.filemode(found.st_mode)} of user {found.st_uid}",
+            hint=_ELSEWHERE,
+        )
+    return path
 
 
 def default_journal(port: int) -> str:

@@ -11,13 +11,17 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from tests.faults.support import PEERS, close_all, contribution, join, new_group, reduce_all, wait_until
+from tests.fuzz.absurd import Absurd, Drawn, kinds
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Descriptor, Kind
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.peer.core.links import wire_plan
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -90,7 +94,12 @@ def huge_containers(connection: socket.socket, rng: random.Random) -> None:
 
 def other_messages(connection: socket.socket, rng: random.Random) -> None:
     """Well-formed frames that do not belong here."""
-    frames = [
+    frames = well_formed()
+    connection.sendall(b"".join(rng.choices(frames, k=rng.randint(1, 4))))
+
+
+def well_formed() -> list[bytes]:
+    return [
         encode(m.Done("group", 1, 1, 1, 0, 0)),
         encode(m.Commit("group", 1, 1 << 60, 1)),
         encode(m.Join("group", "intruder", 1, 1)),
@@ -101,7 +110,18 @@ def other_messages(connection: socket.socket, rng: random.Random) -> None:
         encode(m.Hello(PROTOCOL_VERSION + 1, "peer-0", 1, ["127.0.0.1:1"], 8, "", "0")),
         *HELLOS.values(),
     ]
-    connection.sendall(b"".join(rng.choices(frames, k=rng.randint(1, 4))))
+
+
+_ABSURD = Absurd()
+_SAID = {"master": m.FromPeer, "data": m.LaneFirst, "unix": m.FromClient}
+
+
+def absurd(connection: socket.socket, rng: random.Random) -> None:
+    """Messages that a decoder takes, with anything in them, after a hello."""
+    port = rng.choice(PORTS)
+    chance = Drawn(rng.getrandbits(32))
+    said = [_ABSURD.message(rng.choice(kinds(_SAID[port])), chance) for _ in range(rng.randint(1, 10))]
+    connection.sendall(HELLOS[port] + b"".join(map(encode, said)))
 
 
 def after_a_hello(connection: socket.socket, rng: random.Random) -> None:
@@ -121,6 +141,7 @@ ATTACKS: list[Attack] = [
     nested,
     huge_containers,
     other_messages,
+    absurd,
     after_a_hello,
     truncated,
 ]
@@ -191,6 +212,13 @@ def joins_and_ops(cluster: Cluster, seconds: float) -> int:
         close_all(comms)
         groups += 1
     return groups
+
+
+def test_well_formed_frames_are_understood() -> None:
+    """Else they would end at the decoder, and try nothing of what comes behind it."""
+    everything = m.FromPeer | m.FromMaster | m.FromClient | m.LaneHello | m.ProbeHello
+    for frame in well_formed():
+        assert Decoder[Any](everything, DEFAULT.message_bytes).feed(frame)
 
 
 def test_hostile_bytes_while_joins_and_ops_go_on(cluster: Cluster, rng: random.Random) -> None:
@@ -291,7 +319,7 @@ def posted_by_hand(connection: socket.socket, call: Descriptor, front: int, back
     [
         (0, 0, 1000, "overlap"),
         (0, 1 << 62, 1000, "outside the arena"),
-        ((1 << 63) - 1, 0, 1, "outside the arena"),
+        (m.MOST, 0, 1, "outside the arena"),
         (0, 4096, 1 << 61, "outside the arena"),
         (0, 100, 1000, "overlap"),
         (0, 4096, 1000, ""),
@@ -318,17 +346,87 @@ def test_a_client_that_points_outside_its_arena_is_out(
     close_all(comms)
 
 
-def test_bytes_on_a_lane_after_its_handshake(cluster: Cluster, rng: random.Random) -> None:
-    """Somebody who knows a group's key sends garbage instead of frames: at most that link starts anew."""
-    comms = join(cluster, range(PEERS))
-    pids = [cluster.pid(i) for i in range(PEERS)]
-    for i in range(PEERS):
-        with dial(cluster, "data", i) as lane, contextlib.suppress(ConnectionError):
-            lane.sendall(encode(m.ProbeHello(PROTOCOL_VERSION, cluster.name(i))) + rng.randbytes(10_000))
-            until_closed(lane)
-    tensors = [contribution(k, 1000) for k in range(PEERS)]
-    in_threads(lambda k: comms[k].all_reduce(tensors[k], op="sum"), PEERS, 30)
-    assert all((tensor == 1111).all() for tensor in tensors)
-    assert [cluster.pid(i) for i in range(PEERS)] == pids
+class RogueDaemon:
+    """Joins *group* as a member of a daemon of its own, by hand; knows all that a member knows."""
+
+    def __init__(self, cluster: Cluster, group: str, world: int) -> None:
+        self._decoder: Decoder[Any] = Decoder(m.FromMaster, DEFAULT.message_bytes)
+        self.control = socket.create_connection(cluster.master_address, timeout=20)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.control.sendall(encode(m.Hello(PROTOCOL_VERSION, "rogue", 1, [address], 1, "", "0")))
+        self.control.sendall(encode(m.Join(group, "rogue", world, 1)))
+        self._over = threading.Event()
+        self._beating = threading.Thread(target=self._beat, daemon=True)
+        self._beating.start()
+
+    def _beat(self) -> None:
+        number = 0
+        with contextlib.suppress(OSError):
+            while not self._over.wait(0.3):
+                self.control.sendall(encode(m.Heartbeat(number)))
+                number += 1
+
+    def epoch(self) -> m.Epoch:
+        """The one that it is in."""
+        while True:
+            for message in self._decoder.feed(self.control.recv(65536)):
+                if isinstance(message, m.Epoch):
+                    return message
+
+    def lane(self, cluster: Cluster, i: int, epoch: m.Epoch) -> socket.socket:
+        """One that the daemon *i* has taken for its member's."""
+        (receiver,) = [one.mid for one in epoch.members if one.daemon == cluster.name(i)]
+        ends = epoch.to, receiver
+        hello = m.LaneHello(PROTOCOL_VERSION, epoch.group, epoch.key, *ends, 0, wire_plan(epoch), 0, 1 << 40)
+        lane = dial(cluster, "data", i)
+        lane.sendall(encode(hello))
+        (answer,) = Decoder[Any](m.LaneAnswer, DEFAULT.message_bytes).feed(lane.recv(65536))
+        assert isinstance(answer, m.LaneWelcome), answer
+        return lane
+
+    def close(self) -> None:
+        self._over.set()
+        self._beating.join()
+        self.control.close()
+        self._listener.close()
+
+
+def joining(cluster: Cluster, group: str) -> int:
+    return sum(len(found.members) for found in cluster.status().groups if found.name == group)
+
+
+def garbage(cluster: Cluster, rogue: RogueDaemon, epoch: m.Epoch, what: bytes) -> None:
+    """Where frames should come; the daemons close such lanes."""
+    assert epoch.plan.lanes == 1
+    for i in range(2):
+        with rogue.lane(cluster, i, epoch) as lane, contextlib.suppress(ConnectionError):
+            lane.sendall(what)
+            if what:
+                lane.settimeout(10)
+                until_closed(lane)
+
+
+@pytest.mark.parametrize("what", ["noise", "zeros", "nothing"])
+def test_bytes_on_a_lane_after_its_handshake(cluster: Cluster, rng: random.Random, what: str) -> None:
+    """A member that has gone mad sends garbage instead of frames: its links end, and the others go on without it."""
+    group = new_group()
+    pids = [cluster.pid(i) for i in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        coming = [
+            pool.submit(cluster.connect, k, group=group, name=f"m{k}", start_world=3, min_world=1) for k in range(2)
+        ]
+        wait_until(lambda: joining(cluster, group) == 2, 10, "the others are older, so that it is the rogue's to dial")
+        rogue = RogueDaemon(cluster, group, 3)
+        comms = [each.result(30) for each in coming]
+    epoch = rogue.epoch()
+    try:
+        garbage(cluster, rogue, epoch, {"noise": rng.randbytes(100_000), "zeros": bytes(100_000), "nothing": b""}[what])
+    finally:
+        rogue.close()
+    tensors = [contribution(k, 1000) for k in range(2)]
+    in_threads(lambda k: comms[k].all_reduce(tensors[k], op="sum"), 2, 30)
+    assert all((tensor == 11).all() for tensor in tensors)
+    assert [cluster.pid(i) for i in range(2)] == pids
     assert all(cluster.running(i) for i in range(PEERS))
     close_all(comms)

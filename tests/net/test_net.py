@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from wancoll import local
 from wancoll.errors import ConfigError
 from wancoll.local import join_address
 from wancoll.net.dial import DialFailed, dial
@@ -201,3 +203,32 @@ def test_a_busy_daemon_keeps_its_socket(full_queue: tuple[str, socket.socket]) -
         claim_socket(path)
     assert listener.getsockname() == path
     assert Path(path).exists()
+
+
+@pytest.mark.parametrize("how", ["open to others", "a link", "a file", "another's"])
+def test_a_folder_in_tmp_that_others_could_wait_in_is_refused(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default place without a runtime directory: whoever made it first could answer to clients there."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(local, "_SHARED", str(tmp_path))
+    path = tmp_path / f"wancoll-{os.getuid()}"
+    assert local.default_socket() == str(path / "peer.sock")
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert local.default_socket() == str(path / "peer.sock")
+    path.rmdir()
+    if how == "open to others":
+        path.mkdir()
+        path.chmod(0o777)
+    elif how == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        path.symlink_to("elsewhere")
+    elif how == "a file":
+        path.touch(mode=0o600)
+    else:
+        path.mkdir(mode=0o700)
+        uid = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+        path.rename(tmp_path / f"wancoll-{uid + 1}")
+    with pytest.raises(ConfigError, match="not for this user alone"):
+        local.default_socket()
