@@ -122,6 +122,7 @@ class Judge:
         self.entered[name] = epoch.epoch
         self._keys[name] = _key(name, epoch.to)
         life = self._life(name)
+        self._updates_agree(life)
         for void in epoch.voids:
             known = self.voids.setdefault((life, void.seq), void.error)
             if not (known == void.error):
@@ -207,12 +208,17 @@ class Judge:
 
     def _update_ends(self, name: str, life: int, seq: int, outcome: tuple[int, tuple[str, ...]]) -> None:
         """R5: alike for all who go on. Who was told and is lost with the master tells nobody."""
-        known = self.updates.setdefault((life, seq), {})
-        known[name] = outcome
-        newest = max(known.values())
-        for other, theirs in known.items():
-            if theirs != newest and other in newest[1]:
-                raise Violation(f"update {seq} ends in {theirs} for {other}, in {newest} for others")
+        self.updates.setdefault((life, seq), {})[name] = outcome
+        self._updates_agree(life)
+
+    def _updates_agree(self, life: int) -> None:
+        """Who goes on has come to the newest epoch that one ended in; who has not may be out already."""
+        for (of_life, seq), known in self.updates.items():
+            newest = max(known.values())
+            for other, theirs in known.items():
+                goes_on = of_life == life and other in newest[1] and self.entered[other] >= newest[0]
+                if goes_on and theirs != newest:
+                    raise Violation(f"update {seq} ends in {theirs} for {other}, in {newest} for others")
 
     def _expected(self, what: Descriptor, root: str, seq: int, name: str, names: tuple[str, ...]) -> list[int]:
         """What *name* has to have, by its program's word: blocks are those of the contributors, in their order."""

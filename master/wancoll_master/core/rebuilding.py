@@ -68,6 +68,11 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         return
     if known is None:
         raise_mids(step, max(epoch.daemons))
+    used = step.state.used.get(report.group) if known is None else None
+    if used is not None and used.epoch == report.epoch and used.mids != epoch.daemons.keys():
+        why = "a journal was lost, and the number of this member's epoch was given to others"
+        _put_out(step, daemon, report, why, m.MOST)
+        return
     fate = step.state.missing.get(report.mid)
     if fate is not None and fate.group == report.group:
         step.send(daemon.conn, fate)
@@ -130,9 +135,6 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported) -> Non
     if epoch.daemons.get(report.mid) != daemon.name or len(epoch.daemons) < len(epoch.report.members):
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
     if epoch.report is report:
-        used = step.state.used.get(report.group)
-        if used is not None and used.epoch == report.epoch and used.mids != epoch.daemons.keys():
-            raise ProtocolError("reports another epoch than was written down", got=f"epoch {report.epoch}")
         same_names = len({name for _, name, _ in report.members}) < len(report.members)
         if same_names or not planning.possible(report.plan):
             raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")
