@@ -61,12 +61,12 @@ class Story:
         self.stopped: list[ClientProcess] = []
 
     def play(self) -> list[tuple[int, Any, int]]:
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + 2 * SECONDS
         while len(self.stopped) < 3:
             assert time.monotonic() < deadline, self.decided
-            for member in ClientProcess.heard([one for one in self.members if one not in self.stopped], 1.0):
-                if member in self.members:  # else it was killed meanwhile
-                    self.gate(member, *member.next(0.0))
+            heard = ClientProcess.heard([one for one in self.members if one not in self.stopped], 1.0)
+            for member in heard[:1]:  # a fault changes who has something to say
+                self.gate(member, *member.next(0.0))
         return [member.result(SECONDS) for member in self.members]
 
     def gate(self, member: ClientProcess, step: int, world: int, epoch: int) -> None:
@@ -99,12 +99,12 @@ class Story:
             assert time.monotonic() < deadline
             time.sleep(0.01)
             for member in ClientProcess.heard(self.members, 0.0):
-                self.gate(member, *member.next(0.0))
+                self.gate(member, *member.next(0.0))  # no fault: the last one's epoch lasts
         self.cluster.start_master()
 
 
 @pytest.mark.check
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 def test_each_process_is_killed_once_and_every_step_counts_once() -> None:
     with Cluster(3, fork=True, peer_args=["--master-grace=1"], master_args=["--rejoin-grace=1"]) as cluster:
         ended = Story(cluster).play()
