@@ -34,6 +34,13 @@ class Limits:
     clients: int = 1024  # of a daemon, or fewer where it may not have as many files open
     name_chars: int = 128
 
+    # What a master remembers; beyond, the oldest goes.
+    groups_known: int = 4096  # of earlier and present ones: their newest epochs
+    daemons_gone: int = 1024  # whose members' fate is kept for when they come back
+    members_missing: int = 4096  # that did not report after a restart: their fate
+    bad_pairs: int = 4096  # of a group, that cannot reach each other; as many complaints count in an epoch
+    troubles: int = 64  # of a group: pairs of which `wancoll status` tells
+
     # Links.
     # A link that fails without its peers is noticed within lane_timeout (an end that takes nothing: not before
     # slow_after and four heartbeats, since it may have its reasons) and made anew; one that cannot be is reported

@@ -20,8 +20,6 @@ from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned, Proposal, Request
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
-GROUPS_KNOWN = 4096  # whose newest epochs are remembered
-GONE_DAEMONS = 1024  # lost daemons whose members' fate is kept for when they come back
 _CALL_CHARS = 200
 _CALLS_TOLD = 32  # of a mismatch
 _VOID_CHARS, _FEW_VOIDS = 300, 16
@@ -101,7 +99,7 @@ def persist(step: Step, group: Group) -> None:
     state.inherited.discard(group.name)
     state.used.pop(group.name, None)
     state.used[group.name] = step.persist().groups[group.name] = used
-    if len(state.used) > GROUPS_KNOWN:
+    if len(state.used) > step.limits.groups_known:
         del state.used[next(iter(state.used))]
 
 
@@ -187,7 +185,7 @@ def _remember_gone(step: Step, daemon: Daemon, why: str) -> None:
     if evicted:
         step.state.gone.pop(daemon.name, None)
         step.state.gone[daemon.name] = Gone(daemon.incarnation, evicted)
-        if len(step.state.gone) > GONE_DAEMONS:
+        if len(step.state.gone) > step.limits.daemons_gone:
             del step.state.gone[next(iter(step.state.gone))]
 
 

@@ -12,7 +12,6 @@ from wancoll_master.core.state import Complaint, Group, Member, Step, Trouble, c
 from wancoll_master.plan.topology import pair, ring_order
 
 BAD_PAIR_SECONDS = 60.0  # how long a pair that cannot reach each other is kept apart
-_TROUBLES_KEPT = 64  # pairs of a group
 _TROUBLES_SECONDS = 600.0  # after they were last told of
 _OLDER = 0.5  # seconds that a link must have been up before the other end lost it, to be taken for the same one
 
@@ -29,12 +28,17 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
         return
     key = member.mid, other.mid, message.sends
     known = group.current.complaints.get(key)
+    if known is None and len(group.current.complaints) >= step.limits.bad_pairs:
+        return  # enough to act upon
     if known is None or known.kind == "lost":
         head, told = (member, other, message.sends, message.kind), clip(message.reason, 300)
         group.current.complaints[key] = Complaint(*head, told, step.now, group.committed, group.p2p_count)
     _note(step, group, member, other, message.kind, message.reason)
     if message.kind == "unreachable" and not message.sends:
-        group.bad_pairs[pair(member.mid, other.mid)] = step.now + BAD_PAIR_SECONDS
+        group.bad_pairs.pop(pair(member.mid, other.mid), None)
+        group.bad_pairs[pair(member.mid, other.mid)] = step.now + BAD_PAIR_SECONDS  # the newest last
+        if len(group.bad_pairs) > step.limits.bad_pairs:
+            del group.bad_pairs[next(iter(group.bad_pairs))]
     group.current.settle_at = min(group.current.settle_at, step.now + step.limits.link_settle)
     step.alarm(group.current.settle_at)
 
@@ -135,7 +139,7 @@ def _note(step: Step, group: Group, source: Member, target: Member, kind: str, w
     known.kind, known.why, known.last = kind, clip(why, 300), step.now
     known.times += 1
     group.troubles[key] = known  # the newest last
-    while len(group.troubles) > _TROUBLES_KEPT:
+    while len(group.troubles) > step.limits.troubles:
         del group.troubles[next(iter(group.troubles))]
 
 

@@ -22,7 +22,6 @@ from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned
 from wancoll_master.plan.topology import pair
 
-MISSING_KEPT = 4096  # members that did not report, whose fate is kept for when they do
 _TEXTS = {
     "": "",
     "CollectiveMismatch": p2p.MISFIT,
@@ -350,7 +349,7 @@ def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upt
 def remember(step: Step, fate: m.Evicted) -> None:
     """What the member is told should it report."""
     step.state.missing[fate.mid] = fate
-    if len(step.state.missing) > MISSING_KEPT:
+    if len(step.state.missing) > step.limits.members_missing:
         del step.state.missing[next(iter(step.state.missing))]
 
 

@@ -13,7 +13,7 @@ from math import inf
 
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
-from wancoll_master.core.epochs import new_epoch, void
+from wancoll_master.core.epochs import WINDOW_FACTOR, new_epoch, void
 from wancoll_master.core.state import Group, Member, Pending, Slow, Step, Told, clip, names
 
 FRESH = 3.5  # heartbeat intervals during which what a member said counts
@@ -28,7 +28,7 @@ SAID_AGAIN = 30.0  # seconds between two waits of a group that are logged
 def take(step: Step, member: Member, message: m.Waits) -> None:
     """A member says what its slow operations wait for: tell it whose fault that is, and act if nothing moves."""
     group = member.group
-    _note_parked(group, member, message)
+    _note_parked(step, group, member, message)
     member.told = Told(message, step.now)
     waits = _current(step, group)
     oldest = waits[0] if waits else None
@@ -95,14 +95,15 @@ def _fresh(limits: Limits, group: Group, now: float) -> Iterator[tuple[Member, T
             yield member, told
 
 
-def _note_parked(group: Group, member: Member, message: m.Waits) -> None:
+def _note_parked(step: Step, group: Group, member: Member, message: m.Waits) -> None:
     """Keep by whom each member's bytes are held back, so that nobody looks through all members for it."""
     parks, before = group.current.parks, member.told
     if before is not None and before.message.epoch == group.epoch:
         for link in before.message.links:
             parks.get(link.other, {}).pop(member.mid, None)
     for link in message.links:
-        if link.state == "parked":
+        other = step.state.members.get(link.other)
+        if link.state == "parked" and other is not None and other.group is group:
             parks.setdefault(link.other, {})[member.mid] = member
 
 
@@ -232,6 +233,8 @@ def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> 
     """Nothing moves and nothing is to blame: make links anew; after some times give the operation up for all."""
     if wait.causes or not wait.seq or group.small or group.current.settle_at < inf:
         return
+    if wait.seq > group.committed + WINDOW_FACTOR * step.limits.ops_in_flight:
+        return  # no member can have called it
     if not _still(step, wait, message):
         return  # nobody has to look at the others
     entry = group.current.pending.get(wait.seq)

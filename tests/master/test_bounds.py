@@ -1,0 +1,74 @@
+"""What the master's core remembers has bounds: each is filled, and goes no further."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.master.transcript import GROUP, Room
+from wancoll.limits import Limits
+from wancoll.wire import messages as m
+
+FEW = Limits(
+    groups_known=3, daemons_gone=3, members_missing=3, bad_pairs=3, troubles=3, ops_in_flight=2, rejoin_grace=0.5
+)
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room(FEW)
+
+
+def test_groups_that_are_known(room: Room) -> None:
+    for i in range(6):
+        room.join(f"m{i}", group=f"g{i}")
+    assert list(room.state.used) == ["g3", "g4", "g5"]
+
+
+def test_fates_of_daemons_that_are_gone(room: Room) -> None:
+    room.form(6)
+    for i in range(5):
+        room.drop(f"d{i}")
+        room.sleep(2 * room.limits.heartbeat_timeout)
+    assert list(room.state.gone) == ["d2", "d3", "d4"]
+
+
+def test_fates_of_members_that_did_not_report(room: Room) -> None:
+    room.restarted(mids=tuple(range(1, 8)))
+    members = [(mid, f"m{mid}", f"d{mid}") for mid in range(1, 8)]
+    plan = m.Plan(4, 1024, True, {}, [], 0, "")
+    head = (GROUP, 1, 1, members, plan, b"k" * 16, 1, 1, "formed", 0, 0, [])
+    room.say("d1", m.Report(*head, False, [], [], [], 0, [], []))
+    room.sleep(1)
+    assert room.names == ["m1"]
+    assert list(room.state.missing) == [5, 6, 7]
+
+
+def test_pairs_that_cannot_reach_each_other_and_complaints(room: Room) -> None:
+    room.form(9)
+    for i in range(3, 8):
+        room.link_down("m0", f"m{i}", "unreachable")
+        room.link_down("m1", f"m{i}", "unreachable")
+    assert len(room.group.current.complaints) == 3
+    assert len(room.group.bad_pairs) == 3
+    assert len(room.group.troubles) <= 3
+
+
+def test_operations_that_are_not_committed_and_those_that_stand_still(room: Room) -> None:
+    room.form(2)
+    for seq in range(1, 9):
+        room.done("m0", seq)
+    assert len(room.group.current.pending) == 8
+    still = m.OpWait(9, "all_reduce", 4, "moving", 100.0, 100.0)
+    for name in ("m0", "m1"):
+        room.say(f"d{name[1:]}", m.Waits(GROUP, room.mid(name), room.epoch, [still], []))
+    assert room.group.stalls == {}
+    room.done("m0", 9)
+    assert "d0" not in room.conns, "it names an operation that no member can have called"
+
+
+def test_who_holds_whose_bytes_back(room: Room) -> None:
+    room.form(3)
+    for first in range(0, 1000, 100):
+        links = [m.LinkWait(mid, False, "parked", 2.0, 2.0, 1) for mid in range(first, first + 100)]
+        room.say("d0", m.Waits(GROUP, 1, 1, [], links))
+    assert set(room.group.current.parks) <= {1, 2, 3}
