@@ -278,7 +278,7 @@ def many(groups: int) -> list[Bar]:
     what = f"{groups} groups of {SMALL}"
     return [
         Bar(f"{what} form: seconds", formed.all, most=4.0),
-        Bar(f"{what} form: longest step, ms", _ms(formed.longest), most=10),
+        Bar(f"{what} form: longest step, ms", _ms(formed.longest), most=100),
         Bar(f"{what} lose one each: ms of each", _ms(lost.all) / groups, most=1),
     ]
 
