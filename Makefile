@@ -1,4 +1,4 @@
-# make demo: see it work. make test: check it. The rest: check, nightly, chaos, sim, bench, bench-wan, lint, san, clean.
+# make demo: see it work. make test: check it. The rest: check, nightly, chaos, sim, bench, bench-wan, lint, san, fuzz-native, clean.
 # Everything is installed into .venv; nothing outside this folder changes.
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -12,7 +12,7 @@ BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h,nat
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses=2 --dist=worksteal
 
-.PHONY: demo test check nightly chaos sim bench bench-wan lint san clean
+.PHONY: demo test check nightly chaos sim bench bench-wan lint san fuzz-native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -76,10 +76,10 @@ $(VENV)/.torch: $(VENV)/.made
 	fi
 	@touch $@
 
-# ---- sanitizers: the C test drivers, twice ---------------------------------------------------------------
+# ---- sanitizers: the C test drivers and the fuzzer's target, twice ---------------------------------------
 
 SAN_TESTS := test_kernels test_engine
-SAN_FLAGS := -std=c11 -O2 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative
+SAN_FLAGS := -std=c11 -O2 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative -DWC_TEST_ALLOCATOR
 SAN_DIR := build/san
 SAN_BINARIES := $(foreach test,$(SAN_TESTS),$(SAN_DIR)/$(test).address $(SAN_DIR)/$(test).thread)
 SAN_SOURCES := $(wildcard native/*.c native/engine/*.c native/kernels/*.c)
@@ -88,8 +88,24 @@ SAN_HEADERS := $(wildcard native/*.h native/*/*.h)
 # The thread sanitizer needs its fixed address ranges free: newer kernels randomise over them.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-san: $(SAN_BINARIES)
+# The fuzzer's target replays its corpus, then mutates it for FUZZ_SECONDS.
+FUZZ_SECONDS ?= 3
+FUZZ_CORPUS := native/tests/corpus
+FUZZ_BINARIES := $(SAN_DIR)/fuzz_engine.address $(SAN_DIR)/fuzz_engine.thread
+
+san: $(SAN_BINARIES) $(FUZZ_BINARIES)
 	@set -e; for binary in $(SAN_BINARIES); do echo "$$binary"; $(FIXED_ADDRESSES) $$binary; done
+	@set -e; for binary in $(FUZZ_BINARIES); do \
+		echo "$$binary"; $(FIXED_ADDRESSES) $$binary $(FUZZ_CORPUS) $(FUZZ_SECONDS); done
+
+# libFuzzer needs clang: `make fuzz-native FUZZ_SECONDS=600`. What it finds is kept in build/fuzz.
+CLANG ?= $(firstword $(foreach c,clang clang-18 clang-17 clang-16 clang-15 clang-14,$(shell command -v $c)))
+fuzz-native: $(SAN_SOURCES) $(SAN_HEADERS)
+	@test -n "$(CLANG)" || { echo "make: libFuzzer needs clang; make san fuzzes without it" >&2; exit 1; }
+	@mkdir -p build/fuzz/corpus
+	$(CLANG) $(SAN_FLAGS) -DWC_LIBFUZZER -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+		-o build/fuzz/fuzz_engine native/tests/fuzz_engine.c $(SAN_SOURCES) -lm
+	cd build/fuzz && ./fuzz_engine -max_len=600 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 corpus ../../$(FUZZ_CORPUS)
 
 $(SAN_DIR)/%.address: native/tests/%.c $(SAN_SOURCES) $(SAN_HEADERS)
 	@mkdir -p $(@D)

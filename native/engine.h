@@ -128,12 +128,13 @@ int wc_link_pace(wc_engine *engine, uint64_t link, uint64_t rate);
 /* Closes the link's lanes; no LANE_DOWN events follow for it. */
 int wc_link_close(wc_engine *engine, uint64_t link);
 /* Starts an op. EINVAL: the id is taken by a live op, a link is not open, is not at the op's epoch or has another
-   number of lanes or tracks, two steps from one rank have the same number, or a place does not lie within its buffer.
-   Post in ascending seq within an epoch. The memory of an op that was cancelled before may be used again at once: no
+   number of lanes or tracks, two steps from one rank have the same number, a place does not lie within its buffer, or
+   a link has had an op of this seq or a later one in this epoch. The memory of an op that was cancelled before may be used again at once: no
    worker starts before all have let go of that one. */
 int wc_post(wc_engine *engine, const wc_op *op);
 /* Takes an op out of everything; answered by one WC_EV_CANCELLED, or by WC_EV_DONE and then WC_EV_CANCELLED if it had
-   just finished. An unknown op is answered with WC_EV_CANCELLED too. */
+   just finished; however often it is said before the answer, there is one. Cannot fail for a live op. An unknown one is
+   answered with WC_EV_CANCELLED too. */
 int wc_cancel(wc_engine *engine, uint64_t op);
 
 typedef struct {

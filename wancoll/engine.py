@@ -327,7 +327,8 @@ class Engine:
 
 
 _POST_RULES = (
-    "a new op id, links that are open, at this epoch and with this number of lanes, and places within the buffers"
+    "a new op id, a seq above those before, links that are open, at this epoch and with this number of lanes, and "
+    "places within the buffers"
 )
 
 

@@ -38,8 +38,20 @@ enum {
     WC_PART_FRAMES = 2,           /* shorter parts get shorter frames, so that a ring's steps overlap */
     WC_FINE_PARTS = 32,           /* for each lane: so many parts of a step may be as short as a digest block */
     WC_COARSE_PART = 256 << 10,   /* and if there are more, they need not be longer than this, bytes */
+    WC_FRAME_COST = 4 << 10,      /* of a round's bytes, however short the frame */
     WC_BUCKETS = 256,
 };
+
+#ifdef WC_TEST_ALLOCATOR
+#include <stdlib.h>
+#include <sys/mman.h>
+/* Tests decide which allocation fails: true, with errno set, if this one does. */
+bool wc_test_no_memory(void);
+#define malloc(size) (wc_test_no_memory() ? NULL : (malloc)(size))
+#define calloc(n, size) (wc_test_no_memory() ? NULL : (calloc)(n, size))
+#define aligned_alloc(to, size) (wc_test_no_memory() ? NULL : (aligned_alloc)(to, size))
+#define mmap(...) (wc_test_no_memory() ? MAP_FAILED : (mmap)(__VA_ARGS__))
+#endif
 
 typedef struct wc_part wc_part;       /* part.h */
 typedef struct wc_work wc_work;       /* op.h */
@@ -47,6 +59,7 @@ typedef struct wc_share wc_share;     /* op.h */
 typedef struct wc_track wc_track;     /* track.h */
 typedef struct wc_lane wc_lane;       /* lane.h */
 typedef struct wc_link wc_link;       /* link.h */
+typedef struct wc_command wc_command; /* worker.h */
 typedef struct wc_worker wc_worker;   /* worker.h */
 typedef struct wc_scratch wc_scratch; /* scratch.h */
 

@@ -99,52 +99,48 @@ static void depend(wc_part *part, int slot, wc_part *after)
     after->dependents = part;
 }
 
-/* Also numbers the shares that the op needs: link->post_share, for each link that it uses. */
-wc_cut_sizes wc_cut_sizes_of(wc_engine *engine, const wc_op *op)
+wc_cut_sizes wc_cut_sizes_of(wc_work *work)
 {
-    wc_cut_sizes sizes = {0};
-    const uint32_t stripe = op_stripe(engine, op);
-    engine->posts++;
+    const wc_op *op = &work->op;
+    const uint32_t stripe = op_stripe(work->engine, op);
+    wc_cut_sizes sizes = {.shares = (size_t)work->links_count * op->tracks};
+    for (uint32_t i = 0; i < work->links_count; i++)
+        work->links[i].share = (size_t)i * op->tracks;
     for (uint32_t i = 0; i < op->steps_count; i++) {
         const wc_step *step = &op->steps[i];
         sizes.parts += part_count(step->length, op->lanes, stripe);
-        if (step->direction == WC_LOCAL)
-            continue;
-        wc_link *link = wc_link_find(engine, step->link);
-        if (link->post != engine->posts) {
-            link->post = engine->posts;
-            link->post_share = sizes.shares;
-            link->post_numbers = 0;
-            sizes.shares += op->tracks;
-        }
-        if (step->direction == WC_RECV && step->number >= link->post_numbers) {
-            sizes.numbers += step->number + 1u - link->post_numbers;
-            link->post_numbers = step->number + 1u;
+        wc_op_link *at = step->direction == WC_RECV ? &work->links[work->link_of[i]] : NULL;
+        if (at && step->number >= at->numbers) {
+            sizes.numbers += step->number + 1u - at->numbers;
+            at->numbers = step->number + 1u;
         }
     }
     return sizes;
 }
 
 /* Fills in the shares. False: two steps from one rank have the same number. */
-static bool make_shares(wc_engine *engine, wc_work *work)
+static bool make_shares(wc_work *work)
 {
     const wc_op *op = &work->op;
     uint32_t *numbers = work->numbers;
+    for (uint32_t i = 0; i < work->links_count; i++) {
+        const wc_op_link *at = &work->links[i];
+        for (uint32_t k = 0; k < op->tracks; k++)
+            work->shares[at->share + k] = (wc_share){
+                .work = work,
+                .track = &at->link->tracks[k],
+                .worker = k % work->engine->config.workers,
+                .numbers = numbers,
+                .numbers_count = at->numbers,
+            };
+        numbers += at->numbers;
+    }
     for (uint32_t i = 0; i < op->steps_count; i++) {
         const wc_step *step = &op->steps[i];
-        if (step->direction == WC_LOCAL)
-            continue;
-        wc_link *link = wc_link_find(engine, step->link);
-        wc_share *shares = &work->shares[link->post_share];
-        if (!shares->work) {
-            for (uint32_t k = 0; k < op->tracks; k++)
-                shares[k] = (wc_share){.work = work, .track = &link->tracks[k], .worker = k % engine->config.workers,
-                                       .numbers = numbers, .numbers_count = link->post_numbers};
-            numbers += link->post_numbers;
-        }
         if (step->direction != WC_RECV)
             continue;
-        uint32_t *slot = &work->numbers[shares->numbers - work->numbers] + step->number;
+        const wc_share *share = &work->shares[work->links[work->link_of[i]].share];
+        uint32_t *slot = &work->numbers[share->numbers - work->numbers] + step->number;
         if (*slot)
             return false;
         *slot = i + 1;
@@ -164,9 +160,10 @@ static void join_share(wc_part *part, wc_share *share, uint32_t count)
 }
 
 /* Fills in the parts of all steps. */
-static void make_parts(wc_engine *engine, wc_work *work)
+static void make_parts(wc_work *work)
 {
     const wc_op *op = &work->op;
+    const wc_engine *engine = work->engine;
     size_t next = 0;
     const uint32_t stripe = op_stripe(engine, op);
     /* Part 0 of any call with this seq is of this lane's track: members whose calls differ in size meet there and find
@@ -174,7 +171,7 @@ static void make_parts(wc_engine *engine, wc_work *work)
     work->first_lane = op->no_turns ? 0 : (uint32_t)(op->seq % op->lanes);
     for (uint32_t i = 0; i < op->steps_count; i++) {
         const wc_step *step = &op->steps[i];
-        wc_link *link = step->direction == WC_LOCAL ? NULL : wc_link_find(engine, step->link);
+        const wc_op_link *link = step->direction == WC_LOCAL ? NULL : &work->links[work->link_of[i]];
         uint32_t count = part_count(step->length, op->lanes, stripe);
         const uint64_t align = cut_align(step->length, count);
         work->cuts[i] = (wc_cuts){.first = next, .count = count, .start = step->start, .length = step->length};
@@ -191,17 +188,17 @@ static void make_parts(wc_engine *engine, wc_work *work)
                 if (step->after[a] >= 0)
                     depend(part, a, &work->parts[work->cuts[step->after[a]].first + p]);
             if (link)
-                join_share(part, &work->shares[link->post_share + part->home % op->tracks], count);
+                join_share(part, &work->shares[link->share + part->home % op->tracks], count);
             work->remaining[part->worker]++;
         }
     }
 }
 
-bool wc_cut(wc_engine *engine, wc_work *work)
+bool wc_cut(wc_work *work)
 {
-    if (!make_shares(engine, work))
+    if (!make_shares(work))
         return false;
-    make_parts(engine, work);
+    make_parts(work);
     return true;
 }
 

@@ -103,31 +103,6 @@ static wc_work *work_find(const wc_engine *engine, uint64_t id)
     return work;
 }
 
-/* One command for each worker that `wanted` (NULL: every worker) has a count for. All or none are made. */
-static wc_command *make_commands(const wc_engine *engine, int type, const uint32_t *wanted)
-{
-    wc_command *list = NULL;
-    for (uint32_t i = 0; i < engine->config.workers; i++) {
-        if (wanted && !wanted[i])
-            continue;
-        wc_command *command = calloc(1, sizeof *command);
-        if (!command) {
-            for (; list; list = command) {
-                command = list->next;
-                free(list);
-            }
-            errno = ENOMEM;
-            return NULL;
-        }
-        command->type = type;
-        command->lane = i; /* here: the worker it is for */
-        command->fd = -1;
-        command->next = list;
-        list = command;
-    }
-    return list;
-}
-
 static void send_commands(wc_engine *engine, wc_command *list, uint64_t number, wc_link *link, wc_work *work)
 {
     for (wc_command *command = list, *next; command; command = next) {
@@ -193,9 +168,10 @@ int wc_link_epoch(wc_engine *engine, uint64_t id, uint64_t epoch)
     if (!link || epoch < link->epoch) {
         error = EINVAL;
     } else if (epoch > link->epoch) {
-        wc_command *commands = make_commands(engine, WC_CMD_EPOCH, NULL);
+        wc_command *commands = wc_commands_new(engine, WC_CMD_EPOCH, NULL);
         if (commands) {
             link->epoch = epoch;
+            link->next_seq = 0;
             send_commands(engine, commands, epoch, link, NULL);
         } else {
             error = ENOMEM;
@@ -209,7 +185,7 @@ int wc_link_pace(wc_engine *engine, uint64_t id, uint64_t rate)
 {
     pthread_mutex_lock(&engine->mutex);
     wc_link *link = wc_link_find(engine, id);
-    wc_command *commands = link ? make_commands(engine, WC_CMD_PACE, NULL) : NULL;
+    wc_command *commands = link ? wc_commands_new(engine, WC_CMD_PACE, NULL) : NULL;
     if (commands)
         send_commands(engine, commands, rate, link, NULL);
     pthread_mutex_unlock(&engine->mutex);
@@ -218,51 +194,63 @@ int wc_link_pace(wc_engine *engine, uint64_t id, uint64_t rate)
 
 int wc_link_close(wc_engine *engine, uint64_t id)
 {
-    int error = 0;
     pthread_mutex_lock(&engine->mutex);
     wc_link *link = wc_link_find(engine, id);
-    wc_command *commands = link ? make_commands(engine, WC_CMD_CLOSE, NULL) : NULL;
-    if (commands) {
+    if (link) {
         wc_link **at = &engine->links[wc_bucket(id)];
         while (*at != link)
             at = &(*at)->next;
         *at = link->next;
+        wc_command *commands = link->closing;
+        link->closing = NULL;
         send_commands(engine, commands, 0, link, NULL);
-    } else {
-        error = link ? ENOMEM : EINVAL;
     }
     pthread_mutex_unlock(&engine->mutex);
-    return error ? fail(error) : 0;
+    return link ? 0 : fail(EINVAL);
+}
+
+/* Nothing has changed since the op was made, and it comes after those that were posted; engine->mutex held. */
+static bool still_fits(const wc_engine *engine, const wc_work *work)
+{
+    const wc_op *op = &work->op;
+    for (uint32_t i = 0; i < work->links_count; i++) {
+        const wc_link *link = work->links[i].link;
+        if (wc_link_find(engine, link->id) != link || link->epoch != op->epoch || link->next_seq > op->seq)
+            return false;
+    }
+    return !work_find(engine, op->id);
 }
 
 int wc_post(wc_engine *engine, const wc_op *op)
 {
+    wc_work *work = wc_work_new(engine, op);
+    if (!work)
+        return -1;
     int error = 0;
+    wc_command *commands = wc_commands_new(engine, WC_CMD_POST, work->remaining);
     pthread_mutex_lock(&engine->mutex);
-    wc_work *work = NULL;
-    wc_command *commands = NULL;
-    if (work_find(engine, op->id))
+    if (!commands || wc_events_reserve(&engine->events, WC_OP_EVENTS) < 0)
+        error = ENOMEM;
+    else if (!still_fits(engine, work)) {
+        wc_events_release(&engine->events, WC_OP_EVENTS);
         error = EINVAL;
-    else if (!(work = wc_work_new(engine, op)))
-        error = errno;
-    else if (!(commands = make_commands(engine, WC_CMD_POST, work->remaining)))
-        error = ENOMEM;
-    else if (wc_events_reserve(&engine->events, 2) < 0) /* DONE, MISMATCH */
-        error = ENOMEM;
-    if (!error) {
+    } else {
+        for (uint32_t i = 0; i < work->links_count; i++)
+            work->links[i].link->next_seq = op->seq + 1;
         work->next = engine->works[wc_bucket(op->id)];
         engine->works[wc_bucket(op->id)] = work;
+        atomic_fetch_add(&work->refs, 1); /* this call's, for what follows */
         send_commands(engine, commands, engine->cancels, NULL, work);
-    } else {
-        for (wc_command *next; commands; commands = next) {
-            next = commands->next;
-            free(commands);
-        }
-        if (work)
-            wc_work_free(engine, work);
     }
     pthread_mutex_unlock(&engine->mutex);
-    return error ? fail(error) : 0;
+    wc_work_leave_links(work);
+    if (!error) {
+        wc_work_unref(engine, work);
+        return 0;
+    }
+    wc_commands_free(commands);
+    wc_work_free(engine, work);
+    return fail(error);
 }
 
 int wc_cancel(wc_engine *engine, uint64_t id)
@@ -270,19 +258,16 @@ int wc_cancel(wc_engine *engine, uint64_t id)
     int error = 0;
     pthread_mutex_lock(&engine->mutex);
     wc_work *work = work_find(engine, id);
-    wc_command *commands = NULL;
-    if (wc_events_reserve(&engine->events, 1) < 0) {
+    if (work && work->cancelling) {
+        wc_command *commands = work->cancelling;
+        work->cancelling = NULL;
+        atomic_fetch_add(&work->refs, engine->config.workers);
+        send_commands(engine, commands, ++engine->cancels, NULL, work);
+    } else if (!work && wc_events_reserve(&engine->events, 1) < 0) {
         error = ENOMEM;
     } else if (!work) {
         wc_event event = {.type = WC_EV_CANCELLED, .op = id};
         wc_events_push(&engine->events, &event);
-    } else if ((commands = make_commands(engine, WC_CMD_CANCEL, NULL))) {
-        work->cancels++;
-        atomic_fetch_add(&work->refs, engine->config.workers);
-        send_commands(engine, commands, ++engine->cancels, NULL, work);
-    } else {
-        wc_events_release(&engine->events, 1);
-        error = ENOMEM;
     }
     pthread_mutex_unlock(&engine->mutex);
     return error ? fail(error) : 0;

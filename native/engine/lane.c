@@ -56,6 +56,8 @@ static void drop_socket(wc_lane *lane)
     close(lane->fd);
     lane->fd = -1;
     lane->tx_count = 0;
+    free(lane->tx_private);
+    lane->tx_private = NULL;
     lane->rx_part = NULL;
     lane->rx_parked = false;
     atomic_store_explicit(&lane->counters.attached, false, memory_order_relaxed);
@@ -127,8 +129,6 @@ void wc_lane_close(wc_lane *lane)
         drop_socket(lane);
         wc_events_release(&lane->worker->engine->events, 1);
     }
-    free(lane->tx_private);
-    lane->tx_private = NULL;
 }
 
 void wc_lane_resume(wc_lane *lane)

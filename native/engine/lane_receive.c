@@ -187,6 +187,8 @@ void wc_lane_receive(wc_lane *lane)
         size_t n = read_once(lane, &full);
         if (n == 0)
             return;
+        if (n < WC_FRAME_COST)
+            n = WC_FRAME_COST; /* whoever sends nothing but headers does not keep others from their turn */
         budget -= n < budget ? n : budget;
     }
 }

@@ -96,8 +96,11 @@ static void advance(wc_lane *lane, size_t n)
         lane->tx_first++;
         lane->tx_count--;
         wc_count(&lane->counters.frames_sent, 1);
-        if (!frame->part)
+        if (!frame->part) {
+            free(lane->tx_private);
+            lane->tx_private = NULL;
             continue;
+        }
         atomic_fetch_add_explicit(&frame->part->work->bytes_sent, size, memory_order_relaxed);
         if (frame->saved)
             atomic_fetch_add_explicit(&frame->part->work->saved, frame->saved, memory_order_relaxed);
@@ -221,9 +224,7 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
             if (i > 0 || lane->tx_sent == 0)
                 continue;
             uint32_t length = frame->header.length;
-            if (!lane->tx_private)
-                lane->tx_private = malloc(lane->worker->engine->config.segment);
-            if (!lane->tx_private) {
+            if (length && !(lane->tx_private = malloc(length))) {
                 wc_lane_down(lane, ENOMEM, "no memory to complete a frame of an aborted operation");
                 return;
             }

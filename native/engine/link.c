@@ -6,7 +6,13 @@
 wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch)
 {
     wc_link *link = calloc(1, sizeof *link + lanes * sizeof link->lanes[0]);
-    if (!link || !(link->tracks = calloc(tracks, sizeof *link->tracks))) {
+    if (!link)
+        return NULL;
+    link->tracks = calloc(tracks, sizeof *link->tracks);
+    link->closing = wc_commands_new(engine, WC_CMD_CLOSE, NULL);
+    if (!link->tracks || !link->closing) {
+        wc_commands_free(link->closing);
+        free(link->tracks);
         free(link);
         return NULL;
     }
@@ -26,6 +32,7 @@ void wc_link_free(wc_link *link)
 {
     for (uint32_t i = 0; i < link->lanes_count; i++)
         wc_lane_destroy(&link->lanes[i]);
+    wc_commands_free(link->closing);
     free(link->tracks);
     free(link);
 }

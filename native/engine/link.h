@@ -9,10 +9,11 @@
 struct wc_link {
     uint64_t id, epoch;     /* epoch: as the caller knows it; guarded by engine->mutex */
     uint64_t post;          /* number of the last post that used it; guarded by engine->mutex */
-    size_t post_share;      /* there: index of its first share */
-    uint32_t post_numbers;  /* there: of steps to receive */
+    uint32_t post_index;    /* there: among the op's links */
+    uint64_t next_seq;      /* the least that may be posted in this epoch; guarded by engine->mutex */
+    wc_command *closing;    /* made beforehand, so that closing cannot fail */
     wc_link *next;
-    atomic_uint refs;       /* workers that have not processed the close */
+    atomic_uint refs;       /* workers that have not processed the close, and posts that are being made */
     uint32_t lanes_count, tracks_count;
     wc_track *tracks;
     wc_lane lanes[];

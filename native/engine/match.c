@@ -79,6 +79,11 @@ wc_verdict wc_match(wc_lane *lane)
         wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes, expected at most %u", frame->length, limit);
         return WC_DOWN;
     }
+    if (frame->length == 0 && (frame->number || frame->offset)) {
+        wc_lane_down(lane, EPROTO, "protocol: an empty frame of step %u at offset %llu, expected of step 0 only",
+                     frame->number, (unsigned long long)frame->offset);
+        return WC_DOWN;
+    }
     const wc_track *track = lane->track;
     if (frame->epoch != track->epoch)
         return frame->epoch < track->epoch ? WC_DRAIN : WC_PARK;

@@ -6,15 +6,85 @@
 
 void wc_work_free(wc_engine *engine, wc_work *work)
 {
+    wc_commands_free(work->cancelling);
     wc_scratch_give(engine, work->scratch);
     free(work->squares);
     wc_hashes_free(&work->hashes);
     free(work->remaining);
     free(work->parts);
     free(work->cuts);
+    free(work->links);
+    free(work->link_of);
     free(work->shares);
     free(work->numbers);
     free(work);
+}
+
+void wc_work_leave_links(wc_work *work)
+{
+    for (uint32_t i = 0; i < work->links_count; i++)
+        wc_link_unref(work->links[i].link);
+    work->links_count = 0;
+}
+
+/* Finds the op's links, and keeps them until wc_work_leave_links. False: one is not as the op says. */
+static bool find_links(wc_engine *engine, wc_work *work)
+{
+    const wc_op *op = &work->op;
+    bool found = true;
+    pthread_mutex_lock(&engine->mutex);
+    engine->posts++;
+    for (uint32_t i = 0; i < op->steps_count && found; i++) {
+        if (op->steps[i].direction == WC_LOCAL)
+            continue;
+        wc_link *link = wc_link_find(engine, op->steps[i].link);
+        found = link && link->lanes_count == op->lanes && link->tracks_count == op->tracks && link->epoch == op->epoch;
+        if (!found)
+            break;
+        if (link->post != engine->posts) {
+            atomic_fetch_add(&link->refs, 1);
+            link->post = engine->posts;
+            link->post_index = work->links_count;
+            work->links[work->links_count++] = (wc_op_link){.link = link};
+        }
+        work->link_of[i] = link->post_index;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return found;
+}
+
+/* Its memory and its parts. False with errno. */
+static bool make(wc_engine *engine, wc_work *work)
+{
+    const wc_op *op = &work->op;
+    uint32_t workers = engine->config.workers;
+    errno = ENOMEM;
+    work->links = calloc((size_t)op->steps_count + 1, sizeof *work->links);
+    work->link_of = calloc((size_t)op->steps_count + 1, sizeof *work->link_of);
+    if (!work->links || !work->link_of)
+        return false;
+    errno = EINVAL;
+    if (!find_links(engine, work))
+        return false;
+    const wc_cut_sizes sizes = wc_cut_sizes_of(work);
+    errno = ENOMEM;
+    work->parts_count = sizes.parts;
+    work->shares_count = sizes.shares;
+    work->remaining = calloc(workers, sizeof *work->remaining);
+    work->parts = calloc(sizes.parts + 1, sizeof *work->parts);
+    work->cuts = calloc((size_t)op->steps_count + 1, sizeof *work->cuts);
+    work->shares = calloc(sizes.shares + 1, sizeof *work->shares);
+    work->numbers = calloc(sizes.numbers + 1, sizeof *work->numbers);
+    work->squares = calloc(2 * workers, sizeof *work->squares);
+    work->cancelling = wc_commands_new(engine, WC_CMD_CANCEL, NULL);
+    if (op->bytes[WC_SCRATCH])
+        work->scratch = wc_scratch_take(engine, op->bytes[WC_SCRATCH]);
+    bool hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->back, op->bytes[WC_BACK]);
+    if (!work->remaining || !work->parts || !work->cuts || !work->shares || !work->numbers || !work->squares ||
+        !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch))
+        return false;
+    errno = EINVAL;
+    return wc_cut(work);
 }
 
 wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
@@ -23,24 +93,8 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
         errno = EINVAL;
         return NULL;
     }
-    uint32_t workers = engine->config.workers;
-    const wc_cut_sizes sizes = wc_cut_sizes_of(engine, op);
     wc_work *work = calloc(1, sizeof *work);
-    bool hashes = false;
-    if (work) {
-        work->remaining = calloc(workers, sizeof *work->remaining);
-        work->parts = calloc(sizes.parts + 1, sizeof *work->parts);
-        work->cuts = calloc((size_t)op->steps_count + 1, sizeof *work->cuts);
-        work->shares = calloc(sizes.shares + 1, sizeof *work->shares);
-        work->numbers = calloc(sizes.numbers + 1, sizeof *work->numbers);
-        hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->back, op->bytes[WC_BACK]);
-        work->squares = calloc(2 * workers, sizeof *work->squares);
-        work->scratch = op->bytes[WC_SCRATCH] ? wc_scratch_take(engine, op->bytes[WC_SCRATCH]) : NULL;
-    }
-    if (!work || !work->remaining || !work->parts || !work->cuts || !work->shares || !work->numbers || !hashes ||
-        !work->squares || (op->bytes[WC_SCRATCH] && !work->scratch)) {
-        if (work)
-            wc_work_free(engine, work);
+    if (!work) {
         errno = ENOMEM;
         return NULL;
     }
@@ -51,18 +105,18 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
     work->itemsize = wc_dtype_size((int)op->dtype);
     work->reduce = engine->kernels->reduce[op->dtype][op->op];
     work->average = op->op == WC_AVG ? engine->kernels->average[op->dtype] : NULL;
-    work->parts_count = sizes.parts;
-    work->shares_count = sizes.shares;
-    if (!wc_cut(engine, work)) {
+    if (!make(engine, work)) {
+        int error = errno;
+        wc_work_leave_links(work);
         wc_work_free(engine, work);
-        errno = EINVAL;
+        errno = error;
         return NULL;
     }
     work->op.steps = NULL;
     if (op->steps_count == 0)
         work->remaining[0] = 1; /* a worker has to say that there is nothing to do */
     unsigned involved = 0;
-    for (uint32_t w = 0; w < workers; w++)
+    for (uint32_t w = 0; w < engine->config.workers; w++)
         involved += work->remaining[w] > 0;
     atomic_init(&work->unfinished, involved);
     atomic_init(&work->refs, 1 + involved); /* settle, and the commands */
@@ -83,7 +137,7 @@ static void table_remove(wc_engine *engine, wc_work *work)
     *at = work->next;
 }
 
-/* The last worker has let go: DONE unless it was given up, and an answer to each cancel. */
+/* The last worker has let go: DONE unless it was given up, and an answer to a cancel. */
 static void settle(wc_engine *engine, wc_work *work)
 {
     bool aborted = atomic_load(&work->aborted);
@@ -106,7 +160,9 @@ static void settle(wc_engine *engine, wc_work *work)
     if (!atomic_load(&work->mismatched))
         wc_events_release(&engine->events, 1);
     event = (wc_event){.type = WC_EV_CANCELLED, .op = work->op.id};
-    for (uint32_t i = 0; i < work->cancels; i++)
+    if (work->cancelling)
+        wc_events_release(&engine->events, 1);
+    else
         wc_events_push(&engine->events, &event);
     pthread_mutex_unlock(&engine->mutex);
     wc_work_unref(engine, work);

@@ -21,6 +21,13 @@ struct wc_share {
     const uint32_t *numbers; /* number of a step to receive -> 1 + its index, or 0 */
 };
 
+/* A link that an op uses. */
+typedef struct {
+    wc_link *link;    /* kept alive while the op is being posted */
+    size_t share;     /* index of its first share */
+    uint32_t numbers; /* of steps to receive */
+} wc_op_link;
+
 /* Where a step was cut into parts. */
 typedef struct {
     size_t first; /* index of its first part */
@@ -33,7 +40,7 @@ typedef struct {
 struct wc_work {
     wc_op op;
     wc_work *next;                  /* in the engine's table; guarded by engine->mutex */
-    uint32_t cancels;               /* guarded by engine->mutex */
+    wc_command *cancelling;         /* made beforehand, so that a cancel cannot fail; NULL: sent. By engine->mutex */
     atomic_uint unfinished, refs;
     atomic_bool aborted;            /* a worker let go of parts that were not finished */
     atomic_bool mismatched;         /* told to the caller */
@@ -50,6 +57,9 @@ struct wc_work {
     size_t parts_count;
     wc_part *parts;                 /* by step, then by part */
     wc_cuts *cuts;                  /* by step */
+    uint32_t links_count;           /* those of links to reach are given back by wc_work_leave_links */
+    wc_op_link *links;
+    uint32_t *link_of;              /* by step, of those that have a link: index of it */
     size_t shares_count;
     wc_share *shares;               /* by link, then by track */
     uint32_t *numbers;              /* of all shares */
@@ -57,21 +67,24 @@ struct wc_work {
 };
 
 /* Check.c */
-bool wc_op_valid(const wc_engine *engine, const wc_op *op); /* engine->mutex held */
+bool wc_op_valid(const wc_engine *engine, const wc_op *op); /* but for its links */
 uint64_t wc_block_raw(const wc_op *op); /* raw bytes of the codec's block; 1 without codec */
 
-/* Cut.c: how an op is cut into parts, the same on both ends of every link. All with engine->mutex held. */
+/* Cut.c: how an op is cut into parts, the same on both ends of every link. */
 typedef struct {
     size_t parts, shares, numbers;
 } wc_cut_sizes;
-wc_cut_sizes wc_cut_sizes_of(wc_engine *engine, const wc_op *op);
+wc_cut_sizes wc_cut_sizes_of(wc_work *work); /* also numbers the shares of its links */
 /* Fills in shares and parts; false: two steps from one rank have the same number */
-bool wc_cut(wc_engine *engine, wc_work *work);
+bool wc_cut(wc_work *work);
 /* To receive: the part of the share's op that holds this offset, or NULL. */
 wc_part *wc_share_part(wc_share *share, uint16_t number, uint64_t offset);
 
 /* Op.c */
-wc_work *wc_work_new(wc_engine *engine, const wc_op *op); /* NULL with errno; engine->mutex held */
+enum { WC_OP_EVENTS = 3 }; /* DONE, MISMATCH, CANCELLED */
+/* NULL with errno. All that takes time is done here, without engine->mutex */
+wc_work *wc_work_new(wc_engine *engine, const wc_op *op);
+void wc_work_leave_links(wc_work *work); /* once it is posted, or before it is freed */
 void wc_work_free(wc_engine *engine, wc_work *work);
 void wc_work_unref(wc_engine *engine, wc_work *work);
 void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted); /* by each involved worker, once */

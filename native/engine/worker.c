@@ -30,6 +30,35 @@ void wc_worker_push(wc_worker *worker, wc_command *command)
         wc_worker_wake(worker);
 }
 
+wc_command *wc_commands_new(const wc_engine *engine, int type, const uint32_t *wanted)
+{
+    wc_command *list = NULL;
+    for (uint32_t i = 0; i < engine->config.workers; i++) {
+        if (wanted && !wanted[i])
+            continue;
+        wc_command *command = calloc(1, sizeof *command);
+        if (!command) {
+            wc_commands_free(list);
+            errno = ENOMEM;
+            return NULL;
+        }
+        command->type = type;
+        command->lane = i; /* here: the worker it is for */
+        command->fd = -1;
+        command->next = list;
+        list = command;
+    }
+    return list;
+}
+
+void wc_commands_free(wc_command *list)
+{
+    for (wc_command *next; list; list = next) {
+        next = list->next;
+        free(list);
+    }
+}
+
 /* Frees a command and what it holds. */
 static void drop(wc_engine *engine, wc_command *command)
 {

@@ -7,7 +7,6 @@
 
 enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL };
 
-typedef struct wc_command wc_command;
 struct wc_command {
     wc_command *next;
     int type;
@@ -35,6 +34,11 @@ struct wc_worker {
     uint8_t *read_buffer;    /* WC_READ_BYTES, and room for a split element */
     uint8_t *decoded;        /* a digest block, for reductions that have no kernel for encoded operands */
 };
+
+/* One command for each worker that `wanted` (NULL: every worker) has a count for, `lane` says which. All or none are
+   made: NULL with errno */
+wc_command *wc_commands_new(const wc_engine *engine, int type, const uint32_t *wanted);
+void wc_commands_free(wc_command *list); /* that were not sent */
 
 int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index);
 void wc_worker_push(wc_worker *worker, wc_command *command); /* engine->mutex held; takes the command */

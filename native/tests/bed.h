@@ -24,6 +24,20 @@ enum { MAX_RANKS = 5, MAX_BED_LANES = 8, DEADLINE_MS = 30000, GUARD = 4096, RAW_
 
 static long passed, failed;
 
+/* Of this thread: how many allocations of the engine succeed before one fails; negative: all do. */
+static _Thread_local long allocations = -1;
+
+bool wc_test_no_memory(void);
+bool wc_test_no_memory(void)
+{
+    if (allocations != 0) {
+        allocations -= allocations > 0;
+        return false;
+    }
+    errno = ENOMEM;
+    return true;
+}
+
 #define CHECK(condition) check((condition) != 0, #condition, __func__, __LINE__)
 
 static bool check(bool ok, const char *what, const char *where, int line)

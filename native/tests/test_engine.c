@@ -668,6 +668,115 @@ static void test_garbage(void)
     }
 }
 
+/* Seqs on a link go up within an epoch: an older one would be drained in silence. */
+static void test_seqs(void)
+{
+    bed b;
+    buffer memory = buffer_new(64);
+    bed_start(&b, 2, 1, 1, 65536, 65536);
+    CHECK(post_ring(&b, ALL, 2, 0, sum_of(1, 1, 3, 16), memory, memory) == 0);
+    for (uint64_t seq = 2; seq <= 3; seq++)
+        CHECK(post_ring(&b, ALL, 2, 0, sum_of(2, 1, seq, 16), memory, memory) == -1 && errno == EINVAL);
+    CHECK(post_ring(&b, ALL, 2, 0, sum_of(2, 1, 4, 16), memory, memory) == 0);
+    bed_epoch(&b, 0, 2);
+    CHECK(post_ring(&b, ALL, 2, 0, sum_of(3, 2, 1, 16), memory, memory) == 0);
+    bed_stop(&b);
+    CHECK(buffer_free(&memory));
+}
+
+/* Every allocation of every call fails once: the call is refused whole, and goes well the next time. */
+static void test_no_memory(void)
+{
+    enum { COUNT = 300000, FAILS = 100 };
+    wc_config config = {.workers = 2, .segment = 65536, .stripe = 65536};
+    bed b = {.ranks = 2, .lanes = 2, .tracks = 2};
+    buffer front[2], back[2];
+    int tries = 0;
+    for (int r = 0; r < 2; r++) {
+        front[r] = buffer_new(COUNT * 4);
+        back[r] = buffer_new(COUNT * 4);
+        for (uint64_t i = 0; i < COUNT; i++)
+            ((float *)front[r].data)[i] = 1.0f;
+        for (allocations = 0; !b.engines[r] && tries < FAILS; allocations = ++tries)
+            CHECK((b.engines[r] = wc_engine_new(&config)) != NULL || errno == ENOMEM);
+        must(b.engines[r] != NULL && tries > 5, "wc_engine_new");
+        int result = -1;
+        for (allocations = tries = 0; result < 0 && tries < FAILS; allocations = ++tries)
+            CHECK((result = wc_link_open(b.engines[r], link_to(1 - r), 2, 2, 1)) == 0 || errno == ENOMEM);
+        CHECK(result == 0 && tries == 5); /* link, tracks, a command to close it for each worker */
+        tries = 0;
+    }
+    for (uint32_t lane = 0; lane < 2; lane++) {
+        int pair[2], lost[2];
+        tcp_pair(lost);
+        allocations = 0;
+        CHECK(wc_lane_attach(b.engines[0], link_to(1), lane, lost[0], 1) == -1 && errno == ENOMEM);
+        allocations = -1;
+        close(lost[1]);
+        tcp_pair(pair);
+        for (int r = 0; r < 2; r++)
+            must(wc_lane_attach(b.engines[r], link_to(1 - r), lane, pair[r], 1) == 0, "attach");
+    }
+    call c = {.id = 1, .epoch = 1, .seq = 1, .fingerprint = 7, .count = COUNT, .dtype = WC_F32, .op = WC_SUM};
+    for (int r = 0; r < 2; r++) {
+        int result = -1;
+        for (allocations = tries = 0; result < 0 && tries < FAILS; allocations = ++tries)
+            CHECK((result = post_exchange(&b, 2, r, c, front[r], back[r])) == 0 || errno == ENOMEM);
+        CHECK(result == 0 && tries > 15);
+    }
+    allocations = -1;
+    for (int r = 0; r < 2; r++)
+        CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_DONE && ((float *)back[r].data)[COUNT - 1] == 2.0f);
+    c.id = 2, c.seq = 2;
+    CHECK(post_exchange(&b, 2, 0, c, front[0], back[0]) == 0);
+    allocations = 0; /* what ends something cannot fail */
+    CHECK(wc_cancel(b.engines[0], 2) == 0 && wc_cancel(b.engines[0], 2) == 0);
+    CHECK(wc_link_epoch(b.engines[0], link_to(1), 2) == -1 && errno == ENOMEM);
+    CHECK(wc_link_close(b.engines[0], link_to(1)) == 0);
+    allocations = -1;
+    wc_event event;
+    CHECK((event = next_event(b.engines[0], DEADLINE_MS)).type == WC_EV_CANCELLED && event.op == 2);
+    bed_stop(&b);
+    for (int r = 0; r < 2; r++)
+        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
+/* Somebody sends empty frames of an old epoch without end; another link of the same worker has its turns. */
+static void test_flood(void)
+{
+    enum { BATCH = 1024, OPS = 200 };
+    raw r = raw_start(1);
+    int pair[2];
+    tcp_pair(pair);
+    must(wc_link_open(r.engine, RAW_LINK + 1, 1, 1, 5) == 0, "link");
+    must(wc_lane_attach(r.engine, RAW_LINK + 1, 0, pair[1], 1) == 0, "attach");
+    wc_frame old = good_frame(), frames[BATCH];
+    old.epoch = 4, old.length = 0;
+    for (int i = 0; i < BATCH; i++)
+        frames[i] = sealed(old, NULL, 0);
+    uint8_t payload[RAW_BYTES] = {5};
+    size_t at = 0;
+    raw_send(&r, good_frame(), payload, 4096);
+    CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE);
+    for (uint64_t id = 2; id < OPS; id++) {
+        wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
+        wc_op op = {.id = id, .epoch = 5, .seq = id + 1, .fingerprint = 7, .front = r.back.data, .back = r.back.data,
+                    .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
+        wc_frame frame = good_frame();
+        frame.seq = op.seq;
+        ssize_t n;
+        while ((n = send(pair[0], (uint8_t *)frames + at, sizeof frames - at, MSG_NOSIGNAL)) > 0)
+            at = (at + (size_t)n) % sizeof frames;
+        CHECK(wc_post(r.engine, &op) == 0);
+        raw_send(&r, frame, payload, 4096);
+        CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE);
+    }
+    wc_lane_stats stats;
+    CHECK(wc_lane_statistics(r.engine, RAW_LINK + 1, 0, &stats) == 0 && stats.attached && stats.frames_dropped > OPS);
+    close(pair[0]);
+    raw_stop(&r);
+}
+
 static void test_arguments(void)
 {
     wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
@@ -722,6 +831,9 @@ int main(void)
     test_flips();
     test_without_checksums();
     test_garbage();
+    test_seqs();
+    test_no_memory();
+    test_flood();
     test_arguments();
     printf("%ld passed, %ld failed\n", passed, failed);
     return failed != 0;

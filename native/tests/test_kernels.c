@@ -1,6 +1,7 @@
 /* Compares every table that this CPU can run with the generic one, bit for bit, and crc32c with published values. Exit
    code 0 if all is equal. The generic table itself is checked against numpy in tests/engine/test_kernels.py and
    test_codec.py. */
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,12 @@
 #include "../kernels.h"
 
 static long passed, failed;
+
+bool wc_test_no_memory(void);
+bool wc_test_no_memory(void)
+{
+    return false;
+}
 
 static void check(int ok, const char *table, const char *what, int dtype, int op, size_t n)
 {
