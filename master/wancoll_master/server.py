@@ -27,10 +27,23 @@ from wancoll.net.listen import Handshakes
 from wancoll.net.stream import Stream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
+from wancoll.wire.kept import Kept
 from wancoll_master.config import MasterConfig
-from wancoll_master.core import membership, report
+from wancoll_master.core import membership, presence, report
 from wancoll_master.core.leadership import Lobby
-from wancoll_master.core.ready import Announce, Disconnected, Event, Held, Message, Ready, Received, Send, Tick, frames
+from wancoll_master.core.ready import (
+    Announce,
+    Disconnected,
+    Event,
+    Held,
+    Message,
+    Ready,
+    Received,
+    Returned,
+    Send,
+    Tick,
+    frames,
+)
 from wancoll_master.core.state import State
 from wancoll_master.plan.planning import propose
 from wancoll_master.store.facts import Store
@@ -75,6 +88,8 @@ class Server:
         self._held = Held(_HELD_FRAMES)
         self._closing: set[int] = set()  # connections that end once what is held for them has left
         self._connections: dict[int, Stream] = {}
+        self._kept: dict[int, Kept[bytes]] = {}  # what daemons were told and have not confirmed
+        self._goes_on: dict[int, int] = {}  # connection -> the broken one that it goes on with
         self._numbers = itertools.count(1)
         self._greeting = Handshakes(config.limits.pending_connections, config.limits.handshake_timeout)
         self._dirty: dict[int, Stream] = {}  # with an unsent batch
@@ -120,6 +135,7 @@ class Server:
         self._held.clear()
         self._closing.clear()
         self._dirty.clear()
+        self._kept.clear()
         self.stand_by("", 0, wait=False)
         goodbye = encode(m.Bye(f"this master leads no more: {reason}"[:1000]))
         connections, self._connections = self._connections, {}
@@ -177,6 +193,11 @@ class Server:
         if isinstance(event, Received) and (event.conn in self._closing or event.conn not in self._connections):
             return
         try:
+            if isinstance(event, Received) and isinstance(event.message, m.Hello):
+                if self._goes_on_with(state, event.conn, event.message):
+                    return
+            elif isinstance(event, Received) and isinstance(event.message, m.Heartbeat) and event.conn in self._kept:
+                self._kept[event.conn].confirmed(event.message.heard)
             self._carry_out(state, membership.step(state, trio.current_time(), event, propose))
         except (
             Exception
@@ -188,6 +209,26 @@ class Server:
             return
         if state.deadline < self._alarm.deadline:
             self._alarm.deadline = state.deadline
+
+    def _goes_on_with(self, state: State, number: int, hello: m.Hello) -> bool:
+        """Whether the daemon that says this takes up its broken connection; then its task serves that one."""
+        conn = presence.returning(state, hello)
+        again = self._kept[conn].again(hello.heard) if conn in self._kept else None
+        if conn is None or again is None or number not in self._connections:
+            return False
+        broken, stream = self._connections.pop(conn, None), self._connections.pop(number)
+        if broken is not None:
+            broken.drop_batch()
+            broken.end()
+        self._dirty.pop(number, None)
+        self._connections[conn], self._goes_on[number] = stream, conn
+        ready = membership.step(state, trio.current_time(), Returned(conn, hello), propose)
+        answers, ready.answers = ready.answers, []
+        self._carry_out(state, Ready(answers=answers))
+        for frame in again:
+            self._put(conn, frame)
+        self._carry_out(state, ready)
+        return True
 
     def _decline(self, event: Event) -> None:
         """While this master stands by: what came, and who is gone."""
@@ -225,12 +266,17 @@ class Server:
         for message in ready.messages:
             if self._failpoints.armed:
                 self._before_telling(message)
+            welcome = isinstance(message, Send) and isinstance(message.message, m.Welcome)
             for conn, frame in frames(message):
+                if welcome:
+                    self._kept[conn] = Kept()
+                elif conn in self._kept:
+                    self._kept[conn].add(frame, len(frame))
                 self._put(conn, frame)
         for close in ready.closes:
             if close.reason:
                 log.info("connection ended", reason=close.reason)
-            self._close(close.conn, encode(m.Bye(close.reason)) if close.reason else b"")
+            self._close(close.conn, encode(m.Bye(close.reason, close.final)) if close.reason else b"")
 
     def release(self) -> None:
         """The store has written more: send what was held for it."""
@@ -248,6 +294,7 @@ class Server:
         """Send what may be sent, and *last*."""
         connection = self._connections.pop(conn, None)
         self._closing.discard(conn)
+        self._kept.pop(conn, None)
         if connection is not None:
             self._dirty.pop(conn, None)
             connection.send(last)
@@ -343,22 +390,36 @@ class Server:
                     nursery.start_soon(connection.write_queue)
                     reason = await self._read(number, connection)
                     nursery.cancel_scope.cancel()
-            if self._connections.pop(number, None) is not None:
-                self._closing.discard(number)
-                self.apply(Disconnected(number, reason))
+            if self._is_over(number, connection):
+                conn = self._goes_on.get(number, number)
+                self._closing.discard(conn)
+                kept = self._kept.get(conn)
+                lasting = not connection.ended or connection.overflow or kept is None or kept.lost
+                self.apply(Disconnected(conn, reason, lasting))
+                if not self._introduced(conn):
+                    self._kept.pop(conn, None)
                 self.flush()
         finally:
-            if self._connections.pop(number, None) is not None:  # serve() was cancelled
+            if self._is_over(number, connection):  # serve() was cancelled
                 connection.send(encode(m.Bye("the master is stopping")))
                 connection.end()
+            self._goes_on.pop(number, None)
             if connection.ending and not connection.overflow:
                 await connection.close_delivered()
             else:
                 connection.close()
 
-    def _introduced(self, conn: int) -> bool:
+    def _is_over(self, number: int, connection: Stream) -> bool:
+        """Forget the connection that came as *number*; False: it is forgotten, or another one goes on with it."""
+        conn = self._goes_on.get(number, number)
+        if self._connections.get(conn) is not connection:
+            return False
+        del self._connections[conn]
+        return True
+
+    def _introduced(self, number: int) -> bool:
         """Whether a daemon of this leader is at the other end."""
-        return self.state is not None and conn in self.state.connections
+        return self.state is not None and self._goes_on.get(number, number) in self.state.connections
 
     async def _read(self, number: int, connection: Stream) -> str:
         """Feed the state machine until the connection ends; returns why it did."""
@@ -392,5 +453,5 @@ class Server:
                     connection.send(encode(self._arm(message)))
                     connection.end()
                 else:
-                    self.apply(Received(number, message))
+                    self.apply(Received(self._goes_on.get(number, number), message))
             self.flush()

@@ -250,7 +250,9 @@ class Script(Room):
         told = [f"{self._label(one.conn)} < its status" for one in self.ready.answers if not isinstance(one, Send)]
         told += [self._line(one) for one in self.ready.answers if isinstance(one, Send) and not self._of_a_beat(one)]
         told += map(self._line, self.ready.messages)
-        told += [f"{self._label(one.conn)} closed: {one.reason}".rstrip() for one in self.ready.closes]
+        for one in self.ready.closes:
+            how = " for good" if one.final else ""
+            told.append(f"{self._label(one.conn)} closed{how}: {one.reason}".rstrip())
         for one in self.ready.log:
             told.append(f"{'log' if one.kept else 'note'}{_group(one.group)} {one.kind}: {self._short(one.text)}")
         at = f"+{self.now - self._began:.4g} " if self.now > self._began + 1e-9 else ""
@@ -295,7 +297,9 @@ class Script(Room):
             usual = msgspec.structs.asdict(USUAL)
         elif isinstance(value, m.Welcome):
             usual = {name: getattr(self.limits, name) for name in ("heartbeat_interval", "heartbeat_timeout")}
-            usual["protocol"] = PROTOCOL_VERSION
+            usual |= {"protocol": PROTOCOL_VERSION, "session": value.session, "resumed": False, "heard": 0}
+        elif isinstance(value, m.Pong):
+            usual["heard"] = value.heard
         elif isinstance(value, m.Epoch):
             usual |= {"plan": USUAL, "to": value.to, "min_world": 1}
         fields = []

@@ -151,6 +151,9 @@ async def test_members_join_commit_and_hear_of_a_death():
                 assert commit.upto > upto
                 upto = commit.upto
         await peers[1][0].stream.aclose()
+        await peers[0][0].say(
+            m.LinkDown("g", 1, 1, 2, "lost", "connection reset")
+        )  # so it was more than its connection
         told = await peers[0][0].expect(m.Epoch)
         assert (told.epoch, told.committed_upto, [one.mid for one in told.members]) == (2, 50, [1, 3])
         assert "closed by the other end" in told.reason

@@ -12,7 +12,7 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
 from wancoll.wire.framing import encode
-from wancoll_master.core import membership
+from wancoll_master.core import membership, presence
 from wancoll_master.core.ready import (
     Announce,
     Broadcast,
@@ -21,6 +21,7 @@ from wancoll_master.core.ready import (
     Ready,
     Received,
     Record,
+    Returned,
     Send,
     Tick,
     Used,
@@ -180,6 +181,25 @@ class Room:
 
     def drop(self, daemon: str, reason: str = "connection reset") -> None:
         self.step(Disconnected(self.conns.pop(daemon), reason))
+
+    def breaks(self, daemon: str, reason: str = "connection reset") -> None:
+        """Its connection is gone, and it may take it up again."""
+        self.asleep.add(daemon)
+        self.step(Disconnected(self.conns[daemon], reason, lasting=False))
+
+    def returns(self, daemon: str, *, incarnation: int = 1, dial: int = 1) -> None:
+        """It dials again, over another connection, and says which one it was."""
+        self.asleep.discard(daemon)
+        old = self.conns[daemon]
+        known = {"master": self.state.identity, "session": old, "dial": dial}
+        hello = m.Hello(PROTOCOL_VERSION, daemon, incarnation, [f"{daemon}:7000"], 4, "", "0.1.0", **known)
+        conn = presence.returning(self.state, hello)
+        if conn is not None:
+            self.step(Returned(conn, hello))
+            return
+        new, self._next_conn = self._next_conn, self._next_conn + 1
+        self.conns[daemon] = new
+        self.step(Received(new, hello))
 
     def sleep(self, seconds: float) -> None:
         """Let time pass, with ticks when the master wants them and heartbeats from those that are awake."""

@@ -21,6 +21,7 @@ from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
+from wancoll.wire.kept import Kept, counts
 
 if TYPE_CHECKING:
     from tests.sim.client import Client
@@ -51,6 +52,8 @@ class Daemon(Process):
         self.end: End | None = None
         self.connected = False
         self.number = self.term = self.master = 0
+        self._session = self._heard = 0
+        self._kept: Kept[m.FromPeer] = Kept()
         self._heard_at = 0.0
         self._interval, self._timeout = world.limits.heartbeat_interval, world.limits.heartbeat_timeout
         self._pause = 0.05
@@ -65,7 +68,13 @@ class Daemon(Process):
 
     # ---- control.py ----------------------------------------------------------------------------------
 
+    @property
+    def open(self) -> bool:
+        return self.connected or (self._session > 0 and not self._kept.lost)
+
     def send(self, message: m.FromPeer) -> None:
+        if self.open and counts(message):
+            self._kept.add(message, 0)
         if self.connected and self.end is not None:
             self.world.said(self.name, "master", message)
             self.end.send(message)
@@ -97,7 +106,8 @@ class Daemon(Process):
                 world.site(self.host),
                 "1",
             )
-            end.send(m.Hello(*head, measures=world.odd.measures, term=self.term, master=self.master))
+            session = {"session": self._session if self.open else 0, "heard": self._heard, "dial": this}
+            end.send(m.Hello(*head, measures=world.odd.measures, term=self.term, master=self.master, **session))
             welcome = self.limits.handshake_timeout
             self.after(welcome, lambda: self.connected or self._over(this, "no welcome"))
             self.after(self._interval, lambda: self._heartbeat(this, 1))
@@ -128,9 +138,13 @@ class Daemon(Process):
             return
         self.world.heard(self.name, "master", message)
         if isinstance(message, m.Bye):
+            self._session = 0
             self._over(this, f"the master said: {message.reason}")
+            if message.final:
+                self.world.turned_away(self)
             return
         self._heard_at = self.clock.now
+        self._heard += counts(message)
         if isinstance(message, m.Welcome):
             if message.term < self.term:
                 self._over(this, "an old master answers")
@@ -138,6 +152,14 @@ class Daemon(Process):
             self.term, self.master = message.term, message.master
             self._interval, self._timeout = message.heartbeat_interval, message.heartbeat_timeout
             self.connected = True
+            if message.resumed:
+                again = self._kept.again(message.heard)
+                self.world.judge.check(again is not None, f"{self.name} and the master count differently")
+                for one in again or ():
+                    self.world.said(self.name, "master", one)
+                    self.end.send(one)
+                return
+            self._session, self._heard, self._kept = message.session, 0, Kept()
             self.number += 1
             for session in list(self.sessions):
                 session.run(session.member.reconnected(self.number, self.master))
@@ -145,6 +167,8 @@ class Daemon(Process):
         elif isinstance(message, m.Pong):
             if message.number == 0:
                 self._synced()
+            else:
+                self._kept.confirmed(message.heard)
         elif self.connected:
             self._master_says(message)
 
@@ -155,7 +179,7 @@ class Daemon(Process):
             if self.clock.now - self._heard_at > max(self._timeout, 2 * self._interval):
                 self._over(this, "the master is silent")
                 return
-            self.send(m.Heartbeat(number, self._called()))
+            self.send(m.Heartbeat(number, self._called(), heard=self._heard))
             number += 1
         self.after(self._interval, lambda: self._heartbeat(this, number))
 
@@ -167,7 +191,7 @@ class Daemon(Process):
 
     def add(self, session: Session) -> None:
         self.sessions.append(session)
-        if self.connected:
+        if self.open:
             session.run(session.member.join())
 
     def remove(self, session: Session) -> None:

@@ -151,8 +151,7 @@ class Faults:
     def cut_off_master(self) -> None:
         """The network of all masters is down, for all daemons; one way or both."""
         world = self._world
-        for daemon in world.daemons:
-            world.blame(daemon.name)
+        self._too_much_with("reset_control")
         there = [(host, master) for host in world.hosts for master in world.master_hosts]
         back = [ends[::-1] for ends in there]
         self._cut(self._random.choice((there, back, there + back)), self._random.uniform(0.5, 5.0))
@@ -229,12 +228,19 @@ class Faults:
         self._filter(COLLECTIVES)
         self._world.later(self._length(), lambda: self._world.network.unfilter(COLLECTIVES))
 
-    def _break(self, kind: str) -> None:
+    def _too_much_with(self, other: str) -> None:
+        """Who cannot come back in time since the network is cut just then may be put out."""
+        if other in self._world.inflicted:
+            for daemon in self._world.daemons:
+                self._world.blame(daemon.name)
+
+    def _break(self, kind: str, *, blame: bool = True) -> None:
         found = [end for end in self._world.network.ends if end.kind == kind]
         if found:
             end = self._random.choice(found)
-            self._world.blame(end.process.name)
-            self._world.blame(end.other.process.name)
+            for process in (end.process, end.other.process):
+                if blame:
+                    self._world.blame(process.name)
             end.process.run(lambda: end.broken("connection reset"))
 
     def break_unheard(self) -> None:
@@ -251,6 +257,12 @@ class Faults:
 
     def break_control(self) -> None:
         self._break("control")
+
+    def reset_control(self) -> None:
+        """Control connections break, one or many or one again and again: nobody is put out for it."""
+        self._too_much_with("cut_off_master")
+        for wait in self._random.choice(((0.0,), (0.0, 0.0, 0.0), (0.0, 0.05, 0.1, 0.3, 0.31))):
+            self._world.later(wait, lambda: self._break("control", blame=False))
 
     # ---- clients -------------------------------------------------------------------------------------
 

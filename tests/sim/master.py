@@ -17,7 +17,8 @@ import msgspec
 from tests.sim.clock import Process, Timer
 from tests.sim.network import End
 from wancoll.wire import messages as m
-from wancoll_master.core import membership
+from wancoll.wire.kept import Kept
+from wancoll_master.core import membership, presence
 from wancoll_master.core.ready import (
     Announce,
     Broadcast,
@@ -27,6 +28,7 @@ from wancoll_master.core.ready import (
     Persist,
     Ready,
     Received,
+    Returned,
     Send,
     Tick,
     Used,
@@ -96,6 +98,7 @@ class Master(Process):
         self.trap: type | None = None  # it dies while it tells the next one of this kind
         self._trapped = False
         self._connections: dict[int, End] = {}
+        self._kept: dict[int, Kept[m.FromMaster]] = {}
         self._slept_at = 0.0
         self._next_conn = 1
         self._batches: dict[int, list[Any]] = {}
@@ -106,6 +109,7 @@ class Master(Process):
     def _lead(self) -> None:
         journal, world = self._journal, self.world
         self._held.clear()
+        self._kept = {}
         self._writes.clear()
         self._asked = self._written = 0
         self._closing = set()
@@ -145,7 +149,30 @@ class Master(Process):
     def apply(self, event: Event) -> None:
         if not self.alive or (isinstance(event, Received) and event.conn in self._closing):
             return
+        if isinstance(event, Received) and isinstance(event.message, m.Hello) and self._goes_on_with(event):
+            return
+        if isinstance(event, Received) and isinstance(event.message, m.Heartbeat) and event.conn in self._kept:
+            self._kept[event.conn].confirmed(event.message.heard)
+        self._step(event)
+
+    def _goes_on_with(self, event: Received) -> bool:
+        conn = presence.returning(self.state, event.message)
+        again = self._kept[conn].again(event.message.heard) if conn in self._kept else None
+        if conn is None or again is None:
+            return False
+        broken, end = self._connections.pop(conn, None), self._connections.pop(event.conn)
+        if broken is not None:
+            broken.close("another connection goes on with this one")
+        self._connections[conn] = end
+        end.on_message = lambda message: self._got(conn, message, end)
+        end.on_close = lambda reason: self._lost(conn, reason, end)
+        self._step(Returned(conn, event.message), again)
+        return True
+
+    def _step(self, event: Event, again: list[Any] | None = None) -> None:
         ready = membership.step(self.state, self.clock.now, event, propose)
+        if again is not None:
+            self._batches[event.conn] = [ready.answers.pop().message, *again]
         cut = self._cut_short(ready)
         try:
             self._carry_out(ready)
@@ -210,22 +237,26 @@ class Master(Process):
             match message:
                 case Broadcast(conns, said):
                     for conn in conns:
-                        self._add(conn, said)
-                case Send(conn, said):
+                        self._keep(conn, said)
+                case Send(conn, m.Welcome() as said):
+                    self._kept[conn] = Kept()
                     self._add(conn, said)
+                case Send(conn, said):
+                    self._keep(conn, said)
                 case Announce():
                     for told, to in tellings(message):
                         for conn, mid in to:
-                            self._add(conn, msgspec.structs.replace(told, to=mid))
+                            self._keep(conn, msgspec.structs.replace(told, to=mid))
             self.world.judge.decides(self.name, message)
             if self.trap is not None:
                 said = message.message if isinstance(message, Send) else message
                 self._trapped |= isinstance(said, self.trap)
         for close in ready.closes:
             if close.reason:
-                self._add(close.conn, m.Bye(close.reason))
+                self._add(close.conn, m.Bye(close.reason, close.final))
             self.flush()
             self._closing.discard(close.conn)
+            self._kept.pop(close.conn, None)
             end = self._connections.pop(close.conn, None)
             if end is not None:
                 end.close("the master closed the connection")
@@ -284,6 +315,11 @@ class Master(Process):
 
         write()
 
+    def _keep(self, conn: int, message: m.FromMaster) -> None:
+        if conn in self._kept:
+            self._kept[conn].add(message, 0)
+        self._add(conn, message)
+
     def _add(self, conn: int, message: m.FromMaster) -> None:
         if conn in self._connections:
             self._batches.setdefault(conn, []).append(message)
@@ -317,20 +353,22 @@ class Master(Process):
     def _accept(self, end: End) -> None:
         number, self._next_conn = self._next_conn, self._next_conn + 1
         self._connections[number] = end
-        end.on_message = lambda message: self._got(number, message)
-        end.on_close = lambda reason: self._lost(number, reason)
+        end.on_message = lambda message: self._got(number, message, end)
+        end.on_close = lambda reason: self._lost(number, reason, end)
 
-    def _got(self, number: int, message: m.FromPeer) -> None:
-        if number in self._connections:
-            end = self._connections[number]
+    def _got(self, number: int, message: m.FromPeer, end: End) -> None:
+        if self._connections.get(number) is end:
             self.world.heard(self.name, end.other.process.name, message)
             self.apply(Received(number, self.world.wire(message, m.FromPeer)))
 
-    def _lost(self, number: int, reason: str) -> None:
-        if self._connections.pop(number, None) is not None:
+    def _lost(self, number: int, reason: str, end: End) -> None:
+        if self._connections.get(number) is end:
+            del self._connections[number]
             self._closing.discard(number)
             self.world.note(self.name, f"connection {number} is lost: {reason}")
-            self.apply(Disconnected(number, reason))
+            self.apply(Disconnected(number, reason, lasting=False))
+            if number not in self.state.connections:
+                self._kept.pop(number, None)
 
     def sizes(self) -> dict[str, int]:
         """How much it remembers."""

@@ -250,6 +250,12 @@ class Network:
             accepting.run(lambda: accept(theirs))
             if kind == "lane" and self.late is not None:
                 self.late(theirs)
-            self.clock.after(back, lambda: process.run(lambda: done(ours)) if process.alive else ours.close("gone"))
+
+            def answered() -> None:
+                done(ours)
+                if not ours.open:  # it broke before its dialler knew of it
+                    ours.on_close("connection reset by peer")
+
+            self.clock.after(back, lambda: process.run(answered) if process.alive else ours.close("gone"))
 
         self.clock.after(self.delay(process.host, there), arrive)

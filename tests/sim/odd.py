@@ -11,10 +11,10 @@ FAULTS = (
     "kill_daemon", "lose_host", "restart_twice", "twin", "pause_daemon", "cut_pair", "cut_one_way", "cut_master",
     "isolate", "clog", "break_lane", "break_control", "kill_client", "leave", "join", "slow_client", "kill_master",
     "cut_short_master", "lose_journal", "pause_master", "takeover", "flip", "exchange", "differ", "only_one_left",
-    "late_dials", "filter_sends", "filter_collectives", "break_unheard", "cut_off_master", "lose_site",
+    "late_dials", "filter_sends", "filter_collectives", "break_unheard", "reset_control", "cut_off_master", "lose_site",
     "full_disk", "store_away", "refuse_write",
 )  # fmt: skip
-MASTER_ONLY = ("kill_master", "cut_short_master", "pause_master", "takeover")
+MASTER_ONLY = ("kill_master", "cut_short_master", "pause_master", "takeover", "reset_control", "cut_off_master")
 HARMLESS = ("exchange", "join", "slow_client")
 
 

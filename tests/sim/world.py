@@ -225,6 +225,11 @@ class World:
             self.start_client(daemon)
         return daemon
 
+    def turned_away(self, daemon: Daemon) -> None:
+        """Another daemon has its name: the process ends."""
+        self.judge.check("twin" in self.inflicted, f"{daemon.name} is sent away, and has no twin")
+        self.kill_daemon(daemon, silent=False)
+
     def start_again(self, daemon: Daemon, delay: float) -> None:
         """Later, as another process; not a twin, once all is healed."""
         name, host = daemon.name, daemon.host

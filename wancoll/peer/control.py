@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
@@ -21,6 +22,7 @@ from wancoll.peer.core.masters import Masters
 from wancoll.peer.links.lanes import advertised, offered_congestion_controls
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
+from wancoll.wire.kept import Kept, counts
 
 log = structlog.get_logger("wancoll.control")
 
@@ -41,7 +43,7 @@ class Control:
         incarnation: random, fresh at each start.
         data_socket: the lanes' listener, for the advertised addresses.
         on_message: called with every message of a live connection but Welcome and Pong.
-        on_connected: called after each Welcome.
+        on_connected: called after each Welcome of a master that knows nothing of this daemon.
         on_lost: called with the reason when a try failed (live=False) or a good connection is gone (live=True).
         on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
         beat: gives the heartbeat of a number, with what it tells of the members.
@@ -67,7 +69,11 @@ class Control:
         self._on_lost, self._on_synced, self._beat = on_lost, on_synced, beat
         self._stream: Stream | None = None
         self.connected = False
-        self.number = 0  # of the connection, counted from 1
+        self._session, self._dials = 0, 0  # Welcome.session; Hello.dial
+        self._kept: Kept[bytes] = Kept()  # what this session's master was told and has not confirmed
+        self._heard = 0  # messages of it that were taken in
+        self.refused = ""  # why this daemon must not come back
+        self.number = 0  # of the session, counted from 1
         self.term = 0  # highest seen
         self.master = 0  # identity of the master that welcomed this daemon last
         self._nonsense = False
@@ -88,10 +94,20 @@ class Control:
         """Seconds between heartbeats."""
         return self._heartbeat_interval
 
+    @property
+    def open(self) -> bool:
+        """Whether what is said reaches the master that knows the members: now, or once it takes this daemon back."""
+        return self.connected or (self._session > 0 and not self._kept.lost)
+
     def send(self, message: m.FromPeer) -> None:
-        """Send if there is a master; without one it is dropped, since a reconnect starts from scratch."""
+        """Send if there is a master, or if one may take this daemon back. Else it is dropped: all begins anew then."""
+        if not self.open:
+            return
+        frame = encode(message)
+        if counts(message):
+            self._kept.add(frame, len(frame))
         if self.connected and self._stream is not None:
-            self._stream.send(encode(message))
+            self._stream.send(frame)
 
     async def flush(self) -> None:
         """Return once what was sent has left, or the connection is gone."""
@@ -108,11 +124,14 @@ class Control:
             if was_connected:
                 log.warning("lost the master", master=self._masters.address, reason=reason)
             self._on_lost(reason, live=was_connected and not self._nonsense)
+            if self.refused:
+                return
             await trio.sleep(self._masters.failed(self._hint))
 
     async def _serve_once(self) -> str:
         limits, address = self._config.limits, self._masters.address
-        patience = self._masters.patience(limits.connect_timeout)
+        patience = self._masters.patience(limits.connect_timeout, soon=self._session > 0)
+        self._dials += 1
         stream = None
         try:
             with trio.fail_after(patience):
@@ -135,6 +154,9 @@ class Control:
                         self._config.measure,
                         self.term,
                         self.master,
+                        self._dials,
+                        self._session if self.open else 0,
+                        self._heard,
                     )
                 )
             )
@@ -155,16 +177,17 @@ class Control:
                 stream.close()
 
     async def _read(self, stream: Stream) -> str:
-        patience = self._masters.patience(self._config.limits.handshake_timeout)
+        patience = self._masters.patience(self._config.limits.handshake_timeout, soon=self._session > 0)
         try:
             with trio.move_on_after(patience) as scope:
                 with contained("the master", lambda: stream.newest, expected=(ProtocolError,)):
                     return await self._listen(stream, scope)
             if scope.cancelled_caught:
                 return f"{stream.who}: no welcome within {patience:.1f} s"
-            self._nonsense = True
+            self._nonsense, self._session = True, 0
             return "what the master said met a bug here"
         except ProtocolError as bad:
+            self._session = 0
             self._nonsense = True  # it would do so again: reconnecting must not start the grace time anew
             return str(bad)
 
@@ -177,11 +200,14 @@ class Control:
                 return f"the master: {stream.ended}" if stream.overflow else "the master closed the connection"
             for message in decoder.feed(data):
                 if isinstance(message, m.Bye):
+                    self._session = 0
+                    self.refused = message.reason if message.final else ""
                     return f"the master said: {message.reason}"
                 if isinstance(message, m.StandsBy):
                     self._hint = message.leader
                     return f"{stream.who} stands by; {message.leader or 'nobody'} leads"
                 self._heard_at = trio.current_time()
+                self._heard += counts(message)
                 if isinstance(message, m.Welcome):
                     if message.term < self.term:  # R6
                         return f"an old master answers: its term is {message.term}, {self.term} was seen"
@@ -189,16 +215,38 @@ class Control:
                     self.term, self.master = message.term, message.master
                     self._heartbeat_interval = message.heartbeat_interval
                     self._heartbeat_timeout = message.heartbeat_timeout
-                    self.connected, self.lost = True, trio.Event()
-                    self.number += 1
                     self._masters.welcomed()
-                    self._on_connected()
-                    self.send(m.Heartbeat(0))  # all members have been named
+                    if not message.resumed:
+                        self._begin(message)
+                    elif not self._go_on(message, stream):
+                        return "the master has lost count of what was said"
                 elif isinstance(message, m.Pong):
-                    if message.number == 0:  # whatever the master had to say at the start came before this
+                    if message.number:
+                        self._kept.confirmed(message.heard)
+                    else:  # whatever the master had to say at the start came before this
                         self._on_synced()
                 elif self.connected:
                     self._on_message(message)
+
+    def _begin(self, welcome: m.Welcome) -> None:
+        """The master knows nothing of this daemon: name all members."""
+        self._session, self._kept, self._heard = welcome.session, Kept(), 0
+        self.connected, self.lost = True, trio.Event()
+        self.number += 1
+        self._on_connected()
+        self.send(m.Heartbeat(0))  # all members have been named
+
+    def _go_on(self, welcome: m.Welcome, stream: Stream) -> bool:
+        """The master has taken this daemon back: say again what was lost on the way. False: that is not known here."""
+        again = self._kept.again(welcome.heard)
+        if again is None:
+            self._session = 0
+            return False
+        log.info("the master goes on with this daemon", again=len(again))
+        for frame in again:
+            stream.send(frame)
+        self.connected, self.lost = True, trio.Event()
+        return True
 
     async def _heartbeat(self, stream: Stream) -> None:
         number = 0
@@ -213,7 +261,7 @@ class Control:
                 stream.close()
                 return
             number += 1
-            self.send(self._beat(number))
+            self.send(replace(self._beat(number), heard=self._heard))
 
 
 def check_master_addresses(addresses: str) -> None:

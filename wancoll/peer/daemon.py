@@ -15,6 +15,7 @@ import trio
 
 from wancoll import resources
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
+from wancoll.errors import ConfigError
 from wancoll.failpoints import Failpoints
 from wancoll.local import default_socket, join_address
 from wancoll.net.contain import contained
@@ -105,7 +106,7 @@ class Daemon:
     def add(self, session: Session) -> None:
         """A client has attached."""
         self._sessions.append(session)
-        if self.control.connected:
+        if self.control.open:
             session.run(session.member.join())
 
     def remove(self, session: Session) -> None:
@@ -242,6 +243,12 @@ class Daemon:
                 with session.alone("being forgotten"):
                     session.run(session.member.forgotten(self._no_master_reason))
 
+    async def talk_to_master(self, stop: trio.Event) -> None:
+        """Task: the control connection. Sets *stop* if this daemon must not come back."""
+        await self.control.run()
+        log.error("the master has sent this daemon away", reason=self.control.refused)
+        stop.set()
+
     async def watch_master(self) -> None:
         """Task: members whose master stays away for master_grace are told."""
         while True:
@@ -331,7 +338,7 @@ async def serve(
             async with trio.open_nursery() as nursery:
                 daemon = Daemon(config, name, engine, data_sockets[0], nursery)
                 nursery.start_soon(daemon.watch_engine)
-                nursery.start_soon(daemon.control.run)
+                nursery.start_soon(daemon.talk_to_master, stop)
                 nursery.start_soon(daemon.watch_master)
                 nursery.start_soon(daemon.links.keep_time)
                 nursery.start_soon(daemon.watcher.run)
@@ -347,6 +354,8 @@ async def serve(
                 await stop.wait()
                 await daemon.drain()
                 nursery.cancel_scope.cancel()
+        if daemon.control.refused:
+            raise ConfigError("the master sent this daemon away", who=name, got=daemon.control.refused)
     finally:
         for one in data_sockets:
             one.close()

@@ -410,6 +410,9 @@ class Hello(Message, frozen=True):
     measures: bool = False  # whether it answers MeasureLink
     term: Number = 0  # highest that this daemon has seen
     master: Bits = 0  # identity of the master that welcomed it last
+    dial: Number = 0  # counts this daemon's dials: of two connections the newer counts
+    session: Number = 0  # Welcome.session of the connection that broke and shall go on; 0: none
+    heard: Number = 0  # messages that it took in over that one (wire/kept.py)
 
 
 class Join(Message, frozen=True):
@@ -445,6 +448,7 @@ class Heartbeat(Message, frozen=True):
     called: Annotated[list[tuple[Number, Number, Number]], Meta(max_length=1024)] = []
     # Of each member whose client's process stands still: mid, since how many seconds, and "stopped" or "dead".
     still: Annotated[list[tuple[Number, Seconds, Name]], Meta(max_length=1024)] = []
+    heard: Number = 0  # messages of the master that were taken in (wire/kept.py)
 
 
 class Done(Message, frozen=True):
@@ -689,6 +693,9 @@ class Welcome(Message, frozen=True):
     heartbeat_interval: Annotated[float, Meta(ge=1e-3, le=1e6)]
     heartbeat_timeout: Annotated[float, Meta(ge=1e-3, le=1e6)]
     master: Bits = 0  # random, fresh at each start of a master
+    session: Number = 0  # names this connection, should it break
+    resumed: bool = False  # Hello.session goes on: both say again what the other has not heard
+    heard: Number = 0  # messages that the master took in over it (wire/kept.py)
 
 
 class Pong(Message, frozen=True):
@@ -696,6 +703,7 @@ class Pong(Message, frozen=True):
 
     number: Number
     term: Number
+    heard: Number = 0  # messages of the daemon that were taken in (wire/kept.py)
 
 
 class Joined(Message, frozen=True):
@@ -848,6 +856,7 @@ class Bye(Message, frozen=True):
     """The master closes this connection, and why."""
 
     reason: Text
+    final: bool = False  # this daemon must not come back: another one has its name
 
 
 # For members; all have a group. The rest is for daemons.

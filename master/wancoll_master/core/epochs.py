@@ -109,6 +109,8 @@ def form_if_complete(step: Step, group: Group) -> None:
         return
     if group.members or len(group.joining) < wanted(step, group) or measuring.waits_until(step, group) > step.now:
         return
+    if any(joiner.daemon.away for joiner in group.joining):
+        return  # it comes back or is put out, soon
     if measuring.ask_uplinks(step, group):
         return
     group.members, group.joining = group.joining, []
@@ -342,7 +344,7 @@ def consider_update(step: Step, group: Group) -> None:
     seq = _update_at_hand(group)
     if seq is None or group.current.asking is not None:
         return
-    able = [joiner for joiner in group.joining if joiner.reachable]
+    able = [joiner for joiner in group.joining if joiner.reachable and not joiner.daemon.away]
     if len(able) < len(group.joining) and not group.current.waited:
         if group.current.hold_until == inf:
             group.current.hold_until = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval

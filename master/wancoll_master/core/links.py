@@ -34,6 +34,7 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
         head, told = (member, other, message.sends, message.kind), clip(message.reason, 300)
         group.current.complaints[key] = Complaint(*head, told, step.now, group.committed, group.p2p_count)
     _note(step, group, member, other, message.kind, message.reason)
+    _confirms(step, other)
     if message.kind == "unreachable" and not message.sends:
         group.bad_pairs.pop(pair(member.mid, other.mid), None)
         group.bad_pairs[pair(member.mid, other.mid)] = step.now + BAD_PAIR_SECONDS  # the newest last
@@ -49,6 +50,14 @@ def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
     if other is not None and other.group is member.group and other is not member:
         _note(step, member.group, member, other, message.kind[:32], message.reason)
         _same_as_other_end(member.group, member, other)
+        _confirms(step, other)
+
+
+def _confirms(step: Step, other: Member) -> None:
+    """If the other end's daemon is away, it was not only its connection that broke."""
+    if other.daemon.away:
+        other.daemon.dead = True
+        step.alarm(step.now)
 
 
 def settle(step: Step, group: Group) -> None:

@@ -11,6 +11,7 @@ member is out. Everything else is what it has to know before it may say so:
                 update_membership (R5). What is given up is given up for all (R14)
     p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
     links       who says that a link is down, and what is tried before anybody is put out (R17)
+    presence    daemons that fall silent, break off and come back, or are there twice (R11, R18)
     trainers    training processes that stand still, or are late with a call, are put out
     waits       whom slow operations wait for; what does not move for long is ended, so that nothing waits for ever
     probing     a joiner and the members reach each other before it is admitted (R5)
@@ -39,7 +40,7 @@ alone (R12): late words are dropped here, in one place.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -47,8 +48,19 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
-from wancoll_master.core import epochs, links, measuring, p2p, probing, rebuilding, trainers, waits
-from wancoll_master.core.ready import Disconnected, Event, Ready, Received, Send, SendStatus, StepDown, Used
+from wancoll.wire.kept import counts
+from wancoll_master.core import epochs, links, measuring, p2p, presence, probing, rebuilding, trainers, waits
+from wancoll_master.core.ready import (
+    Disconnected,
+    Event,
+    Ready,
+    Received,
+    Returned,
+    Send,
+    SendStatus,
+    StepDown,
+    Used,
+)
 from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip, described
 from wancoll_master.plan.planning import Planner
 
@@ -105,13 +117,21 @@ def step(state: State, now: float, event: Event, planner: Planner) -> Ready:
         What must happen, in which order. Steps' results are carried out in the order of steps.
     """
     this = Step(state, now, planner)
+    _take(this, event)
+    for conn, hello in presence.unopposed(state) if state.twins else ():
+        _take(this, Received(conn, hello))
+    return this.ready
+
+
+def _take(this: Step, event: Event) -> None:
+    state = this.state
     if isinstance(event, Received):
         daemon = state.connections.get(event.conn)
         try:
             if daemon is None:
                 _first_message(this, event.conn, event.message)
             else:
-                daemon.heard_at = now
+                presence.heard(this, daemon, event.message, counts=counts(event.message))
                 handler = _OF_MEMBER.get(type(event.message))
                 if handler is not None:
                     _from_member(this, daemon, event.message, handler)
@@ -120,12 +140,11 @@ def step(state: State, now: float, event: Event, planner: Planner) -> Ready:
         except ProtocolError as nonsense:
             _cut_off(this, event.conn, nonsense)
     elif isinstance(event, Disconnected):
-        daemon = state.connections.get(event.conn)
-        if daemon is not None:
-            _end_daemon(this, daemon, f"daemon {daemon.name}: {event.reason}", close=False)
+        presence.disconnected(this, event.conn, event.reason, lasting=event.lasting)
+    elif isinstance(event, Returned):
+        presence.returned(this, event.conn, event.hello)
     else:
         _tick(this)
-    return this.ready
 
 
 # ---- connections ------------------------------------------------------------------------------------
@@ -177,17 +196,14 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
             return
         state.term, state.lost_journal = hello.term + 1, True
         step.persist()
-    old = state.daemons.get(hello.daemon)
-    if old is None and len(state.daemons) >= step.limits.daemons:
+    if hello.daemon not in state.daemons and len(state.daemons) >= step.limits.daemons:
         raise ProtocolError(
             "is one daemon too many for this master",
             expected=f"at most {step.limits.daemons}",
             hint="its limit on open files (ulimit -n) may allow more",
         )
-    if old is not None:
-        same = old.incarnation == hello.incarnation
-        cause = "connected again" if same else "was started anew, or two daemons have its name"
-        _end_daemon(step, old, f"daemon {old.name} {cause}", close=True)
+    if not presence.admits(step, conn, hello):
+        return
     daemon = Daemon(
         hello.daemon,
         conn,
@@ -199,13 +215,11 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
         hello.max_lanes,
         frozenset(hello.congestion_controls),
         hello.measures,
+        hello.dial,
     )
     state.connections[conn] = state.daemons[daemon.name] = daemon
-    limits = step.limits
-    step.alarm(step.now + limits.heartbeat_timeout)
-    times = limits.heartbeat_interval, limits.heartbeat_timeout
-    welcome = m.Welcome(PROTOCOL_VERSION, state.term, *times, state.identity)
-    step.send(conn, welcome)
+    step.alarm(step.now + step.limits.heartbeat_timeout)
+    step.send(conn, presence.welcome(step, daemon))
     gone = state.gone.pop(daemon.name, None)
     if gone is not None and gone.incarnation == hello.incarnation:
         for evicted in gone.evicted:
@@ -225,17 +239,7 @@ def _cut_off(step: Step, conn: int, nonsense: ProtocolError) -> None:
     if daemon is None:
         step.close(conn, f"this connection {nonsense}")
     else:
-        _end_daemon(step, daemon, f"daemon {daemon.name} {nonsense}", close=True)
-
-
-def _end_daemon(step: Step, daemon: Daemon, why: str, *, close: bool) -> None:
-    _end_daemons(step, {daemon: why}, close=close)
-
-
-def _end_daemons(step: Step, ended: Mapping[Daemon, str], *, close: bool) -> None:
-    for daemon in ended:
-        rebuilding.drop(step, daemon)
-    epochs.end_daemons(step, ended, "lost", close=close)
+        presence.end(step, {daemon: f"daemon {daemon.name} {nonsense}"}, close=True)
 
 
 # ---- messages ---------------------------------------------------------------------------------------
@@ -245,7 +249,7 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
     match message:
         case m.Heartbeat(number):
             trainers.heard(step, daemon, message)
-            pong = Send(daemon.conn, m.Pong(number, step.state.term))
+            pong = Send(daemon.conn, m.Pong(number, step.state.term, daemon.heard if number else 0))
             if number:  # decides nothing: the master is not to seem silent while it writes
                 step.ready.answers.append(pong)
             else:
@@ -417,7 +421,9 @@ def _tick(step: Step) -> None:
     if now - step.state.deadline > limits.heartbeat_interval:  # the master slept itself and has yet to read what came
         for daemon in step.state.daemons.values():
             daemon.heard_at = max(daemon.heard_at, now - limits.heartbeat_timeout / 2)
-    look_again = _judge_silence(step)
+            if daemon.away:
+                daemon.away_since = max(daemon.away_since, now - limits.return_grace / 2)
+    look_again = presence.judge(step)
     for group in list(step.state.groups.values()):
         if group.rebuild is not None:
             rebuilding.consider(step, group)
@@ -445,29 +451,6 @@ def _tick(step: Step) -> None:
         ],
         default=inf,
     )
-
-
-def _judge_silence(step: Step) -> float:
-    """Put out who was silent for heartbeat_timeout. Returns when to look again.
-
-    Of a site that is cut off, daemons fall silent within one heartbeat of each other. So where others are about to be
-    put out, too, all wait for the last of them, but no longer than a heartbeat: one epoch, not one for each.
-    """
-    now, timeout, beat = step.now, step.limits.heartbeat_timeout, step.limits.heartbeat_interval
-    heard = sorted(daemon.heard_at for daemon in step.state.daemons.values())
-    if not heard or heard[0] + timeout > now:
-        return heard[0] + timeout if heard else inf
-    last = max(at for at in heard if at + min(timeout, 2 * beat) < now or at + timeout <= now)
-    until = min(last, heard[0] + beat) + timeout
-    if until > now:
-        return until
-    silent = [daemon for daemon in step.state.daemons.values() if daemon.heard_at + timeout <= now]
-    _end_daemons(
-        step,
-        {daemon: f"daemon {daemon.name} was silent for {now - daemon.heard_at:.1f} s" for daemon in silent},
-        close=True,
-    )
-    return min((daemon.heard_at for daemon in step.state.daemons.values()), default=inf) + timeout
 
 
 def _group_deadline(group: Group) -> float:

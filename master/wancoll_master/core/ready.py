@@ -39,10 +39,19 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """Connection *conn* is gone, and why."""
+    """Connection *conn* is gone, and why. With *lasting* it cannot be taken up again."""
 
     conn: int
     reason: str
+    lasting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The daemon of connection *conn* has taken it up again: presence.returning() was asked, and all is kept."""
+
+    conn: int
+    hello: m.Hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class Tick:
     """next_deadline() has come. A tick that comes late tells the master that it slept itself."""
 
 
-Event = Received | Disconnected | Tick
+Event = Received | Disconnected | Returned | Tick
 
 # ---- messages ---------------------------------------------------------------------------------------
 
@@ -138,6 +147,7 @@ class Close:
 
     conn: int
     reason: str
+    final: bool = False  # the daemon must not come back
 
 
 @dataclass(frozen=True, slots=True)

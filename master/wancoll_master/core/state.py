@@ -16,7 +16,7 @@ from wancoll_master.plan.planning import Planned, Planner
 
 @dataclass(slots=True, eq=False)
 class Daemon:
-    """A connected daemon. heard_at is on the shell's clock."""
+    """A daemon that is here, or away (see presence.py). Times are on the shell's clock."""
 
     name: str
     conn: int
@@ -28,8 +28,18 @@ class Daemon:
     max_lanes: int = 0
     congestion_controls: frozenset[str] = frozenset()
     measures: bool = False
+    dial: int = 0  # of its connection
+    heard: int = 0  # messages that were taken in, of those that it would say again
+    away_since: float = inf  # its connection broke
+    away_why: str = ""
+    dead: bool = False  # it is away, and another member's link to it is lost, too
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
+
+    @property
+    def away(self) -> bool:
+        """Its connection broke, and it may take it up again."""
+        return self.away_since < inf
 
 
 @dataclass(slots=True)
@@ -303,6 +313,10 @@ class State:
     groups: dict[str, Group] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
     gone: dict[str, Gone] = field(default_factory=dict)  # by daemon, oldest first
+    twins: dict[str, tuple[int, m.Hello]] = field(
+        default_factory=dict
+    )  # by name: who waits for it, over which connection
+    deaf_until: float = -inf  # until then nobody is put out for silence: it is the master that hears nobody
     measures: Measures = field(default_factory=Measures)
     asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
 
@@ -329,9 +343,9 @@ class Step:
         """Say it to all members' daemons."""
         self.ready.messages.append(Broadcast(group.current.conns, message))
 
-    def close(self, conn: int, reason: str) -> None:
-        """End a connection once all is said."""
-        self.ready.closes.append(Close(conn, clip(reason)))
+    def close(self, conn: int, reason: str, *, final: bool = False) -> None:
+        """End a connection once all is said. *final*: its daemon must not come back."""
+        self.ready.closes.append(Close(conn, clip(reason), final))
 
     def persist(self, next_mid: int = 0) -> Persist:
         """This step's one write, which knows the newest numbers."""

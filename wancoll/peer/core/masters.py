@@ -33,9 +33,12 @@ class Masters:
         """The master to try now, or that is connected."""
         return self._named or self._addresses[self._at]
 
-    def patience(self, timeout: float) -> float:
-        """Seconds that the one at *address* has to answer: *timeout*, less where another one may answer sooner."""
-        if len(self._addresses) == 1 and not self._named:
+    def patience(self, timeout: float, *, soon: bool = False) -> float:
+        """Seconds that the one at *address* has to answer: *timeout*, less where another one may answer sooner.
+
+        *soon*: it was lost a moment ago, and the next try may reach it before a lost packet is sent again.
+        """
+        if len(self._addresses) == 1 and not self._named and not soon:
             return timeout
         return min(timeout, FIRST_PATIENCE * 1.5 ** min(self._rounds, 16))
 

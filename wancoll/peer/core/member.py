@@ -331,7 +331,11 @@ class Member:
 
     def master_unreachable(self, address: str, waited: float, cause: str) -> list[cmd.Command]:
         """No master within master_grace. What the client has called may or may not have committed (R8)."""
-        return [] if self.over else self._finish(outcomes.master_unreachable(self.name, address, waited, cause))
+        if self.over:
+            return []
+        ending = outcomes.master_unreachable(self.name, address, waited, cause)
+        leave = cmd.ToMaster(m.Leave(self.group, self.name))  # for a master that still takes the daemon back
+        return [leave, *self._finish(ending)]
 
     def _finish(self, ending: outcomes.Ending) -> list[cmd.Command]:
         """This member is out."""

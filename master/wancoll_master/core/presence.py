@@ -1,0 +1,262 @@
+"""Which daemons are there: those that fall silent, whose connection breaks, or that are there twice (R11, R18). Pure.
+
+    a daemon is   from                                      until
+    here          Hello; it has taken its connection up     silent for heartbeat_timeout, and not the master's own
+                  again                                     fault: put out. Its connection breaks: away
+    away          its connection broke                      it takes it up again: here. return_grace, or somebody who
+                                                            has lost the link to it, too: put out
+    a twin        Hello of another process under the name   the first one is heard: sent away. It is put out: here
+
+A killed daemon and a broken connection look the same from here. But with a daemon's process its links break as well,
+so the word of a ring neighbour is awaited, which comes at once, and only without it the time to come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.wire import messages as m
+from wancoll_master.core import epochs, rebuilding
+from wancoll_master.core.ready import Send
+from wancoll_master.core.state import Daemon, Member, State, Step
+
+_UNHEARD = 1.5  # heartbeat intervals without a word after which a daemon counts as one that the master does not hear
+
+
+def end(step: Step, ended: Mapping[Daemon, str], *, close: bool) -> None:
+    """They are put out, each for its reason. With *close* the master ends the connections and says why."""
+    for daemon in ended:
+        rebuilding.drop(step, daemon)
+    epochs.end_daemons(step, ended, "lost", close=close)
+
+
+def heard(step: Step, daemon: Daemon, message: m.FromPeer, *, counts: bool) -> None:
+    """It lives. *counts*: the message is one that it would say again."""
+    daemon.heard_at = step.now
+    daemon.heard += counts
+    _hears(step)
+    if daemon.name in step.state.twins:
+        conn, hello = step.state.twins.pop(daemon.name)
+        where, there = ", ".join(daemon.addresses), ", ".join(hello.addresses)
+        why = (
+            f"another daemon is named {daemon.name}, and answers: it is at {where}, this one at {there}; "
+            "give each daemon a --name of its own"
+        )
+        step.close(conn, why, final=True)
+        step.record(None, "refused", f"a second daemon {daemon.name} at {there}: the one at {where} answers")
+
+
+def welcome(step: Step, daemon: Daemon, *, resumed: bool = False) -> m.Welcome:
+    """The answer to its Hello."""
+    limits, state = step.limits, step.state
+    times = limits.heartbeat_interval, limits.heartbeat_timeout
+    heard = daemon.heard if resumed else 0
+    return m.Welcome(PROTOCOL_VERSION, state.term, *times, state.identity, daemon.conn, resumed, heard)
+
+
+# ---- a connection breaks ----------------------------------------------------------------------------
+
+
+def disconnected(step: Step, conn: int, reason: str, *, lasting: bool) -> None:
+    """The connection is gone. Unless that is *lasting*, a daemon with members has a while to take it up again."""
+    state = step.state
+    for name, (twin, _) in list(state.twins.items()):
+        if twin == conn:
+            del state.twins[name]
+    daemon = state.connections.get(conn)
+    if daemon is None:
+        return
+    why = f"daemon {daemon.name}: {reason}"
+    has_members = any(member.in_epoch for member in daemon.members.values())
+    if lasting or not has_members or daemon.name in state.twins or _links_are_lost(step, daemon):
+        end(step, {daemon: why}, close=daemon.away)
+        return
+    daemon.away_since, daemon.away_why = step.now, why
+    step.alarm(_due(step, daemon))
+    step.record(None, "away", f"{why}; it may come back within {step.limits.return_grace:g} s")
+
+
+def returning(state: State, hello: m.Hello) -> int | None:
+    """The connection that a daemon which says this may go on with; None: it is a new one."""
+    daemon = state.daemons.get(hello.daemon)
+    if daemon is None or hello.protocol != PROTOCOL_VERSION or hello.dial <= daemon.dial:
+        return None
+    mine = daemon.incarnation, state.identity, daemon.conn, daemon.addresses
+    same = (hello.incarnation, hello.master, hello.session, list(hello.addresses)) == mine
+    return daemon.conn if same and not daemon.dead else None
+
+
+def returned(step: Step, conn: int, hello: m.Hello) -> None:
+    """The daemon has taken its connection up again."""
+    daemon = step.state.connections[conn]
+    gap = step.now - (daemon.away_since if daemon.away else daemon.heard_at)
+    daemon.heard_at, daemon.away_since, daemon.dial = step.now, inf, hello.dial
+    _hears(step)
+    step.ready.answers.append(Send(conn, welcome(step, daemon, resumed=True)))
+    step.record(None, "back", f"daemon {daemon.name} is back after {gap:.1f} s, and goes on")
+    for group in {member.group.name: member.group for member in daemon.members.values()}.values():
+        epochs.form_if_complete(step, group)
+        epochs.consider_update(step, group)
+
+
+def _links_are_lost(step: Step, daemon: Daemon) -> bool:
+    """Whether another member has lately lost its link to one of this daemon."""
+    since = step.now - step.limits.return_grace
+    for mid, member in daemon.members.items():
+        group = member.group
+        if any(whom == mid for _, whom, _ in group.current.complaints):
+            return True
+        if any(whom == member.name and told.last >= since for (_, whom), told in group.troubles.items()):
+            return True
+    return False
+
+
+# ---- the same name twice ----------------------------------------------------------------------------
+
+
+def admits(step: Step, conn: int, hello: m.Hello) -> bool:
+    """Whether the daemon that says this may be taken in as a new one now."""
+    state = step.state
+    _hears(step)
+    old = state.daemons.get(hello.daemon)
+    if old is None:
+        return True
+    if old.incarnation == hello.incarnation:
+        if hello.dial < old.dial:
+            step.close(conn, f"a newer connection of daemon {old.name} is here")
+            return False
+        end(step, {old: f"daemon {old.name} connected again"}, close=True)
+        return True
+    if old.away:
+        end(step, {old: f"daemon {old.name} was started anew"}, close=True)
+        return True
+    known = state.twins.pop(old.name, None)
+    if known is not None:
+        step.close(known[0], f"another connection asks for the name {old.name}")
+    state.twins[old.name] = conn, hello
+    step.alarm(_due(step, old))
+    return False
+
+
+def unopposed(state: State) -> list[tuple[int, m.Hello]]:
+    """Twins whose name is free now: to be taken in."""
+    free = [name for name in state.twins if name not in state.daemons]
+    return [state.twins.pop(name) for name in free]
+
+
+# ---- judging ----------------------------------------------------------------------------------------
+
+
+def judge(step: Step) -> float:
+    """Put out whom nobody hears any more. Returns when to look again.
+
+    Of a site that is cut off, daemons fall silent within one heartbeat of each other. So where others are about to be
+    put out, too, all wait for the last of them, but no longer than a heartbeat: one epoch, not one for each.
+
+    If most daemons are not heard, the fault is the master's own network. It asks before it judges: nobody is put out
+    as long as none is heard, and for rejoin_grace from then on, in which they may come back; but for those of whom
+    others say that their links are lost, too.
+    """
+    state, now = step.state, step.now
+    over = -inf < state.deaf_until <= now
+    if over:
+        state.deaf_until = -inf
+    ended = _dead(step)
+    others = [daemon for daemon in state.daemons.values() if daemon not in ended]
+    until = _all_due(step, others)
+    if until <= now:
+        if _is_deaf(step, others, over):
+            until = state.deaf_until
+        else:
+            ended |= {daemon for daemon in others if _due(step, daemon) <= now}
+            until = min((_due(step, daemon) for daemon in others if daemon not in ended), default=inf)
+    if ended:
+        reasons = {daemon: _why(step, daemon) for daemon in state.daemons.values() if daemon in ended}
+        end(step, reasons, close=True)
+    if state.deaf_until > now:
+        until = min(until, state.deaf_until)
+    return min([until, *(at for at, _ in _replaced(step))])
+
+
+def _dead(step: Step) -> set[Daemon]:
+    """Those who will not come back, whatever the master hears."""
+    found = {daemon for daemon in step.state.daemons.values() if daemon.dead}
+    found |= {daemon for at, daemon in _replaced(step) if at <= step.now}
+    return found | _nobody_would_tell(found)
+
+
+def _replaced(step: Step) -> list[tuple[float, Daemon]]:
+    """Those whose name a twin waits for, and when it gets it if they are not heard."""
+    named = [step.state.daemons[name] for name in step.state.twins if name in step.state.daemons]
+    return [(daemon.heard_at + step.limits.heartbeat_timeout, daemon) for daemon in named]
+
+
+def _all_due(step: Step, daemons: list[Daemon]) -> float:
+    """When to judge them, together."""
+    timeout, beat = step.limits.heartbeat_timeout, step.limits.heartbeat_interval
+    dues = sorted(_due(step, daemon) for daemon in daemons)
+    if not dues or dues[0] > step.now:
+        return dues[0] if dues else inf
+    last = max(at for at in dues if at - timeout + min(timeout, 2 * beat) < step.now or at <= step.now)
+    return min(last, dues[0] + beat)
+
+
+def _due(step: Step, daemon: Daemon) -> float:
+    """When it is to be put out, if nothing is heard of it."""
+    limits = step.limits
+    if daemon.away:
+        return daemon.away_since + min(limits.return_grace, limits.heartbeat_timeout)
+    return daemon.heard_at + limits.heartbeat_timeout
+
+
+def _is_deaf(step: Step, daemons: list[Daemon], over: bool) -> bool:
+    """Whether it is the master that hears nobody, so that who is silent now must not be put out.
+
+    *over*: it was so, and who has not come back since has had its time.
+    """
+    state, now = step.state, step.now
+    timeout, beat = step.limits.heartbeat_timeout, step.limits.heartbeat_interval
+    since = _UNHEARD * beat
+    if any(not daemon.away and _due(step, daemon) <= now for daemon in daemons):
+        since = max(since, timeout - 2 * beat)  # those who fell silent at about the same time
+    unheard = sum(daemon.away or now - daemon.heard_at > since for daemon in daemons)
+    begins = state.deaf_until == -inf and not over
+    if begins:
+        overdue = any(_due(step, daemon) <= now and (unheard > 1 or not daemon.away) for daemon in daemons)
+        if 2 * unheard <= len(daemons) or not overdue:
+            return False
+        text = f"{unheard} of {len(daemons)} daemons fell silent together: it is this master that hears nobody"
+        step.record(None, "deaf", text)
+        state.deaf_until = now + step.limits.rejoin_grace
+    if unheard == len(daemons):
+        state.deaf_until = inf
+    return state.deaf_until > now
+
+
+def _hears(step: Step) -> None:
+    """The first that is heard again: the others have rejoin_grace from now on."""
+    if step.state.deaf_until == inf:
+        step.state.deaf_until = step.now + step.limits.rejoin_grace
+        step.alarm(step.state.deaf_until)
+
+
+def _nobody_would_tell(ended: set[Daemon]) -> set[Daemon]:
+    """Daemons that are away like those that have *ended*, and whose ring neighbours are all away or ended, too."""
+    groups = {member.group.name: member.group for daemon in ended for member in daemon.members.values()}
+    found: dict[Daemon, bool] = {}
+    for group in groups.values():
+        ring: list[Member] = group.members
+        for at, member in enumerate(ring):
+            if member.daemon.away and member.daemon not in ended:
+                around = {ring[at - 1].daemon, ring[(at + 1) % len(ring)].daemon} - {member.daemon}
+                alone = bool(around) and all(other.away or other in ended for other in around)
+                found[member.daemon] = found.get(member.daemon, True) and alone
+    return {daemon for daemon, alone in found.items() if alone}
+
+
+def _why(step: Step, daemon: Daemon) -> str:
+    if daemon.away:
+        return daemon.away_why
+    return f"daemon {daemon.name} was silent for {step.now - daemon.heard_at:.1f} s"

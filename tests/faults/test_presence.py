@@ -1,0 +1,132 @@
+"""Daemons whose connection to the master breaks, a master that hears nobody, two daemons with one name (R11, R18)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.faults.support import (
+    PEERS,
+    Background,
+    attempt,
+    check_agreed,
+    close_all,
+    contribution,
+    join,
+    reduce_all,
+    wait_until,
+)
+from tests.faults.wire import Wire
+from wancoll.chaos import Cluster
+
+NAMES = sorted(f"m{i}" for i in range(PEERS))
+
+
+@contextmanager
+def wired(**options: Any) -> Iterator[tuple[Cluster, Wire]]:
+    """Daemons that reach their master over one wire."""
+    with Cluster(0, **options) as cluster, Wire(cluster.master_address) as wire:
+        for i in range(PEERS):
+            cluster.add_peer(f"--master={wire.address}", name=f"peer-{i}")
+        yield cluster, wire
+
+
+class Steady:
+    """All members sum again and again, with all of them as contributors, until stop()."""
+
+    def __init__(self, comms: list[Any]) -> None:
+        self._comms, self._over = comms, threading.Event()
+        self.count = [0] * len(comms)
+        self._last = 0
+        self._running = Background(self._sum, len(comms))
+
+    def _sum(self, k: int) -> None:
+        while True:
+            over = self._over.is_set()  # looked at before the call: all see it at the same one, or one later
+            tensor = contribution(k, 1000)
+            outcome = attempt(lambda tensor=tensor: self._comms[k].all_reduce(tensor, op="sum"))
+            assert sorted(check_agreed([outcome], [tensor])) == NAMES, outcome
+            self.count[k] += 1
+            if k == 0 and over and not self._last:
+                self._last = self.count[0] + 3  # nobody is that far
+            if self._last and self.count[k] >= self._last:
+                return
+
+    def stop(self) -> None:
+        self._over.set()
+        self._running.results(30)
+
+    @property
+    def failed(self) -> bool:
+        return any(self._running.finished)
+
+
+def epochs(cluster: Cluster) -> set[int]:
+    return {group.epoch for group in cluster.status().groups}
+
+
+def test_reset_control_connections_cost_nothing() -> None:
+    with wired() as (cluster, wire):
+        comms = join(cluster, range(PEERS))
+        running = Steady(comms)
+        for _ in range(10):
+            before = running.count[0]
+            assert wire.reset() >= 1
+            wait_until(lambda before=before: running.failed or running.count[0] > before + 20, 20, "sums go on")
+            assert not running.failed
+        running.stop()
+        assert epochs(cluster) == {1}
+        assert wire.accepted >= PEERS + 10
+        close_all(comms)
+
+
+def cut_again_and_again(seconds: float, seed: int) -> None:
+    """The master's network is down for 0.5 to 5 s, again and again: nobody is put out, and sums commit in between."""
+    rng = random.Random(seed)
+    with wired() as (cluster, wire):
+        comms = join(cluster, range(PEERS))
+        running = Steady(comms)
+        until, cuts = time.monotonic() + seconds, 0
+        while time.monotonic() < until:
+            wire.cut()
+            time.sleep(rng.choice((0.5, 2.0, 3.2, 5.0)) if cuts < 4 else rng.uniform(0.5, 5.0))  # the cut itself
+            before = running.count[0]
+            wire.mend()
+            cuts += 1
+            wait_until(lambda before=before: running.failed or running.count[0] > before, 10, "a sum after the cut")
+            assert not running.failed, cluster.master_logs()
+        running.stop()
+        print(f"{cuts} cuts, {running.count[0]} sums; epoch {epochs(cluster)}")
+        assert epochs(cluster) == {1}, cluster.master_logs()
+        close_all(comms)
+
+
+@pytest.mark.check
+@pytest.mark.timeout(120)
+def test_a_master_whose_network_is_cut_puts_nobody_out() -> None:
+    cut_again_and_again(12.0, 1)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_five_minutes_of_a_master_whose_network_is_cut() -> None:
+    cut_again_and_again(300.0, 2)
+
+
+def test_a_second_daemon_with_the_name_is_sent_away(cluster: Cluster) -> None:
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    before = epochs(cluster)
+    with Cluster(0) as other:
+        twin = other.add_peer("--master={}:{}".format(*cluster.master_address), name=cluster.name(1))
+        assert other.wait(twin, 10) == 2
+        assert "another daemon is named" in other.logs(twin)
+    reduce_all(comms, range(PEERS))
+    assert epochs(cluster) == before
+    close_all(comms)
