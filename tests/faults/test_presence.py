@@ -71,6 +71,7 @@ def epochs(cluster: Cluster) -> set[int]:
     return {group.epoch for group in cluster.status().groups}
 
 
+@pytest.mark.check
 def test_reset_control_connections_cost_nothing() -> None:
     with wired() as (cluster, wire):
         comms = join(cluster, range(PEERS))
