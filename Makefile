@@ -1,4 +1,4 @@
-# make demo: see it work. make test: check it. The rest: check, nightly, chaos, sim, bench, bench-wan, lint, san, fuzz-native, clean.
+# make demo: see it work. make test: check it. The rest: check, nightly, chaos, fuzz, sim, bench, lint, san, clean, ...
 # Everything is installed into .venv; nothing outside this folder changes.
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -12,7 +12,7 @@ BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h,nat
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses=2 --dist=worksteal
 
-.PHONY: demo test check nightly chaos sim bench bench-wan lint san fuzz-native clean
+.PHONY: demo test check nightly chaos fuzz sim bench bench-wan lint san fuzz-native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -33,6 +33,14 @@ nightly: $(VENV)/.dev $(VENV)/.torch
 # Simulated clusters, many of them, or with SEED=... one and all that happens in it.
 sim: $(VENV)/.dev
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),0:20000))
+
+# Hostile input: a million sequences of messages, ten million inputs of the decoders; then by coverage, a minute each.
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz
+	$(PIP) install --quiet --editable '.[fuzz]'
+	for target in decoders master peer; do mkdir -p build/fuzz/$$target; \
+		$(BIN)/python -m tests.fuzz.guided $$target build/fuzz/$$target tests/fuzz/corpus/$$target \
+			-max_total_time=60 -max_len=1000 || exit 1; done
 
 # Ten minutes under faults: every 0.5 to 2 s a kill, stop, cut or join, the master killed every 30 s.
 chaos: $(VENV)/.demo

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.fuzz import master, peer
+from tests.fuzz import decoders, guided, master, peer
 from tests.fuzz.absurd import Absurd, Drawn, kinds, typed
 from wancoll.wire import messages as m
+
+
+@pytest.mark.parametrize("target", guided.TARGETS)
+def test_what_a_fuzzer_found_worth_keeping(target: str) -> None:
+    for path in sorted(Path(__file__).with_name("corpus").joinpath(target).iterdir()):
+        guided.TARGETS[target](path.read_bytes())
+
+
+def test_tampered_bytes_end_at_the_decoders() -> None:
+    made, taken = decoders.run(1, 10_000)
+    assert made >= 10_000
+    assert taken > 50
 
 
 @pytest.mark.parametrize("seed", range(2))
