@@ -53,6 +53,7 @@ log = structlog.get_logger("wancoll.master")
 
 FIRST_MESSAGE_BYTES = 64 * 1024  # far above the largest Hello
 STATUS_EVENTS = 50
+_WARNINGS = {"lost", "evicted", "away", "deaf", "waits", "stall", "digest", "refused"}  # kinds that somebody looks into
 _HELD_FRAMES = 65536  # that may wait for the store
 _TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
 _STATUS_SHARE = 0.1  # of the time, that may go into making Status
@@ -246,7 +247,8 @@ class Server:
         for answer in ready.answers:
             self._put(answer.conn, encode(answer.message) if isinstance(answer, Send) else self._status_now(state))
         for one in ready.log:
-            log.info(one.kind, group=one.group, epoch=one.epoch, text=one.text)
+            say = log.warning if one.kind in _WARNINGS else log.info
+            say(one.kind, group=one.group, epoch=one.epoch, text=one.text)
             if one.kept:
                 event = m.EventRecord(time.time(), one.group, one.epoch, one.kind, one.text)
                 self._write(partial(self._journal.add, event))

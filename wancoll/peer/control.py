@@ -72,6 +72,7 @@ class Control:
         self._session, self._dials = 0, 0  # Welcome.session; Hello.dial
         self._kept: Kept[bytes] = Kept()  # what this session's master was told and has not confirmed
         self._heard = 0  # messages of it that were taken in
+        self._silent_tries = 0  # since it was connected last
         self.refused = ""  # why this daemon must not come back
         self.number = 0  # of the session, counted from 1
         self.term = 0  # highest seen
@@ -123,6 +124,16 @@ class Control:
             self.lost.set()
             if was_connected:
                 log.warning("lost the master", master=self._masters.address, reason=reason)
+                self._silent_tries = 0
+            elif not self._hint:
+                self._silent_tries += 1
+                if self._silent_tries & (self._silent_tries - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                    log.warning(
+                        "the master does not answer",
+                        master=self._masters.address,
+                        reason=reason,
+                        tries=self._silent_tries,
+                    )
             self._on_lost(reason, live=was_connected and not self._nonsense)
             if self.refused:
                 return
