@@ -231,7 +231,9 @@ class FakeDaemon:
 
     def _take(self, message: Any) -> None:
         if isinstance(message, m.Attach):
-            self.attach = message
+            with self.changed:
+                self.attach = message
+                self.changed.notify_all()
             instead = self.on_attach(message)
             if instead is None:
                 assert self.client is not None
