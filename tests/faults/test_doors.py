@@ -95,3 +95,17 @@ async def test_one_client_too_many_is_told_which_limit_it_met(tmp_path: Path) ->
             stop.set()
     for stream in opened:
         await stream.aclose()
+
+
+def test_a_second_client_of_a_name_does_not_take_the_first_one_along(cluster: Cluster) -> None:
+    """It is refused at its daemon. Let in, it would leave under the name of both, and the first would wait for ever."""
+    group = new_group()
+    rogue = attached(cluster, group)
+    with rogue, cluster.connect(0, group=group, name="other", start_world=2, min_world=1):
+        epoch_of(rogue)
+        with dial(cluster, "unix", 3) as twin:
+            twin.sendall(encode(m.Attach(PROTOCOL_VERSION, group, "rogue", 2, 1, 1)) + encode(m.Detach()))
+            (answer,) = Decoder[m.FromDaemon](m.FromDaemon, DEFAULT.message_bytes).feed(twin.recv(65536))
+            assert isinstance(answer, m.Failure)
+            assert "unique" in answer.what
+        assert sorted(members(cluster, group)) == ["other", "rogue"]

@@ -103,6 +103,11 @@ class Daemon:
         """How many are attached."""
         return len(self._sessions)
 
+    def has(self, group: str, name: str) -> bool:
+        """Whether a client is attached as this member, and has not left."""
+        members = (session.member for session in self._sessions)
+        return any((one.group, one.name) == (group, name) and not one.over for one in members)
+
     def add(self, session: Session) -> None:
         """A client has attached."""
         self._sessions.append(session)

@@ -92,6 +92,10 @@ class FrontDoor:
                 expected = f"at most {limits.clients} clients of one daemon; its limit on open files may allow more"
                 client.send(encode(replace(full, expected=expected)))
                 return
+            if self._daemon.has(first.group, first.member):  # its Leave, which names it, would be taken for the other's
+                taken = f"group {first.group} has {first.member} here already, and names are unique in a group"
+                client.send(encode(m.Failure(0, "ConfigError", taken, who=first.member, hint="choose another name")))
+                return
             session = Session(self._daemon, client, first, self._next_range << 40)
             self._next_range += 1
             async with trio.open_nursery() as nursery:

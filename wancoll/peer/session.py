@@ -50,6 +50,9 @@ class Host(Protocol):
     def clients(self) -> int:
         """How many are attached."""
 
+    def has(self, group: str, name: str) -> bool:
+        """Whether a client is attached as this member, and has not left."""
+
     def add(self, session: Session) -> None:
         """The session has attached: join its group."""
 
