@@ -124,7 +124,7 @@ class Peer:
     def nonsense(self) -> None:
         """One thing that happens, from any side."""
         chance, member = self.chance, self.member
-        self.epochs[:] = [max(1, member.epoch_number), member.epoch_number + 1]
+        self.epochs[:] = [max(1, member.epoch_number), min(member.epoch_number + 1, m.MOST)]
         upto = member.collectives.committed
         self.seqs[:] = [min(upto + ahead, m.MOST) for ahead in range(4)]
         self.now += (0.0, 0.01, 1.0, 20.0)[chance.pick(4)]
