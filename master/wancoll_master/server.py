@@ -194,12 +194,14 @@ class Server:
         if isinstance(event, Received) and (event.conn in self._closing or event.conn not in self._connections):
             return
         try:
-            if isinstance(event, Received) and isinstance(event.message, m.Hello):
-                if self._goes_on_with(state, event.conn, event.message):
-                    return
-            elif isinstance(event, Received) and isinstance(event.message, m.Heartbeat) and event.conn in self._kept:
+            if isinstance(event, Received) and isinstance(event.message, m.Heartbeat) and event.conn in self._kept:
                 self._kept[event.conn].confirmed(event.message.heard)
-            self._carry_out(state, membership.step(state, trio.current_time(), event, propose))
+            if not (
+                isinstance(event, Received)
+                and isinstance(event.message, m.Hello)
+                and self._goes_on_with(state, event.conn, event.message)
+            ):
+                self._carry_out(state, membership.step(state, trio.current_time(), event, propose))
         except (
             Exception
         ) as bug:  # nothing of the step may be believed, and nobody has been told: as if it had died here
@@ -213,6 +215,8 @@ class Server:
 
     def _goes_on_with(self, state: State, number: int, hello: m.Hello) -> bool:
         """Whether the daemon that says this takes up its broken connection; then its task serves that one."""
+        if number in state.connections:
+            return False  # it introduces itself twice
         conn = presence.returning(state, hello)
         again = self._kept[conn].again(hello.heard) if conn in self._kept else None
         if conn is None or again is None or number not in self._connections:
@@ -270,7 +274,7 @@ class Server:
                 self._before_telling(message)
             welcome = isinstance(message, Send) and isinstance(message.message, m.Welcome)
             for conn, frame in frames(message):
-                if welcome:
+                if welcome and conn in self._connections:  # else it was held for the store, and is never heard
                     self._kept[conn] = Kept()
                 elif conn in self._kept:
                     self._kept[conn].add(frame, len(frame))

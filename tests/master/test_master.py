@@ -338,6 +338,28 @@ async def test_a_crowd_of_idle_connections_gives_way_to_newcomers():
             assert isinstance(await peer.hear(), m.Bye)
 
 
+@pytest.mark.parametrize("resumed", [False, True], ids=["at once", "after it came back"])
+async def test_who_takes_up_the_connection_that_it_has_is_cut_off_alone(resumed: bool):
+    """Nobody else is told of another master."""
+    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+        peer, mid = await member(connect, "m0", 1)
+        mad = await connect()
+        again = msgspec.structs.replace(hello("mad"), dial=1)
+        await mad.say(again)
+        welcome = await mad.expect(m.Welcome)
+        again = msgspec.structs.replace(again, dial=2, session=welcome.session, master=welcome.master)
+        if resumed:
+            mad = await connect()
+            await mad.say(again)
+            assert (await mad.expect(m.Welcome)).resumed
+        await mad.say(msgspec.structs.replace(again, dial=3))
+        assert "introduces itself twice" in (await mad.expect(m.Bye)).reason
+        assert await mad.hear() is None
+        await peer.say(m.Done("g", mid, 1, 1, 7, 9))
+        await peer.expect(m.Commit)
+        assert (await status(connect)).term == welcome.term
+
+
 async def test_the_largest_message_of_a_daemon_is_accepted():
     async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
         peer, mid = await member(connect, "m0", 1)
