@@ -307,12 +307,15 @@ def _wait_ended(step: Step, group: Group, slow: Slow) -> None:
     group.slow = None
 
 
+def window_end(step: Step, group: Group) -> int:
+    """The highest seq that a member can have reached."""
+    bound = group.committed + WINDOW_FACTOR * step.limits.ops_in_flight
+    return max(bound, step.state.believable) if group.small else bound  # there members fail what they like themselves
+
+
 def check_window(step: Step, group: Group, seq: int) -> None:
     """Refuse a seq that no member can have reached, so that nobody fills the master's memory."""
-    window = WINDOW_FACTOR * step.limits.ops_in_flight
-    bound = group.committed + window
-    if group.small:  # there members fail what they like by themselves
-        bound = max(bound, step.state.believable)
+    window, bound = WINDOW_FACTOR * step.limits.ops_in_flight, window_end(step, group)
     if not 0 < seq <= bound or len(group.current.pending) >= window:
         raise ProtocolError("names an impossible operation", expected=f"1 to {bound}", got=str(seq))
 

@@ -2,7 +2,8 @@
 
 A process that is stopped, or dead while something holds its socket open, counts like a stopped daemon, after
 heartbeat_timeout: its daemon can see it. One that computes may do so for an hour, and only the group can say how long
-is too long: call_timeout, counted from when the master hears that another member has called more.
+is too long: call_timeout, counted from when the master hears that another member has called more, and only while
+nothing that this one has called is open: who waits in an operation waits for its peers or for a link.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
     for mid, epoch, seq in beat.called:
         member = daemon.members.get(mid)
         if member is not None:
+            seq = min(seq, epochs.window_end(step, member.group))
             member.called = epoch, seq, step.now
             if epoch == member.group.epoch:
                 member.group.current.called = max(member.group.current.called, seq)
@@ -34,13 +36,22 @@ def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
 
 
 def _late(step: Step, member: Member) -> float:
-    """Seconds since another member has called more."""
+    """Seconds since another member has called more, while nothing that this one has called is open."""
     epoch, seq, _ = member.called
-    if not member.in_epoch or epoch != member.group.epoch or seq >= member.group.current.called:
+    here = member.in_epoch and epoch == member.group.epoch
+    if not here or seq >= member.group.current.called or _waits(member):
         member.behind = 0, 0, step.now
     elif member.behind[:2] != (epoch, seq):
         member.behind = epoch, seq, step.now
     return step.now - member.behind[2]
+
+
+def _waits(member: Member) -> bool:
+    """Whether something that it has called is open."""
+    group = member.group
+    if group.small:  # there members fail all but update_membership by themselves
+        return any(member.mid in entry.done for entry in group.current.pending.values())
+    return any(seq not in group.voids for seq in range(group.committed + 1, member.called[1] + 1))
 
 
 def _put_out(step: Step, member: Member, why: str) -> None:
