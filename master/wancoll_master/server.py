@@ -53,7 +53,8 @@ log = structlog.get_logger("wancoll.master")
 
 FIRST_MESSAGE_BYTES = 64 * 1024  # far above the largest Hello
 STATUS_EVENTS = 50
-_WARNINGS = {"lost", "evicted", "away", "deaf", "waits", "stall", "digest", "refused"}  # kinds that somebody looks into
+# Kinds of events that somebody looks into.
+_WARNINGS = {"client died", "daemon died", "evicted", "away", "deaf", "waits", "stall", "digest", "refused"}
 _HELD_FRAMES = 65536  # that may wait for the store
 _TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
 _STATUS_SHARE = 0.1  # of the time, that may go into making Status

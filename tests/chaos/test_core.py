@@ -284,7 +284,7 @@ def findings(*violations: invariants.Violation) -> Findings:
         "wancoll chaos --seed=7", 2.0, 10.0, (0.0, 2.0), commits,
         [hit("kill", 1, 5.0, 6.0), Injected(Fault(2, 7.0, "flip", 0, other=2), 7.0, 7.0, 7.0, note="<no> lanes")],
         violations, Counter(committed=94), [("m1", 0.0, 5.0)], {"before": {"peer-0": {"fds": 3}}},
-        [(2.5, 1, "lost", "lost m1: daemon peer-1")], [], 0.5,
+        [(2.5, 1, "daemon died", "lost m1: daemon peer-1")], [], 0.5,
     )  # fmt: skip
 
 

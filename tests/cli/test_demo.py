@@ -245,7 +245,7 @@ def test_the_demo_survives_its_kill_and_ends_in_the_same_bytes_each_time(tmp_pat
         done = run_demo(tmp_path, "--steps=200")
         assert (done.returncode, done.stderr) == (0, "")
         assert re.search(r"step +100: SIGKILL in mid all-reduce: peer-\d's daemon", done.stdout)
-        assert re.search(r"step +100: peer-\d left; epoch 2: 3 members", done.stdout)
+        assert re.search(r"step +100: peer-\d died; epoch 2: 3 members", done.stdout)
         assert re.search(r"step +150: peer-4 joined; epoch \d+: 4 members", done.stdout)
         assert re.search(r"attempts of that operation[ │]+2 ", done.stdout)
         assert re.search(r"steps lost[ │]+none ", done.stdout)

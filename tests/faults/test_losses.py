@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -114,6 +115,11 @@ def rejoin(socket: str, group: str, member: int, count: int) -> tuple[str, ...]:
         return check_agreed([attempt(lambda: comm.all_reduce(tensor, op="sum"))], [tensor])
 
 
+def events(cluster: Cluster, group: str) -> list[tuple[str, str]]:
+    """Kinds and texts of the master's events of a group."""
+    return [(event.kind, event.text) for event in cluster.status().events if event.group == group]
+
+
 def kill_a_client(cluster: Cluster, count: int) -> None:
     group = new_group()
     client = cluster.client(2, reduce_forever, group, 2, count)
@@ -131,6 +137,10 @@ def kill_a_client(cluster: Cluster, count: int) -> None:
     outcomes = running.results(10)
     check_agreed(outcomes, tensors)
     assert max(outcome.ended for outcome in outcomes) - killed < 1.0, "a dead client leaves at once"
+    died = "lost m2: its client died: its connection closed without a goodbye"
+    told = [one for one in events(cluster, group) if one[0] not in ("joined", "plan", "epoch", "link")]
+    assert told == [("client died", died)]
+    wait_until(lambda: re.search(r"warning .*client died|client died.*warning", cluster.master_logs(200)), 5, "logged")
     reduce_all_of(comms, [0, 1], {"m0", "m1"}, count)
     assert cluster.running(2)
 
@@ -142,6 +152,7 @@ def kill_a_client(cluster: Cluster, count: int) -> None:
     assert sorted(again.result()) == ["m0", "m1", "m2"]
     client.close()
     again.close()
+    wait_until(lambda: ("left", "m2 left") in events(cluster, group), 5, "the one that closed has left")
     close_all(comms)
 
 

@@ -129,7 +129,7 @@ def told(cluster: Cluster) -> str:
 def check_nobody_lost(cluster: Cluster, since: float) -> None:
     """*since*: seconds since 1970."""
     events = [(one.kind, one.text) for one in leading(cluster)[1].events if one.time > since]
-    assert not [one for one in events if one[0] in ("lost", "left", "refused")], events
+    assert not [one for one in events if one[0] in ("client died", "daemon died", "evicted", "left", "refused")], events
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])

@@ -341,7 +341,7 @@ class Session:
         """The client has gone."""
         if not self._closed:
             self._closed = True
-            self.run(self.member.leave(reason))
+            self.run(self.member.leave(reason, died=reason != "detached"))
             if not self._in_engine:
                 self.daemon.remove(self)
 

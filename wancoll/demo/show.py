@@ -36,6 +36,7 @@ class Show:
         )
         self._task = self._bar.add_task("the cluster starts", total=steps)
         self._last: Stepped | None = None
+        self._victim = ""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -68,6 +69,7 @@ class Show:
 
     def killed(self, outcome: Outcome) -> None:
         """The SIGKILL has been sent."""
+        self._victim = outcome.victim
         self._line(
             f"step {outcome.killed_in:4}: SIGKILL in mid all-reduce: {outcome.victim}'s daemon and training process",
             "red",
@@ -89,7 +91,8 @@ class Show:
         names = report.contributors
         left = [name for name in before if name not in names]
         joined = [name for name in names if name not in before]
-        what = "; ".join([f"{name} left" for name in left] + [f"{name} joined" for name in joined])
+        gone = [f"{name} {'died' if name == self._victim else 'is out'}" for name in left]
+        what = "; ".join(gone + [f"{name} joined" for name in joined])
         self._line(f"step {report.step:4}: {what}; epoch {report.epoch}: {_members(names)}", "red" if left else "green")
         for name in joined:
             self._line(f"           {name} was handed parameters, momentum and step number")

@@ -309,17 +309,21 @@ class Daemon:
                 session.run(session.member.leave("the peer daemon is stopping"))
             hint = "start the daemon again and reconnect"
             session.tell(m.Failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
+        self.control.send(m.Stopping())
         with trio.move_on_after(1):
             await self.control.flush()
 
 
-async def _watch_stdin(stop: trio.Event) -> None:
-    """Stop when the parent goes: our standard input closes with it."""
+async def _watch_stdin(daemon: Daemon, stop: trio.Event) -> None:
+    """Stop when the parent goes: our standard input closes with it, and its clients' connections do."""
     while True:
         await trio.lowlevel.wait_readable(0)
         if not os.read(0, 4096):
-            stop.set()
-            return
+            break
+    with trio.move_on_after(1):
+        while daemon.clients:  # noqa: ASYNC110 - once, at the very end; each ends as a client that left or died
+            await trio.sleep(0.01)
+    stop.set()
 
 
 async def serve(
@@ -354,7 +358,7 @@ async def serve(
                 door = FrontDoor(daemon, daemon.status)
                 nursery.start_soon(trio.serve_listeners, door.accept, trio_listeners([local_socket]))
                 if config.watch_stdin:
-                    nursery.start_soon(_watch_stdin, stop)
+                    nursery.start_soon(_watch_stdin, daemon, stop)
                 task_status.started(Ready(name, path, [join_address(*one.getsockname()[:2]) for one in data_sockets]))
                 await stop.wait()
                 await daemon.drain()

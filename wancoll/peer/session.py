@@ -100,6 +100,7 @@ class Session:
         self._room = trio.Event()  # set when an op left; wakes a reader held back by ops_in_flight
         self._idle = trio.Event()
         self._broken = False
+        self._goodbye = False  # the client has said it
 
     def alone(self, of: object = "") -> contextlib.AbstractContextManager[None]:
         """What goes wrong inside, while *of* is taken in, ends this member and nothing else."""
@@ -112,7 +113,7 @@ class Session:
         self._broken = self.member.over = True
         hint = "this is a bug of the daemon, its log says more; connect again to rejoin as a new member"
         self.tell(m.Failure(0, "PeerDaemonLost", why, who=self.member.name, hint=hint))
-        self._daemon.control.send(m.Leave(self.member.group, self.member.name))
+        self._daemon.control.send(m.Leave(self.member.group, self.member.name, f"a bug of its daemon: {why}"[:1024]))
         for engine_id in self._in_engine:
             self._daemon.engine.cancel(engine_id)
         self._stream.end()
@@ -131,7 +132,7 @@ class Session:
             self.arena.close()
             return
         self._daemon.add(self)
-        reason = "the client closed the connection"
+        reason = "its connection closed without a goodbye"
         try:
             if await self._take(first):
                 while data := await self._stream.receive():
@@ -146,7 +147,10 @@ class Session:
             self.tell(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
         finally:
             with self.alone("its end"):
-                self.run(self.member.leave(reason))
+                died = not self._goodbye and not self.member.over
+                if died:
+                    log.warning("client died", member=self.member.name, pid=self.pid, reason=reason)
+                self.run(self.member.leave(reason, died=died))
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
                 await self._engine_idle()
                 await self._stream.drain()
@@ -167,6 +171,7 @@ class Session:
                 if not await self._stream.unless_hung_up(self._room.wait):
                     return False
             if isinstance(message, m.Detach):
+                self._goodbye = True
                 return False
             if not isinstance(message, m.Post):
                 raise ProtocolError(

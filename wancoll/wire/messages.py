@@ -434,10 +434,16 @@ class AskPlace(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The member leaves (its client detached or died)."""
+    """The member is out: its client has said goodbye or died, or its daemon has put it out."""
 
     group: Name
     member: Name
+    reason: Annotated[str, Meta(max_length=1024)] = ""  # empty: goodbye was said
+    died: bool = False  # its client is gone without a goodbye
+
+
+class Stopping(Message, frozen=True):
+    """This daemon ends in order: that its connection closes next is no failure."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -665,6 +671,7 @@ FromPeer = (
     | Join
     | AskPlace
     | Leave
+    | Stopping
     | Heartbeat
     | Done
     | LinkDown

@@ -159,7 +159,7 @@ def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool) -> No
         group.members = [member for member in group.members if member not in gone]
         group.joining = [joiner for joiner in group.joining if joiner not in gone]
         why = several(gone[member] for member in lost)
-        text = clip(f"lost {names(lost)}: {why}" if kind != "left" else f"{names(lost)} {why}")
+        text = clip(f"{names(lost)} left" if why == "left" else f"lost {names(lost)}: {why}")
         step.record(group, kind, text)
         _after_loss(step, group, text, any(member.in_epoch for member in lost))
 
@@ -174,11 +174,14 @@ def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bo
         _remember_gone(step, daemon, why)
         del state.connections[daemon.conn], state.daemons[daemon.name]
     measuring.forget(step, ended)
+    idle = [why for daemon, why in ended.items() if not daemon.members]  # no group's event tells of them
     gone = {member: why for daemon, why in ended.items() for member in daemon.members.values()}
     lose(step, gone, kind, tell=close)
     if close:
         for daemon, why in ended.items():
             step.close(daemon.conn, why)
+    for why in idle:
+        step.record(None, kind, why)
 
 
 def _remember_gone(step: Step, daemon: Daemon, why: str) -> None:

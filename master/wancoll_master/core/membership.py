@@ -239,7 +239,7 @@ def _cut_off(step: Step, conn: int, nonsense: ProtocolError) -> None:
     if daemon is None:
         step.close(conn, f"this connection {nonsense}")
     else:
-        presence.end(step, {daemon: f"daemon {daemon.name} {nonsense}"}, close=True)
+        presence.end(step, {daemon: f"daemon {daemon.name} {nonsense}"}, "evicted", close=True)
 
 
 # ---- messages ---------------------------------------------------------------------------------------
@@ -261,11 +261,14 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
             _join(step, daemon, message)
         case m.AskPlace(mid=mid):
             _tell_what_it_waits_for(step, daemon, mid)
-        case m.Leave(left, name):
+        case m.Leave(left, name, reason, died):
             rebuilding.left(step, daemon, left, name)
             for member in list(daemon.members.values()):
                 if member.group.name == left and member.name == name:
-                    epochs.lose(step, {member: "left"}, "left", tell=False)
+                    kind = "client died" if died else "evicted" if reason else "left"
+                    epochs.lose(step, {member: reason or kind}, kind, tell=False)
+        case m.Stopping():
+            daemon.stopping = True
         case m.ProbeResult():
             reconsider = probing.result(step, daemon, message)
             if reconsider is not None:

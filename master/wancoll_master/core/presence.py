@@ -25,11 +25,14 @@ from wancoll_master.core.state import Daemon, Member, State, Step
 _UNHEARD = 1.5  # heartbeat intervals without a word after which a daemon counts as one that the master does not hear
 
 
-def end(step: Step, ended: Mapping[Daemon, str], *, close: bool) -> None:
-    """They are put out, each for its reason. With *close* the master ends the connections and says why."""
+def end(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool) -> None:
+    """They are put out, each for its reason. With *close* the master ends the connections and says why.
+
+    *kind* is the event log's: "left", "daemon died", or "evicted" where the master gives up one that may live.
+    """
     for daemon in ended:
         rebuilding.drop(step, daemon)
-    epochs.end_daemons(step, ended, "lost", close=close)
+    epochs.end_daemons(step, ended, kind, close=close)
 
 
 def heard(step: Step, daemon: Daemon, message: m.FromPeer, *, counts: bool) -> None:
@@ -69,9 +72,12 @@ def disconnected(step: Step, conn: int, reason: str, *, lasting: bool) -> None:
     if daemon is None:
         return
     why = f"daemon {daemon.name}: {reason}"
+    if daemon.stopping:
+        end(step, {daemon: f"daemon {daemon.name} has stopped"}, "left", close=daemon.away)
+        return
     has_members = any(member.in_epoch for member in daemon.members.values())
     if lasting or not has_members or daemon.name in state.twins or _links_are_lost(step, daemon):
-        end(step, {daemon: why}, close=daemon.away)
+        end(step, {daemon: why}, "daemon died", close=daemon.away)
         return
     daemon.away_since, daemon.away_why = step.now, why
     step.alarm(_due(step, daemon))
@@ -127,10 +133,10 @@ def admits(step: Step, conn: int, hello: m.Hello) -> bool:
         if hello.dial < old.dial:
             step.close(conn, f"a newer connection of daemon {old.name} is here")
             return False
-        end(step, {old: f"daemon {old.name} connected again"}, close=True)
+        end(step, {old: f"daemon {old.name} connected again"}, "evicted", close=True)
         return True
     if old.away:
-        end(step, {old: f"daemon {old.name} was started anew"}, close=True)
+        end(step, {old: f"daemon {old.name} was started anew"}, "daemon died", close=True)
         return True
     known = state.twins.pop(old.name, None)
     if known is not None:
@@ -174,7 +180,8 @@ def judge(step: Step) -> float:
             until = min((_due(step, daemon) for daemon in others if daemon not in ended), default=inf)
     if ended:
         reasons = {daemon: _why(step, daemon) for daemon in state.daemons.values() if daemon in ended}
-        end(step, reasons, close=True)
+        silent = any(not daemon.away for daemon in ended)
+        end(step, reasons, "evicted" if silent else "daemon died", close=True)
     if state.deaf_until > now:
         until = min(until, state.deaf_until)
     return min([until, *(at for at, _ in _replaced(step))])

@@ -343,7 +343,7 @@ def _tell_outsiders(step: Step, rebuild: Rebuild, newest: m.Report) -> None:
 
 def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upto: int) -> None:
     step.send(daemon.conn, m.Evicted(report.group, report.mid, why, report.committed_upto, unknown_upto))
-    step.record(None, "lost", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
+    step.record(None, "evicted", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
 
 
 def remember(step: Step, fate: m.Evicted) -> None:

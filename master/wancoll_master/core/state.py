@@ -33,6 +33,7 @@ class Daemon:
     away_since: float = inf  # its connection broke
     away_why: str = ""
     dead: bool = False  # it is away, and another member's link to it is lost, too
+    stopping: bool = False  # it has said so
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
 

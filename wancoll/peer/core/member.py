@@ -154,11 +154,12 @@ class Member:
             return [cmd.ToClient(outcomes.over(post.id, self.name))]
         return (self.p2p if call.p2p else self.collectives).post(post, call, now)
 
-    def leave(self, reason: str) -> list[cmd.Command]:
-        """The client detached or died, or the daemon stops. Ends everything."""
+    def leave(self, reason: str, *, died: bool = False) -> list[cmd.Command]:
+        """The client detached or *died*, or the daemon stops. Ends everything."""
         if self.over:
             return []
-        return [cmd.ToMaster(m.Leave(self.group, self.name)), *self._finish(outcomes.left(self.name, reason))]
+        leave = m.Leave(self.group, self.name, f"its client died: {reason}"[:1024] if died else "", died)
+        return [cmd.ToMaster(leave), *self._finish(outcomes.left(self.name, reason))]
 
     # ---- from the master -----------------------------------------------------------------------------
 
@@ -334,7 +335,8 @@ class Member:
         if self.over:
             return []
         ending = outcomes.master_unreachable(self.name, address, waited, cause)
-        leave = cmd.ToMaster(m.Leave(self.group, self.name))  # for a master that still takes the daemon back
+        why = f"its daemon had no master for {waited:.1f} s"
+        leave = cmd.ToMaster(m.Leave(self.group, self.name, why))  # for a master that still takes the daemon back
         return [leave, *self._finish(ending)]
 
     def _finish(self, ending: outcomes.Ending) -> list[cmd.Command]:
