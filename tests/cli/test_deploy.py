@@ -82,6 +82,10 @@ def test_a_unit_is_watched_and_restarted(unit):
     assert "-/etc/wancoll/wancoll.env" in found["EnvironmentFile"]
 
 
+def test_a_twin_is_not_restarted_for_ever():
+    assert settings("wancoll-peer@.service")["RestartPreventExitStatus"] == ["2"]  # of a ConfigError
+
+
 def test_the_peer_may_drain_before_it_is_killed():
     from wancoll.limits import DEFAULT
 
