@@ -20,6 +20,8 @@ class Limits:
     handshake_timeout: float = 5.0  # a connection that has not said a valid hello by then is closed
     pending_connections: int = 256  # connections that may be in their handshake at once
     send_queue_messages: int = 4096  # unsent messages per connection before it is closed
+    unconfirmed_messages: int = 65536  # said over a control connection that may be taken up again: kept until heard
+    unconfirmed_bytes: int = 64 * MIB  # the same in bytes; a master's connections share them
     heartbeat_interval: float = 0.5  # peer to master
     heartbeat_timeout: float = 3.0  # a peer that was silent for this long is evicted
     return_grace: float = 1.0  # a daemon whose connection broke may take it up again for this long

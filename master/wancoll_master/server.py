@@ -56,6 +56,7 @@ STATUS_EVENTS = 50
 # Kinds of events that somebody looks into.
 _WARNINGS = {"client died", "daemon died", "evicted", "away", "deaf", "waits", "stall", "digest", "refused"}
 _HELD_FRAMES = 65536  # that may wait for the store
+_LEAST_KEPT_BYTES = 128 * 1024  # of a connection that breaks among very many: more than an Epoch of a thousand members
 _TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
 _STATUS_SHARE = 0.1  # of the time, that may go into making Status
 
@@ -278,7 +279,8 @@ class Server:
                 if welcome and conn in self._connections:  # else it was held for the store, and is never heard
                     self._kept[conn] = Kept()
                 elif conn in self._kept:
-                    self._kept[conn].add(frame, len(frame))
+                    room = max(self._limits.unconfirmed_bytes // len(self._kept), _LEAST_KEPT_BYTES)
+                    self._kept[conn].add(frame, len(frame), room)
                 self._put(conn, frame)
         for close in ready.closes:
             if close.reason:

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Generic, TypeVar
 
+from wancoll.limits import DEFAULT
 from wancoll.wire import messages as m
-
-_ROOM_MESSAGES = 65536
-_ROOM_BYTES = 64 << 20
 
 T = TypeVar("T")
 
@@ -35,15 +33,16 @@ class Kept(Generic[T]):
         self._bytes = 0
         self.lost = False  # more was said than is kept: it cannot be said again
 
-    def add(self, frame: T, nbytes: int) -> None:
-        """*frame* is said, or would be if there were a connection."""
+    def add(self, frame: T, nbytes: int, room: int = DEFAULT.unconfirmed_bytes) -> None:
+        """*frame* is said, or would be if there were a connection. Up to *room* bytes are kept in all."""
         if self.lost:
             return
         self._frames.append((frame, nbytes))
         self._bytes += nbytes
-        if len(self._frames) > _ROOM_MESSAGES or self._bytes > _ROOM_BYTES:
+        if len(self._frames) > DEFAULT.unconfirmed_messages or self._bytes > room:
             self.lost = True
             self._frames.clear()
+            self._bytes = 0
 
     def confirmed(self, count: int) -> None:
         """The other end has taken in *count* messages in all."""
