@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from tests.master.transcript import GROUP, Room
+from tests.master.transcript import GROUP, Room, report_of
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
 
@@ -41,6 +42,31 @@ def test_fates_of_members_that_did_not_report(room: Room) -> None:
     room.sleep(1)
     assert room.names == ["m1"]
     assert list(room.state.missing) == [5, 6, 7]
+
+
+def test_members_that_report() -> None:
+    """What bounds who joins bounds who reports: of a group, of a daemon, of a master."""
+    room = Room(Limits(group_members=4, members=6, rejoin_grace=0.5))
+    room.restarted(mids=(1, 2, 3, 4))
+    for daemon in "abcd":
+        room.hello(daemon)
+
+    def report(daemon: str, group: str, mids: range) -> list[str]:
+        """The last one's fate."""
+        members = [(mid, f"m{mid}", daemon) for mid in mids]
+        for mid in mids:
+            room.clear()
+            room.say(daemon, msgspec.structs.replace(report_of(mid), group=group, members=members))
+        return [told.reason for told in room.take(daemon, m.Evicted)]
+
+    assert report("a", GROUP, range(1, 5)) == [], "a whole group comes back"
+    assert report("b", "wide", range(10, 15)) == ["it reports a group of 5; expected at most 4 members"]
+    assert report("a", "second", range(20, 21)) == ["expected at most 4 members of one daemon"]
+    assert report("c", "third", range(30, 32)) == []
+    assert report("d", "fourth", range(40, 41)) == ["expected at most 6 members of one master"]
+    room.sleep(1)
+    assert len(room.state.members) == 6
+    assert len(room.group.members) == 4
 
 
 def test_pairs_that_cannot_reach_each_other_and_complaints(room: Room) -> None:

@@ -65,6 +65,10 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         why = "it reports numbers that no master can have come to"
         _put_out(step, daemon, report, why, m.MOST)
         return
+    full = _too_many(step, daemon, report)
+    if full:
+        _put_out(step, daemon, report, full, m.MOST)
+        return
     if known is None:
         raise_mids(step, max(epoch.daemons))
     used = step.state.used.get(report.group) if known is None else None
@@ -100,9 +104,25 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     again = report.mid in group.rebuild.reports
     group.rebuild.epochs[report.epoch] = epoch
     group.rebuild.reports[report.mid] = daemon, _shared(report, epoch)
+    daemon.reported.add(report.mid)
     if known is None or again:
         _look_anew(group.rebuild)
     consider(step, group)
+
+
+def _too_many(step: Step, daemon: Daemon, report: m.Report) -> str:
+    """Which limit the member would go beyond, "" if none: those that hold for who joins."""
+    limits = step.limits
+    if report.mid in daemon.reported:
+        return ""
+    if len(report.members) > limits.group_members:
+        return f"it reports a group of {len(report.members)}; expected at most {limits.group_members} members"
+    if max(len(daemon.members), len(daemon.reported)) >= limits.group_members:
+        return f"expected at most {limits.group_members} members of one daemon"
+    waiting = sum(len(one.rebuild.reports) for one in step.state.groups.values() if one.rebuild is not None)
+    if len(step.state.members) + waiting >= limits.members:
+        return f"expected at most {limits.members} members of one master"
+    return ""
 
 
 def _shared(report: m.Report, epoch: Reported) -> m.Report:

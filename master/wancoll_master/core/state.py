@@ -36,6 +36,7 @@ class Daemon:
     stopping: bool = False  # it has said so
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
+    reported: set[int] = field(default_factory=set)  # mids of members of an earlier master, let in to a rebuild
 
     @property
     def away(self) -> bool:
