@@ -98,6 +98,10 @@ def test_a_daemon_that_runs_wins_over_a_master_in_the_environment(
         ({"timeout": float("nan")}, ("timeout cannot be used",)),
         ({"timeout": "1"}, ("timeout cannot be used", "got '1'")),
         ({"master": "h:1"}, ("exclude each other", "socket= of a running daemon, or master=", "got both")),
+        ({"lanes": 0}, ("lanes cannot be used", "a whole number from 1 to 256", "got 0")),
+        ({"lanes": 257}, ("lanes cannot be used", "got 257")),
+        ({"lanes": "3"}, ("lanes cannot be used", "got '3'")),
+        ({"peer_options": "--lanes 3"}, ("peer_options cannot be used", "a list of strings", "got '--lanes 3'")),
         ({"lanes": 3}, ("for a private daemon", "give them to `wancoll peer`")),
     ],
 )
@@ -1032,6 +1036,13 @@ def test_a_private_daemon_that_ends(private: Any) -> None:
     )
     with refused(*words, error=PeerDaemonLost):
         wancoll.connect(master="host:7400")
+
+
+def test_a_private_daemon_that_refuses_its_options(private: Any) -> None:
+    """No other try would do better: it must not look like a daemon that was lost."""
+    private("print('no such option', file=sys.stderr); sys.exit(2)")
+    with refused("did not start", "it ended with status 2", "no such option", error=ConfigError):
+        wancoll.connect(master="host:7400", peer_options=["--no-such-option"])
 
 
 def test_a_private_daemon_that_never_gets_ready(private: Any) -> None:

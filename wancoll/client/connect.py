@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 from wancoll.client.arena import Arena
 from wancoll.client.channel import Channel
-from wancoll.client.checks import check_timeout
+from wancoll.client.checks import check_timeout, whole
 from wancoll.client.communicator import Communicator
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.private import START_SECONDS, PrivateDaemon
@@ -85,10 +85,10 @@ def connect(
             called, though it waits in no operation; None: what `wancoll master --call-timeout` says, where the default
             is never. All members must state the same.
         lanes: TCP connections to each other peer, of a private daemon.
-        peer_options: more options of `wancoll peer`, of a private daemon.
+        peer_options: a list of more options of `wancoll peer`, of a private daemon.
 
     Raises:
-        ConfigError: an argument that cannot be used.
+        ConfigError: an argument that cannot be used, or an option that the private daemon refuses.
         PeerDaemonLost: no daemon answers at the socket (within *timeout*), or the private one did not start.
         TimeoutError: the group did not start, or did not admit this joiner, within *timeout*.
         WancollError: refused, or no master.
@@ -98,6 +98,7 @@ def connect(
     _check_call_timeout(call_timeout)
     deadline = deadline_after(timeout)
     way = _where(socket, master)
+    _check_private(lanes, peer_options)
     options = [*(["--lanes", str(lanes)] if lanes is not None else []), *peer_options]
     if options and not way.master:
         raise ConfigError(
@@ -150,6 +151,19 @@ def _check_call_timeout(call_timeout: Any) -> None:
         raise ConfigError(
             "call_timeout cannot be used", who="connect(call_timeout=...)",
             expected="seconds, above 0, or None for the master's setting", got=repr(call_timeout),
+        )  # fmt: skip
+
+
+def _check_private(lanes: Any, peer_options: Any) -> None:
+    if lanes is not None and (isinstance(lanes, bool) or not 1 <= whole(lanes) <= DEFAULT.max_lanes):
+        raise ConfigError(
+            "lanes cannot be used", who="connect(lanes=...)", expected=f"a whole number from 1 to {DEFAULT.max_lanes}",
+            got=repr(lanes),
+        )  # fmt: skip
+    if isinstance(peer_options, str | bytes) or not all(isinstance(option, str) for option in peer_options):
+        raise ConfigError(
+            "peer_options cannot be used", who="connect(peer_options=...)", expected="a list of strings",
+            got=repr(peer_options)[:200], hint='such as ["--advertise", "HOST"]',
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from wancoll.errors import PeerDaemonLost
+from wancoll.errors import ConfigError, PeerDaemonLost
 from wancoll.wire import messages as m
 
 START_SECONDS = 30.0
@@ -25,6 +25,7 @@ _NOT_ITS_OWN = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),  # readiness is this process's to tell
     *("WANCOLL_SOCKET", "WANCOLL_LISTEN", "WANCOLL_ADVERTISE"),  # of the daemon that the machine has
 )
+_WRONG_OPTION = 2  # exit status of a command that was called wrongly
 _STOP_SECONDS = 5.0  # after closing its standard input, and again after SIGTERM
 _TAIL_BYTES = 2000
 
@@ -41,6 +42,7 @@ class PrivateDaemon:
         socket: path of its client socket.
 
     Raises:
+        ConfigError: it refuses its options; says the end of its log.
         PeerDaemonLost: it ended, or was not ready in time; says the end of its log.
     """
 
@@ -96,8 +98,9 @@ class PrivateDaemon:
                 return
         raise self._failed(f"it was not ready after {timeout:g} s")
 
-    def _failed(self, got: str) -> PeerDaemonLost:
-        return PeerDaemonLost(
+    def _failed(self, got: str) -> ConfigError | PeerDaemonLost:
+        wrong = self._process is not None and self._process.poll() == _WRONG_OPTION  # no other try would do better
+        return (ConfigError if wrong else PeerDaemonLost)(
             "the private peer daemon did not start",
             who=f"wancoll peer --master {self.master}",
             expected=f"a line that starts with {_READY.decode()!r}",
