@@ -120,6 +120,8 @@ def step(state: State, now: float, event: Event, planner: Planner) -> Ready:
     _take(this, event)
     for conn, hello in presence.unopposed(state) if state.twins else ():
         _take(this, Received(conn, hello))
+    for daemon, join in presence.decided(this) if state.postponed else ():
+        _join(this, daemon, join)
     return this.ready
 
 
@@ -263,6 +265,7 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
             _tell_what_it_waits_for(step, daemon, mid)
         case m.Leave(left, name, reason, died):
             rebuilding.left(step, daemon, left, name)
+            presence.withdraw(step.state, daemon, left, name)
             for member in list(daemon.members.values()):
                 if member.group.name == left and member.name == name:
                     kind = "client died" if died else "evicted" if reason else "left"
@@ -322,7 +325,15 @@ _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
 
 def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     group = step.state.groups.get(join.group)
-    refusal = _why_not(step, daemon, join, group)
+    everyone = group.members + group.joining if group is not None else []
+    refusal = _why_not(step, daemon, join, group, everyone)
+    silent = [member for member in everyone if presence.silent(step, member.daemon)] if refusal else []
+    if silent and presence.may_postpone(step.state):
+        others = [member for member in everyone if member not in silent]
+        if not _why_not(step, daemon, join, group if others else None, others):
+            waits = f"{refusal}: it waits, since nothing is heard of who speaks against it"
+            presence.postpone(step, silent[0].daemon, daemon, join, waits)
+            return
     if refusal:
         step.send(daemon.conn, m.Refused(join.group, join.member, clip(refusal, 2000)))
         step.record(group, "refused", f"{join.member} of daemon {daemon.name}: {refusal}")
@@ -373,8 +384,8 @@ def _tell_what_it_waits_for(step: Step, daemon: Daemon, mid: int) -> None:
     step.send(daemon.conn, m.Joined(group.name, member.name, mid, clip(waits, 2000)))
 
 
-def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None) -> str:
-    """Why the join is refused, "" if it is not: who, expected, got."""
+def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None, everyone: list[Member]) -> str:
+    """Why the join is refused if *everyone* stays in its group, "" if it is not: who, expected, got."""
     who = f"{join.member} of daemon {daemon.name} asked to join group {join.group}"
     limit = step.limits.group_members
     if join.min_world > join.start_world:
@@ -399,7 +410,6 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None) -> s
             f"{who} with call_timeout={join.call_timeout:g}; expected the group's {group.call_timeout:g} "
             "(0: not stated): all members must state the same number"
         )
-    everyone = group.members + group.joining
     for other in everyone:
         if other.name == join.member:
             return f"{who}, but that name is taken by a member of daemon {other.daemon.name}; choose another name"

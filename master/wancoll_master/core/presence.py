@@ -152,6 +152,43 @@ def unopposed(state: State) -> list[tuple[int, m.Hello]]:
     return [state.twins.pop(name) for name in free]
 
 
+# ---- joins that only the silent oppose ----------------------------------------------------------------
+
+
+def silent(step: Step, daemon: Daemon) -> bool:
+    """Whether it is yet to be seen if the daemon lives: a job that was killed whole is started again meanwhile."""
+    return daemon.away or step.now - daemon.heard_at > _UNHEARD * step.limits.heartbeat_interval
+
+
+def may_postpone(state: State) -> bool:
+    """Whether another join may wait."""
+    return sum(map(len, state.postponed.values())) < state.limits.members
+
+
+def postpone(step: Step, whom: Daemon, daemon: Daemon, join: m.Join, text: str) -> None:
+    """The join waits until *whom* is heard or put out."""
+    step.state.postponed.setdefault(whom, []).append((daemon, join))
+    step.alarm(_due(step, whom))
+    step.record(step.state.groups.get(join.group), "postponed", text)
+
+
+def decided(step: Step) -> list[tuple[Daemon, m.Join]]:
+    """Joins that wait no longer."""
+    state = step.state
+    over = [whom for whom in state.postponed if state.connections.get(whom.conn) is not whom or not silent(step, whom)]
+    joins = [one for whom in over for one in state.postponed.pop(whom)]
+    return [(daemon, join) for daemon, join in joins if state.connections.get(daemon.conn) is daemon]
+
+
+def withdraw(state: State, daemon: Daemon, group: str, name: str) -> None:
+    """Its client waits no longer."""
+    for whom, joins in list(state.postponed.items()):
+        left = [(of, join) for of, join in joins if of is not daemon or (join.group, join.member) != (group, name)]
+        state.postponed[whom] = left
+        if not left:
+            del state.postponed[whom]
+
+
 # ---- judging ----------------------------------------------------------------------------------------
 
 

@@ -318,6 +318,7 @@ class State:
     twins: dict[str, tuple[int, m.Hello]] = field(
         default_factory=dict
     )  # by name: who waits for it, over which connection
+    postponed: dict[Daemon, list[tuple[Daemon, m.Join]]] = field(default_factory=dict)  # by the silent one: who waits
     deaf_until: float = -inf  # until then nobody is put out for silence: it is the master that hears nobody
     measures: Measures = field(default_factory=Measures)
     asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
