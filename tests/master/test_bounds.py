@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -30,7 +32,15 @@ def test_fates_of_daemons_that_are_gone(room: Room) -> None:
     for i in range(5):
         room.drop(f"d{i}")
         room.sleep(2 * room.limits.heartbeat_timeout)
-    assert list(room.state.gone) == ["d2", "d3", "d4"]
+    assert list(room.state.gone) == [("d2", 1), ("d3", 1), ("d4", 1)]
+
+
+def test_fates_of_one_daemon() -> None:
+    room = Room(replace(FEW, group_members=2))
+    for i in range(4):
+        room.join(f"m{i}", daemon="d0", group=f"g{i}")
+        room.say("d0", m.Heartbeat(1, [], [(room.mid(f"m{i}"), 100.0, "stopped")]))
+    assert [one.group for one in room.state.gone["d0", 1].evicted] == ["g2", "g3"]
 
 
 def test_fates_of_members_that_did_not_report(room: Room) -> None:

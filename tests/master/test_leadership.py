@@ -109,6 +109,16 @@ def test_a_single_master_has_all_the_time() -> None:
     assert tries(found, 2) == ["a", "a"]
 
 
+def test_a_single_master_that_was_lost_a_moment_ago() -> None:
+    found = Masters(["a"])
+    assert found.patience(5.0, soon=True) == masters.FIRST_PATIENCE
+    assert found.patience(5.0, soon=True, welcome=True) == masters.WELCOME_PATIENCE
+    tries(found, 10)
+    assert found.patience(5.0, soon=True) == found.patience(5.0, soon=True, welcome=True) == 5.0
+    found = Masters(["a", "b"])
+    assert found.patience(5.0, soon=True, welcome=True) == masters.FIRST_PATIENCE
+
+
 def test_one_of_several_has_little_time_at_first() -> None:
     found = Masters(["a", "b"])
     assert found.patience(5.0) == masters.FIRST_PATIENCE
@@ -244,7 +254,7 @@ async def test_nothing_is_sent_before_it_is_written() -> None:
         await peer.say(m.Heartbeat(0))
         await hears_nothing(peer)  # in order
         await peer.say(m.Heartbeat(3))
-        assert await peer.hear() == m.Pong(3, 5), "a store that is slow is no reason to count the master as lost"
+        assert await peer.hear() == m.Pong(3, 5, 3), "a store that is slow is no reason to count the master as lost"
         store.written = 2
         found.release()
         assert [type(await peer.hear()) for _ in range(4)] == [m.Joined, m.Epoch, m.Epoch, m.Pong]

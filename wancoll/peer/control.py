@@ -188,7 +188,8 @@ class Control:
                 stream.close()
 
     async def _read(self, stream: Stream) -> str:
-        patience = self._masters.patience(self._config.limits.handshake_timeout, soon=self._session > 0)
+        timeout = self._config.limits.handshake_timeout
+        patience = self._masters.patience(timeout, soon=self._session > 0, welcome=True)
         try:
             with trio.move_on_after(patience) as scope:
                 with contained("the master", lambda: stream.newest, expected=(ProtocolError,)):

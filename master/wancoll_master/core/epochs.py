@@ -152,8 +152,11 @@ def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool) -> No
     for member, why in gone.items():
         groups.setdefault(member.group.name, []).append(member)
         del step.state.members[member.mid], member.daemon.members[member.mid]
-        if tell and member.in_epoch:
-            step.send(member.daemon.conn, _evicted(member, why))
+        if member.in_epoch and (tell or member.daemon.conn not in step.state.connections):  # else it said so itself
+            evicted = m.Evicted(member.group.name, member.mid, clip(why), member.group.committed)
+            _keep_fate(step, member.daemon, evicted)
+            if tell:
+                step.send(member.daemon.conn, evicted)
     for name, lost in groups.items():
         group = step.state.groups[name]
         group.members = [member for member in group.members if member not in gone]
@@ -170,8 +173,7 @@ def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bo
     With *close* the master ends the connections and says why.
     """
     state = step.state
-    for daemon, why in ended.items():
-        _remember_gone(step, daemon, why)
+    for daemon in ended:
         del state.connections[daemon.conn], state.daemons[daemon.name]
     measuring.forget(step, ended)
     idle = [why for daemon, why in ended.items() if not daemon.members]  # no group's event tells of them
@@ -184,18 +186,36 @@ def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bo
         step.record(None, kind, why)
 
 
-def _remember_gone(step: Step, daemon: Daemon, why: str) -> None:
-    """Keep what the daemon's members have to be told, for when it comes back (R8)."""
-    evicted = [_evicted(member, why) for member in daemon.members.values() if member.in_epoch]
-    if evicted:
-        step.state.gone.pop(daemon.name, None)
-        step.state.gone[daemon.name] = Gone(daemon.incarnation, evicted)
-        if len(step.state.gone) > step.limits.daemons_gone:
-            del step.state.gone[next(iter(step.state.gone))]
+def _keep_fate(step: Step, daemon: Daemon, evicted: m.Evicted) -> None:
+    """A message may be lost with its connection: the daemon is told again when it introduces itself again (R8)."""
+    gone = step.state.gone
+    fates = gone.pop((daemon.name, daemon.incarnation), None) or Gone()
+    fates.evicted.append(evicted)
+    if len(fates.evicted) > step.limits.group_members:
+        del fates.evicted[0]
+        fates.told = max(0, fates.told - 1)
+    gone[daemon.name, daemon.incarnation] = fates
+    if len(gone) > step.limits.daemons_gone:
+        del gone[next(iter(gone))]
 
 
-def _evicted(member: Member, why: str) -> m.Evicted:
-    return m.Evicted(member.group.name, member.mid, clip(why), member.group.committed)
+def tell_fates(step: Step, daemon: Daemon) -> list[m.Evicted]:
+    """The first that a daemon is told after its Welcome. Kept until it has heard them."""
+    fates = step.state.gone.get((daemon.name, daemon.incarnation), Gone())
+    fates.told = len(fates.evicted)
+    for evicted in fates.evicted:
+        step.send(daemon.conn, evicted)
+    return fates.evicted
+
+
+def hears_fates(step: Step, daemon: Daemon, heard: int) -> None:
+    """The daemon has taken in so many messages since its Welcome."""
+    fates = step.state.gone.get((daemon.name, daemon.incarnation))
+    if fates is not None and 0 < fates.told <= heard:
+        del fates.evicted[: fates.told]
+        fates.told = 0
+        if not fates.evicted:
+            del step.state.gone[daemon.name, daemon.incarnation]
 
 
 def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:

@@ -222,11 +222,8 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
     state.connections[conn] = state.daemons[daemon.name] = daemon
     step.alarm(step.now + step.limits.heartbeat_timeout)
     step.send(conn, presence.welcome(step, daemon))
-    gone = state.gone.pop(daemon.name, None)
-    if gone is not None and gone.incarnation == hello.incarnation:
-        for evicted in gone.evicted:
-            step.send(conn, evicted)
-            rebuilding.remember(step, evicted)  # it may report before it hears this
+    for evicted in epochs.tell_fates(step, daemon):
+        rebuilding.remember(step, evicted)  # it may report before it hears this
     where = ", ".join(daemon.addresses)
     step.record(None, "daemon", f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}")
 
@@ -253,6 +250,7 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
             trainers.heard(step, daemon, message)
             pong = Send(daemon.conn, m.Pong(number, step.state.term, daemon.heard if number else 0))
             if number:  # decides nothing: the master is not to seem silent while it writes
+                epochs.hears_fates(step, daemon, message.heard)
                 step.ready.answers.append(pong)
             else:
                 step.ready.messages.append(pong)

@@ -285,10 +285,10 @@ class Group:
 
 @dataclass(slots=True)
 class Gone:
-    """What a daemon has to be told about members that it lost with its last connection."""
+    """What a daemon has to be told about members that were put out, should it not have heard it."""
 
-    incarnation: int
     evicted: list[m.Evicted] = field(default_factory=list)
+    told: int = 0  # how many of these were the first that it was told over its connection
 
 
 @dataclass(slots=True)
@@ -314,7 +314,7 @@ class State:
     daemons: dict[str, Daemon] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
-    gone: dict[str, Gone] = field(default_factory=dict)  # by daemon, oldest first
+    gone: dict[tuple[str, int], Gone] = field(default_factory=dict)  # by daemon and incarnation, oldest first
     twins: dict[str, tuple[int, m.Hello]] = field(
         default_factory=dict
     )  # by name: who waits for it, over which connection

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 FIRST_PAUSE = 0.05  # seconds between rounds of tries; doubles
 LONGEST_PAUSE = 0.5
 FIRST_PATIENCE = 0.5  # seconds for one of several masters to answer; half as much again with each round
+WELCOME_PATIENCE = 2.0  # the same for a single one that was lost a moment ago, once its connection is made
 HINTS_PER_ROUND = 2  # that are followed: masters that name each other must not be followed for ever
 
 
@@ -33,14 +34,18 @@ class Masters:
         """The master to try now, or that is connected."""
         return self._named or self._addresses[self._at]
 
-    def patience(self, timeout: float, *, soon: bool = False) -> float:
+    def patience(self, timeout: float, *, soon: bool = False, welcome: bool = False) -> float:
         """Seconds that the one at *address* has to answer: *timeout*, less where another one may answer sooner.
 
-        *soon*: it was lost a moment ago, and the next try may reach it before a lost packet is sent again.
+        *soon*: it was lost a moment ago, and the next try may reach it before the first packet of a connection, if that
+        was lost, is sent again. *welcome*: the connection is made; then TCP sends again soon, and to give up is to lose
+        what the master says, where its answer is only slow.
         """
-        if len(self._addresses) == 1 and not self._named and not soon:
+        alone = len(self._addresses) == 1 and not self._named
+        if alone and not soon:
             return timeout
-        return min(timeout, FIRST_PATIENCE * 1.5 ** min(self._rounds, 16))
+        first = WELCOME_PATIENCE if alone and welcome else FIRST_PATIENCE
+        return min(timeout, first * 1.5 ** min(self._rounds, 16))
 
     def welcomed(self) -> None:
         """The one at *address* leads: tries begin anew when it is lost."""
