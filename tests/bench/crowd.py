@@ -191,10 +191,11 @@ def losses(members: int, *, far: bool) -> list[Bar]:
     crowd.measured()
     crowd.lose(members // 3)
     one = crowd.measured()
-    site = list(crowd.conns)[: members // 2]
+    half_of_them = len(crowd.conns) // 2  # of more than half a master thinks that its own network is at fault
+    site = list(crowd.conns)[:half_of_them]
     for _ in range(12):  # the others are heard, the site is not
         crowd.now += crowd.limits.heartbeat_interval
-        crowd.beat(list(crowd.conns)[members // 2 :])
+        crowd.beat(list(crowd.conns)[half_of_them:])
         if crowd.now >= membership.next_deadline(crowd.state):
             crowd.measured()
             crowd.step(Tick())

@@ -329,7 +329,7 @@ def test_without_matplotlib_the_map_is_refused_with_the_way_to_get_it(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said = call("--plot", str(tmp_path / "map.png"), code=2)
     assert "ConfigError: --plot: the picture needs matplotlib" in said
-    assert "wancoll[demo]" in said
+    assert "pip install '.[demo]'" in said
 
 
 def test_variables_set_options_and_the_option_wins(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:

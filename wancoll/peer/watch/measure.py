@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import structlog
@@ -20,7 +21,7 @@ log = structlog.get_logger("wancoll.measure")
 
 _LOOK = 0.25  # seconds between looks at the lanes
 _REPORT = 1.0  # seconds between reports to the master
-_BURSTS = 2  # of a path, of which the better one counts: the machine may be busy with something else
+_ASKS = 1024  # of the master, that may wait to be answered
 _BURST_TRIES = 3  # a burst that an operation interrupted is tried again
 _IDLE_WAIT = 30.0  # seconds that a burst waits for the daemon to have no operation under way
 
@@ -52,7 +53,7 @@ class Measurer:
         self._busy, self._here, self._pace = busy, here, pace
         self._observer, self._pacer = Observer(), Pacer()
         self._room = trio.Semaphore(limits.pending_connections)  # for round trips under way
-        self._asked, self._asks = trio.open_memory_channel[m.MeasureLink](1024)
+        self._asked, self._asks = trio.open_memory_channel[m.MeasureLink](_ASKS)
         self._burst = trio.CancelScope()
 
     # ---- what operations tell ------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class Measurer:
 
     async def probe(self) -> None:
         """Task: do what measure() was asked, round trips side by side, bursts one after the other."""
-        bursts, wanted = trio.open_memory_channel[m.MeasureLink](1024)
+        bursts, wanted = trio.open_memory_channel[m.MeasureLink](_ASKS)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_bursts, wanted)
             async for ask in self._asks:
@@ -127,15 +128,18 @@ class Measurer:
                 log.warning("too many bursts to send", daemon=ask.daemon)
 
     async def _send_bursts(self, wanted: trio.MemoryReceiveChannel[m.MeasureLink]) -> None:
-        async for ask in wanted:
-            best = 0.0
-            for _ in range(_BURSTS):
-                rate = await self._send_burst(ask)
-                if rate > best or not best:
-                    best = rate
-                    self._send(m.LinkReport([m.LinkMeasure(ask.daemon, 0.0, best, 0, 0.0)]))
-                if not rate:
-                    break
+        """Each path once, and only then a second time: the better one counts, since the machine may have been busy."""
+        again: deque[tuple[m.MeasureLink, float]] = deque(maxlen=_ASKS)
+        while True:
+            try:
+                ask, best = wanted.receive_nowait(), 0.0
+            except trio.WouldBlock:
+                ask, best = again.popleft() if again else (await wanted.receive(), 0.0)
+            rate = await self._send_burst(ask)
+            if rate > best or not best:
+                self._send(m.LinkReport([m.LinkMeasure(ask.daemon, 0.0, rate, 0, 0.0)]))
+            if rate and not best:
+                again.append((ask, rate))
 
     async def _send_burst(self, ask: m.MeasureLink) -> float:
         """Bytes per second; 0: not known."""
