@@ -90,7 +90,7 @@ def settle(step: Step, group: Group) -> None:
                 del complaints[key]
                 group.bad_pairs.pop(told.pair, None)
             _acted(group, ends, "nothing: it came up")
-        elif (until := first.at + step.limits.link_timeout / 2) > step.now:
+        elif (until := _blame_at(step, first)) > step.now:
             group.current.settle_at = until  # whose fault it is shows when others have complained, too
             step.alarm(until)
             same = {told.pair for told in unreachable.values()}
@@ -102,6 +102,14 @@ def settle(step: Step, group: Group) -> None:
     if lost:
         told = lost[0]
         new_epoch(step, group, f"the link of {told.who.name} to {told.whom.name} broke: {told.reason}")
+
+
+def _blame_at(step: Step, first: Complaint) -> float:
+    """When somebody is put out for links that cannot be made; not while the master hears nobody (R11)."""
+    until = first.at + step.limits.link_timeout / 2
+    if step.state.deaf_until > step.now:
+        return max(until, min(step.state.deaf_until, step.now + step.limits.rejoin_grace))
+    return until
 
 
 def _part(step: Step, group: Group, told: Complaint) -> None:

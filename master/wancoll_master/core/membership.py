@@ -453,7 +453,7 @@ def _tick(step: Step) -> None:
             epochs.consider_update(step, group)
     step.state.deadline = min(
         [look_again]
-        + [_group_deadline(group) for group in step.state.groups.values()]
+        + [_group_deadline(step.state, group) for group in step.state.groups.values()]
         + [step.state.rejoin_until for group in step.state.groups.values() if epochs.held(step, group)]
         + [
             at
@@ -464,7 +464,7 @@ def _tick(step: Step) -> None:
     )
 
 
-def _group_deadline(group: Group) -> float:
+def _group_deadline(state: State, group: Group) -> float:
     asking = group.current.asking.deadline if group.current.asking is not None else inf
-    rebuild = group.rebuild.deadline if group.rebuild is not None else inf
+    rebuild = rebuilding.deadline(state, group.rebuild) if group.rebuild is not None else inf
     return min(asking, rebuild, group.current.settle_at, group.current.hold_until, probing.deadline(group))

@@ -17,7 +17,7 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import epochs, p2p, probing
 from wancoll_master.core.links import BAD_PAIR_SECONDS
-from wancoll_master.core.state import Daemon, Group, Member, Rebuild, Reported, Step, clip, names
+from wancoll_master.core.state import Daemon, Group, Member, Rebuild, Reported, State, Step, clip, names
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned
 from wancoll_master.plan.topology import pair
@@ -258,11 +258,16 @@ def _awaited(step: Step, group: Group, newest: m.Report) -> bool:
     return not used.mids <= was.union(*(epoch.daemons for epoch in rebuild.epochs.values()))
 
 
+def deadline(state: State, rebuild: Rebuild) -> float:
+    """When it is decided without those who have not reported: they cannot, while the master hears nobody."""
+    return max(rebuild.deadline, state.deaf_until)
+
+
 def consider(step: Step, group: Group) -> None:
     """Decide, once all have reported or had the time to."""
     assert group.rebuild is not None
     newest = _newest(group)
-    if group.rebuild.deadline > step.now and (newest is None or _awaited(step, group, newest)):
+    if deadline(step.state, group.rebuild) > step.now and (newest is None or _awaited(step, group, newest)):
         return
     rebuild, group.rebuild = group.rebuild, None
     used = step.state.used.get(group.name)
