@@ -28,7 +28,7 @@ from wancoll.cli import status
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll_master.core import report
-from wancoll_master.core.ready import Announce, Broadcast, Event, Message, Send, Tick
+from wancoll_master.core.ready import Announce, Broadcast, Event, Message, Received, Send, Tick
 
 FILES = sorted(Path(__file__).with_name("scripts").glob("*.txt"))
 SHOWN = "    "
@@ -134,6 +134,9 @@ class Script(Room):
             self.say(daemon, _message(message))
         elif verb == "first":  # of a connection that nobody knows
             self.stranger(_message(rest))
+        elif verb == "on":  # over a connection that is here, by its number
+            conn, _, message = rest.partition(" ")
+            self.step(Received(int(conn), _message(message)))
         elif verb == "report":
             reported = _message(f"report({rest})")
             self.say(f"d{reported.mid}", reported)

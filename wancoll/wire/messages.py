@@ -863,7 +863,7 @@ class Bye(Message, frozen=True):
     """The master closes this connection, and why."""
 
     reason: Text
-    final: bool = False  # this daemon must not come back: another one has its name
+    final: bool = False  # this daemon, a newcomer, must not come back: another one has its name
 
 
 # For members; all have a group. The rest is for daemons.

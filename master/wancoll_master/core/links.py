@@ -33,7 +33,7 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     if known is None or known.kind == "lost":
         head, told = (member, other, message.sends, message.kind), clip(message.reason, 300)
         group.current.complaints[key] = Complaint(*head, told, step.now, group.committed, group.p2p_count)
-    _note(step, group, member, other, message.kind, message.reason)
+    _note(step, group, member, other, message)
     _confirms(step, other)
     if message.kind == "unreachable" and not message.sends:
         group.bad_pairs.pop(pair(member.mid, other.mid), None)
@@ -48,7 +48,7 @@ def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
     """The complaint is of an earlier epoch, which has ended, perhaps for the other end's: people want to know."""
     other = step.state.members.get(message.other)
     if other is not None and other.group is member.group and other is not member:
-        _note(step, member.group, member, other, message.kind[:32], message.reason)
+        _note(step, member.group, member, other, message)
         _same_as_other_end(member.group, member, other)
         _confirms(step, other)
 
@@ -147,14 +147,17 @@ def _evict(step: Step, group: Group, complained: list[tuple[int, int]], ends: se
 # ---- what people are told -----------------------------------------------------------------------------
 
 
-def _note(step: Step, group: Group, source: Member, target: Member, kind: str, why: str) -> None:
+def _note(step: Step, group: Group, source: Member, target: Member, message: m.LinkDown) -> None:
     """*source* says that its link to *target* is down."""
+    kind, why = message.kind[:32], message.reason
     key = source.name, target.name
     known = group.troubles.pop(key, None)
     if known is None or step.now - known.last > _TROUBLES_SECONDS:
         known = Trouble(kind, why, step.now, step.now)
     known.kind, known.why, known.last = kind, clip(why, 300), step.now
     known.times += 1
+    if kind == "lost" and not message.sends:
+        known.lost_at = step.now
     group.troubles[key] = known  # the newest last
     while len(group.troubles) > step.limits.troubles:
         del group.troubles[next(iter(group.troubles))]

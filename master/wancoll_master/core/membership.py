@@ -153,6 +153,8 @@ def _take(this: Step, event: Event) -> None:
 
 
 def _first_message(step: Step, conn: int, message: m.FromPeer) -> None:
+    if isinstance(message, m.Hello) and presence.waits(step.state, conn):
+        raise ProtocolError("introduces itself twice", got="Hello")
     if isinstance(message, m.StatusRequest):
         _status(step, conn, message)
         step.close(conn, "")

@@ -47,8 +47,10 @@ def heard(step: Step, daemon: Daemon, message: m.FromPeer, *, counts: bool) -> N
             f"another daemon is named {daemon.name}, and answers: it is at {where}, this one at {there}; "
             "give each daemon a --name of its own"
         )
-        step.close(conn, why, final=True)
-        step.record(None, "refused", f"a second daemon {daemon.name} at {there}: the one at {where} answers")
+        newcomer = not (hello.master or hello.term)  # one that was here before may be the one whose name was taken
+        step.close(conn, why, final=newcomer)
+        text = f"a second daemon {daemon.name} at {there}: the one at {where} answers"
+        step.record(None, "refused", text, kept=newcomer)
 
 
 def welcome(step: Step, daemon: Daemon, *, resumed: bool = False) -> m.Welcome:
@@ -65,9 +67,7 @@ def welcome(step: Step, daemon: Daemon, *, resumed: bool = False) -> m.Welcome:
 def disconnected(step: Step, conn: int, reason: str, *, lasting: bool) -> None:
     """The connection is gone. Unless that is *lasting*, a daemon with members has a while to take it up again."""
     state = step.state
-    for name, (twin, _) in list(state.twins.items()):
-        if twin == conn:
-            del state.twins[name]
+    state.forget_twin(conn)
     daemon = state.connections.get(conn)
     if daemon is None:
         return
@@ -76,7 +76,7 @@ def disconnected(step: Step, conn: int, reason: str, *, lasting: bool) -> None:
         end(step, {daemon: f"daemon {daemon.name} has stopped"}, "left", close=daemon.away)
         return
     has_members = any(member.in_epoch for member in daemon.members.values())
-    if lasting or not has_members or daemon.name in state.twins or _links_are_lost(step, daemon):
+    if lasting or not has_members or _links_are_lost(step, daemon):
         end(step, {daemon: why}, "daemon died", close=daemon.away)
         return
     daemon.away_since, daemon.away_why = step.now, why
@@ -108,15 +108,21 @@ def returned(step: Step, conn: int, hello: m.Hello) -> None:
 
 
 def _links_are_lost(step: Step, daemon: Daemon) -> bool:
-    """Whether another member has lately lost its link to one of this daemon."""
+    """Whether a ring neighbour has lately lost its link to a member of this daemon."""
     since = step.now - step.limits.return_grace
-    for mid, member in daemon.members.items():
-        group = member.group
-        if any(whom == mid for _, whom, _ in group.current.complaints):
-            return True
-        if any(whom == member.name and told.last >= since for (_, whom), told in group.troubles.items()):
-            return True
+    for member in daemon.members.values():
+        if member.in_epoch:
+            told = (member.group.troubles.get((other.name, member.name)) for other in _neighbours(member))
+            if any(one is not None and one.lost_at >= since for one in told):
+                return True
     return False
+
+
+def _neighbours(member: Member) -> list[Member]:
+    """Those before and after it in its group's ring."""
+    ring = member.group.members
+    at = ring.index(member)
+    return [ring[at - 1], ring[(at + 1) % len(ring)]]
 
 
 # ---- the same name twice ----------------------------------------------------------------------------
@@ -135,15 +141,17 @@ def admits(step: Step, conn: int, hello: m.Hello) -> bool:
             return False
         end(step, {old: f"daemon {old.name} connected again"}, "evicted", close=True)
         return True
-    if old.away:
-        end(step, {old: f"daemon {old.name} was started anew"}, "daemon died", close=True)
-        return True
     known = state.twins.pop(old.name, None)
     if known is not None:
         step.close(known[0], f"another connection asks for the name {old.name}")
     state.twins[old.name] = conn, hello
     step.alarm(_due(step, old))
     return False
+
+
+def waits(state: State, conn: int) -> bool:
+    """Whether somebody waits for a name over this connection."""
+    return any(twin == conn for twin, _ in state.twins.values())
 
 
 def unopposed(state: State) -> list[tuple[int, m.Hello]]:
@@ -234,7 +242,7 @@ def _dead(step: Step) -> set[Daemon]:
 def _replaced(step: Step) -> list[tuple[float, Daemon]]:
     """Those whose name a twin waits for, and when it gets it if they are not heard."""
     named = [step.state.daemons[name] for name in step.state.twins if name in step.state.daemons]
-    return [(daemon.heard_at + step.limits.heartbeat_timeout, daemon) for daemon in named]
+    return [(_due(step, daemon), daemon) for daemon in named]
 
 
 def _all_due(step: Step, daemons: list[Daemon]) -> float:

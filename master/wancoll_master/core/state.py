@@ -81,6 +81,7 @@ class Trouble:
     last: float
     times: int = 0
     done: str = ""  # what the master did about it
+    lost_at: float = -inf  # when the link for collectives was last lost
 
 
 @dataclass(slots=True)
@@ -323,6 +324,11 @@ class State:
     measures: Measures = field(default_factory=Measures)
     asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
 
+    def forget_twin(self, conn: int) -> None:
+        """Nobody waits for a name over this connection any more."""
+        for name in [name for name, (twin, _) in self.twins.items() if twin == conn]:
+            del self.twins[name]
+
 
 @dataclass(slots=True)
 class Step:
@@ -349,6 +355,7 @@ class Step:
     def close(self, conn: int, reason: str, *, final: bool = False) -> None:
         """End a connection once all is said. *final*: its daemon must not come back."""
         self.ready.closes.append(Close(conn, clip(reason), final))
+        self.state.forget_twin(conn)
 
     def persist(self, next_mid: int = 0) -> Persist:
         """This step's one write, which knows the newest numbers."""
