@@ -88,34 +88,6 @@ def test_lanes_of_an_older_dial_are_refused_and_a_newer_one_replaces_the_link_an
     assert core.CloseLink(welcome.number) in commands
 
 
-def test_an_absurd_generation_does_not_outlive_its_set() -> None:
-    """Who knows the group's key can dial in another's name; the two must find each other again."""
-    end = End(1, {2})
-    [forged] = only(end.knock(2, 1 << 62), core.Welcome)
-    assert isinstance(forged, core.Welcome)
-    assert only(end.knock(2, 3), core.Refuse)
-    end.links.step(core.Broken(forged.number, "reset"), 2.0)
-    [welcome] = only(end.knock(2, 4), core.Welcome)
-    assert isinstance(welcome, core.Welcome)
-    assert only(end.attach(welcome.number), core.LinksUp)
-
-
-def test_a_late_lane_of_a_set_that_is_gone_gives_way_to_the_next_dial() -> None:
-    end = End(1, {2})
-    [first] = only(end.knock(2, 5), core.Welcome)
-    assert isinstance(first, core.Welcome)
-    end.links.step(core.Broken(first.number, "reset"), 2.0)
-    [late] = only(end.knock(2, 5, lane=1), core.Welcome)
-    assert isinstance(late, core.Welcome)
-    assert end.links.awaits(late.number, 0), "what came for the first set does not count"
-    [welcome] = only(end.knock(2, 6), core.Welcome)
-    assert isinstance(welcome, core.Welcome)
-    assert not end.links.awaits(late.number, 1)
-    assert only(end.knock(2, 5, lane=2), core.Refuse)
-    assert all(only(end.knock(2, 6, lane=lane), core.Welcome) for lane in range(1, 8))
-    assert only(end.attach(welcome.number), core.LinksUp)
-
-
 def test_what_an_epoch_needed_the_next_one_does_not() -> None:
     end = End(4, {3})
     [dial] = only(end.links.step(core.Need(end.owner, frozenset({1})), 1.0), core.Dial)

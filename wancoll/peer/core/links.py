@@ -3,8 +3,8 @@
 A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says. One end dials them
 all, as one set; the link is up when all of a set are here. What is on a lane is lost with it, so a lane that breaks
 takes the link along, and another set is made. Each set has a *number* of its own here, the engine's name of the link:
-what still comes for an older one finds nothing and is dropped. The dialler counts its sets (*generation*); while
-one is open here a higher one wins, so lanes of two dials are never mixed, however late they come.
+what still comes for an older one finds nothing and is dropped. The dialler counts its sets (*generation*); the highest
+wins, so lanes of two dials are never mixed, however late they come.
 
 Who dials: links between ring neighbours, spare ones (which a ring without a neighbour needs) and those for sends and
 recvs (another channel of the pair, which only the two know of) are *agreed*: both ends learn at the same time that they
@@ -91,7 +91,7 @@ class Link:
     state: State = State.idle
     number: int = 0  # of the set that is open, 0: none
     ours: bool = False  # that set was dialled from here
-    accepted: int = 0  # the set that was dialled from there, by its count; 0: it is not open any more
+    accepted: int = 0  # the newest set dialled from there, by its count
     dialled_at: float = 0.0  # when a set was last dialled from here
     welcomed: set[int] = field(default_factory=set)  # lanes of their set that were let in
     attached: set[int] = field(default_factory=set)
@@ -493,7 +493,6 @@ class Links:
             del self._open[link.number]
             out.append(CloseLink(link.number))
         link.number, link.state = 0, State.idle
-        link.accepted = 0  # a count goes with its set: an absurd one must not outlive it. A late lane's set breaks anew
         link.attached.clear()
         link.welcomed.clear()
 
