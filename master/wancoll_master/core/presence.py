@@ -47,7 +47,9 @@ def heard(step: Step, daemon: Daemon, message: m.FromPeer, *, counts: bool) -> N
             f"another daemon is named {daemon.name}, and answers: it is at {where}, this one at {there}; "
             "give each daemon a --name of its own"
         )
-        newcomer = not (hello.master or hello.term)  # one that was here before may be the one whose name was taken
+        # One that was here before may be the one whose name was taken; one at the same address, the same one started
+        # anew, while what it had said before was on its way.
+        newcomer = not (hello.master or hello.term) and hello.addresses != daemon.addresses
         step.close(conn, why, final=newcomer)
         text = f"a second daemon {daemon.name} at {there}: the one at {where} answers"
         step.record(None, "refused", text, kept=newcomer)
