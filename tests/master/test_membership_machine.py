@@ -139,7 +139,8 @@ class Cluster(RuleBasedStateMachine):
                 last = max(e for e, epoch in self.epochs.items() if told.mid in {one.mid for one in epoch.members})
                 if not self.room.starts > 1:
                     assert told.committed_upto == self.committed_in[last], "R8"
-                elif told.unknown_upto <= told.committed_upto:  # what members had finished may have been committed since, for good
+                elif told.unknown_upto <= told.committed_upto:
+                    # What members had finished may have been committed since, for good.
                     assert (
                         self.committed_in[last] <= told.committed_upto <= max(self.committed, self.committed_in[last])
                     )
