@@ -251,7 +251,8 @@ class Server:
             self.step_down(ready.step_down.reason, ready.step_down.term)
             return
         for answer in ready.answers:
-            self._put(answer.conn, encode(answer.message) if isinstance(answer, Send) else self._status_now(state))
+            said = encode(answer.message) if isinstance(answer, Send) else self._status_now(state, answer.conn)
+            self._put(answer.conn, said)
         for one in ready.log:
             say = log.warning if one.kind in _WARNINGS else log.info
             say(one.kind, group=one.group, epoch=one.epoch, text=one.text)
@@ -346,10 +347,13 @@ class Server:
         except sqlite3.Error as bad:
             log.error("the journal cannot be written; a restart of the master may forget", reason=str(bad))
 
-    def _status_now(self, state: State) -> bytes:
-        """The frame for whoever asks; those who ask again and again get the same, so that it takes little time."""
+    def _status_now(self, state: State, conn: int) -> bytes:
+        """The frame for whoever asks. Who stays connected and asks again and again gets the same: it takes little time.
+
+        Who asks once is told what is so now, also what it has just brought about.
+        """
         began = trio.current_time()
-        if began >= self._status_until:
+        if began >= self._status_until or conn not in state.connections:
             self._status_frame = encode(self._status(state))
             self._status_until = began + (trio.current_time() - began) / _STATUS_SHARE
         return self._status_frame

@@ -412,6 +412,15 @@ async def status(connect: Connect) -> m.Status:
     return answer  # type: ignore[no-any-return]
 
 
+async def test_who_asks_for_status_is_told_what_was_so_when_it_asked():
+    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+        for number in range(20):
+            peer = await connect()
+            await peer.say(hello(f"d{number}"))
+            await peer.expect(m.Welcome)
+            assert len((await status(connect)).daemons) == number + 1
+
+
 async def test_status_is_the_first_and_only_message():
     async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
         peer, mid = await member(connect, "m0", 1)
