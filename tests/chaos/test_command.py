@@ -31,7 +31,8 @@ def chaos(tmp_path: Path, *options: str, timeout: float = 150.0) -> tuple[subpro
 
 def check_held(done: subprocess.CompletedProcess[str], report: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+    said = [line for line in done.stderr.splitlines() if "still waiting for a place" not in line]  # a master was away
+    assert said == []
     assert report["violations"] == []
     assert "violations: 0" in done.stdout
     assert report["calls"]["committed"] > 100
