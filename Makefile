@@ -12,7 +12,7 @@ BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h,nat
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses=2 --dist=worksteal
 
-.PHONY: demo test check nightly chaos fuzz sim bench bench-wan lint san fuzz-native clean
+.PHONY: demo test check nightly chaos fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -101,15 +101,17 @@ FUZZ_SECONDS ?= 3
 FUZZ_CORPUS := native/tests/corpus
 FUZZ_BINARIES := $(SAN_DIR)/fuzz_engine.address $(SAN_DIR)/fuzz_engine.thread
 
-san: $(SAN_BINARIES) $(FUZZ_BINARIES)
+san: $(SAN_BINARIES)
 	@set -e; for binary in $(SAN_BINARIES); do echo "$$binary"; $(FIXED_ADDRESSES) $$binary; done
+
+san-fuzz: $(FUZZ_BINARIES)
 	@set -e; for binary in $(FUZZ_BINARIES); do \
 		echo "$$binary"; $(FIXED_ADDRESSES) $$binary $(FUZZ_CORPUS) $(FUZZ_SECONDS); done
 
 # libFuzzer needs clang: `make fuzz-native FUZZ_SECONDS=600`. What it finds is kept in build/fuzz.
 CLANG ?= $(firstword $(foreach c,clang clang-18 clang-17 clang-16 clang-15 clang-14,$(shell command -v $c)))
 fuzz-native: $(SAN_SOURCES) $(SAN_HEADERS)
-	@test -n "$(CLANG)" || { echo "make: libFuzzer needs clang; make san fuzzes without it" >&2; exit 1; }
+	@test -n "$(CLANG)" || { echo "make: libFuzzer needs clang; make san-fuzz does without it" >&2; exit 1; }
 	@mkdir -p build/fuzz/corpus
 	$(CLANG) $(SAN_FLAGS) -DWC_LIBFUZZER -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
 		-o build/fuzz/fuzz_engine native/tests/fuzz_engine.c $(SAN_SOURCES) -lm
