@@ -92,7 +92,7 @@ class Server:
         self._closing: set[int] = set()  # connections that end once what is held for them has left
         self._connections: dict[int, Stream] = {}
         self._kept: dict[int, Kept[bytes]] = {}  # what daemons were told and have not confirmed
-        self._goes_on: dict[int, int] = {}  # connection -> the broken one that it goes on with
+        self._takes_up: dict[int, int] = {}  # connection -> the broken one that it goes on with
         self._numbers = itertools.count(1)
         self._greeting = Handshakes(config.limits.pending_connections, config.limits.handshake_timeout)
         self._dirty: dict[int, Stream] = {}  # with an unsent batch
@@ -193,20 +193,16 @@ class Server:
         if state is None:
             self._decline(event)
             return
-        if isinstance(event, Received) and (event.conn in self._closing or event.conn not in self._connections):
-            return
-        try:
-            if isinstance(event, Received) and isinstance(event.message, m.Heartbeat) and event.conn in self._kept:
+        if isinstance(event, Received):
+            if event.conn in self._closing or event.conn not in self._connections:
+                return
+            if isinstance(event.message, m.Heartbeat) and event.conn in self._kept:
                 self._kept[event.conn].confirmed(event.message.heard)
-            if not (
-                isinstance(event, Received)
-                and isinstance(event.message, m.Hello)
-                and self._goes_on_with(state, event.conn, event.message)
-            ):
+        try:
+            if not self._goes_on(state, event):
                 self._carry_out(state, membership.step(state, trio.current_time(), event, propose))
-        except (
-            Exception
-        ) as bug:  # nothing of the step may be believed, and nobody has been told: as if it had died here
+        except Exception as bug:
+            # Nothing of the step may be believed, and nobody has been told: as if it had died here.
             log.error("a bug: a step of the master failed", of=shown(event), trace=trace(bug))
             if isinstance(event, Received):
                 self._close(event.conn, encode(m.Bye(f"this made the master fail: {shown(event.message)}")))
@@ -215,8 +211,11 @@ class Server:
         if state.deadline < self._alarm.deadline:
             self._alarm.deadline = state.deadline
 
-    def _goes_on_with(self, state: State, number: int, hello: m.Hello) -> bool:
-        """Whether the daemon that says this takes up its broken connection; then its task serves that one."""
+    def _goes_on(self, state: State, event: Event) -> bool:
+        """Whether this is a daemon that takes up its broken connection; then its task serves that one."""
+        if not isinstance(event, Received) or not isinstance(event.message, m.Hello):
+            return False
+        number, hello = event.conn, event.message
         if number in state.connections:
             return False  # it introduces itself twice
         conn = presence.returning(state, hello)
@@ -228,7 +227,7 @@ class Server:
             broken.drop_batch()
             broken.end()
         self._dirty.pop(number, None)
-        self._connections[conn], self._goes_on[number] = stream, conn
+        self._connections[conn], self._takes_up[number] = stream, conn
         ready = membership.step(state, trio.current_time(), Returned(conn, hello), propose)
         answers, ready.answers = ready.answers, []
         self._carry_out(state, Ready(answers=answers))
@@ -404,7 +403,7 @@ class Server:
                     reason = await self._read(number, connection)
                     nursery.cancel_scope.cancel()
             if self._is_over(number, connection):
-                conn = self._goes_on.get(number, number)
+                conn = self._takes_up.get(number, number)
                 self._closing.discard(conn)
                 kept = self._kept.get(conn)
                 lasting = not connection.ended or connection.overflow or kept is None or kept.lost
@@ -416,7 +415,7 @@ class Server:
             if self._is_over(number, connection):  # serve() was cancelled
                 connection.send(encode(m.Bye("the master is stopping")))
                 connection.end()
-            self._goes_on.pop(number, None)
+            self._takes_up.pop(number, None)
             if connection.ending and not connection.overflow:
                 await connection.close_delivered()
             else:
@@ -424,7 +423,7 @@ class Server:
 
     def _is_over(self, number: int, connection: Stream) -> bool:
         """Forget the connection that came as *number*; False: it is forgotten, or another one goes on with it."""
-        conn = self._goes_on.get(number, number)
+        conn = self._takes_up.get(number, number)
         if self._connections.get(conn) is not connection:
             return False
         del self._connections[conn]
@@ -432,7 +431,7 @@ class Server:
 
     def _introduced(self, number: int) -> bool:
         """Whether a daemon of this leader is at the other end."""
-        return self.state is not None and self._goes_on.get(number, number) in self.state.connections
+        return self.state is not None and self._takes_up.get(number, number) in self.state.connections
 
     async def _read(self, number: int, connection: Stream) -> str:
         """Feed the state machine until the connection ends; returns why it did."""
@@ -466,5 +465,5 @@ class Server:
                     connection.send(encode(self._arm(message)))
                     connection.end()
                 else:
-                    self.apply(Received(self._goes_on.get(number, number), message))
+                    self.apply(Received(self._takes_up.get(number, number), message))
             self.flush()

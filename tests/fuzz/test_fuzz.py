@@ -8,7 +8,6 @@ import pytest
 
 from tests.fuzz import decoders, guided, master, peer
 from tests.fuzz.absurd import Absurd, Drawn, kinds, typed
-from wancoll.wire import messages as m
 
 
 @pytest.mark.parametrize("target", guided.TARGETS)
@@ -33,9 +32,7 @@ def test_a_member_and_its_links_survive_any_message(seed: int) -> None:
     peer.run(Drawn(seed), 150)
 
 
-@pytest.mark.parametrize(
-    "union", [m.FromPeer, m.FromMaster, m.FromClient, m.FromDaemon, m.LaneFirst, m.LaneAnswer], ids=str
-)
+@pytest.mark.parametrize("union", decoders.UNIONS, ids=str)
 def test_absurd_messages_are_typed(union: object) -> None:
     """Else the tests above would end at the decoder and try nothing."""
     absurd, chance = Absurd(), Drawn(1)

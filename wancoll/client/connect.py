@@ -23,7 +23,7 @@ from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import MASTER_PORT, default_socket, join_address, split_addresses
-from wancoll.net.unix import connect_local
+from wancoll.net.unix import connect_local, is_served
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
@@ -201,10 +201,9 @@ def _master(text: str, what: str) -> str:
 
 def _answers(path: str) -> bool:
     try:
-        connect_local(path, _LEAST_HANDSHAKE).close()
-    except OSError as bad:
-        return isinstance(bad, TimeoutError)  # too busy to accept, so it lives
-    return True
+        return is_served(path, _LEAST_HANDSHAKE)
+    except OSError:
+        return False
 
 
 def _attach_in_time(

@@ -14,7 +14,7 @@ import trio
 
 from wancoll.errors import ConfigError
 from wancoll.local import split_address
-from wancoll.net.unix import connect_local
+from wancoll.net.unix import is_served
 
 _BACKLOG = 1024
 
@@ -74,12 +74,9 @@ def claim_socket(path: str) -> socket.socket:
         if os.path.exists(path):
             if not stat.S_ISSOCK(os.stat(path).st_mode):
                 raise ConfigError("is not a socket", who=path, hint=hint)
-            try:
-                with contextlib.suppress(TimeoutError):  # too busy to accept, so it lives
-                    connect_local(path, timeout=1).close()
+            if is_served(path, timeout=1):
                 raise ConfigError("another daemon serves this socket", who=path, hint=hint)
-            except ConnectionRefusedError:
-                os.unlink(path)
+            os.unlink(path)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         os.chmod(path, 0o600)

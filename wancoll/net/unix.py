@@ -8,6 +8,21 @@ import time
 _FULL_QUEUE_SECONDS = 0.005  # between two tries at a socket whose queue is full
 
 
+def is_served(path: str, timeout: float) -> bool:
+    """Whether a process listens at *path*; one that is too busy to accept within *timeout* (seconds) does.
+
+    Raises:
+        OSError: that cannot be told.
+    """
+    try:
+        connect_local(path, timeout).close()
+    except TimeoutError:
+        return True
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 def connect_local(path: str, timeout: float) -> socket.socket:
     """A connection to the unix socket at *path*, with *timeout* (seconds) set.
 

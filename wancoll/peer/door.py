@@ -88,9 +88,9 @@ class FrontDoor:
             if not first.member:
                 first = replace(first, member=f"{self._daemon.name[:100]}-{self._next_range}")
             if self._daemon.clients >= limits.clients:
-                full = m.Failure(0, "PeerDaemonLost", "has no room for one more client", who=self._daemon.name)
+                head = (0, "PeerDaemonLost", "has no room for one more client", self._daemon.name)
                 expected = f"at most {limits.clients} clients of one daemon; its limit on open files may allow more"
-                client.send(encode(replace(full, expected=expected)))
+                client.send(encode(m.Failure(*head, expected)))
                 return
             if self._daemon.has(first.group, first.member):  # its Leave, which names it, would be taken for the other's
                 taken = f"group {first.group} has {first.member} here already, and names are unique in a group"

@@ -501,7 +501,7 @@ def _few(calls: dict[str, str]) -> dict[str, str]:
     for who, call in calls.items():
         by_call.setdefault(call, []).append(who)
     rarest = sorted(by_call.values(), key=len)[:_CALLS_TOLD]
-    some = [who for several in zip_longest(*rarest) for who in several if who is not None][:_CALLS_TOLD]
+    some = [who for one_of_each in zip_longest(*rarest) for who in one_of_each if who is not None][:_CALLS_TOLD]
     return {who: calls[who] for who in calls if who in some}
 
 

@@ -32,7 +32,7 @@ def ask_round_trips(step: Step, group: Group, newcomer: Daemon) -> None:
         if not source.measures:
             continue
         ends = source.name, target.name
-        asked = step.state.asked.get(ends) or step.state.asked.add(ends, Asked())
+        asked = step.state.asked.add(ends, Asked())
         if asked.until <= step.now:
             asked.until = step.now + WAIT
             step.alarm(asked.until)
@@ -78,7 +78,7 @@ def _ask_bandwidth(step: Step, source: Daemon, target: Daemon, nbytes: int) -> b
     if known or not source.measures or near(source, target):
         return False
     ends = source.name, target.name
-    asked = step.state.asked.get(ends) or step.state.asked.add(ends, Asked())
+    asked = step.state.asked.add(ends, Asked())
     if asked.burst_at + AGAIN > step.now:
         return False
     asked.burst_at = step.now
@@ -90,7 +90,7 @@ def take(step: Step, daemon: Daemon, report: m.LinkReport) -> list[Group]:
     """Take in a report. Returns groups that may have waited for it."""
     step.state.measures.take(daemon.name, report, step.state.daemons, step.now)
     answered = []
-    for group in dict.fromkeys(member.group for member in daemon.members.values()):
+    for group in daemon.groups:
         before = len(group.awaited)
         for seen in report.links if before else ():
             ends = daemon.name, seen.daemon
@@ -107,7 +107,7 @@ def forget(step: Step, gone: Iterable[Daemon]) -> None:
     gone_names = {daemon.name: None for daemon in gone}
     step.state.measures.forget(gone_names)
     step.state.asked.forget(gone_names)
-    for group in dict.fromkeys(member.group for daemon in gone for member in daemon.members.values()):
+    for group in dict.fromkeys(group for daemon in gone for group in daemon.groups):
         for ends in [ends for ends in group.awaited if not gone_names.keys().isdisjoint(ends)]:
             del group.awaited[ends]
 

@@ -104,7 +104,7 @@ def returned(step: Step, conn: int, hello: m.Hello) -> None:
     _hears(step)
     step.ready.answers.append(Send(conn, welcome(step, daemon, resumed=True)))
     step.record(None, "back", f"daemon {daemon.name} is back after {gap:.1f} s, and goes on")
-    for group in {member.group.name: member.group for member in daemon.members.values()}.values():
+    for group in daemon.groups:
         epochs.form_if_complete(step, group)
         epochs.consider_update(step, group)
 
@@ -114,17 +114,17 @@ def _links_are_lost(step: Step, daemon: Daemon) -> bool:
     since = step.now - step.limits.return_grace
     for member in daemon.members.values():
         if member.in_epoch:
-            told = (member.group.troubles.get((other.name, member.name)) for other in _neighbours(member))
+            ring = member.group.members
+            around = _neighbours(ring, ring.index(member))
+            told = (member.group.troubles.get((other.name, member.name)) for other in around)
             if any(one is not None and one.lost_at >= since for one in told):
                 return True
     return False
 
 
-def _neighbours(member: Member) -> list[Member]:
-    """Those before and after it in its group's ring."""
-    ring = member.group.members
-    at = ring.index(member)
-    return [ring[at - 1], ring[(at + 1) % len(ring)]]
+def _neighbours(ring: list[Member], at: int) -> tuple[Member, Member]:
+    """Those before and after the one at this place."""
+    return ring[at - 1], ring[(at + 1) % len(ring)]
 
 
 # ---- the same name twice ----------------------------------------------------------------------------
@@ -298,13 +298,11 @@ def _hears(step: Step) -> None:
 
 def _nobody_would_tell(ended: set[Daemon]) -> set[Daemon]:
     """Daemons that are away like those that have *ended*, and whose ring neighbours are all away or ended, too."""
-    groups = {member.group.name: member.group for daemon in ended for member in daemon.members.values()}
     found: dict[Daemon, bool] = {}
-    for group in groups.values():
-        ring: list[Member] = group.members
-        for at, member in enumerate(ring):
+    for group in {group for daemon in ended for group in daemon.groups}:
+        for at, member in enumerate(group.members):
             if member.daemon.away and member.daemon not in ended:
-                around = {ring[at - 1].daemon, ring[(at + 1) % len(ring)].daemon} - {member.daemon}
+                around = {other.daemon for other in _neighbours(group.members, at)} - {member.daemon}
                 alone = bool(around) and all(other.away or other in ended for other in around)
                 found[member.daemon] = found.get(member.daemon, True) and alone
     return {daemon for daemon, alone in found.items() if alone}

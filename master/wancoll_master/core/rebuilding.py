@@ -27,7 +27,6 @@ _TEXTS = {
     "CollectiveMismatch": p2p.MISFIT,
     "OperationAborted": p2p.APART,
     "OutcomeUnknown": "it was finished here, and nobody can say whether it was on the other side",
-    "journal": "it was finished, the master's journal is lost, and a member that may know more did not come back",
 }
 _DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
 _MID_BLOCK = 1024  # mids are reserved in the journal in blocks
@@ -468,7 +467,7 @@ def _outcome(mid: int, half: m.OpenP2P, other: m.Report | None) -> tuple[str | N
     """An error or "" with a digest where the pair has ended for the *other* half; (None, 0) if it has not."""
     failed = () if other is None else other.failed
     error = next((how for to, number, how in failed if (to, number) == (mid, half.number)), "")
-    if error in _TEXTS and error:
+    if error and error in _TEXTS:
         return error, 0
     if not half.done:
         return None, 0

@@ -12,6 +12,7 @@ from wancoll.wire import messages as m
 from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Record, Send, Used
 from wancoll_master.plan.measures import Measures, Pairs
 from wancoll_master.plan.planning import Planned, Planner
+from wancoll_master.plan.topology import pair
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +38,11 @@ class Daemon:
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
     reported: set[int] = field(default_factory=set)  # mids of members of an earlier master, let in to a rebuild
+
+    @property
+    def groups(self) -> list[Group]:
+        """Those of its members, each once."""
+        return list(dict.fromkeys(member.group for member in self.members.values()))
 
     @property
     def away(self) -> bool:
@@ -187,7 +193,7 @@ class Complaint:
     @property
     def pair(self) -> tuple[int, int]:
         """Mids of the two ends, the lower first."""
-        return min(self.who.mid, self.whom.mid), max(self.who.mid, self.whom.mid)
+        return pair(self.who.mid, self.whom.mid)
 
 
 @dataclass(slots=True)
@@ -316,9 +322,7 @@ class State:
     groups: dict[str, Group] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
     gone: dict[tuple[str, int], Gone] = field(default_factory=dict)  # by daemon and incarnation, oldest first
-    twins: dict[str, tuple[int, m.Hello]] = field(
-        default_factory=dict
-    )  # by name: who waits for it, over which connection
+    twins: dict[str, tuple[int, m.Hello]] = field(default_factory=dict)  # by name: the connection that waits for it
     postponed: dict[Daemon, list[tuple[Daemon, m.Join]]] = field(default_factory=dict)  # by the silent one: who waits
     deaf_until: float = -inf  # until then nobody is put out for silence: it is the master that hears nobody
     measures: Measures = field(default_factory=Measures)

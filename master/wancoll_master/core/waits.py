@@ -13,7 +13,7 @@ from math import inf
 
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
-from wancoll_master.core.epochs import WINDOW_FACTOR, new_epoch, void
+from wancoll_master.core.epochs import new_epoch, void, window_end
 from wancoll_master.core.state import Group, Member, Pending, Slow, Step, Told, clip, names
 
 FRESH = 3.5  # heartbeat intervals during which what a member said counts
@@ -233,7 +233,7 @@ def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> 
     """Nothing moves and nothing is to blame: make links anew; after some times give the operation up for all."""
     if wait.causes or not wait.seq or group.small or group.current.settle_at < inf:
         return
-    if wait.seq > group.committed + WINDOW_FACTOR * step.limits.ops_in_flight:
+    if wait.seq > window_end(step, group):
         return  # no member can have called it
     if not _still(step, wait, message):
         return  # nobody has to look at the others

@@ -29,7 +29,9 @@ class Pairs(dict[tuple[str, str], T]):
         self._of: dict[str, dict[tuple[str, str], None]] = {}
 
     def add(self, ends: tuple[str, str], value: T) -> T:
-        """Keep the value of a pair that is not known yet, and return it."""
+        """Keep the value of a pair that is not known yet; returns what is kept of it."""
+        if ends in self:
+            return self[ends]
         self[ends] = value
         for name in ends:
             self._of.setdefault(name, {})[ends] = None
@@ -118,8 +120,7 @@ class Measures:
         for seen in report.links:
             ends = (source, seen.daemon)
             if seen.daemon in known and seen.daemon != source and (ends in self.paths or len(self.paths) < MAX_PATHS):
-                path = self.paths.get(ends) or self.paths.add(ends, Path())
-                path.take(seen, now)
+                self.paths.add(ends, Path()).take(seen, now)
         if report.uplink > 0 and report.lanes:
             by_lanes = self.uplinks.setdefault(source, {})
             if report.lanes in by_lanes or len(by_lanes) < MAX_LANE_COUNTS:

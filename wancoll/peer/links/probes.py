@@ -39,13 +39,11 @@ async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> tuple[
         with trio.fail_after(limits.probe_timeout):
             stream = await dial(addresses, limits.probe_timeout)
             async with stream:
-                found = (await greet(stream, m.ProbeHello(PROTOCOL_VERSION, daemon), ", ".join(addresses))).daemon
+                await _expect(stream, addresses, daemon)
     except DialFailed as bad:
         return False, str(bad)
     except trio.TooSlowError:
         return False, f"{', '.join(addresses)}: no answer within {limits.probe_timeout:.1f} s"
-    if found != daemon:
-        return False, f"{', '.join(addresses)}: expected daemon {daemon}, got {found}"
     return True, ""
 
 
@@ -58,7 +56,7 @@ async def round_trip(ask: m.MeasureLink, within: float) -> float:
     stream = await dial(ask.addresses, within)
     async with stream:
         for _ in range(_ROUNDS):
-            await _expect(stream, m.ProbeHello(PROTOCOL_VERSION, ask.daemon), ask)
+            await _expect(stream, ask.addresses, ask.daemon)
         info = kernel_view(stream.socket)
     return max(info.min_rtt, 1e-6) if info is not None else 0.0
 
@@ -124,10 +122,11 @@ async def _send_burst(
         raise DialFailed(f"{ask.daemon}: {bad}") from bad
 
 
-async def _expect(stream: trio.SocketStream, hello: m.ProbeHello, ask: m.MeasureLink) -> None:
-    found = (await greet(stream, hello, ", ".join(ask.addresses))).daemon
-    if found != ask.daemon:
-        raise DialFailed(f"{', '.join(ask.addresses)}: expected daemon {ask.daemon}, got {found}")
+async def _expect(stream: trio.SocketStream, addresses: Sequence[str], daemon: str) -> None:
+    where = ", ".join(addresses)
+    found = (await greet(stream, m.ProbeHello(PROTOCOL_VERSION, daemon), where)).daemon
+    if found != daemon:
+        raise DialFailed(f"{where}: expected daemon {daemon}, got {found}")
 
 
 # ---- the listener's side ----------------------------------------------------------------------------
