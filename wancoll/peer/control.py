@@ -129,7 +129,7 @@ class Control:
                 self._silent_tries += 1
                 if self._silent_tries & (self._silent_tries - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
                     log.warning(
-                        "the master does not answer",
+                        "no master takes this daemon in",
                         master=self._masters.address,
                         reason=reason,
                         tries=self._silent_tries,

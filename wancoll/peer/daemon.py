@@ -23,6 +23,7 @@ from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
+from wancoll.peer.core import outcomes
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control
@@ -94,7 +95,7 @@ class Daemon:
         self._no_master_since = trio.current_time()
         self._no_master_reason = "no connection yet"
         self._probes = 0  # under way
-        self.stopping = False
+        self.ending: m.Failure | None = None  # it ends: what clients are told
 
     # ---- sessions ------------------------------------------------------------------------------------
 
@@ -249,9 +250,14 @@ class Daemon:
                     session.run(session.member.forgotten(self._no_master_reason))
 
     async def talk_to_master(self, stop: trio.Event) -> None:
-        """Task: the control connection. Sets *stop* if this daemon must not come back."""
+        """Task: the control connection. Sets *stop* if this daemon must not come back: its members are out by then."""
         await self.control.run()
-        log.error("the master has sent this daemon away", reason=self.control.refused)
+        reason = self.control.refused
+        log.error("the master has sent this daemon away", reason=reason)
+        for session in list(self._sessions):
+            with session.alone("the daemon's dismissal"):
+                session.run(session.member.sent_away(self.name, reason))
+        self.ending = outcomes.sent_away(self.name, reason).last
         stop.set()
 
     async def watch_master(self) -> None:
@@ -299,16 +305,17 @@ class Daemon:
     # ---- stopping ------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Let running ops finish for at most drain_timeout, then leave the groups."""
-        self.stopping = True
+        """Let running ops finish for at most drain_timeout, then leave the groups. None run where it was sent away."""
+        hint = "start the daemon again and reconnect"
+        stopping = m.Failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint)
+        self.ending = self.ending or stopping
         with trio.move_on_after(self.config.limits.drain_timeout):
             while any(session.member.in_flight for session in self._sessions):  # noqa: ASYNC110 - once, at the very end
                 await trio.sleep(0.01)
         for session in list(self._sessions):
             with session.alone("the daemon's end"):
-                session.run(session.member.leave("the peer daemon is stopping"))
-            hint = "start the daemon again and reconnect"
-            session.tell(m.Failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint))
+                session.run(session.member.leave(stopping.what))
+            session.tell(self.ending)
         self.control.send(m.Stopping())
         with trio.move_on_after(1):
             await self.control.flush()

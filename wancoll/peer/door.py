@@ -85,6 +85,9 @@ class FrontDoor:
                     expected=str(PROTOCOL_VERSION),
                     got=str(first.protocol),
                 )
+            if self._daemon.ending is not None:
+                client.send(encode(self._daemon.ending))
+                return
             if not first.member:
                 first = replace(first, member=f"{self._daemon.name[:100]}-{self._next_range}")
             if self._daemon.clients >= limits.clients:

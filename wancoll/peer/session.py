@@ -44,7 +44,7 @@ class Host(Protocol):
     links: LinkHub
     control: Control
     failpoints: Failpoints
-    stopping: bool
+    ending: m.Failure | None
 
     @property
     def clients(self) -> int:
@@ -164,7 +164,7 @@ class Session:
 
     async def _take(self, messages: list[m.FromClient]) -> bool:
         for message in messages:
-            if self._daemon.stopping and not isinstance(message, m.Detach):
+            if self._daemon.ending and not isinstance(message, m.Detach):
                 await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
             while self.member.in_flight >= self._daemon.config.limits.ops_in_flight and not self.member.over:
                 self._room = trio.Event()

@@ -339,6 +339,10 @@ class Member:
         leave = cmd.ToMaster(m.Leave(self.group, self.name, why))  # for a master that still takes the daemon back
         return [leave, *self._finish(ending)]
 
+    def sent_away(self, daemon: str, reason: str) -> list[cmd.Command]:
+        """The master has sent the daemon away for good."""
+        return [] if self.over else self._finish(outcomes.sent_away(daemon, reason))
+
     def _finish(self, ending: outcomes.Ending) -> list[cmd.Command]:
         """This member is out."""
         self.over = True

@@ -127,6 +127,13 @@ def master_unreachable(name: str, address: str, waited: float, cause: str) -> En
     return _cut_off("MasterUnreachable", "lost the master", text, _may_count)
 
 
+def sent_away(daemon: str, reason: str) -> Ending:
+    """The master wants nothing of the daemon any more, and says nothing of its members."""
+    hint = "put that right, start the daemon again, then connect again"
+    text: dict[str, Any] = {"who": f"daemon {daemon}", "got": reason, "hint": hint}
+    return _cut_off("ConfigError", "sent away by the master", text, _may_count)
+
+
 def _cut_off(error: str, what: str, text: dict[str, Any], maybe: Callable[[Op], bool]) -> Ending:
     """Nobody says what became of the ops that *maybe* have committed."""
 
