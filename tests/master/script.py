@@ -178,9 +178,16 @@ class Script(Room):
     def tick(self) -> None:
         self.step(Tick())
 
-    def restarted(self, *, epoch: int = 1, mids: tuple[int, ...] = (1, 2, 3), base: int = 0) -> None:
-        """A new master: by the journal the newest epoch had these members, and began with *base* committed."""
-        super().restarted(epoch, mids, base)
+    def restarted(
+        self,
+        *,
+        epoch: int = 1,
+        mids: tuple[int, ...] = (1, 2, 3),
+        base: int = 0,
+        voids: dict[int, str] | None = None,
+    ) -> None:
+        """A new master: by the journal the newest epoch had these members, *base* committed and these *voids*."""
+        super().restarted(epoch, mids, base, voids)
         self._told.clear()
 
     def beat(self, **called: int) -> None:

@@ -536,7 +536,7 @@ async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
         store.persist(Persist(0, 1025))
         await done()
         client.lose = 2
-        store.persist(Persist(4, 7, groups={"a b": Used(4, frozenset({1, 300}), 40)}))
+        store.persist(Persist(4, 7, groups={"a b": Used(4, frozenset({1, 300}), 40, {41: "ProtocolError"})}))
         await done()
         for i in range(200):  # more than one transaction takes
             store.persist(Persist(5 + i, 7, groups={f"g{i}": Used(5 + i, frozenset({i}), 40)}))
@@ -548,7 +548,7 @@ async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
         assert (facts.term, facts.highest_epoch, facts.next_mid) == (3, 205, 1025)
         assert list(facts.used)[:2] == ["a b", "g1"]
         assert list(facts.used)[-1] == "g0"
-        assert facts.used["a b"] == Used(4, frozenset({1, 300}), 40)
+        assert facts.used["a b"] == Used(4, frozenset({1, 300}), 40, {41: "ProtocolError"})
         assert len(facts.used) == 201
 
 

@@ -475,15 +475,15 @@ async def test_a_master_that_stood_still_takes_its_members_back():
 
 
 def test_the_journal_keeps_numbers_that_never_fall(tmp_path):
-    path = str(tmp_path / "journal")
+    path, voids = str(tmp_path / "journal"), {41: "ProtocolError", 42: "OperationAborted", 44: "OperationAborted"}
     journal = Journal(path)
     journal.persist(Persist(7, 1025, groups={"a": Used(6, frozenset({1}), 40)}))
-    journal.persist(Persist(7, 1025, groups={"a": Used(7, frozenset({1, 300}), 40)}))
+    journal.persist(Persist(7, 1025, groups={"a": Used(7, frozenset({1, 300}), 40, voids)}))
     journal.persist(Persist(3, 9, groups={"b": Used(3, frozenset({4}), 40)}))
     journal.close()
     journal = Journal(path)
     assert (journal.facts.term, journal.facts.highest_epoch, journal.facts.next_mid) == (2, 7, 1025)
-    assert journal.facts.used == {"b": Used(3, frozenset({4}), 40), "a": Used(7, frozenset({1, 300}), 40)}
+    assert journal.facts.used == {"b": Used(3, frozenset({4}), 40), "a": Used(7, frozenset({1, 300}), 40, voids)}
     journal.close()
 
 

@@ -158,13 +158,15 @@ class Room:
         self.inbox.clear()
         self.closed.clear()
 
-    def restarted(self, epoch: int = 1, mids: tuple[int, ...] = (1, 2, 3), base: int = 0) -> None:
-        """A new master whose journal says that the newest epoch had these members, and began with *base* committed.
+    def restarted(
+        self, epoch: int = 1, mids: tuple[int, ...] = (1, 2, 3), base: int = 0, voids: dict[int, str] | None = None
+    ) -> None:
+        """A new master whose journal says that the newest epoch had these members, *base* committed, and these voids.
 
         Daemons d1, d2 and d3 have introduced themselves, and will report().
         """
         self.restart()
-        self.persisted, self.journal = (epoch, 1025), {GROUP: Used(epoch, frozenset(mids), base)}
+        self.persisted, self.journal = (epoch, 1025), {GROUP: Used(epoch, frozenset(mids), base, voids or {})}
         self.restart()
         for mid in (1, 2, 3):
             self.hello(f"d{mid}")

@@ -217,6 +217,15 @@ def test_eviction_carries_the_fate_of_what_was_finished() -> None:
     assert [(f.id, f.error) for f in told(commands, m.Failure)] == [(2, "Evicted"), (0, "Evicted")]
 
 
+def test_eviction_tells_of_no_epoch_that_an_update_did_not_end_in() -> None:
+    """It may have admitted others: into an epoch that this member has not heard of."""
+    d = Driver(1, 2)
+    d.update()
+    commands = d.member.evicted(m.Evicted("g", 1, "silent", 1), 2.0)
+    assert told(commands, m.Result) == []
+    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [(1, "Evicted"), (0, "Evicted")]
+
+
 def test_what_the_others_committed_without_a_late_reporter_is_not_said_to_have_not_happened() -> None:
     d = Driver(1, 2)
     d.post(), d.post()

@@ -152,6 +152,8 @@ class Faults:
         """The network of all masters is down, for all daemons; one way or both."""
         world = self._world
         self._too_much_with("reset_control")
+        if world.odd.daemons == 1:  # nothing tells it from the end of the one daemon (R11)
+            world.blame(world.daemons[0].name)
         there = [(host, master) for host in world.hosts for master in world.master_hosts]
         back = [ends[::-1] for ends in there]
         self._cut(self._random.choice((there, back, there + back)), self._random.uniform(0.5, 5.0))

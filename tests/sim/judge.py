@@ -40,7 +40,9 @@ class Judge:
         self.given_up: set[tuple[int, int]] = set()  # (life, seq) that a master has said to be void
         self.done: dict[tuple[str, int, int], tuple[int, int]] = {}  # (member, epoch, seq) -> digest, fingerprint
         self.told_commit: dict[int, int] = {}  # by life: up to where a master has committed
-        self.voids: dict[tuple[int, int], str] = {}  # (life, seq) that a member was told
+        self._decided: dict[tuple[int, int], int] = {}  # (term, life) -> the same, by that master
+        self._committed_in: dict[tuple[int, int], set[int]] = {}  # (life, seq) -> epochs, one for each master
+        self.voids: dict[tuple[int, int], dict[str, str]] = {}  # (life, seq) -> member -> why, as it was told
         self.heard_void: dict[tuple[int, int], set[str]] = {}  # by whom; it may have died with the master that said so
         self.outcomes: dict[tuple[int, int], tuple[tuple[str, ...], int, Any]] = {}  # contributors, epoch, value
         self.refused: dict[tuple[int, int], dict[str, str]] = {}  # (life, seq) -> member -> definite failure
@@ -86,12 +88,15 @@ class Judge:
         if known_names != names and not self._world.forgetful:
             raise Violation(f"epoch {epoch.epoch} of {known_names} is used again, for {names}")
         self.given_up |= {(life, void.seq) for void in epoch.voids}
-        self._rises(life, epoch.committed_upto)
+        self._rises(life, epoch.term, epoch.epoch, epoch.committed_upto)
 
     def _life(self, name: str) -> int:
         return self.lives[self._keys[name]]
 
-    def _rises(self, life: int, upto: int) -> None:
+    def _rises(self, life: int, term: int, epoch: int, upto: int) -> None:
+        for seq in range(self._decided.get((term, life), 0) + 1, upto + 1):
+            self._committed_in.setdefault((life, seq), set()).add(epoch)
+        self._decided[term, life] = max(self._decided.get((term, life), 0), upto)
         self.told_commit[life] = max(self.told_commit.get(life, 0), upto)
 
     def _committed(self, master: str, commit: m.Commit) -> None:
@@ -111,7 +116,7 @@ class Judge:
                 raise Violation(f"op {seq} is committed in epoch {commit.epoch}, done are {names}: {done}")
             if not (len(set(done)) == 1):
                 raise Violation(f"op {seq} is committed in epoch {commit.epoch}; digests of {names}: {done}")
-        self._rises(life, commit.upto)
+        self._rises(life, commit.term, commit.epoch, commit.upto)
 
     # ---- members -------------------------------------------------------------------------------------
 
@@ -124,9 +129,11 @@ class Judge:
         life = self._life(name)
         self._updates_agree(life)
         for void in epoch.voids:
-            known = self.voids.setdefault((life, void.seq), void.error)
-            if not (known == void.error):
-                raise Violation(f"op {void.seq} is void for two reasons: {known}, {void.error}")
+            known = self.voids.setdefault((life, void.seq), {})
+            known[name] = void.error
+            here = {known[member.name] for member in epoch.members if member.name in known}
+            if len(here if self._world.forgetful else set(known.values())) > 1:  # R14: the journal knows what was told
+                raise Violation(f"op {void.seq} is void for two reasons: {known}")
             if void.error == "OutcomeUnknown":
                 continue  # the one error that does not say that it has not happened
             outcome = self.outcomes.get((life, void.seq))
@@ -207,7 +214,13 @@ class Judge:
                     raise Violation(f"op {seq}: {other} called {both[0]}, {name} {both[1]}")
 
     def _update_ends(self, name: str, life: int, seq: int, outcome: tuple[int, tuple[str, ...]]) -> None:
-        """R5: alike for all who go on. Who was told and is lost with the master tells nobody."""
+        """R5: in the epoch in which it was committed, and alike for all who go on.
+
+        Who was told and is lost with the master tells nobody.
+        """
+        epochs = self._committed_in.get((life, seq), set())
+        if outcome[0] not in epochs:
+            raise Violation(f"{name}: update {seq} ends in epoch {outcome[0]}; it was committed in {epochs}")
         self.updates.setdefault((life, seq), {})[name] = outcome
         self._updates_agree(life)
 

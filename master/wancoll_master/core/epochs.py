@@ -95,7 +95,8 @@ def persist(step: Step, group: Group) -> None:
     """Have the group's epoch written down before anybody hears of it."""
     state = step.state
     state.highest_epoch = max(state.highest_epoch, group.epoch)
-    used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed)
+    voids = {seq: void.error for seq, void in group.voids.items()}
+    used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids)
     state.inherited.discard(group.name)
     state.used.pop(group.name, None)
     state.used[group.name] = step.persist().groups[group.name] = used

@@ -30,7 +30,7 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     known = group.current.complaints.get(key)
     if known is None and len(group.current.complaints) >= step.limits.bad_pairs:
         return  # enough to act upon
-    if known is None or known.kind == "lost":
+    if known is None or "lost" in (known.kind, message.kind):  # one that is lost had come up after all
         head, told = (member, other, message.sends, message.kind), clip(message.reason, 300)
         group.current.complaints[key] = Complaint(*head, told, step.now, group.committed, group.p2p_count)
     _note(step, group, member, other, message)

@@ -152,11 +152,12 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The newest epoch of a group, the mids of its members, and up to where all was committed when it began."""
+    """The newest epoch of a group, the mids of its members, up to where all was committed, and what was void above."""
 
     epoch: int
     mids: frozenset[int]
     base: int
+    voids: dict[int, str] = field(default_factory=dict)  # by seq: a class of wancoll.errors
 
 
 @dataclass(slots=True)

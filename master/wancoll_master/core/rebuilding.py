@@ -29,6 +29,8 @@ _TEXTS = {
     "OutcomeUnknown": "it was finished here, and nobody can say whether it was on the other side",
 }
 _DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
+_VOID_BEFORE = "the members had given it up; an earlier master logged why"
+_WHY_VOID = frozenset({"CollectiveMismatch", "OperationAborted", "ProtocolError", "OutcomeUnknown"})
 _MID_BLOCK = 1024  # mids are reserved in the journal in blocks
 
 # ---- ids --------------------------------------------------------------------------------------------
@@ -165,6 +167,8 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported) -> Non
     small = len(epoch.daemons) < report.min_world
     if report.committed_upto < report.base or low <= report.committed_upto or len(set(seqs)) < len(seqs):
         raise ProtocolError("reports impossible operations", got=f"operations from {low}, done twice or committed")
+    if not _WHY_VOID.issuperset(void.error for void in report.voids):
+        raise ProtocolError("reports impossible operations", expected=f"void for one of {sorted(_WHY_VOID)}")
     bound = max(bound, step.state.believable) if small else bound
     if max(high, *(void.seq for void in report.voids), 0) > bound:
         raise ProtocolError("reports impossible operations", expected=f"up to {bound}", got=str(high))
@@ -312,6 +316,9 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         _go_on(step, group, list(top.values()))
         return
     _tell_updates(step, group, rebuild)
+    if used is not None and used.epoch > newest.epoch:  # the last master may have told it, to those who are not here
+        unheard = {seq: m.Void(seq, error, _VOID_BEFORE, {}) for seq, error in used.voids.items()}
+        group.voids |= {seq: void for seq, void in unheard.items() if seq > group.committed}
     committed, digests = group.committed, _commit_witnessed(step, group, list(top.values()))
     present = {member.mid for member in group.members}
     gone = [name for mid, name, _ in newest.members if mid not in present]

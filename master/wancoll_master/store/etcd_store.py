@@ -2,8 +2,9 @@
 
 Keys under the prefix: "leader" (with the leader's lease; its creation revision names one leadership), "facts" (term,
 highest epoch, next mid and the number of the write), "groups/NAME" (newest epoch, what was committed when it began,
-mids). Each write compares the leader key's creation with ours, and the facts' last change with what we know: a
-deposed leader writes nothing, and of a write that was tried again nothing comes to pass twice or late.
+mids; on a second line what was void). Each write compares the leader key's creation with ours, and the facts' last
+change with what we know: a deposed leader writes nothing, and of a write that was tried again nothing comes to pass
+twice or late.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import trio
 
 from wancoll_master.core.ready import Persist, Used
 from wancoll_master.store.etcd import Entry, Etcd, EtcdError, created, delete, modified, put
-from wancoll_master.store.facts import GROUPS_KEPT, Facts
+from wancoll_master.store.facts import GROUPS_KEPT, Facts, voids_as_text, voids_from_text
 
 log = structlog.get_logger("wancoll.master")
 
-_GROUPS_PER_WRITE = 64  # etcd takes 128 changes and 1.5 MiB at once
+_GROUPS_PER_WRITE = 32  # etcd takes 128 changes and 1.5 MiB at once
 _RETRY = 0.05  # seconds
 
 
@@ -110,10 +111,12 @@ class EtcdStore:
         known: dict[str, Used] = {}
         for entry in await self._etcd.under(self._keys.groups):
             try:
-                epoch, base, *mids = map(int, entry.value.split())
+                numbers, _, voids = entry.value.partition("\n")
+                epoch, base, *mids = map(int, numbers.split())
+                used_there = Used(epoch, frozenset(mids), base, voids_from_text(voids))
             except ValueError as bad:
                 raise EtcdError(f"the value of {entry.key} cannot be read: {entry.value[:100]!r}") from bad
-            known[entry.key.removeprefix(self._keys.groups)] = Used(epoch, frozenset(mids), base)
+            known[entry.key.removeprefix(self._keys.groups)] = used_there
         used = dict(sorted(known.items(), key=lambda item: item[1].epoch))
         old = list(used)[:-GROUPS_KEPT]
         for i in range(0, len(old), _GROUPS_PER_WRITE):
@@ -156,7 +159,8 @@ class EtcdStore:
         compare = [created(keys.leader, self._leading_since), modified(keys.facts, self._revision)]
         changes = [put(keys.facts, text)]
         for name, used in groups.items():
-            changes.append(put(keys.groups + name, " ".join(map(str, [used.epoch, used.base, *sorted(used.mids)]))))
+            numbers = " ".join(map(str, [used.epoch, used.base, *sorted(used.mids)]))
+            changes.append(put(keys.groups + name, "\n".join(filter(None, (numbers, voids_as_text(used.voids))))))
         reason = "nobody answered"
         with trio.move_on_after(self._write_timeout):
             while True:

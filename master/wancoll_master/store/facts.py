@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Protocol
 
 from wancoll_master.core.ready import Persist, Used
 
 GROUPS_KEPT = 1024  # at a start, those with the newest epochs
+
+
+def voids_as_text(voids: dict[int, str]) -> str:
+    """JSON: seqs by the error, which most of them share; "" for none."""
+    by_error: dict[str, list[int]] = {}
+    for seq, error in voids.items():
+        by_error.setdefault(error, []).append(seq)
+    return json.dumps(by_error, separators=(",", ":")) if by_error else ""
+
+
+def voids_from_text(text: str) -> dict[int, str]:
+    """The same, read.
+
+    Raises:
+        ValueError: it is not.
+    """
+    by_error = json.loads(text) if text else {}
+    try:
+        return {int(seq): str(error) for error, seqs in by_error.items() for seq in seqs}
+    except (AttributeError, TypeError) as bad:
+        raise ValueError(text[:100]) from bad
 
 
 @dataclass(frozen=True, slots=True)

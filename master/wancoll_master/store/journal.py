@@ -9,9 +9,9 @@ import sqlite3
 from wancoll.errors import ConfigError
 from wancoll.wire.messages import EventRecord
 from wancoll_master.core.ready import Persist, Used
-from wancoll_master.store.facts import GROUPS_KEPT, Facts
+from wancoll_master.store.facts import GROUPS_KEPT, Facts, voids_as_text, voids_from_text
 
-FORMAT = 2
+FORMAT = 3
 EVENTS_KEPT = 10_000
 _TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
 
@@ -22,7 +22,8 @@ create table if not exists events (
     text text not null
 );
 create table if not exists groups (
-    name text primary key, epoch integer not null, mids text not null, base integer not null
+    name text primary key, epoch integer not null, mids text not null, base integer not null,
+    voids text not null
 );
 """
 
@@ -71,8 +72,11 @@ class Journal:
             known: dict[str, int] = dict(self._db.execute("select name, value from facts"))
             if known.setdefault("format", FORMAT) != FORMAT:
                 raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
-            rows = self._db.execute("select name, epoch, mids, base from groups order by epoch").fetchall()
-            used = {name: Used(epoch, frozenset(map(int, mids.split())), base) for name, epoch, mids, base in rows}
+            rows = self._db.execute("select name, epoch, mids, base, voids from groups order by epoch").fetchall()
+            used = {
+                name: Used(epoch, frozenset(map(int, mids.split())), base, voids_from_text(voids))
+                for name, epoch, mids, base, voids in rows
+            }
             self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
             highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
             self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used)
@@ -92,13 +96,16 @@ class Journal:
         Raises:
             sqlite3.Error: it could not be written.
         """
-        rows = [(name, one.epoch, " ".join(map(str, sorted(one.mids))), one.base) for name, one in what.groups.items()]
+        rows = [
+            (name, one.epoch, " ".join(map(str, sorted(one.mids))), one.base, voids_as_text(one.voids))
+            for name, one in what.groups.items()
+        ]
         self._db.execute("pragma synchronous = full")
         try:
             with self._db:
                 self._db.execute("begin immediate")
                 self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
-                self._db.executemany("insert or replace into groups values (?, ?, ?, ?)", rows)
+                self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?)", rows)
         finally:
             self._db.execute("pragma synchronous = normal")
 

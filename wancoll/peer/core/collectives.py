@@ -76,14 +76,17 @@ class Collectives(Book):
 
     # ---- from the master -----------------------------------------------------------------------------
 
-    def commit(self, upto: int, now: float) -> list[cmd.Command]:
-        """Ops of the epoch up to *upto* are committed (R1, R3)."""
+    def commit(self, upto: int, now: float, *, out: bool = False) -> list[cmd.Command]:
+        """Ops of the epoch up to *upto* are committed (R1, R3).
+
+        *out*: while this member was put out. An update_membership may have ended in an epoch that it has not heard of.
+        """
         self.committed = max(self.committed, upto)
         commands: list[cmd.Command] = []
         for op in list(self.open.values()):
             if op.seq > upto:
                 break
-            if op.state is OpState.done:
+            if op.state is OpState.done and not (out and op.kind is Kind.update_membership):
                 commands += self.end(op, self._result(op, now))
         return commands
 

@@ -321,7 +321,7 @@ class Member:
         """The master put this member out; what had committed until then still counts (R8)."""
         if self.over:
             return []
-        commands = self.collectives.commit(evicted.committed_upto, now)
+        commands = self.collectives.commit(evicted.committed_upto, now, out=True)
         if evicted.epoch == self.epoch_number:
             commands += self.collectives.commit_equal(evicted.digests, now)
         return commands + self._finish(outcomes.evicted(self.name, evicted))
