@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 from wancoll.errors import ConfigError
@@ -89,7 +90,7 @@ class Child:
         label: names it in errors.
         pid: process id.
         poll: gives the exit code, None while it runs, minus the signal's number if one ended it.
-        out: path of the file with its standard output, which ready() reads.
+        out: path of the file with its standard output, which said() reads.
         log: path of the file with its standard error.
     """
 
@@ -106,18 +107,18 @@ class Child:
         """Whether the process is there; a stopped one is."""
         return self.exit_code is None
 
-    def ready(self, timeout: float) -> str:
-        """Wait for a service's readiness line, "wancoll NAME ready ..."; returns what follows.
+    def said(self, word: str, timeout: float) -> str:
+        """Wait for a service's line "wancoll NAME WORD ...", with "started" or "ready"; returns what follows.
 
         Raises:
             ConfigError: it ended, or said nothing within *timeout* seconds; the error holds the end of its log.
         """
-        return self.until(self._ready_line, timeout, "a line with 'ready' on its standard output")
+        return self.until(partial(self._after, word), timeout, f"a line with {word!r} on its standard output")
 
-    def _ready_line(self) -> str | None:
+    def _after(self, word: str) -> str | None:
         with open(self._out, encoding="utf-8", errors="replace") as out:
             for line in out:
-                before, found, rest = line.rstrip("\n").partition(" ready ")
+                before, found, rest = line.rstrip("\n").partition(f" {word} ")
                 if found and before.startswith("wancoll ") and line.endswith("\n"):
                     return rest
         return None
@@ -136,7 +137,7 @@ class Child:
             if code is not None or time.monotonic() > deadline:
                 got = f"nothing within {timeout:.1f} s" if code is None else f"exit code {code}"
                 raise ConfigError(
-                    "the child process did not become ready",
+                    "the child process did not start",
                     who=self.label,
                     expected=expected,
                     got=f"{got}; the end of its log:\n{self.log_tail()}",

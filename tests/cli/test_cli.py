@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -68,13 +69,14 @@ def started(*command: str, env: dict[str, str] | None = None) -> Iterator[subpro
         process.communicate()
 
 
-def ready_line(process: subprocess.Popen[str]) -> str:
+def said(process: subprocess.Popen[str]) -> str:
+    """Its next line."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        assert selector.select(DEADLINE), "no readiness line in time"
+        assert selector.select(DEADLINE), "it says nothing"
     line = process.stdout.readline()
-    assert line, f"ended instead of getting ready: {process.communicate()[1]}"
+    assert line, f"it ended: {process.communicate()[1]}"
     return line.rstrip("\n")
 
 
@@ -82,7 +84,7 @@ def ready_line(process: subprocess.Popen[str]) -> str:
 def running_master(*args: str, env: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A master on a free port, and its address."""
     with started(*WANCOLL, "master", "--listen", "127.0.0.1:0", *args, env=env) as process:
-        found = re.fullmatch(r"wancoll master ready (127\.0\.0\.1:\d+)", ready_line(process))
+        found = re.fullmatch(r"wancoll master ready (127\.0\.0\.1:\d+)", said(process))
         assert found
         yield process, found[1]
 
@@ -126,7 +128,7 @@ def test_a_master_keeps_its_journal_in_the_users_state_folder(tmp_path):
     with running_master(env=env), running_master("--journal", "none", env=env):
         assert list(tmp_path.iterdir()) == []
     with started(*WANCOLL, "master", "--listen", f"127.0.0.1:{port}", env=env) as process:
-        ready_line(process)
+        said(process)
         assert (tmp_path / "wancoll" / f"master-{port}.sqlite").exists()
         with started(*WANCOLL, "master", "--listen", f"127.0.0.2:{port}", env=env) as other:
             _, told = other.communicate(timeout=DEADLINE)
@@ -182,8 +184,8 @@ def test_the_documents_name_only_options_and_variables_that_exist():
     options = {name for argument in arguments for name in argument.names}
     variables = {"WANCOLL_" + argument.name.removeprefix("--").replace("-", "_").upper() for argument in arguments}
     variables.add("WANCOLL_FAILPOINTS")  # of master and peer, and no option
-    # --help: of all commands; --now: of systemctl; --strict: of mypy; --delay, --rate: of python -m tests.wan
-    others = {"--help", "--now", "--strict", "--delay", "--rate"}
+    # --help: of all commands; --now, --no-block: of systemctl; --strict: of mypy; --delay, --rate: of tests.wan
+    others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate"}
     text = "\n".join(path.read_text() for path in DOCUMENTS)
     assert "--advertise" in text
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - options - others == set()
@@ -397,12 +399,13 @@ def test_status_json_has_the_fields_names(capsys):
 # ---- peer ---------------------------------------------------------------------------------------------
 
 
-def test_peer_gets_ready_without_a_master_and_ends_with_0(tmp_path):
+def test_peer_starts_without_a_master_and_ends_with_0(tmp_path):
     path = tmp_path / "peer.sock"
     command = [*WANCOLL, "peer", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--name", "p"]
     with started(*command, env={"WANCOLL_SOCKET": str(path)}) as process:
-        line = ready_line(process)
-        found = re.fullmatch(r"wancoll peer ready socket=(\S+) data=(\S+) name=p", line)
+        line = said(process)
+        pattern = r"wancoll peer started socket=(\S+) data=(\S+) name=p and waits for its master at 127\.0\.0\.1:1"
+        found = re.fullmatch(pattern, line)
         assert found, line
         assert found[1] == str(path)
         with socket.create_connection(split_address(found[2]), timeout=DEADLINE):
@@ -410,15 +413,50 @@ def test_peer_gets_ready_without_a_master_and_ends_with_0(tmp_path):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
         assert end(process, signal.SIGTERM) == 0
-        assert "Traceback" not in process.communicate()[1]
+        rest, errors = process.communicate()
+        assert rest == ""  # it was never ready
+        assert "Traceback" not in errors
     assert not path.exists()
+
+
+def test_peer_is_ready_once_a_master_has_answered(tmp_path, manager):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [*WANCOLL, "peer", "--master", f"127.0.0.1:{port}", "--socket", str(tmp_path / "s"), "--name", "p"]
+        with started(*command, env={"NOTIFY_SOCKET": manager.address}) as process:
+            words = said(process).removeprefix("wancoll peer started ").partition(" and waits ")[0]
+            assert manager.wait_for(f"STATUS=waits for its master at 127.0.0.1:{port}") == [
+                f"STATUS=waits for its master at 127.0.0.1:{port}"
+            ]
+            stranger, _ = taken.accept()  # one who answers nothing is no master
+            with stranger:
+                assert stranger.recv(1)  # its Hello
+                assert select.select([manager.socket, process.stdout], [], [], 0)[0] == []
+            taken.close()
+            with started(*WANCOLL, "master", "--listen", f"127.0.0.1:{port}", "--journal", "none") as master:
+                assert said(master) == f"wancoll master ready 127.0.0.1:{port}"
+                assert said(process) == f"wancoll peer ready {words}"
+                assert manager.wait_for("READY=1") == ["READY=1", f"STATUS=ready {words}"]
+            assert end(process, signal.SIGTERM) == 0
+
+
+def test_peer_may_be_ready_without_a_master(tmp_path):
+    manager = Manager(str(tmp_path / "notify"))
+    command = [*WANCOLL, "peer", "--master", "127.0.0.1:1", "--socket", str(tmp_path / "s"), "--name", "p"]
+    env = {"NOTIFY_SOCKET": manager.address, "WANCOLL_READY_WITHOUT_MASTER": "true"}
+    with manager.socket, started(*command, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("wancoll peer started ")
+        assert process.stdout.readline().startswith("wancoll peer ready ")
+        manager.wait_for("READY=1")
+        assert end(process, signal.SIGTERM) == 0
 
 
 def test_peer_appears_in_status(tmp_path):
     with running_master() as (_, address):
         command = [*WANCOLL, "peer", "--master", address, "--socket", str(tmp_path / "s"), "--name", "p"]
         with started(*command) as process:
-            ready_line(process)
+            said(process)
             until = time.monotonic() + DEADLINE
             while "p" not in (daemons := json.loads(run("status", "--master", address, "--json").stdout)["daemons"]):
                 assert time.monotonic() < until, daemons
@@ -434,7 +472,7 @@ def test_peer_with_watch_stdin_ends_with_its_parent(tmp_path):
         text=True,
     )
     try:
-        ready_line(process)
+        said(process)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(DEADLINE) == 0
@@ -452,7 +490,7 @@ def test_peer_with_watch_stdin_ends_with_its_parent(tmp_path):
 def test_a_second_signal_ends_at_once(tmp_path, number, code):
     manager = Manager(str(tmp_path / "notify"))
     with manager.socket, started(sys.executable, "-c", STUBBORN, env={"NOTIFY_SOCKET": manager.address}) as process:
-        assert ready_line(process) == "wancoll test ready for ever"
+        assert said(process) == "wancoll test ready for ever"
         process.send_signal(number)
         manager.wait_for("STOPPING=1")
         assert process.poll() is None  # it drains, for ever

@@ -86,6 +86,11 @@ def test_a_twin_is_not_restarted_for_ever():
     assert settings("wancoll-peer@.service")["RestartPreventExitStatus"] == ["2"]  # of a ConfigError
 
 
+def test_a_peer_may_wait_for_its_master_for_ever():
+    """It is ready when a master has answered, and a new start would not bring that about."""
+    assert settings("wancoll-peer@.service")["TimeoutStartSec"] == ["infinity"]
+
+
 def test_the_peer_may_drain_before_it_is_killed():
     from wancoll.limits import DEFAULT
 

@@ -972,7 +972,7 @@ open({notes!r}, "w").write(repr((arguments, os.getpid())))
 _SERVES = """
 from tests.client.fake_daemon import FakeDaemon
 daemon = FakeDaemon(path)
-print("wancoll peer ready socket=" + path, flush=True)
+print("wancoll peer started socket=" + path, flush=True)
 sys.stdin.read()
 os._exit(0)
 """
@@ -1030,7 +1030,7 @@ def test_a_private_daemon_that_ends(private: Any) -> None:
     private("sys.exit('no master answers')")
     words = (
         "wancoll peer --master host:7400: the private peer daemon did not start",
-        "expected a line that starts with 'wancoll peer ready'",
+        "expected a line that starts with 'wancoll peer started'",
         "it ended with status 1",
         "a line for the log\nno master answers",
     )
@@ -1045,9 +1045,9 @@ def test_a_private_daemon_that_refuses_its_options(private: Any) -> None:
         wancoll.connect(master="host:7400", peer_options=["--no-such-option"])
 
 
-def test_a_private_daemon_that_never_gets_ready(private: Any) -> None:
+def test_a_private_daemon_that_never_starts(private: Any) -> None:
     notes = private("print('hello', flush=True); sys.stdin.read()")
-    with pytest.raises(PeerDaemonLost, match=r"it was not ready after 1(\.\d+)? s|not ready after 0\.9"):
+    with pytest.raises(PeerDaemonLost, match=r"it had not started after 1(\.\d+)? s|not started after 0\.9"):
         wancoll.connect(master="host:7400", timeout=1)
     assert not notes.exists() or gone(eval(notes.read_text())[1])
 

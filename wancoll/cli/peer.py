@@ -24,8 +24,9 @@ def peer(
 ) -> int:
     """Run this machine's peer daemon: it moves and reduces the data of its clients.
 
-    Prints "wancoll peer ready socket=PATH data=HOST:PORT name=NAME" when clients can attach. SIGTERM or SIGINT drains
-    and leaves, a second one ends it at once.
+    Prints "wancoll peer started socket=PATH data=HOST:PORT name=NAME and waits for its master at HOST:PORT" when
+    clients can attach, and "wancoll peer ready socket=PATH data=HOST:PORT name=NAME" once a master has answered.
+    SIGTERM or SIGINT drains and leaves, a second one ends it at once.
     """
     from wancoll.cli import logs, service
     from wancoll.peer.daemon import serve
@@ -42,7 +43,13 @@ def peer(
         failpoint_token=os.environ.get("WANCOLL_FAILPOINTS", ""),
         limits=affordable(replace(DEFAULT, **asdict(limits))),
     )
-    service.run("peer", partial(serve, config), _describe)
+
+    def _waits(started: Any) -> service.Wait:
+        return service.Wait(
+            f"its master at {started.master}", None if config.ready_without_master else started.answered
+        )
+
+    service.run("peer", partial(serve, config), _describe, _waits)
     return 0
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -29,56 +29,96 @@ class Serve(Protocol):
         ...
 
 
-class _Ready:
-    """The service's task_status: announces it to whoever waits for it."""
+class Wait(NamedTuple):
+    """What a service that has started waits for before it is ready; *until*: None, if it calls itself ready at once."""
 
-    def __init__(self, name: str, describe: Callable[[Any], str], notifier: Notifier) -> None:
-        self._name, self._describe, self._notifier = name, describe, notifier
-        self.announced = False
+    what: str
+    until: trio.Event | None
+
+
+class _Announcer:
+    """The service's task_status: says how far it is to whoever waits for that."""
+
+    def __init__(
+        self,
+        name: str,
+        describe: Callable[[Any], str],
+        waits: Callable[[Any], Wait] | None,
+        notifier: Notifier,
+        watchers: trio.Nursery,
+    ) -> None:
+        self._name, self._describe, self._waits = name, describe, waits
+        self._notifier, self._watchers = notifier, watchers
+        self.has_started = False
 
     def started(self, value: Any = None) -> None:
-        self.announced = True
-        where = self._describe(value)
+        self.has_started = True
+        where, until = self._describe(value), None
+        if self._waits is not None:
+            what, until = self._waits(value)
+            self._say(f"started {where} and waits for {what}")
+            self._notifier.send(f"STATUS=waits for {what}")
+        if until is None:
+            self._ready(where)
+        else:
+            self._watchers.start_soon(self._ready_at, until, where)
+
+    async def _ready_at(self, until: trio.Event, where: str) -> None:
+        await until.wait()
+        self._ready(where)
+
+    def _ready(self, where: str) -> None:
+        self._say(f"ready {where}")
+        self._notifier.send("READY=1", f"STATUS=ready {where}")
+
+    def _say(self, what: str) -> None:
         try:
-            print(f"wancoll {self._name} ready {where}", flush=True)
+            print(f"wancoll {self._name} {what}", flush=True)
         except BrokenPipeError:
             # Whoever started us reads no more; that is no reason to end. The exit's own flush must not fail either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        self._notifier.send("READY=1", f"STATUS=ready {where}")
 
 
-def run(name: str, serve: Serve, describe: Callable[[Any], str]) -> None:
+def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable[[Any], Wait] | None = None) -> None:
     """Run *serve* until it returns. The first SIGTERM or SIGINT sets its stop event, a second one ends the process.
 
     Args:
         name: of the service, for the readiness line "wancoll NAME ready ...".
         serve: the service.
         describe: turns the value that *serve* started with into the rest of the readiness line.
+        waits: gives for that value what the service waits for before it is ready; meanwhile the line is
+            "wancoll NAME started ... and waits for ...". None: it is ready when it has started.
 
     Raises:
-        ConfigError: in an exception group; the system refused something before the service was ready (an address in
+        ConfigError: in an exception group; the system refused something before the service had started (an address in
             use, for example).
     """
     notifier = Notifier.from_environment()
     gc.collect()
     gc.freeze()  # what was imported stays: later collections, which interrupt operations, need not walk it
     try:
-        trio.run(_run, name, serve, describe, notifier)
+        trio.run(_run, name, serve, describe, waits, notifier)
     finally:
         notifier.close()
 
 
-async def _run(name: str, serve: Serve, describe: Callable[[Any], str], notifier: Notifier) -> None:
+async def _run(
+    name: str,
+    serve: Serve,
+    describe: Callable[[Any], str],
+    waits: Callable[[Any], Wait] | None,
+    notifier: Notifier,
+) -> None:
     stop = trio.Event()
-    ready = _Ready(name, describe, notifier)
     async with trio.open_nursery() as watchers:
+        announcer = _Announcer(name, describe, waits, notifier, watchers)
         await watchers.start(_stop_on_signal, stop, notifier)
         if notifier.watchdog_interval is not None:
             watchers.start_soon(_keep_alive, notifier, notifier.watchdog_interval)
         try:
-            await serve(stop=stop, task_status=ready)
+            await serve(stop=stop, task_status=announcer)
         except* OSError as refused:
-            if ready.announced:
+            if announcer.has_started:
                 raise
             raise ConfigError(
                 "the service cannot start",

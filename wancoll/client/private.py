@@ -20,7 +20,7 @@ from wancoll.errors import ConfigError, PeerDaemonLost
 from wancoll.wire import messages as m
 
 START_SECONDS = 30.0
-_READY = b"wancoll peer ready"
+_STARTED = b"wancoll peer started"
 _NOT_ITS_OWN = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),  # readiness is this process's to tell
     *("WANCOLL_SOCKET", "WANCOLL_LISTEN", "WANCOLL_ADVERTISE"),  # of the daemon that the machine has
@@ -31,19 +31,19 @@ _TAIL_BYTES = 2000
 
 
 class PrivateDaemon:
-    """Starts `wancoll peer` and waits until it is ready.
+    """Starts `wancoll peer` and waits until clients can attach.
 
     Args:
         master: "host:port", with standby masters "host:port,host:port".
         options: more options of `wancoll peer`.
-        timeout: seconds until it must be ready.
+        timeout: seconds until it must have started.
 
     Attributes:
         socket: path of its client socket.
 
     Raises:
         ConfigError: it refuses its options; says the end of its log.
-        PeerDaemonLost: it ended, or was not ready in time; says the end of its log.
+        PeerDaemonLost: it ended, or had not started in time; says the end of its log.
     """
 
     def __init__(self, master: str, options: Sequence[str] = (), timeout: float = START_SECONDS) -> None:
@@ -74,12 +74,12 @@ class PrivateDaemon:
                     env=_environment(),
                     start_new_session=True,
                 )
-            self._await_ready(self._process, timeout)
+            self._await_started(self._process, timeout)
         except BaseException:
             self.stop()
             raise
 
-    def _await_ready(self, process: subprocess.Popen[bytes], timeout: float) -> None:
+    def _await_started(self, process: subprocess.Popen[bytes], timeout: float) -> None:
         assert process.stdout is not None
         deadline = time.monotonic() + timeout
         poll = select.poll()
@@ -94,16 +94,16 @@ class PrivateDaemon:
                     process.wait(_STOP_SECONDS)
                 raise self._failed(f"it ended with status {process.poll()}")
             said += data
-            if any(line.startswith(_READY) for line in said.split(b"\n")[:-1]):
+            if any(line.startswith(_STARTED) for line in said.split(b"\n")[:-1]):
                 return
-        raise self._failed(f"it was not ready after {timeout:g} s")
+        raise self._failed(f"it had not started after {timeout:g} s")
 
     def _failed(self, got: str) -> ConfigError | PeerDaemonLost:
         wrong = self._process is not None and self._process.poll() == _WRONG_OPTION  # no other try would do better
         return (ConfigError if wrong else PeerDaemonLost)(
             "the private peer daemon did not start",
             who=f"wancoll peer --master {self.master}",
-            expected=f"a line that starts with {_READY.decode()!r}",
+            expected=f"a line that starts with {_STARTED.decode()!r}",
             got=got,
             hint=f"the end of its log: {self.log_tail() or '(empty)'}",
         )

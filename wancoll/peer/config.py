@@ -96,6 +96,14 @@ class PeerConfig:
             "0: the machine's memory, or what its control group allows.",
         ),
     ] = 0
+    ready_without_master: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Say that it is ready, to systemd too, as soon as clients can attach. Without this: once a master has "
+            "answered.",
+        ),
+    ] = False
     watch_stdin: Annotated[
         bool,
         Parameter(negative=(), help="Stop when standard input closes, so that the daemon ends with its parent."),

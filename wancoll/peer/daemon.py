@@ -40,12 +40,14 @@ _MASTER_POLL = 0.1  # seconds between looks at master_grace, only while there is
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """What the daemon is bound to."""
+class Started:
+    """What the daemon is bound to; *answered* is set once a master has taken it in."""
 
     name: str
     socket: str
     data: list[str]
+    master: str
+    answered: trio.Event
 
 
 class Daemon:
@@ -95,6 +97,7 @@ class Daemon:
         self._no_master_since = trio.current_time()
         self._no_master_reason = "no connection yet"
         self._probes = 0  # under way
+        self.answered = trio.Event()  # once a master has taken it in
         self.ending: m.Failure | None = None  # it ends: what clients are told
 
     # ---- sessions ------------------------------------------------------------------------------------
@@ -231,6 +234,7 @@ class Daemon:
 
     def _master_connected(self) -> None:
         log.info("connected to the master", master=self.control.master_address)
+        self.answered.set()
         self.measurer.retell()
         for session in list(self._sessions):
             with session.alone("the master's return"):
@@ -334,9 +338,9 @@ async def _watch_stdin(daemon: Daemon, stop: trio.Event) -> None:
 
 
 async def serve(
-    config: PeerConfig, *, stop: trio.Event, task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED
+    config: PeerConfig, *, stop: trio.Event, task_status: trio.TaskStatus[Started] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run a daemon until *stop* is set, then drain and leave. Started value: Ready.
+    """Run a daemon until *stop* is set, then drain and leave. Started value: Started.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -366,7 +370,8 @@ async def serve(
                 nursery.start_soon(trio.serve_listeners, door.accept, trio_listeners([local_socket]))
                 if config.watch_stdin:
                     nursery.start_soon(_watch_stdin, daemon, stop)
-                task_status.started(Ready(name, path, [join_address(*one.getsockname()[:2]) for one in data_sockets]))
+                data = [join_address(*one.getsockname()[:2]) for one in data_sockets]
+                task_status.started(Started(name, path, data, config.master, daemon.answered))
                 await stop.wait()
                 await daemon.drain()
                 nursery.cancel_scope.cancel()

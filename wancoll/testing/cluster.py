@@ -108,7 +108,7 @@ class Cluster:
             for _ in range(peers):
                 self._launch(len(self._peers), self.name(len(self._peers)), [])
             for i in range(peers):
-                self._await_ready(i)
+                self._await_started(i)
             self._await_known(peers)
         except BaseException:
             self.close()
@@ -267,7 +267,7 @@ class Cluster:
             i = len(self._peers)
             self._peer_env.setdefault(i, {}).update(env or {})
             self._launch(i, name or self.name(i), list(extra))
-        self._await_ready(i)
+        self._await_started(i)
         return i
 
     def kill(self, i: int) -> None:
@@ -294,7 +294,7 @@ class Cluster:
         """Start peer i's daemon again, under its name and socket; kills the running one first."""
         self._peers[i].kill()
         self._launch(i, self._names[i], self._extra_args[i])
-        self._await_ready(i)
+        self._await_started(i)
 
     # ---- the master ----------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class Cluster:
                 pathlib.Path(journal + end).unlink(missing_ok=True)
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
         master = self._masters[k] = self._start(label, arguments, {}, "master")
-        self._master_addresses[k] = _dialable(master.ready(self._startup_timeout).split()[0])
+        self._master_addresses[k] = _dialable(master.said("ready", self._startup_timeout).split()[0])
 
     # ---- faults inside -------------------------------------------------------------------------------
 
@@ -427,9 +427,10 @@ class Cluster:
             self._extra_args.append(extra)
             self._peer_addresses.append(("", 0))
 
-    def _await_ready(self, i: int) -> None:
-        ready = dict(word.split("=", 1) for word in self._peers[i].ready(self._startup_timeout).split())
-        self._peer_addresses[i] = _dialable(ready["data"].split(",")[0])
+    def _await_started(self, i: int) -> None:
+        words = self._peers[i].said("started", self._startup_timeout).split()
+        where = dict(word.split("=", 1) for word in words if "=" in word)
+        self._peer_addresses[i] = _dialable(where["data"].split(",")[0])
 
     def _await_known(self, peers: int) -> None:
         """Return once a master leads and knows all daemons."""
