@@ -76,6 +76,13 @@ typedef struct {
     uint32_t steps_count;
     uint32_t digest; /* 0: no digest wanted (no data) */
     const wc_step *steps; /* copied by wc_post */
+    /* A byte for each WC_DIGEST_BLOCK of front: not 0 once the block is there, for good. Steps wait for what they read;
+       whoever sets a byte then rings a bell. NULL: all of front is there */
+    const uint8_t *filled;
+    /* A word for each WC_DIGEST_BLOCK of back: becomes `attempt` when the block is final, with release. Needs a digest.
+       NULL: nobody looks */
+    uint32_t *shown;
+    uint32_t attempt;
 } wc_op;
 
 enum {
@@ -136,6 +143,11 @@ int wc_post(wc_engine *engine, const wc_op *op);
    just finished; however often it is said before the answer, there is one. Cannot fail for a live op. An unknown one is
    answered with WC_EV_CANCELLED too. */
 int wc_cancel(wc_engine *engine, uint64_t op);
+
+/* From now on a write to the eventfd makes the workers look which blocks of front are there. Nobody has to read it. The
+   caller keeps it, and removes it before closing it. 0, or -1 with errno. */
+int wc_bell_add(wc_engine *engine, int fd);
+void wc_bell_remove(wc_engine *engine, int fd);
 
 typedef struct {
     uint64_t bytes_sent, bytes_received; /* on the wire, headers included */

@@ -266,8 +266,12 @@ class Engine:
         front_address: int,
         back_address: int,
         noise: tuple[int, int] = (0, 0),
+        *,
+        filled_address: int = 0,
+        shown_address: int = 0,
+        attempt: int = 0,
     ) -> None:
-        """Start an op. The memory at both addresses must stay mapped until Done or Cancelled.
+        """Start an op. The memory at all addresses must stay mapped until Done or Cancelled.
 
         Args:
             prepared: from prepare.
@@ -278,6 +282,12 @@ class Engine:
             front_address: of the input, never written.
             back_address: of the result; the two must not overlap.
             noise: keys of stochastic rounding, 64 bits: of measured encodes, of all others.
+            filled_address: of a byte for each DIGEST_BLOCK of the input, which becomes other than 0 when the block is
+                there, for good. Steps wait for what they read of it. After a byte is set some bell has to ring (see
+                add_bell). 0: all of the input is there.
+            shown_address: of a 32-bit word for each DIGEST_BLOCK of the result, which becomes *attempt* when the block
+                is final. Only where a digest is made. 0: nobody looks.
+            attempt: see there.
         """
         op = prepared._op
         op.id = op_id
@@ -287,12 +297,26 @@ class Engine:
         op.noise = noise
         op.front = ffi.cast("void *", front_address)
         op.back = ffi.cast("void *", back_address)
+        op.filled = ffi.cast("uint8_t *", filled_address)
+        op.shown = ffi.cast("uint32_t *", shown_address)
+        op.attempt = attempt
         if lib.wc_post(self._live, op) < 0:
             raise _refusal(f"op {op_id} cannot be posted", f"epoch {epoch}, seq {seq}", _POST_RULES)
 
     def cancel(self, op_id: int) -> None:
         """Give op *op_id* up; answered by Cancelled, with a Done before it if the op had just finished."""
         _check(lib.wc_cancel(self._live, op_id), f"op {op_id} cannot be cancelled")
+
+    def add_bell(self, fd: int) -> None:
+        """From now on a write to the eventfd *fd* makes the workers look which blocks of inputs have been filled.
+
+        Nobody has to read it. It stays the caller's, who removes it before it is closed.
+        """
+        _check(lib.wc_bell_add(self._live, fd), f"bell {fd} cannot be added")
+
+    def remove_bell(self, fd: int) -> None:
+        """Writes to it say nothing any more."""
+        lib.wc_bell_remove(self._live, fd)
 
     def tcp_info(self, link: int, lane: int) -> bytes:
         """The newest snapshot of a lane's struct tcp_info, taken while it sends; empty if there is none."""

@@ -83,10 +83,14 @@ static void describe_part(wc_part *part, const wc_step *step)
         part->to = spot_of(work, step->to);
         part->back = step->to.offset;
     }
-    if (step->direction != WC_RECV || step->action != WC_COPY)
+    if (step->direction != WC_RECV || step->action != WC_COPY) {
         part->left = spot_of(work, step->left);
-    if (step->direction == WC_LOCAL && (step->action == WC_REDUCE || step->action == WC_FINAL))
+        wc_gate_keep(part, &step->left);
+    }
+    if (step->direction == WC_LOCAL && (step->action == WC_REDUCE || step->action == WC_FINAL)) {
         part->right = spot_of(work, step->right);
+        wc_gate_keep(part, &step->right);
+    }
     part->encoded = part->to.encoded || part->left.encoded || part->right.encoded;
 }
 
@@ -184,6 +188,8 @@ static void make_parts(wc_work *work)
             part->end = part_cut(step->start, step->length, count, p + 1, align);
             describe_part(part, step);
             part->segment = part_segment(engine, part, count > op->lanes);
+            if (part->gates)
+                wc_gate_join(&work->gates[part->worker], part);
             for (int a = 0; a < WC_AFTER; a++)
                 if (step->after[a] >= 0)
                     depend(part, a, &work->parts[work->cuts[step->after[a]].first + p]);

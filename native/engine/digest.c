@@ -17,6 +17,8 @@ static void hash_block(wc_hashes *hashes, uint64_t block)
     uint64_t start = block * WC_DIGEST_BLOCK, n = least(WC_DIGEST_BLOCK, hashes->bytes - start);
     hashes->block[block] = hashes->kernels->hash64(hashes->memory + start, (size_t)n);
     hashes->known[block] = 1;
+    if (hashes->shown)
+        __atomic_store_n(&hashes->shown[block], hashes->attempt, __ATOMIC_RELEASE);
 }
 
 bool wc_hashes_init(wc_hashes *hashes, const wc_kernels *kernels, const void *memory, uint64_t bytes)

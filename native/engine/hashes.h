@@ -11,6 +11,8 @@ typedef struct {
     uint64_t count;  /* blocks; 0: nothing is hashed */
     uint64_t *block; /* their hashes */
     uint8_t *known;  /* per block: hashed already */
+    uint32_t *shown; /* per block: becomes `attempt` when it is hashed; NULL: nobody looks */
+    uint32_t attempt;
 } wc_hashes;
 
 /* False: no memory */

@@ -17,7 +17,7 @@ static bool frame_end(const wc_part *part, uint64_t *end)
 {
     uint64_t boundary = (part->cursor / part->segment + 1) * part->segment;
     *end = boundary < part->end ? boundary : part->end;
-    return wc_part_bound(part) >= *end;
+    return wc_part_ready(part) >= *end;
 }
 
 bool wc_frame_complete(const wc_part *part)

@@ -65,8 +65,8 @@ static void run_slice(wc_worker *worker, wc_part *part, uint64_t bytes)
 void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit)
 {
     wc_engine *engine = worker->engine;
-    uint64_t bound = wc_part_bound(part), from = part->cursor;
-    if (bound == from)
+    uint64_t bound = wc_part_ready(part), from = part->cursor;
+    if (bound == part->end && bound == from)
         return;
     while (part->cursor < bound && part->cursor - from < limit) {
         uint64_t slice = WC_DIGEST_BLOCK - part->cursor % WC_DIGEST_BLOCK;
@@ -78,9 +78,14 @@ void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit)
             wc_part_final(part, part->cursor - slice);
         wc_part_moved(part); /* while the slice is hot */
     }
-    if (part->cursor < part->end)
-        return;
-    if (part->listed)
-        wc_list_remove(&worker->locals, part);
-    wc_part_finish(engine, part);
+    if (part->listed && part->cursor == bound)
+        wc_list_remove(&worker->locals, part); /* it is at its end, or its gate says when there is more */
+    if (part->cursor == part->end)
+        wc_part_finish(engine, part);
+}
+
+void wc_local_offer(wc_worker *worker, wc_part *part)
+{
+    if (!part->listed && wc_part_ready(part) > part->cursor)
+        wc_list_append(&worker->locals, part);
 }

@@ -2,7 +2,8 @@
 
    A part to receive may have bounds, too: those who use what is where its bytes will go. It does not wait for them. The
    bytes of a correct sender are made of those that the bounds have passed on, so a frame that goes beyond is no correct
-   sender's. It would be written over, and a digest would vouch for what is not in memory. */
+   sender's. It would be written over, and a digest would vouch for what is not in memory. A frame that is reduced into
+   front's bytes waits for them in the socket while front is being filled. */
 #include "shared.h"
 
 #include <errno.h>
@@ -39,6 +40,8 @@ static wc_verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *fra
                      frame->number, (unsigned long long)frame->seq, (unsigned long long)frame->offset);
         return WC_DOWN;
     }
+    if (part->gates && wc_gate_bound(part, part->cursor + frame->length) < part->cursor + frame->length)
+        return WC_PARK;
     lane->rx_part = part;
     part->lane = lane;
     return WC_ACCEPT;

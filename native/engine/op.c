@@ -9,6 +9,7 @@ void wc_work_free(wc_engine *engine, wc_work *work)
     wc_commands_free(work->cancelling);
     wc_scratch_give(engine, work->scratch);
     free(work->squares);
+    free(work->gates);
     wc_hashes_free(&work->hashes);
     free(work->remaining);
     free(work->parts);
@@ -77,12 +78,16 @@ static bool make(wc_engine *engine, wc_work *work)
     work->numbers = calloc(sizes.numbers + 1, sizeof *work->numbers);
     work->squares = calloc(2 * workers, sizeof *work->squares);
     work->cancelling = wc_commands_new(engine, WC_CMD_CANCEL, NULL);
+    if (op->filled)
+        work->gates = calloc(workers, sizeof *work->gates);
     if (op->bytes[WC_SCRATCH])
         work->scratch = wc_scratch_take(engine, op->bytes[WC_SCRATCH]);
     bool hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->back, op->bytes[WC_BACK]);
     if (!work->remaining || !work->parts || !work->cuts || !work->shares || !work->numbers || !work->squares ||
-        !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch))
+        !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch) || (op->filled && !work->gates))
         return false;
+    work->hashes.shown = op->shown;
+    work->hashes.attempt = op->attempt;
     errno = EINVAL;
     return wc_cut(work);
 }
@@ -185,5 +190,6 @@ void wc_part_finish(wc_engine *engine, wc_part *part)
     for (size_t i = 0; i < work->shares_count; i++)
         if (work->shares[i].worker == worker)
             wc_track_leave(&work->shares[i]);
+    wc_gate_leave(&engine->workers[worker], work);
     wc_work_let_go(engine, work, false);
 }

@@ -3,6 +3,7 @@
 #define WC_OP_H
 
 #include "common.h"
+#include "gate.h"
 #include "hashes.h"
 #include "part.h"
 
@@ -53,6 +54,7 @@ struct wc_work {
     wc_scratch *scratch;
     double *squares;                /* per worker: sums of the measured encodes' errors, and of what they encoded */
     wc_hashes hashes;               /* of back */
+    wc_gate *gates;                 /* per worker; NULL: all of front is there */
     uint32_t *remaining;            /* per worker: parts not finished; touched by that worker only */
     size_t parts_count;
     wc_part *parts;                 /* by step, then by part */

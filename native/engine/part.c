@@ -39,15 +39,35 @@ uint8_t *wc_spot_at(const wc_part *part, wc_spot spot, uint64_t cursor)
     return spot.base + into;
 }
 
+/* Parts of encoded steps end at blocks of the codec. */
+static uint64_t whole_blocks(const wc_part *part, uint64_t bound)
+{
+    if (part->encoded && bound < part->end)
+        bound -= (bound - part->start) % part->work->block_raw;
+    return bound;
+}
+
 uint64_t wc_part_bound(const wc_part *part)
 {
     uint64_t bound = part->end;
     for (int i = 0; i < WC_AFTER; i++)
         if (part->after[i] && part->after[i]->cursor < bound)
             bound = part->after[i]->cursor;
-    if (part->encoded && bound < part->end)
-        bound -= (bound - part->start) % part->work->block_raw;
-    return bound;
+    return whole_blocks(part, bound);
+}
+
+uint64_t wc_part_ready(const wc_part *part)
+{
+    uint64_t bound = wc_part_bound(part);
+    return part->gates ? whole_blocks(part, wc_gate_bound(part, bound)) : bound;
+}
+
+bool wc_part_waits(const wc_part *part)
+{
+    for (int i = 0; i < WC_AFTER; i++)
+        if (part->after[i])
+            return true;
+    return false;
 }
 
 void wc_part_moved(wc_part *part)

@@ -16,11 +16,14 @@ struct wc_part {
     wc_part *after[WC_AFTER];          /* what bounds it, byte by byte */
     wc_part *dependents;               /* parts that it bounds */
     wc_part *next_dependent[WC_AFTER]; /* in the list of after[i] */
+    wc_part *next_gated;               /* in its op's gate */
     wc_work *work;
     wc_share *share;                   /* NULL: of a local step */
     wc_lane *lane;                     /* that has begun it, and carries it to its end; NULL: none yet */
     wc_spot to, left, right;
     uint64_t back;                     /* where in back `to` is, if this makes a part of the result */
+    uint64_t front[2];                 /* where in front what it reads is; of the step's first element, as back */
+    uint32_t gates;                    /* of them: front is being filled */
     uint64_t start;                    /* of the step; blocks of the codec count from there */
     uint64_t begin, end, cursor;       /* bytes of raw elements; cursor: framed (send), or here (recv, local) */
     uint32_t worker;
@@ -47,11 +50,15 @@ uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to);
 size_t wc_grain(const wc_part *part);
 uint8_t *wc_spot_at(const wc_part *part, wc_spot spot, uint64_t cursor);
 uint64_t wc_part_bound(const wc_part *part); /* how far the parts that it comes after let it go */
+uint64_t wc_part_ready(const wc_part *part); /* how far these do, and what it reads of front is there */
+bool wc_part_waits(const wc_part *part);     /* whether it comes after others */
 void wc_part_final(wc_part *part, uint64_t from); /* bytes [from, cursor) of its result are: they enter the digest */
 /* Its cursor has moved: whoever waits for that goes on. It must not be finished yet */
 void wc_part_moved(wc_part *part);
 
 /* Local.c: runs a local part for at most `limit` bytes. */
 void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit);
+/* One that comes after no other part gets its turns, if its bytes are there */
+void wc_local_offer(wc_worker *worker, wc_part *part);
 
 #endif

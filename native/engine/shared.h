@@ -4,6 +4,7 @@
 
 #include "common.h"
 #include "events.h"
+#include "gate.h"
 #include "link.h"
 #include "op.h"
 #include "scratch.h"

@@ -89,14 +89,6 @@ static bool cancels_through(const wc_engine *engine, uint64_t number)
     return true;
 }
 
-static bool waits_for_nothing(const wc_part *part)
-{
-    for (int i = 0; i < WC_AFTER; i++)
-        if (part->after[i])
-            return false;
-    return true;
-}
-
 static void post(wc_worker *worker, wc_work *work)
 {
     if (work->parts_count == 0) {
@@ -115,9 +107,10 @@ static void post(wc_worker *worker, wc_work *work)
             continue;
         if (part->direction == WC_SEND && wc_frame_complete(part))
             wc_share_offer(part);
-        else if (part->direction == WC_LOCAL && waits_for_nothing(part))
-            wc_list_append(&worker->locals, part);
+        else if (part->direction == WC_LOCAL && !wc_part_waits(part))
+            wc_local_offer(worker, part);
     }
+    wc_gate_enter(worker, work);
     for (size_t i = 0; i < work->shares_count; i++)
         if (work->shares[i].worker == worker->index && work->shares[i].track) /* else the op is done already */
             wc_track_go(work->shares[i].track);
@@ -143,6 +136,7 @@ static void cancel(wc_worker *worker, wc_work *work)
         wc_track_go(track);
     }
     *remaining = 0;
+    wc_gate_leave(worker, work);
     wc_work_let_go(worker->engine, work, true);
 }
 
@@ -236,9 +230,11 @@ static void *run(void *argument)
         struct epoll_event events[BATCH];
         int n = epoll_wait(worker->epoll, events, BATCH, worker->locals.head ? 0 : -1);
         worker->round++;
-        bool woken = false;
+        bool woken = false, rung = false;
         for (int i = 0; i < n; i++) {
-            if (events[i].data.ptr)
+            if (events[i].data.u64 == WC_BELL)
+                rung = true;
+            else if (events[i].data.ptr)
                 wc_lane_serve(events[i].data.ptr, events[i].events);
             else
                 woken = true;
@@ -247,6 +243,8 @@ static void *run(void *argument)
             take_commands(worker);
             run_commands(worker);
         }
+        if (rung)
+            wc_gates_look(worker);
         if (worker->locals.head)
             wc_local_go(worker, worker->locals.head, WC_LOCAL_BYTES);
     }

@@ -31,6 +31,8 @@ struct wc_worker {
     atomic_ullong cancelled; /* number of the last cancel processed */
     uint64_t round;          /* counts its looks at epoll */
     wc_part_list locals;     /* local parts that wait for nothing but their turn */
+    wc_gate *gates;          /* of ops whose front is being filled */
+    uint64_t bells;          /* how often it has looked at them */
     uint8_t *read_buffer;    /* WC_READ_BYTES, and room for a split element */
     uint8_t *decoded;        /* a digest block, for reductions that have no kernel for encoded operands */
 };

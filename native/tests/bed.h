@@ -9,11 +9,13 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -215,6 +217,8 @@ static uint32_t ring_schedule(wc_step *out, const int *ring, int n, int me, uint
 typedef struct {
     uint64_t id, epoch, seq, fingerprint, count;
     uint32_t dtype, op;
+    const uint8_t *filled;
+    uint32_t *shown, attempt;
 } call;
 
 static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer front, buffer back)
@@ -225,6 +229,7 @@ static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer fron
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
         .bytes = {c.count * itemsize, c.count * itemsize}, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes, .tracks = b->tracks,
         .steps_count = ring_schedule(lines, ring, n, me, c.count, itemsize), .digest = 1, .steps = lines,
+        .filled = c.filled, .shown = c.shown, .attempt = c.attempt,
     };
     return wc_post(b->engines[ring[me]], &op);
 }

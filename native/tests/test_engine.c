@@ -188,6 +188,92 @@ static void test_cancel(void)
         CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
 }
 
+/* Fills one rank's front while the engine reads it: blocks in a shuffled order, with pauses. */
+typedef struct {
+    pthread_t thread;
+    buffer whole, front;
+    uint8_t *filled;
+    uint64_t seed;
+    int bell;
+} filler;
+
+static void *fill_blocks(void *argument)
+{
+    filler *f = argument;
+    uint64_t blocks = (f->front.bytes + WC_DIGEST_BLOCK - 1) / WC_DIGEST_BLOCK, stride = 1 + 2 * (f->seed % 7);
+    while (blocks % stride == 0 && stride > 1)
+        stride += 2;
+    for (uint64_t i = 0; i < blocks; i++) {
+        uint64_t block = (i * stride + f->seed) % blocks, at = block * WC_DIGEST_BLOCK, left = f->front.bytes - at;
+        memcpy(f->front.data + at, f->whole.data + at, left < WC_DIGEST_BLOCK ? left : WC_DIGEST_BLOCK);
+        __atomic_store_n(&f->filled[block], 1, __ATOMIC_RELEASE);
+        if (i % 3 != 1 || i + 1 == blocks)
+            must(eventfd_write(f->bell, 1) == 0, "bell");
+        if (i % 5 == f->seed % 5)
+            usleep((useconds_t)(f->seed % 700));
+    }
+    return NULL;
+}
+
+/* Fronts are filled while the op runs; in odd rounds rank 2 leaves meanwhile, and the others go on waiting. */
+static void test_gate(int round)
+{
+    enum { N = 3, COUNT = 700001, BLOCKS = COUNT * 4 / WC_DIGEST_BLOCK + 1 };
+    static const int TWO[2] = {0, 1};
+    int left = round % 2 ? 2 : N;
+    bed b;
+    buffer back[N];
+    filler fillers[N];
+    static uint32_t shown[N][BLOCKS];
+    bed_start(&b, N, 3, 2, 65536, 65536);
+    memset(shown, 0, sizeof shown);
+    for (int r = 0; r < N; r++) {
+        back[r] = buffer_new(COUNT * 4);
+        fillers[r] = (filler){.whole = buffer_new(COUNT * 4), .front = buffer_new(COUNT * 4), .seed = draw() % 1000,
+                              .filled = calloc(BLOCKS, 1), .bell = eventfd(0, EFD_NONBLOCK)};
+        fill(fillers[r].whole, r);
+        must(wc_bell_add(b.engines[r], fillers[r].bell) == 0, "bell");
+        call c = sum_of(1, 1, 1, COUNT);
+        c.filled = fillers[r].filled, c.shown = shown[r], c.attempt = 1;
+        CHECK(post_ring(&b, ALL, N, r, c, fillers[r].front, back[r]) == 0);
+    }
+    for (int r = 0; r < N; r++)
+        must(pthread_create(&fillers[r].thread, NULL, fill_blocks, &fillers[r]) == 0, "thread");
+    if (left < N) {
+        usleep((useconds_t)(draw() % 3000));
+        CHECK(wc_cancel(b.engines[2], 1) == 0);
+        for (int r = 0; r < left; r++) {
+            bed_epoch(&b, r, 2);
+            CHECK(wc_cancel(b.engines[r], 1) == 0);
+            call c = sum_of(2, 2, 1, COUNT);
+            c.filled = fillers[r].filled, c.shown = shown[r], c.attempt = 2;
+            CHECK(post_ring(&b, TWO, 2, r, c, fillers[r].front, back[r]) == 0);
+        }
+    }
+    for (int r = 0; r < left; r++) {
+        wc_event event;
+        do
+            event = next_event(b.engines[r], DEADLINE_MS);
+        while (event.type == WC_EV_CANCELLED || (event.type == WC_EV_DONE && left < N && event.op == 1));
+        CHECK(event.type == WC_EV_DONE);
+        bool all = true;
+        for (int i = 0; i < BLOCKS; i++)
+            all &= __atomic_load_n(&shown[r][i], __ATOMIC_ACQUIRE) == (left < N ? 2 : 1);
+        CHECK(all && is_sum(back[r], ALL, left));
+    }
+    for (int r = 0; r < N; r++)
+        pthread_join(fillers[r].thread, NULL);
+    for (int r = 0; r < N; r++)
+        wc_bell_remove(b.engines[r], fillers[r].bell);
+    bed_stop(&b);
+    for (int r = 0; r < N; r++) {
+        CHECK(is_front(fillers[r].front, r) && buffer_free(&fillers[r].front));
+        CHECK(buffer_free(&fillers[r].whole) && buffer_free(&back[r]));
+        free(fillers[r].filled);
+        close(fillers[r].bell);
+    }
+}
+
 /* The next event but for that of the other lane, which ends here too if the other end was faster. */
 static wc_event after_hang_up(wc_engine *engine)
 {
@@ -288,7 +374,7 @@ static int post_exchange(bed *b, int n, int me, call c, buffer front, buffer bac
     wc_op op = {
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
         .bytes = {c.count * 4, c.count * 4}, .dtype = WC_F32, .op = c.op, .codec = WC_CODEC_INT8, .divisor = (uint32_t)n,
-        .lanes = b->lanes, .tracks = b->tracks, .digest = 1, .steps = lines,
+        .lanes = b->lanes, .tracks = b->tracks, .digest = 1, .steps = lines, .filled = c.filled,
     };
     op.steps_count = exchange_schedule(lines, &op.bytes[WC_SCRATCH], n, me, c.count);
     return wc_post(b->engines[me], &op);
@@ -717,7 +803,9 @@ static void test_no_memory(void)
         for (int r = 0; r < 2; r++)
             must(wc_lane_attach(b.engines[r], link_to(1 - r), lane, pair[r], 1) == 0, "attach");
     }
-    call c = {.id = 1, .epoch = 1, .seq = 1, .fingerprint = 7, .count = COUNT, .dtype = WC_F32, .op = WC_SUM};
+    static const uint8_t filled[COUNT * 4 / WC_DIGEST_BLOCK + 1] = {[0 ... COUNT * 4 / WC_DIGEST_BLOCK] = 1};
+    call c = {.id = 1, .epoch = 1, .seq = 1, .fingerprint = 7, .count = COUNT, .dtype = WC_F32, .op = WC_SUM,
+              .filled = filled};
     for (int r = 0; r < 2; r++) {
         int result = -1;
         for (allocations = tries = 0; result < 0 && tries < FAILS; allocations = ++tries)
@@ -822,6 +910,8 @@ int main(void)
     for (int round = 0; round < 20; round++)
         test_quantized(round);
     test_cancel();
+    for (int round = 0; round < 20; round++)
+        test_gate(round);
     test_lane_loss();
     test_mismatch();
     test_frames();

@@ -110,10 +110,12 @@ class Mesh:
         members: Sequence[int] = (),
         sites: Sequence[str] = (),
         noise: tuple[int, int] = (0, 0),
+        filled: Any = None,
+        shown: Any = None,
         **numbers: int,
     ) -> None:
         """Post any call on one rank; an array that the call does not use may be empty."""
-        self.kept += [front, back]
+        self.kept += [front, back, filled, shown]
         members = list(members) or list(range(self.world))
         n, me = len(members), members.index(rank)
         front_bytes, back_bytes = sizes(call, me, n, ())
@@ -141,6 +143,9 @@ class Mesh:
             front.ctypes.data,
             back.ctypes.data,
             noise,
+            filled_address=0 if filled is None else filled.ctypes.data,
+            shown_address=0 if shown is None else shown.ctypes.data,
+            attempt=numbers.get("attempt", 0),
         )
 
     def all_reduce(self, inputs: list[Any], dtype: DType, op: ReduceOp) -> tuple[list[Any], list[Done]]:

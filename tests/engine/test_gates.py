@@ -1,0 +1,257 @@
+"""Inputs that are filled while the op runs, and results whose blocks are shown as they become final."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.engines import KIB, Mesh, mesh_of, random_bits, same, statistics, wait_for, wait_until
+from tests.later import later
+from wancoll.collective import REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
+from wancoll.engine import DIGEST_BLOCK, Cancelled, Done, Engine
+from wancoll.schedule import numbers, reference
+from wancoll.schedule.choose import ALGORITHMS, make, sizes
+
+PAIRS = [(kind, algorithm) for kind, names in ALGORITHMS.items() for algorithm in names]
+ATTEMPT = 7
+SITES = ("a", "a", "b", "a", "a", "b")
+
+
+@contextmanager
+def bell_of(engine: Engine) -> Iterator[int]:
+    fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    engine.add_bell(fd)
+    try:
+        yield fd
+    finally:
+        with suppress(RuntimeError):  # the engine is closed
+            engine.remove_bell(fd)
+        os.close(fd)
+
+
+@contextmanager
+def bells_of(mesh: Mesh) -> Iterator[list[int]]:
+    fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in mesh.engines]
+    for engine, fd in zip(mesh.engines, fds, strict=True):
+        engine.add_bell(fd)
+    yield fds
+    for engine, fd in zip(mesh.engines, fds, strict=True):
+        engine.remove_bell(fd)
+        os.close(fd)
+
+
+@dataclass
+class Input:
+    """One rank's input, which is there in pieces only. What is not holds other bytes."""
+
+    whole: Any
+    bell: int
+
+    def __post_init__(self) -> None:
+        self.front = np.full(self.whole.nbytes, 0xA7, np.uint8)
+        self.filled = np.zeros(-(-self.whole.nbytes // DIGEST_BLOCK) + 1, np.uint8)
+        self.missing = list(range(len(self.filled) - 1))
+
+    def fill(self, *blocks: int) -> None:
+        """These blocks are there; then the bell rings once."""
+        bytes_ = self.whole.view(np.uint8)
+        for block in blocks:
+            part = slice(block * DIGEST_BLOCK, (block + 1) * DIGEST_BLOCK)
+            self.front[part] = bytes_[part]
+            self.filled[block] = 1
+            self.missing.remove(block)
+        os.eventfd_write(self.bell, 1)
+
+
+def feed(inputs: list[Input], seed: int) -> None:
+    """Fill all of them, by turns, a few blocks at a time, in any order."""
+    draw = random.Random(seed)
+    while any(one.missing for one in inputs):
+        one = draw.choice([one for one in inputs if one.missing])
+        one.fill(*draw.sample(one.missing, min(len(one.missing), draw.randint(1, 3))))
+        if draw.random() < 0.2:
+            time.sleep(0.0005)
+
+
+def words_of(nbytes: int) -> Any:
+    return np.zeros(-(-nbytes // DIGEST_BLOCK) + 1, np.uint32)
+
+
+def run(mesh: Mesh, bells: list[int], call: Descriptor, algorithm: str, seed: int) -> None:
+    """One op whose inputs come late and in odd pieces: the bits are the reference's."""
+    world = mesh.world
+    mesh.seq += 1
+    wanted = [sizes(call, rank, world, ()) for rank in range(world)]
+    rng = np.random.default_rng(seed)
+    fronts = [rng.integers(-999, 999, front // 4).astype(numbers.storage(call.dtype)) for front, _ in wanted]
+    backs = [np.full(back // 4, 85, numbers.storage(call.dtype)) for _, back in wanted]
+    schedules = [make(call, algorithm, rank, world, sites=SITES[:world]) for rank in range(world)]
+    back_bytes = [back for _, back in wanted]
+    expected = reference.execute(schedules, fronts, call.dtype, call.op, codec=call.codec, back_bytes=back_bytes)
+    inputs = [Input(front, bell) for front, bell in zip(fronts, bells, strict=True)]
+    shown = [words_of(back) for back in back_bytes]
+    for rank, one in enumerate(inputs):
+        mesh.run(
+            rank, mesh.seq, call, algorithm, one.front, backs[rank], sites=SITES[:world],
+            filled=one.filled, shown=shown[rank], attempt=ATTEMPT,
+        )  # fmt: skip
+    feed(inputs, seed)
+    done = [wait_for(engine, Done) for engine in mesh.engines]
+    for rank in range(world):
+        assert same(backs[rank], expected[rank]), (str(call), algorithm, rank)
+        assert done[rank].digest == numbers.digest(expected[rank].tobytes())
+        assert shown[rank].tolist() == [ATTEMPT] * (len(shown[rank]) - 1) + [0]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, *later(4, 5, 6)])
+def test_every_collective_waits_for_the_bytes_that_it_reads(world: int) -> None:
+    with mesh_of(world, lanes=2, workers=1 + world % 2) as mesh, bells_of(mesh) as bells:
+        for number, (kind, algorithm) in enumerate(PAIRS):
+            for count in (5, 70_001):
+                dtype = DType.float32 if number % 2 else DType.int32
+                op = (ReduceOp.sum, ReduceOp.avg, ReduceOp.min)[number % 3] if kind in REDUCING else ReduceOp.sum
+                root = count % world if kind in ROOTED else -1
+                run(mesh, bells, Descriptor(kind, dtype, op, count, root=root), algorithm, seed=number)
+
+
+@pytest.mark.parametrize("codec", [Codec.bf16, Codec.int8, Codec.int4])
+def test_what_is_encoded_waits_too(codec: Codec) -> None:
+    with mesh_of(3, lanes=3) as mesh, bells_of(mesh) as bells:
+        for algorithm in ALGORITHMS[Kind.all_reduce]:
+            call = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, 150_001, codec=codec)
+            run(mesh, bells, call, algorithm, seed=int(codec))
+
+
+def test_a_step_starts_with_its_first_bytes() -> None:
+    """Own bytes of the first chunk alone are enough for the neighbour to get them."""
+    with mesh_of(2, lanes=1) as mesh, bells_of(mesh) as bells:
+        inputs = [Input(random_bits(DType.int32, 256 * KIB, rank), bell) for rank, bell in enumerate(bells)]
+        backs = [np.zeros_like(one.whole) for one in inputs]
+        call = Descriptor(Kind.all_reduce, DType.int32, count=256 * KIB)
+        for rank, one in enumerate(inputs):
+            mesh.run(rank, 1, call, "ring", one.front, backs[rank], filled=one.filled)
+        assert statistics(mesh.engines[0], 101).bytes_sent == 0
+        inputs[0].fill(0)
+        wait_until(lambda: statistics(mesh.engines[0], 101).bytes_sent >= DIGEST_BLOCK)
+        assert statistics(mesh.engines[0], 101).bytes_sent < 2 * DIGEST_BLOCK
+        # The other end has its own bytes of that chunk to add, which are not there: the frame waits in the socket.
+        wait_until(lambda: statistics(mesh.engines[1], 100).parked)
+        assert not backs[1].any()
+        feed(inputs, 1)
+        for engine, back in zip(mesh.engines, backs, strict=True):
+            wait_for(engine, Done)
+            assert same(back, inputs[0].whole + inputs[1].whole)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_shut_gate_costs_no_processor_time(world: int) -> None:
+    with mesh_of(world, lanes=2) as mesh, bells_of(mesh) as bells:
+        inputs = [Input(random_bits(DType.int32, 300_000, rank), bell) for rank, bell in enumerate(bells)]
+        call = Descriptor(Kind.all_reduce, DType.int32, count=300_000)
+        for rank, one in enumerate(inputs):
+            mesh.run(rank, 1, call, "ring", one.front, np.zeros_like(one.whole), filled=one.filled)
+            one.fill(0, 3)
+        before = time.process_time()
+        with pytest.raises(TimeoutError):
+            wait_for(mesh.engines[0], Done, 0.3)
+        assert time.process_time() - before < 0.15
+        feed(inputs, 2)
+        for engine in mesh.engines:
+            wait_for(engine, Done)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_attempt_given_up_before_all_is_there(seed: int) -> None:
+    """The next epoch's attempt waits for the same gate, and goes on where it stands."""
+    draw = random.Random(seed)
+    with mesh_of(3, lanes=2) as mesh, bells_of(mesh) as bells:
+        fronts = [random_bits(DType.int32, 400_001, rank) for rank in range(3)]
+        inputs = [Input(front, bell) for front, bell in zip(fronts, bells, strict=True)]
+        call = Descriptor(Kind.all_reduce, DType.int32, count=400_001)
+        backs = [np.zeros_like(front) for front in fronts]
+        shown = [words_of(front.nbytes) for front in fronts]
+
+        def post(attempt: int, members: list[int]) -> None:
+            for rank in members:
+                mesh.run(
+                    rank, 9, call, "ring", inputs[rank].front, backs[rank], members=members,
+                    filled=inputs[rank].filled, shown=shown[rank], attempt=attempt, op_id=attempt,
+                )  # fmt: skip
+
+        post(1, [0, 1, 2])
+        for one in inputs:
+            one.fill(*draw.sample(one.missing, draw.randint(0, len(one.missing) - 1)))
+        time.sleep(draw.random() * 0.01)
+        mesh.epoch = 2
+        for rank in (0, 1):
+            for other in {0, 1, 2} - {rank}:
+                mesh.engines[rank].set_epoch(100 + other, 2)
+            mesh.engines[rank].cancel(1)
+        post(2, [0, 1])
+        feeder = threading.Thread(target=feed, args=(inputs, seed))
+        feeder.start()
+        for rank in (0, 1):
+            told: list[Any] = []
+            wait_until(lambda engine=mesh.engines[rank], told=told: told.extend(engine.events()) or len(told) == 2)
+            assert Cancelled(1) in told
+            assert [event.op for event in told if isinstance(event, Done)] == [2]
+            assert same(backs[rank], fronts[0] + fronts[1])
+            assert set(shown[rank][:-1]) == {2}
+        feeder.join()
+        mesh.engines[2].cancel(1)
+        wait_for(mesh.engines[2], Cancelled)
+
+
+def test_bells_that_say_nothing() -> None:
+    """Rung without need, by two at once, while an op waits and when none does; a gate that is closed again."""
+    with mesh_of(2, lanes=2) as mesh, bells_of(mesh) as bells, bell_of(mesh.engines[0]) as other:
+        for fd in (*bells, other):
+            for _ in range(100):
+                os.eventfd_write(fd, 1)
+        inputs = [Input(random_bits(DType.int32, 300_000, rank), bell) for rank, bell in enumerate(bells)]
+        backs = [np.zeros_like(one.whole) for one in inputs]
+        call = Descriptor(Kind.all_reduce, DType.int32, count=300_000)
+        for rank, one in enumerate(inputs):
+            mesh.run(rank, 1, call, "ring", one.front, backs[rank], filled=one.filled)
+        for _ in range(1000):
+            os.eventfd_write(bells[0], 1)
+            inputs[0].filled[1] ^= 1  # takes back what it said: that is its own harm, and nobody else's
+        inputs[0].filled[:] = 0
+        feed(inputs, 3)
+        for engine in mesh.engines:
+            wait_for(engine, Done)
+        assert same(backs[0], backs[1])
+
+
+def test_what_is_shown_is_final() -> None:
+    """Whoever copies a block when it is shown has the bytes of the result."""
+    world, count = 3, 2_000_000
+    with mesh_of(world, lanes=2) as mesh:
+        for attempt in range(1, 4):
+            mesh.seq += 1
+            fronts = [random_bits(DType.int32, count, 10 * attempt + rank) for rank in range(world)]
+            backs = [np.zeros_like(front) for front in fronts]
+            shown = [words_of(front.nbytes) for front in fronts]
+            call = Descriptor(Kind.all_reduce, DType.int32, count=count)
+            copies: dict[int, bytes] = {}
+            for rank in range(world):
+                mesh.run(rank, mesh.seq, call, "ring", fronts[rank], backs[rank], shown=shown[rank], attempt=attempt)
+            bytes_ = backs[0].view(np.uint8)
+
+            def look(words: Any = shown[0], bytes_: Any = bytes_, wanted: int = attempt, to: Any = copies) -> bool:
+                for block in np.flatnonzero(words == wanted):
+                    if int(block) not in to:
+                        to[int(block)] = bytes_[block * DIGEST_BLOCK : (block + 1) * DIGEST_BLOCK].tobytes()
+                return len(to) == len(words) - 1
+
+            wait_until(look)
+            for engine in mesh.engines:
+                wait_for(engine, Done)
+            assert b"".join(copies[block] for block in sorted(copies)) == sum(fronts).tobytes()
