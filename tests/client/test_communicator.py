@@ -454,11 +454,11 @@ def test_memory_of_a_pending_call_is_off_limits(held: Communicator, manual: Fake
     )
     for bad in ((y, None), (y, z), (z, y), (y[:5], None)):
         with refused(*words):
-            held.all_reduce(*bad)
+            held.all_reduce(*bad, async_op=True)
     second = held.all_reduce(x, z, async_op=True)  # both only read x
     if inside:
         with refused(*words):
-            held.all_reduce(x)  # would write what the first one reads
+            held.all_reduce(x, async_op=True)  # would write what the first one reads
         manual.answer_all(2)
     else:
         third = held.all_reduce(x, async_op=True)  # what lies outside was copied

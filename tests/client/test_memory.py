@@ -10,6 +10,7 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -425,10 +426,13 @@ def test_refused_swaps_change_nothing(arena: Arena) -> None:
     assert (view(a) == 2).all()
 
 
-def test_an_abandoned_block_is_never_used_again(arena: Arena) -> None:
+def test_a_block_that_shows_anothers_pages_is_never_used_again(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refused when half of the swap was done: the result is where it belongs."""
     a, b = arena.take(2 * MIB), arena.take(2 * MIB)
     block = b.block
-    arena._abandon(block)
+    with monkeypatch.context() as half:
+        half.setattr("wancoll.client.arena.lib", SimpleNamespace(wc_pages_exchange=lambda *_: 1))
+        assert arena.swap(a.block, block, block.offset)
     del b
     assert arena.take(2 * MIB).block is not block
     assert arena.find(block.address, 1) is None

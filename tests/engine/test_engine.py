@@ -232,6 +232,20 @@ def test_a_cancelled_op_leaves_its_memory_alone() -> None:
         assert (back == 7).all()
 
 
+def test_an_epoch_may_begin_again_with_an_earlier_op() -> None:
+    """What was finished and is not committed runs again, over lanes that have carried later ones."""
+    with mesh_of(2, lanes=1) as ring:
+        inputs = [random_bits(DType.int32, 40_000, seed=rank) for rank in range(2)]
+        for epoch in (1, 2):
+            if epoch == 2:
+                for rank, engine in enumerate(ring.engines):
+                    engine.set_epoch(100 + 1 - rank, epoch)
+            ring.epoch, ring.seq = epoch, 4
+            for _ in range(3):
+                backs, _ = ring.all_reduce(inputs, DType.int32, ReduceOp.sum)
+                assert all(same(back, inputs[0] + inputs[1]) for back in backs)
+
+
 @pytest.mark.parametrize("lanes", [1, 3, 8])  # calls of different size use different lanes, but share one
 def test_a_mismatch_is_reported_once_and_ends_with_the_epoch(lanes: int) -> None:
     with mesh_of(2, lanes) as ring:
@@ -479,6 +493,21 @@ def test_a_newer_frame_waits_until_this_end_has_learnt_of_it(neighbour: Neighbou
     wait_until(lambda: statistics(neighbour.engine, 9).parked)
     neighbour.engine.set_epoch(9, 6)
     neighbour.post(receive(values.nbytes), values, back, epoch=6, seq=3)
+    wait_for(neighbour.engine, Done)
+    assert same(back, values)
+
+
+def test_a_frame_that_comes_first_waits_for_an_earlier_op_of_a_new_epoch(neighbour: Neighbour) -> None:
+    values = random_bits(DType.int32, 100, seed=5)
+    back = np.zeros_like(values)
+    neighbour.post(receive(values.nbytes), values, back, seq=7)
+    neighbour.socket.sendall(frame(values.tobytes(), seq=7))
+    wait_for(neighbour.engine, Done)
+    back[:] = 0
+    neighbour.engine.set_epoch(9, 6)
+    neighbour.socket.sendall(frame(values.tobytes(), epoch=6, seq=3))
+    wait_until(lambda: statistics(neighbour.engine, 9).parked)
+    neighbour.post(receive(values.nbytes), values, back, op_id=2, epoch=6, seq=3)
     wait_for(neighbour.engine, Done)
     assert same(back, values)
 

@@ -252,16 +252,17 @@ class Builder:
     def reduce(
         self, left: Value, right: Value, *, to: Place | None = None, last: bool = False, alike: bool = False
     ) -> Value:
-        """Reduce two values of the same range: left op right, at *to* (None: new scratch), which may be where left is.
+        """Reduce two values of the same range: left op right, at *to* (None: new scratch).
 
-        *last*: the outcome is the result (avg divides; with a codec it is encoded and decoded again), and belongs at
-        *to*. *alike*: every rank makes this very result from the same bytes, so that there is nothing to adopt.
+        That may be where left is, not where right is. *last*: the outcome is the result (avg divides; with a codec it
+        is encoded and decoded again), and belongs at *to*. *alike*: every rank makes this very result from the same
+        bytes, so that there is nothing to adopt.
         """
         if not left.length:
             return left
         to = to or self.room(left.length)
         if left.raw is None:
-            left = self._decode(left, to if right.raw is None or right.raw[:2] != to[:2] else self.room(left.length))
+            left = self._decode(left, to)
         adopts = last and not alike and self.coding is not None
         right_place, right_after = (
             (right.coded, right.coded_after) if right.raw is None else (right.raw, right.raw_after)
