@@ -83,6 +83,32 @@ async def test_what_was_sent_arrives_before_the_end() -> None:
     assert other.ended == "the connection was closed by the other end"
 
 
+async def test_the_end_wakes_who_reads_and_leaves_who_writes() -> None:
+    near, far = socket.socketpair()
+    stream, other = Stream(near, "far", 8 << 20), Stream(far, "near", 1)
+    stream.send(bytes(2_000_000))
+    assert stream.queued > 0
+    received, heard = 0, [b"nothing yet"]
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+
+            async def read() -> None:
+                heard.append(await stream.receive())
+
+            nursery.start_soon(read)
+            nursery.start_soon(stream.write_queue)
+            await trio.testing.wait_all_tasks_blocked()
+            stream.end()
+            await trio.testing.wait_all_tasks_blocked()
+            assert heard.pop() == b""
+            assert stream.ended == ""
+            while received < 2_000_000:
+                received += len(await other.receive())
+            stream.close()
+    assert stream.queued == 0
+    other.close()
+
+
 async def test_handshakes_are_bounded_in_number_and_time(autojump_clock: trio.testing.MockClock) -> None:
     handshakes = Handshakes(2, 5.0)
     left: list[tuple[str, float]] = []

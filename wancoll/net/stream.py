@@ -39,6 +39,7 @@ class Stream:
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.who = sock, who
+        self._fd = sock.fileno()
         self._max_bytes, self._max_messages = max_bytes, max_messages
         self._batch: list[bytes] = []
         self._batch_bytes = 0
@@ -46,7 +47,6 @@ class Stream:
         self._queued_messages = 0
         self._wake = trio.Event()
         self._writing: trio.Event | None = None  # set when the task that writes has stopped
-        self._reading = trio.CancelScope()
         self._closed = False
         self.ending = False  # nothing is read any more
         self.overflow = False  # the other end did not read
@@ -126,13 +126,10 @@ class Stream:
     async def _write(self) -> None:
         while self._queue and not self._closed:
             try:
-                await trio.lowlevel.wait_writable(self.socket)
+                await trio.lowlevel.wait_writable(self._fd)
                 sent = self.socket.send(self._queue)
-            except BlockingIOError:
+            except (BlockingIOError, trio.ClosedResourceError):  # the latter by end() or close()
                 continue
-            except trio.ClosedResourceError:
-                self._queue.clear()
-                return
             except OSError as bad:
                 self._queue.clear()
                 self._unheard(bad)
@@ -149,20 +146,19 @@ class Stream:
 
     async def receive(self) -> bytes:
         """Some bytes; b"" at the end of the stream, however it came, and after end(): then *ended* says why."""
-        with trio.CancelScope() as self._reading:
-            while not self.ending and not self._closed:
-                try:
-                    await trio.lowlevel.wait_readable(self.socket)
-                    data = self.socket.recv(_READ_BYTES)
-                except BlockingIOError:
-                    continue
-                except (OSError, trio.ClosedResourceError) as bad:
-                    self.ended = self.ended or str(bad)
-                    return b""
-                if not data:
-                    self.ended = self.ended or "the connection was closed by the other end"
-                self.newest = data[:_KEPT_BYTES]
-                return data
+        while not self.ending and not self._closed:
+            try:
+                await trio.lowlevel.wait_readable(self._fd)
+                data = self.socket.recv(_READ_BYTES)
+            except (BlockingIOError, trio.ClosedResourceError):  # the latter by end() or close()
+                continue
+            except OSError as bad:
+                self.ended = self.ended or str(bad)
+                break
+            if not data:
+                self.ended = self.ended or "the connection was closed by the other end"
+            self.newest = data[:_KEPT_BYTES]
+            return data
         return b""
 
     async def unless_hung_up(self, wait: Callable[[], Awaitable[None]]) -> bool:
@@ -183,16 +179,22 @@ class Stream:
 
     def end(self) -> None:
         """Read no more; what was sent may still be delivered by close_delivered()."""
-        self.ending = True
-        self._reading.cancel()
+        if not self.ending:
+            self.ending = True
+            self._wake_all()
 
     def close(self) -> None:
         """Close now; waiting receives return b"". Idempotent."""
         if not self._closed:
             self._closed = True
+            self._queue.clear()
             self._wake.set()
-            trio.lowlevel.notify_closing(self.socket)
+            self._wake_all()
             self.socket.close()
+
+    def _wake_all(self) -> None:
+        """Who waits for the socket looks again. A cancel scope for each receive would cost as much as all the rest."""
+        trio.lowlevel.notify_closing(self._fd)
 
     async def close_delivered(self) -> None:
         """Close when the other end has read what was sent, which a reset would destroy, or after a second."""
