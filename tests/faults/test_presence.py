@@ -18,6 +18,7 @@ from tests.faults.support import (
     check_agreed,
     close_all,
     contribution,
+    in_threads,
     join,
     reduce_all,
     wait_until,
@@ -69,6 +70,19 @@ class Steady:
 
 def epochs(cluster: Cluster) -> set[int]:
     return {group.epoch for group in cluster.status().groups}
+
+
+def test_daemons_that_are_killed_together_cost_one_epoch(cluster: Cluster) -> None:
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    (before,) = epochs(cluster)
+    victims, survivors = [1, 2], [0, 3]
+    in_threads(lambda k: cluster.kill(victims[k]), len(victims))
+    reduce_all([comms[k] for k in survivors], survivors)
+    assert epochs(cluster) == {before + 1}, cluster.master_logs()
+    close_all(comms)
+    for k in victims:
+        cluster.restart_peer(k)
 
 
 @pytest.mark.check

@@ -203,6 +203,11 @@ class Room:
         self.conns[daemon] = new
         self.step(Received(new, hello))
 
+    def dials(self, daemon: str, name: str, how: str) -> None:
+        """It was asked whether the daemon of member *name* is there; how: "refused", "answers" or "fails"."""
+        ends = self.state.groups[GROUP].members[0].mid, self.mid(name)
+        self.say(daemon, m.ProbeResult(GROUP, 0, *ends, how == "answers", how, how == "refused"))
+
     def sleep(self, seconds: float) -> None:
         """Let time pass, with ticks when the master wants them and heartbeats from those that are awake."""
         until = self.now + seconds

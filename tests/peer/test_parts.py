@@ -98,9 +98,19 @@ async def test_a_probe_tells_who_answers(answer: bytes, outcome: str) -> None:
         address = join_address(*listener.getsockname())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_answer_once, listener, answer)
-            ok, reason = await probe([address], "bob", DEFAULT)
-    assert ok == (outcome == "")
-    assert outcome in reason
+            failed = await probe([address], "bob", DEFAULT)
+    assert (failed is None) == (outcome == "")
+    assert outcome in str(failed or "")
+    assert failed is None or not failed.refused
+
+
+async def test_a_probe_tells_that_nobody_listens() -> None:
+    with open_listeners("127.0.0.1:0")[0] as listener:
+        address = join_address(*listener.getsockname())
+    for addresses, refused in (([address], True), ([address, "no.such.host.invalid:1"], False)):
+        failed = await probe(addresses, "bob", DEFAULT)
+        assert failed is not None
+        assert failed.refused is refused, failed
 
 
 async def test_a_lane_that_shall_have_checksums_is_not_opened_without() -> None:

@@ -221,10 +221,10 @@ class Daemon(Process):
         """Mirrors lanes.probe."""
         timeout = self.limits.probe_timeout
 
-        def answer(ok: bool, reason: str) -> None:
+        def answer(ok: bool, reason: str, refused: bool = False) -> None:
             if expired.call is not None:
                 expired.cancel()
-                self.send(m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, ok, reason))
+                self.send(m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, ok, reason, refused))
 
         expired = self.after(timeout, lambda: None)
         expired.call = lambda: self.send(
@@ -233,7 +233,7 @@ class Daemon(Process):
 
         def connected(end: End | None) -> None:
             if end is None:
-                answer(False, "connection refused")
+                answer(False, "connection refused", True)
                 return
             end.on_message = lambda told: (
                 answer(told.daemon == ask.daemon, f"daemon {told.daemon}"),

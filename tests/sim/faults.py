@@ -266,6 +266,14 @@ class Faults:
         for wait in self._random.choice(((0.0,), (0.0, 0.0, 0.0), (0.0, 0.05, 0.1, 0.3, 0.31))):
             self._world.later(wait, lambda: self._break("control", blame=False))
 
+    def reset_all(self) -> None:
+        """All connections of one daemon, of some or of all break at once, and all live: nobody is put out for it."""
+        living = [daemon for daemon in self._world.daemons if daemon.alive]
+        chosen = self._random.sample(living, self._random.choice((1, (len(living) + 1) // 2, len(living))))
+        for end in list(self._world.network.ends):
+            if end.kind in ("control", "lane") and (end.process in chosen or end.other.process in chosen):
+                end.process.run(lambda end=end: end.broken("connection reset"))
+
     # ---- clients -------------------------------------------------------------------------------------
 
     def kill_client(self) -> None:

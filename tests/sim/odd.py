@@ -15,6 +15,7 @@ FAULTS = (
     "full_disk", "store_away", "refuse_write",
 )  # fmt: skip
 MASTER_ONLY = ("kill_master", "cut_short_master", "pause_master", "takeover", "reset_control", "cut_off_master")
+BESIDE = ("reset_all",)  # in worlds of its own: nobody may be put out for it
 HARMLESS = ("exchange", "join", "slow_client")
 
 
@@ -58,7 +59,7 @@ def draw(random: Random, *, calm: tuple[str, ...] | None = None) -> Odd:
         faults = (*MASTER_ONLY, *HARMLESS)  # nobody may be put out for them
     else:
         faults = tuple(random.sample(FAULTS, random.randint(1, 6)))
-    patient = set(faults) <= {*MASTER_ONLY, *HARMLESS}
+    patient = set(faults) <= {*MASTER_ONLY, *HARMLESS, *BESIDE}
     elected, exact = random.random() < 0.5, patient or random.random() < 0.5
     clients = random.choice((1, 2, 2, 3, 3, 3, 4, 4, 5, 6, 7))
     daemons = max(1, min(clients, random.choice((clients, clients, clients, clients - 1))))

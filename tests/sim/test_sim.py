@@ -44,6 +44,33 @@ def test_many_worlds() -> None:
     explore(100_000, 120_000)
 
 
+@pytest.mark.timeout(180)
+def test_nobody_is_put_out_where_all_connections_are_reset() -> None:
+    for seed in range(15):
+        World(seed, faults=("reset_all",)).run()
+
+
+@pytest.mark.timeout(180)
+def test_daemons_that_are_killed_together_cost_one_epoch() -> None:
+    """Half of all at once, somewhere in the ring."""
+    lost = 0
+    for seed in range(25):
+        world = World(seed, faults=())
+        if world.odd.daemons < 4:
+            continue
+        world.begin()
+        world.until(4.0)
+        before = set(world.judge.epochs)
+        for daemon in world.random.sample(world.daemons, world.odd.daemons // 2):
+            world.kill_daemon(daemon, silent=False)
+        world.until(world.clock.now + 1.5)
+        reasons = [epoch.reason for key, epoch in world.judge.epochs.items() if key not in before]
+        losses = [reason for reason in reasons if reason.startswith("lost")]
+        assert len(losses) <= 1, f"seed {seed}: {losses}"
+        lost += len(losses)
+    assert lost > 4
+
+
 def trace(seed: int) -> str:
     """A digest of all that happens."""
     digest = hashlib.blake2b()

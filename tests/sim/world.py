@@ -351,6 +351,16 @@ class World:
         Raises:
             Violation: something that must be true is not.
         """
+        self.begin()
+        for _ in range(spans):
+            self._break()
+            self._heal()
+            self._finish(self.clock.now + HEALED_FOR)
+            self._look_back()
+            after_each()
+
+    def begin(self) -> None:
+        """Start everyone."""
         self.note("world", repr(self.odd))
         self.start_master()
         for number, host in enumerate(self.hosts):
@@ -358,12 +368,6 @@ class World:
         for number in range(self.odd.clients):
             daemon = self.daemons[number % len(self.daemons)]
             self.later(self._pace.choice((0.0, 0.3)) * self._pace.random(), lambda d=daemon: self.start_client(d))
-        for _ in range(spans):
-            self._break()
-            self._heal()
-            self._finish(self.clock.now + HEALED_FOR)
-            self._look_back()
-            after_each()
 
     def _break(self) -> None:
         """A span of faults."""
@@ -376,9 +380,10 @@ class World:
             at = begin + self.random.uniform(0.0, self.odd.chaos_seconds)
             kind = self.random.choice(self.odd.faults)
             self.clock.at(at, lambda kind=kind: None if self.healed else self._faults.inflict(kind))
-        self._until(begin + self.odd.chaos_seconds + 0.5)
+        self.until(begin + self.odd.chaos_seconds + 0.5)
 
-    def _until(self, when: float) -> None:
+    def until(self, when: float) -> None:
+        """Let it run."""
         clock = self.clock
         while clock.step(when):
             if clock.events > self._most_events:
@@ -432,7 +437,7 @@ class World:
         since = self.clock.now
         rounds = 0
         while True:
-            self._until(self.clock.now + 0.25)
+            self.until(self.clock.now + 0.25)
             self._fill_up()
             self._call_missing_halves()
             living = [client for client in self.clients if client.alive]
@@ -498,7 +503,7 @@ class World:
         master = self.master
         assert master is not None
         for _ in range(20):  # daemons without clients may be on their way back
-            self._until(self.clock.now + 2 * self.limits.heartbeat_interval)
+            self.until(self.clock.now + 2 * self.limits.heartbeat_interval)
             if master.sizes()["connections"] == len(self.hosts):
                 break
         while master.sizes()["voids"]:  # the newest call is void: it is forgotten with the next commit

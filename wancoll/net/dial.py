@@ -15,7 +15,14 @@ _HELLO_BYTES = 4096  # handshake frames are small
 
 
 class DialFailed(Exception):
-    """A dial or handshake that did not come through, with the reason. An event, told to whoever wanted it."""
+    """A dial or handshake that did not come through, with the reason. An event, told to whoever wanted it.
+
+    *refused*: nobody listens at any of the addresses.
+    """
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
 
 
 async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
@@ -24,18 +31,19 @@ async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
     Raises:
         DialFailed: none answered within *within* seconds.
     """
-    reasons = []
+    reasons, refused = [], True
     with trio.move_on_after(within):
         for address in addresses:
             try:
                 return await trio.open_tcp_stream(*split_address(address))
             except (OSError, ValueError, ConfigError) as bad:  # ValueError: no name that can be looked up
                 cause = bad.__cause__
-                inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause or bad
-                reasons.append(f"{address}: {inner}")
+                inner = cause.exceptions if isinstance(cause, BaseExceptionGroup) else (cause or bad,)
+                refused &= all(isinstance(one, ConnectionRefusedError) for one in inner)
+                reasons.append(f"{address}: {inner[0]}")
     if not reasons:
         reasons.append(f"{', '.join(addresses)}: no answer within {within:.1f} s")
-    raise DialFailed("; ".join(reasons))
+    raise DialFailed("; ".join(reasons), refused=refused and len(reasons) == len(addresses))
 
 
 async def read_frame(sock: Any, kind: Any, *, who: str) -> Any:

@@ -228,9 +228,11 @@ class Daemon:
 
     async def _probe(self, ask: m.Probe) -> None:
         self._probes += 1
-        ok, reason = await probe(ask.addresses, ask.daemon, self.config.limits)
+        failed = await probe(ask.addresses, ask.daemon, self.config.limits)
         self._probes -= 1
-        self.control.send(m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, ok, reason[:4000]))
+        about = ask.group, ask.joiner, ask.prober, ask.target
+        refused = failed is not None and failed.refused
+        self.control.send(m.ProbeResult(*about, failed is None, str(failed or "")[:4000], refused))
 
     def _master_connected(self) -> None:
         log.info("connected to the master", master=self.control.master_address)

@@ -646,6 +646,7 @@ class ProbeResult(Message, frozen=True):
     target: Number
     ok: bool
     reason: Text
+    refused: bool = False  # nobody listens there: its process has ended
 
 
 class LinkMeasure(Message, frozen=True):
@@ -837,7 +838,7 @@ class Probe(Message, frozen=True):
     """Member *prober* of your daemon: say whether a data port answers at *addresses* (those of *target*)."""
 
     group: Name
-    joiner: Number
+    joiner: Number  # whose admission it is for; 0: of the target's daemon the connection broke, is it there?
     prober: Number
     target: Number
     daemon: Name  # who should answer there

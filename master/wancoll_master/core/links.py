@@ -6,7 +6,7 @@ from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core import p2p
+from wancoll_master.core import doubts, p2p
 from wancoll_master.core.epochs import lose, new_epoch
 from wancoll_master.core.state import Complaint, Group, Member, Step, Trouble, clip, names
 from wancoll_master.plan.topology import pair, ring_order
@@ -34,7 +34,7 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
         head, told = (member, other, message.sends, message.kind), clip(message.reason, 300)
         group.current.complaints[key] = Complaint(*head, told, step.now, group.committed, group.p2p_count)
     _note(step, group, member, other, message)
-    _confirms(step, other)
+    doubts.doubt(step, other.daemon)
     if message.kind == "unreachable" and not message.sends:
         group.bad_pairs.pop(pair(member.mid, other.mid), None)
         group.bad_pairs[pair(member.mid, other.mid)] = step.now + BAD_PAIR_SECONDS  # the newest last
@@ -50,14 +50,7 @@ def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
     if other is not None and other.group is member.group and other is not member:
         _note(step, member.group, member, other, message)
         _same_as_other_end(member.group, member, other)
-        _confirms(step, other)
-
-
-def _confirms(step: Step, other: Member) -> None:
-    """If the other end's daemon is away, it was not only its connection that broke."""
-    if other.daemon.away:
-        other.daemon.dead = True
-        step.alarm(step.now)
+        doubts.doubt(step, other.daemon)
 
 
 def settle(step: Step, group: Group) -> None:
@@ -65,6 +58,10 @@ def settle(step: Step, group: Group) -> None:
     group.current.settle_at = inf
     if group.current.asking is not None:
         return  # a new epoch follows anyway
+    if (until := doubts.until(step, group)) > step.now:
+        group.current.settle_at = until  # an end may turn out dead
+        step.alarm(until)
+        return
     complaints = group.current.complaints
     for key, told in list(complaints.items()):
         if told.kind == "unreachable" and told.sends:

@@ -12,6 +12,7 @@ member is out. Everything else is what it has to know before it may say so:
     p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
     links       who says that a link is down, and what is tried before anybody is put out (R17)
     presence    daemons that fall silent, break off and come back, or are there twice (R11, R18)
+    doubts      those whose links break, too: killed, or only cut off? (R18)
     trainers    training processes that stand still, or are late with a call, are put out
     waits       whom slow operations wait for; what does not move for long is ended, so that nothing waits for ever
     probing     a joiner and the members reach each other before it is admitted (R5)
@@ -49,7 +50,7 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
 from wancoll.wire.kept import counts
-from wancoll_master.core import epochs, links, measuring, p2p, presence, probing, rebuilding, trainers, waits
+from wancoll_master.core import doubts, epochs, links, measuring, p2p, presence, probing, rebuilding, trainers, waits
 from wancoll_master.core.ready import (
     Disconnected,
     Event,
@@ -272,6 +273,8 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
                     epochs.lose(step, {member: reason or kind}, kind, tell=False)
         case m.Stopping():
             daemon.stopping = True
+        case m.ProbeResult(joiner=0):
+            doubts.answered(step, daemon, message)
         case m.ProbeResult():
             reconsider = probing.result(step, daemon, message)
             if reconsider is not None:

@@ -3,12 +3,12 @@
     a daemon is   from                                      until
     here          Hello; it has taken its connection up     silent for heartbeat_timeout, and not the master's own
                   again                                     fault: put out. Its connection breaks: away
-    away          its connection broke                      it takes it up again: here. return_grace, or somebody who
-                                                            has lost the link to it, too: put out
+    away          its connection broke                      it takes it up again: here. return_grace is over, or its
+                                                            links broke, too, and it has ended (doubts): put out
     a twin        Hello of another process under the name   the first one is heard: sent away. It is put out: here
 
 A killed daemon and a broken connection look the same from here. But with a daemon's process its links break as well,
-so the word of a ring neighbour is awaited, which comes at once, and only without it the time to come back.
+of which others tell at once: see doubts.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from math import inf
 
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
-from wancoll_master.core import epochs, rebuilding
+from wancoll_master.core import doubts, epochs, rebuilding
 from wancoll_master.core.ready import Send
-from wancoll_master.core.state import Daemon, Member, State, Step
+from wancoll_master.core.state import Daemon, State, Step
 
 _UNHEARD = 1.5  # heartbeat intervals without a word after which a daemon counts as one that the master does not hear
 
@@ -78,12 +78,14 @@ def disconnected(step: Step, conn: int, reason: str, *, lasting: bool) -> None:
         end(step, {daemon: f"daemon {daemon.name} has stopped"}, "left", close=daemon.away)
         return
     has_members = any(member.in_epoch for member in daemon.members.values())
-    if lasting or not has_members or _links_are_lost(step, daemon):
+    if lasting or not has_members:
         end(step, {daemon: why}, "daemon died", close=daemon.away)
         return
     daemon.away_since, daemon.away_why = step.now, why
     step.alarm(_due(step, daemon))
     step.record(None, "away", f"{why}; it may come back within {step.limits.return_grace:g} s")
+    if _links_are_lost(step, daemon):
+        doubts.doubt(step, daemon)
 
 
 def returning(state: State, hello: m.Hello) -> int | None:
@@ -93,7 +95,7 @@ def returning(state: State, hello: m.Hello) -> int | None:
         return None
     mine = daemon.incarnation, state.identity, daemon.conn, daemon.addresses
     same = (hello.incarnation, hello.master, hello.session, list(hello.addresses)) == mine
-    return daemon.conn if same and not daemon.dead else None
+    return daemon.conn if same else None
 
 
 def returned(step: Step, conn: int, hello: m.Hello) -> None:
@@ -101,6 +103,7 @@ def returned(step: Step, conn: int, hello: m.Hello) -> None:
     daemon = step.state.connections[conn]
     gap = step.now - (daemon.away_since if daemon.away else daemon.heard_at)
     daemon.heard_at, daemon.away_since, daemon.dial = step.now, inf, hello.dial
+    doubts.believe(daemon)
     _hears(step)
     step.ready.answers.append(Send(conn, welcome(step, daemon, resumed=True)))
     step.record(None, "back", f"daemon {daemon.name} is back after {gap:.1f} s, and goes on")
@@ -115,16 +118,11 @@ def _links_are_lost(step: Step, daemon: Daemon) -> bool:
     for member in daemon.members.values():
         if member.in_epoch:
             ring = member.group.members
-            around = _neighbours(ring, ring.index(member))
+            around = doubts.neighbours(ring, ring.index(member))
             told = (member.group.troubles.get((other.name, member.name)) for other in around)
             if any(one is not None and one.lost_at >= since for one in told):
                 return True
     return False
-
-
-def _neighbours(ring: list[Member], at: int) -> tuple[Member, Member]:
-    """Those before and after the one at this place."""
-    return ring[at - 1], ring[(at + 1) % len(ring)]
 
 
 # ---- the same name twice ----------------------------------------------------------------------------
@@ -216,7 +214,8 @@ def judge(step: Step) -> float:
     over = -inf < state.deaf_until <= now
     if over:
         state.deaf_until = -inf
-    ended = _dead(step)
+    ended, look_again = doubts.ended(step)
+    ended |= {daemon for at, daemon in _replaced(step) if at <= now}
     others = [daemon for daemon in state.daemons.values() if daemon not in ended]
     until = _all_due(step, others)
     if until <= now:
@@ -231,14 +230,7 @@ def judge(step: Step) -> float:
         end(step, reasons, "evicted" if silent else "daemon died", close=True)
     if state.deaf_until > now:
         until = min(until, state.deaf_until)
-    return min([until, *(at for at, _ in _replaced(step))])
-
-
-def _dead(step: Step) -> set[Daemon]:
-    """Those who will not come back, whatever the master hears."""
-    found = {daemon for daemon in step.state.daemons.values() if daemon.dead}
-    found |= {daemon for at, daemon in _replaced(step) if at <= step.now}
-    return found | _nobody_would_tell(found)
+    return min([until, look_again, *(at for at, _ in _replaced(step))])
 
 
 def _replaced(step: Step) -> list[tuple[float, Daemon]]:
@@ -294,18 +286,6 @@ def _hears(step: Step) -> None:
     if step.state.deaf_until == inf:
         step.state.deaf_until = step.now + step.limits.rejoin_grace
         step.alarm(step.state.deaf_until)
-
-
-def _nobody_would_tell(ended: set[Daemon]) -> set[Daemon]:
-    """Daemons that are away like those that have *ended*, and whose ring neighbours are all away or ended, too."""
-    found: dict[Daemon, bool] = {}
-    for group in {group for daemon in ended for group in daemon.groups}:
-        for at, member in enumerate(group.members):
-            if member.daemon.away and member.daemon not in ended:
-                around = {other.daemon for other in _neighbours(group.members, at)} - {member.daemon}
-                alone = bool(around) and all(other.away or other in ended for other in around)
-                found[member.daemon] = found.get(member.daemon, True) and alone
-    return {daemon for daemon, alone in found.items() if alone}
 
 
 def _why(step: Step, daemon: Daemon) -> str:

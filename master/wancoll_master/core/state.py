@@ -33,7 +33,9 @@ class Daemon:
     heard: int = 0  # messages that were taken in, of those that it would say again
     away_since: float = inf  # its connection broke
     away_why: str = ""
-    dead: bool = False  # it is away, and another member's link to it is lost, too
+    doubted_at: float = inf  # it is away, and another member's link to it is lost, too: since when (see doubts.py)
+    asked: set[Daemon] = field(default_factory=set)  # who were asked whether it is there, and have not answered
+    gone: bool = False  # one of these has found nobody there
     stopping: bool = False  # it has said so
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too

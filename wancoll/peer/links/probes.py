@@ -33,18 +33,18 @@ _ANSWERED_ROUNDS = 256
 # ---- the dialler's side -----------------------------------------------------------------------------
 
 
-async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> tuple[bool, str]:
-    """Whether *daemon* answers at *addresses*, and the reason if not."""
+async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> DialFailed | None:
+    """Why *daemon* does not answer at *addresses*; None: it does."""
     try:
         with trio.fail_after(limits.probe_timeout):
             stream = await dial(addresses, limits.probe_timeout)
             async with stream:
                 await _expect(stream, addresses, daemon)
     except DialFailed as bad:
-        return False, str(bad)
+        return bad
     except trio.TooSlowError:
-        return False, f"{', '.join(addresses)}: no answer within {limits.probe_timeout:.1f} s"
-    return True, ""
+        return DialFailed(f"{', '.join(addresses)}: no answer within {limits.probe_timeout:.1f} s")
+    return None
 
 
 async def round_trip(ask: m.MeasureLink, within: float) -> float:
