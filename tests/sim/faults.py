@@ -346,7 +346,7 @@ class Faults:
             self._world.journal.refuses = 1
 
     def lose_journal(self) -> None:
-        if (master := self._world.master) is not None and self._world.all_agree():
+        if (master := self._world.master) is not None and self._world.nobody_is_out_unheard():
             self._world.journal.lose()
             self._world.kill_master(master)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.client import Called, Client, block, index_of, value
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, Kind
 from wancoll.wire import messages as m
-from wancoll_master.core.ready import Announce, Broadcast
+from wancoll_master.core.ready import Announce, Broadcast, Send
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -60,12 +60,31 @@ class Judge:
     # ---- masters -------------------------------------------------------------------------------------
 
     def decides(self, master: str, command: Any) -> None:
+        if not self._world.forgetful:
+            self._is_durable(master, command)
         match command:
             case Announce(_, epoch, _):
                 self._announced(epoch)
                 self._of_master[master, epoch.epoch] = epoch
             case Broadcast(_, m.Commit() as commit):
                 self._committed(master, commit)
+
+    def _is_durable(self, master: str, command: Any) -> None:
+        """R9: what a later master has to know is in the journal when it is told."""
+        journal = self._world.journal
+        known = journal.used.get(self._world.group)
+        match command:
+            case Announce(_, epoch, _):
+                mids = {member.mid for member in epoch.members}
+                durable = known is not None and known.epoch >= epoch.epoch and max(mids) < journal.next_mid
+            case Send(_, m.Joined(mid=mid)):
+                durable = mid < journal.next_mid
+            case Send(_, m.Evicted(mid=mid)) if self._world.members_at(master):
+                durable = known is not None and mid not in known.mids
+            case _:
+                durable = True
+        if not durable:
+            raise Violation(f"{master} says what the journal does not know: {command}, {journal}")
 
     def _announced(self, epoch: m.Epoch) -> None:
         names = tuple(member.name for member in epoch.members)

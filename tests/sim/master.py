@@ -59,6 +59,7 @@ class Journal:
     full: bool = False  # of sqlite: what is written is lost, which the master logs and lives with
     away: bool = False  # of a store that fences: it answers nobody
     refuses: int = 0  # writes to come
+    lost: bool = False  # not all that was written is known any more
 
     def open(self) -> int:
         self.term += 1
@@ -69,6 +70,7 @@ class Journal:
             self.refuses = max(0, self.refuses - 1)
             raise Fenced
         if self.full:
+            self.lost = True
             return
         self.term = max(self.term, what.term)
         self.epoch, self.next_mid = max(self.epoch, what.epoch), max(self.next_mid, what.next_mid)
@@ -80,7 +82,7 @@ class Journal:
         self.refuses = 0
 
     def lose(self) -> None:
-        self.term, self.epoch, self.next_mid, self.used = 0, 0, 1, {}
+        self.term, self.epoch, self.next_mid, self.used, self.lost = 0, 0, 1, {}, True
 
 
 class Master(Process):

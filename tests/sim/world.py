@@ -306,14 +306,14 @@ class World:
     @property
     def forgetful(self) -> bool:
         """Numbers that a master has given may be given again (R9): a journal was lost, or a disk was full."""
-        return "lose_journal" in self.inflicted or "full_disk" in self.inflicted
+        return self.journal.lost
 
-    def all_agree(self) -> bool:
-        """Everyone that is there is connected and in the newest epoch: nobody was put out without knowing."""
-        members = [s.member for daemon in self.daemons for s in daemon.sessions if daemon.alive and not s.member.over]
-        connected = all(daemon.connected for daemon in self.daemons if daemon.alive and not daemon.asleep)
-        calm = not any(daemon.asleep for daemon in self.daemons) and len([x for x in self.masters if x.alive]) == 1
-        return connected and calm and len({member.epoch_number for member in members}) == 1
+    def nobody_is_out_unheard(self) -> bool:
+        """Whether all who think that they are members are: without a journal the next master would believe them."""
+        members = [one.member for daemon in self.daemons if daemon.alive for one in daemon.sessions]
+        living = [master for master in self.masters if master.alive]
+        known = living[0].state.members if len(living) == 1 else {}
+        return all(one.mid in known and known[one.mid].in_epoch for one in members if one.epoch and not one.over)
 
     # ---- the judge's questions -----------------------------------------------------------------------
 
