@@ -49,7 +49,7 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
         failpoints=Failpoints(""),
         started=lambda engine_id, session: started.append(engine_id),
     )
-    stream: Any = SimpleNamespace(send=lambda data: None, socket=client)
+    stream: Any = SimpleNamespace(send=lambda data: None, end=lambda: None, socket=client)
     session = Session(host, stream, m.Attach(1, "g", "m1", 2, 1, 4711), 100)
     session.member.joined(1, 1)
     session.run(session.member.enter_epoch(epoch(1, 1, 2), 0.0))
@@ -91,5 +91,20 @@ async def test_what_the_engine_refuses_ends_the_operation_and_no_more(where: str
     commands = session.member.enter_epoch(epoch(2, 1, 2, voids=[void]), 2.0)
     ended = [c.message for c in commands if isinstance(c, cmd.ToClient) and isinstance(c.message, m.Failure)]
     assert [(one.id, one.error) for one in ended] == [(1, "OperationAborted")]
+    client.close()
+    daemon.close()
+
+
+@pytest.mark.parametrize("out", [False, True])
+async def test_a_bug_in_a_member_that_is_out_is_no_word_about_another_by_its_name(out: bool) -> None:
+    client, daemon = socket.socketpair()
+    session, told, _ = session_with(Engine(), client)
+    if out:
+        session.run(session.member.hear(m.Evicted("g", session.member.mid, "silent", 0), 1.0, 1, 1))
+    told.clear()
+    with session.alone("something"):
+        raise RuntimeError("a bug")
+    assert session.member.over
+    assert [type(one) for one in told] == ([] if out else [m.Leave])
     client.close()
     daemon.close()

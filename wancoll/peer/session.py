@@ -110,10 +110,12 @@ class Session:
         """A bug: what is known of the member may be half changed, so it is out, without asking it."""
         if self._broken:
             return
+        leave = m.Leave(self.member.group, self.member.name, f"a bug of its daemon: {why}"[:1024])
+        if not self.member.over:  # else it is out, and another one may have its name
+            self._daemon.control.send(leave)
         self._broken = self.member.over = True
         hint = "this is a bug of the daemon, its log says more; connect again to rejoin as a new member"
         self.tell(m.Failure(0, "PeerDaemonLost", why, who=self.member.name, hint=hint))
-        self._daemon.control.send(m.Leave(self.member.group, self.member.name, f"a bug of its daemon: {why}"[:1024]))
         for engine_id in self._in_engine:
             self._daemon.engine.cancel(engine_id)
         self._stream.end()

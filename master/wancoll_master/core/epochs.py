@@ -513,9 +513,29 @@ def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     if not seqs:
         return
     check_window(step, group, seqs[-1])
+    if why := _runs_away(step, member, seqs):
+        lose(step, {member: why}, "evicted", tell=True)
+        return
     chars = _VOID_CHARS if len(seqs) <= _FEW_VOIDS else _VOID_CHARS_OF_MANY
     text = clip(message.reason or f"the membership changed: {group.current.reason}", chars)
     voids = [m.Void(seq, "OperationAborted", text, {}) for seq in seqs]
     which = f"operations {seqs[0]} to {seqs[-1]}" if len(seqs) > 1 else f"operation {seqs[0]}"
     because = f": {clip(message.reason, 300)}" if message.reason else ""
     void(step, group, voids, f"{member.name} gave up {which}{because}")
+
+
+def _runs_away(step: Step, member: Member, seqs: list[int]) -> str:
+    """Why a member that gives up *seqs* is put out, "" if it is not: alone it must not use up the group's voids (R14).
+
+    The others are as far as their newest heartbeats say.
+    """
+    group, most = member.group, step.limits.voids // 2
+    member.gave_up = {seq for seq in member.gave_up if seq in group.voids}.union(seqs)
+    others = [max(one.called[1], one.done_upto) for one in group.members if one is not member]
+    reach = max(others, default=inf)
+    if sum(seq > reach for seq in member.gave_up) <= most:
+        return ""
+    return (
+        f"{member.name} gave up operations up to {seqs[-1]}, and no other member has called more than {reach}; "
+        f"expected at most {most} that only one member has called; see that all members make the same calls"
+    )

@@ -115,6 +115,7 @@ class Member:
     called: tuple[int, int, float] = (0, 0, -inf)  # epoch, highest seq that its client has called, and when it said so
     told: Told | None = None
     behind: tuple[int, int, float] = (0, 0, inf)  # called[:2], and since when another member has called more
+    gave_up: set[int] = field(default_factory=set)  # void seqs, for which it was the one
 
     described: int = field(init=False)  # bytes that it takes in an Epoch, at most
 

@@ -47,8 +47,10 @@ def _late(step: Step, member: Member) -> float:
 
 
 def _waits(member: Member) -> bool:
-    """Whether something that it has called is open."""
+    """Whether something that it has called is open: an operation, a send or a recv."""
     group = member.group
+    if group.current.p2p.open.get(member.mid):
+        return True
     if group.small:  # there members fail all but update_membership by themselves
         return any(member.mid in entry.done for entry in group.current.pending.values())
     return any(seq not in group.voids for seq in range(group.committed + 1, member.called[1] + 1))
