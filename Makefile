@@ -11,6 +11,8 @@ PIP := $(BIN)/pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h,native/*.$e native/*/*.$e))
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses=2 --dist=worksteal
+# Tests start hundreds of processes: each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check nightly chaos fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
 .DELETE_ON_ERROR:

@@ -435,11 +435,20 @@ class Server:
 
     async def _read(self, number: int, connection: Stream) -> str:
         """Feed the state machine until the connection ends; returns why it did."""
+        decoder: Decoder[m.FromPeer] = Decoder(m.FromPeer, min(self._limits.message_bytes, FIRST_MESSAGE_BYTES))
         try:
+            messages: list[m.FromPeer] = []
             with self._greeting.one() as greeting:
-                await self._feed(number, connection, greeting)
-                return connection.ended or "the master ended it"
-            raise ProtocolError("did not introduce itself in time", expected="Hello first")
+                while not messages and (data := await connection.receive()):
+                    messages = decoder.feed(data)
+            # Outside, nothing ends it for being late: what came in time may be read late, where we stood still.
+            if greeting.cancelled_caught:
+                raise ProtocolError("did not introduce itself in time", expected="Hello first")
+            decoder.allow(self._limits.message_bytes)  # a Report may be as large as an Epoch
+            await self._hear(number, connection, messages)
+            while data := await connection.receive():
+                await self._hear(number, connection, decoder.feed(data))
+            return connection.ended or "the master ended it"
         except ProtocolError as nonsense:
             if not self._introduced(number):
                 log.info("connection ended", reason=str(nonsense))
@@ -447,23 +456,18 @@ class Server:
             connection.end()
             return str(nonsense)
 
-    async def _feed(self, number: int, connection: Stream, greeting: trio.CancelScope) -> None:
-        size = min(self._limits.message_bytes, FIRST_MESSAGE_BYTES)
-        decoder: Decoder[m.FromPeer] = Decoder(m.FromPeer, size)
-        while data := await connection.receive():
-            turn = trio.current_time() + _TURN
-            for message in decoder.feed(data):
-                if trio.current_time() > turn:
-                    self.flush()
-                    await trio.lowlevel.checkpoint()
-                    turn = trio.current_time() + _TURN
-                if connection.ending:
-                    break
-                if self._greeting.over(greeting):
-                    decoder.allow(self._limits.message_bytes)  # a Report may be as large as an Epoch
-                if isinstance(message, m.Arm) and not self._introduced(number):
-                    connection.send(encode(self._arm(message)))
-                    connection.end()
-                else:
-                    self.apply(Received(self._takes_up.get(number, number), message))
-            self.flush()
+    async def _hear(self, number: int, connection: Stream, messages: list[m.FromPeer]) -> None:
+        turn = trio.current_time() + _TURN
+        for message in messages:
+            if trio.current_time() > turn:
+                self.flush()
+                await trio.lowlevel.checkpoint()
+                turn = trio.current_time() + _TURN
+            if connection.ending:
+                break
+            if isinstance(message, m.Arm) and not self._introduced(number):
+                connection.send(encode(self._arm(message)))
+                connection.end()
+            else:
+                self.apply(Received(self._takes_up.get(number, number), message))
+        self.flush()

@@ -74,7 +74,8 @@ def test_starts_serves_and_leaves_nothing_behind() -> None:
     cluster.close()
 
 
-def test_signals() -> None:
+def test_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wancoll.testing.cluster._ANSWER_TIMEOUT", 1.0)
     with Cluster(2) as cluster:
         first = cluster.pid(0)
         cluster.pause(0)

@@ -472,7 +472,7 @@ def every_collective(socket: str, peers: int) -> Generator[list[Row], None, None
 
 @pytest.mark.check
 def test_every_collective_with_every_algorithm_has_the_right_values() -> None:
-    with Cluster(peers=3) as cluster:
+    with Cluster(peers=3, fork=True) as cluster:
         ranks = [cluster.client(i, every_collective, 3) for i in range(3)]
         for name in NAMES:
             for _ in range(2 if name != "barrier" else 1):
@@ -496,7 +496,7 @@ def test_sites_make_hierarchical_possible() -> None:
 
 def test_ranks_on_separate_machines_join_one_group() -> None:
     sizes = ("-b", "4K", "-e", "16K", "--iters", "2", "--json")
-    with Cluster(peers=1) as cluster:
+    with Cluster(peers=1, fork=True) as cluster:
         master = join_address(*cluster.master_address)
         processes = [
             run("all_gather", "-n", "2", f"--socket={cluster.socket(0)}", *sizes),
@@ -537,7 +537,7 @@ def test_what_cannot_be_measured_is_refused(
 
 
 def test_ranks_that_stay_away_are_named_in_time() -> None:
-    with Cluster(peers=1) as cluster:
+    with Cluster(peers=1, fork=True) as cluster:
         process = run("all_reduce", "-n", "2", f"--socket={cluster.socket(0)}", "--timeout", "0.3")
         _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1

@@ -29,7 +29,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(0) as cluster:
+    with Cluster(0, fork=True) as cluster:
         for site in SITES:
             cluster.add_peer(f"--site={site}")
         yield cluster

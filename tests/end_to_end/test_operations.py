@@ -31,7 +31,7 @@ NAMES = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(WORLD) as cluster:
+    with Cluster(WORLD, fork=True) as cluster:
         yield cluster
         for i in range(len(cluster)):
             assert cluster.running(i), cluster.logs(i)
@@ -397,7 +397,7 @@ def test_names_are_made_where_none_are_given(cluster: Cluster) -> None:
 
 def test_sigterm_drains_and_leaves() -> None:
     """The op that runs when the signal comes commits with all members; then the daemon leaves, the others go on."""
-    with Cluster(3) as cluster:
+    with Cluster(3, fork=True) as cluster:
         comms = join(cluster, [0, 1, 2])
         tensors = [np.full(4_000_000, 10.0**rank, np.float32) for rank in range(3)]
         works = [comm.all_reduce(x, op="sum", async_op=True) for comm, x in zip(comms, tensors, strict=True)]
@@ -432,7 +432,7 @@ def test_other_listen_addresses(host: str) -> None:
     if "::" in host and not has_ipv6():
         pytest.skip("no IPv6 on this machine")
     advertise = ["--advertise=localhost"] if host == "localhost" else []
-    with Cluster(2, listen=f"{host}:0", peer_args=advertise) as cluster:
+    with Cluster(2, fork=True, listen=f"{host}:0", peer_args=advertise) as cluster:
         assert cluster.status().daemons
         comms = join(cluster, [0, 1])
         assert sum_of_ones(comms) == [2.0, 2.0]

@@ -20,7 +20,7 @@ COUNTS = (0, 1, 1000, 300_001)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(3) as cluster:
+    with Cluster(3, fork=True) as cluster:
         yield cluster
 
 

@@ -30,7 +30,7 @@ State = dict[str, Any]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     arena = (1 << 30) + STRIPE // 2  # can be filled with stripes, and a little more
-    with Cluster(PEERS, peer_args=[f"--arena-bytes={arena}"]) as cluster:
+    with Cluster(PEERS, fork=True, peer_args=[f"--arena-bytes={arena}"]) as cluster:
         yield cluster
 
 

@@ -14,7 +14,7 @@ from wancoll.errors import WancollError
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Cluster]:
-    with Cluster(PEERS, heartbeat_timeout=2.0, listen="127.0.0.{i}:0") as cluster:
+    with Cluster(PEERS, fork=True, heartbeat_timeout=2.0, listen="127.0.0.{i}:0") as cluster:
         yield cluster
 
 
@@ -24,6 +24,7 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     repair(shared_cluster)
     master = shared_cluster.master_pid
     yield shared_cluster
+    shared_cluster.disconnect()  # of a test that failed: what is left would be the next one's fault
     assert shared_cluster.master_pid == master, shared_cluster.master_logs()
     for i in range(PEERS):  # nothing but SIGKILL ends a daemon in these tests
         if shared_cluster.running(i):

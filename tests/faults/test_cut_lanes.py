@@ -36,6 +36,11 @@ def cut_in_mid_op(cluster: Cluster, rng: random.Random, moment: float, held: flo
     for k, tensor in enumerate(tensors):
         tensor[...] = 10**k
     i, j = rng.choice(ring_neighbours(comms))
+    began = time.monotonic()
+    check_agreed(sums(comms, tensors).results(), tensors)
+    whole = time.monotonic() - began  # of one without a cut, which takes long where the machine is busy
+    for k, tensor in enumerate(tensors):
+        tensor[...] = 10**k
     running = sums(comms, tensors)
     time.sleep(moment)  # the moment is the test
     cluster.cut(i, j)
@@ -44,7 +49,7 @@ def cut_in_mid_op(cluster: Cluster, rng: random.Random, moment: float, held: flo
     healed = time.monotonic()
     outcomes = running.results()
     assert len(check_agreed(outcomes, tensors)) == world, "somebody was evicted"
-    assert max(outcome.ended for outcome in outcomes) - healed < 3.0
+    assert max(outcome.ended for outcome in outcomes) - healed < max(3.0, 6 * whole)
     reduce_all(comms, range(world))
     close_all(comms)
     return [outcome.receipt.attempts for outcome in outcomes if outcome.receipt is not None]

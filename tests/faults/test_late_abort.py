@@ -90,7 +90,8 @@ def trial(cluster: Cluster, rng: random.Random, ops: int) -> tuple[int, float]:
             assert untouched(tensors[victim][op], victim)
     assert worlds == sorted(worlds, reverse=True), f"a lost member came back: {worlds}"
     took = max(outcomes[k][op].ended for k in survivors for op in range(ops)) - killed
-    assert took < BOUND, f"the survivors' last commit came {took:.2f} s after the kill"
+    bound = max(BOUND, 6 * clean)  # a clean one takes a fifth of a second, unless the machine is busy
+    assert took < bound, f"the survivors' last commit came {took:.2f} s after the kill, {clean:.2f} s without one"
     reduce_all([comms[k] for k in survivors], survivors)
     close_all(comms)
     cluster.restart_peer(victim)

@@ -30,7 +30,7 @@ LINK_TIMEOUT = 0.6
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Cluster]:
     """A cluster whose links count as unreachable soon."""
-    with Cluster(PEERS, peer_args=[f"--link-timeout={LINK_TIMEOUT}"]) as cluster:
+    with Cluster(PEERS, fork=True, peer_args=[f"--link-timeout={LINK_TIMEOUT}"]) as cluster:
         yield cluster
 
 

@@ -16,7 +16,7 @@ PEERS = 3
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(PEERS, listen="127.0.0.{i}:0", peer_args=["--master-grace=20"]) as cluster:
+    with Cluster(PEERS, fork=True, listen="127.0.0.{i}:0", peer_args=["--master-grace=20"]) as cluster:
         yield cluster
 
 

@@ -28,7 +28,7 @@ MARGIN = 2.0  # seconds: to notice, to redial, to tell
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster(3, heartbeat_timeout=HEARTBEAT_TIMEOUT, peer_args=[f"--master-grace={GRACE}"]) as cluster:
+    with Cluster(3, fork=True, heartbeat_timeout=HEARTBEAT_TIMEOUT, peer_args=[f"--master-grace={GRACE}"]) as cluster:
         yield cluster
 
 

@@ -38,6 +38,7 @@ TIMES = 3  # how often each phase is tried
 def shared() -> Iterator[Cluster]:
     with Cluster(
         PEERS,
+        fork=True,
         heartbeat_timeout=2.0,
         listen="127.0.0.{i}:0",
         master_args=[f"--rejoin-grace={GRACE}"],

@@ -32,7 +32,7 @@ NAMES = sorted(f"m{i}" for i in range(PEERS))
 @contextmanager
 def wired(**options: Any) -> Iterator[tuple[Cluster, Wire]]:
     """Daemons that reach their master over one wire."""
-    with Cluster(0, **options) as cluster, Wire(cluster.master_address) as wire:
+    with Cluster(0, fork=True, **options) as cluster, Wire(cluster.master_address) as wire:
         for i in range(PEERS):
             cluster.add_peer(f"--master={wire.address}", name=f"peer-{i}")
         yield cluster, wire
@@ -138,7 +138,7 @@ def test_a_second_daemon_with_the_name_is_sent_away(cluster: Cluster) -> None:
     comms = join(cluster, range(PEERS))
     reduce_all(comms, range(PEERS))
     before = epochs(cluster)
-    with Cluster(0) as other:
+    with Cluster(0, fork=True) as other:
         twin = other.add_peer("--master={}:{}".format(*cluster.master_address), name=cluster.name(1))
         assert other.wait(twin, 10) == 2
         assert "another daemon is named" in other.logs(twin)

@@ -48,7 +48,7 @@ QUICK = {("kill", "after_done"), ("pause", "mid_op")}  # of the quick suite
 
 @pytest.fixture(scope="module")
 def shared(etcd: Etcd) -> Iterator[Cluster]:
-    with Cluster(PEERS, etcd=etcd.url, **OPTIONS) as cluster:
+    with Cluster(PEERS, fork=True, etcd=etcd.url, **OPTIONS) as cluster:
         yield cluster
 
 
@@ -281,7 +281,7 @@ def test_a_private_daemon_finds_the_leader(cluster: Cluster) -> None:
 @pytest.mark.timeout(300)
 def test_only_members_that_were_put_out_come_back(etcd: Etcd) -> None:
     """No journal is left, and nobody has told them; but etcd knows that the group went on without them."""
-    with Cluster(PEERS, etcd=etcd.url, **OPTIONS) as cluster:
+    with Cluster(PEERS, fork=True, etcd=etcd.url, **OPTIONS) as cluster:
         comms = join(cluster, range(PEERS))
         reduce_all(comms, range(PEERS))
         cluster.pause(2)
@@ -318,7 +318,7 @@ def test_both_masters_die(cluster: Cluster) -> None:
 @pytest.mark.check
 def test_etcd_stands_still_for_less_than_the_lease(etcd: Etcd) -> None:
     """Nothing happens: the same leader, the same epoch."""
-    with Etcd() as own, Cluster(PEERS, etcd=own.url, **(OPTIONS | lease(6))) as cluster:
+    with Etcd() as own, Cluster(PEERS, fork=True, etcd=own.url, **(OPTIONS | lease(6))) as cluster:
         comms = join(cluster, range(PEERS), min_world=PEERS)
         first = reduce_all(comms, range(PEERS))
         before = cluster.status()
@@ -340,7 +340,7 @@ def test_etcd_stands_still_for_less_than_the_lease(etcd: Etcd) -> None:
 @pytest.mark.timeout(300)
 def test_etcd_dies_and_comes_back(etcd: Etcd) -> None:
     """The leader steps down when its lease is over; ops wait, and commit when somebody leads again."""
-    with Etcd() as own, Cluster(PEERS, etcd=own.url, **OPTIONS) as cluster:
+    with Etcd() as own, Cluster(PEERS, fork=True, etcd=own.url, **OPTIONS) as cluster:
         comms = join(cluster, range(PEERS), min_world=PEERS)
         first = reduce_all(comms, range(PEERS))
         _, before = leading(cluster)

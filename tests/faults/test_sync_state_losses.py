@@ -25,7 +25,7 @@ ATTEMPTS = 10  # a sync may be over before it is broken into; then it is tried a
 def group() -> Iterator[Cluster]:
     """Patient with a busy machine: who is killed shows at once, and nobody else shall be lost."""
     options = {"heartbeat_timeout": 15.0, "listen": "127.0.0.{i}:0", "peer_args": ["--master-grace=40"]}
-    with Cluster(3, startup_timeout=60.0, **options) as cluster:
+    with Cluster(3, fork=True, startup_timeout=60.0, **options) as cluster:
         yield cluster
 
 

@@ -330,6 +330,19 @@ async def test_idle_connections_are_closed_in_time_and_block_nobody():
         assert trio.current_time() - started < 5
 
 
+async def test_who_came_in_time_is_not_put_out_where_the_master_stood_still():
+    """Its Hello is there and its time is over when the master goes on."""
+    async with master(replace(QUICK, handshake_timeout=0.2, heartbeat_timeout=30)) as connect:
+        for i in range(5):
+            peer = await connect()
+            await trio.sleep(0.02)  # the master waits for its Hello
+            await peer.say(hello(f"d{i}"), m.Join("g", f"m{i}", 5, 5))
+            time.sleep(0.3)  # noqa: ASYNC251 - the master runs here, and stands still
+        for peer in connect.peers:
+            assert [one.name for one in (await peer.expect(m.Epoch)).members] == [f"m{i}" for i in range(5)]
+        assert "daemon died" not in [event.kind for event in (await status(connect)).events]
+
+
 async def test_a_crowd_of_idle_connections_gives_way_to_newcomers():
     async with master(replace(QUICK, pending_connections=8, handshake_timeout=30)) as connect:
         idle = [await connect() for _ in range(40)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable
+from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -12,6 +12,8 @@ import msgspec
 
 from tests.sim.world import World
 
+PLAIN = {type(None), bool, int, float, str, bytes}
+CONTAINERS = (dict, set, frozenset, list, tuple, deque)
 CACHES = {  # that are bounded by their own, and fill up
     "member._calls._calls": 256,
     "member._calls._worlds": 4096,
@@ -31,31 +33,34 @@ def census(world: World) -> dict[str, int]:
         if daemon.alive:
             roots.append(("links", daemon.links.core))
             roots += [("member", session.member) for session in daemon.sessions]
-    for root, held in roots:
-        for path, size in _containers(held, root, seen):
-            sizes[path] = max(size, sizes.get(path, 0))
+    for path, root in roots:
+        _count(root, path, seen, sizes)
     return sizes
 
 
-def _containers(held: Any, path: str, seen: set[int]) -> Iterator[tuple[str, int]]:
-    if held is None or isinstance(held, int | float | str | bytes | type | Enum) or callable(held) or id(held) in seen:
+def _count(held: Any, path: str, seen: set[int], sizes: dict[str, int]) -> None:
+    if type(held) in PLAIN or isinstance(held, type | Enum) or callable(held) or id(held) in seen:
         return
     seen.add(id(held))
-    if isinstance(held, dict | set | frozenset | list | tuple | deque):
-        yield path, len(held)
-        for inner in list(held.values() if isinstance(held, dict) else held):
-            yield from _containers(inner, f"{path}[]", seen)
+    if isinstance(held, CONTAINERS):
+        sizes[path] = max(len(held), sizes.get(path, 0))
+        inside = f"{path}[]"
+        for inner in held.values() if isinstance(held, dict) else held:
+            if type(inner) not in PLAIN:
+                _count(inner, inside, seen, sizes)
         return
     for name in _names(held):
-        yield from _containers(getattr(held, name, None), f"{path}.{name}", seen)
+        inner = getattr(held, name, None)
+        if type(inner) not in PLAIN:
+            _count(inner, f"{path}.{name}", seen, sizes)
 
 
-def _names(held: Any) -> list[str]:
-    if is_dataclass(held):
-        return [field.name for field in fields(held)]
+def _names(held: Any) -> Iterable[str]:
     if isinstance(held, msgspec.Struct):
-        return list(held.__struct_fields__)
-    return list(getattr(held, "__dict__", {}))
+        return held.__struct_fields__
+    if is_dataclass(held):
+        return held.__dataclass_fields__
+    return getattr(held, "__dict__", ())
 
 
 def grown(seed: int, faults: tuple[str, ...], spans: int) -> list[str]:

@@ -8,7 +8,6 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from math import inf
 
 import trio
 
@@ -103,7 +102,7 @@ class Handshakes:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[trio.CancelScope]:
-        """One connection: what runs inside is cancelled when its time is over, unless over() was called first."""
+        """One connection, until it has said who it is: what runs inside is cancelled when its time is over."""
         if len(self._open) >= self._most:
             oldest = next(iter(self._open))
             del self._open[oldest]
@@ -114,11 +113,3 @@ class Handshakes:
                 yield scope
             finally:
                 self._open.pop(scope, None)
-
-    def over(self, scope: trio.CancelScope) -> bool:
-        """It has said who it is, and is bounded no more. Returns whether that is news."""
-        if scope not in self._open:
-            return False
-        del self._open[scope]
-        scope.deadline = inf
-        return True

@@ -242,6 +242,11 @@ class Cluster:
         self._communicators.add(communicator)
         return communicator
 
+    def disconnect(self) -> None:
+        """Close what connect() gave."""
+        for communicator in list(self._communicators):
+            communicator.close()
+
     def client(self, i: int, target: Callable[..., Any], *arguments: Any) -> ClientProcess:
         """Run `target(socket of peer i, *arguments)` in a process of its own, which can be killed and paused.
 
@@ -372,8 +377,7 @@ class Cluster:
 
     def close(self) -> None:
         """Close what connect() gave, end every process, also stopped ones, remove the temporary folder. Idempotent."""
-        for communicator in list(self._communicators):
-            communicator.close()
+        self.disconnect()
         for client in self._clients:
             client.close()
         services = [*self._peers, *(master for master in self._masters if master is not None)]
