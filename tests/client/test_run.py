@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast, get_type_hints
@@ -149,8 +150,76 @@ def test_patience_ends(world: World) -> None:
     world.refusals = [PeerDaemonLost(f"try {number}") for number in range(100)]
     with refused("try 4", error=PeerDaemonLost):  # after 0.5, 1.5, 3.5 and 7.5 s
         wancoll.run(training(), patience=10)
-    with refused("timeout cannot be used"):
-        wancoll.run(training(), patience=-1)
+
+
+def test_patience_bounds_the_wait_for_the_group_too(world: World) -> None:
+    """Each connect has what is left of it as its timeout, or its own if that is shorter."""
+    world.refusals = [MasterUnreachable("x"), wancoll.TimeoutError("did not take this member in")]
+    with refused("did not take this member in", error=wancoll.TimeoutError):
+        wancoll.run(training(), "gang", patience=10)
+    assert [options["timeout"] for options in world.options] == [10.0, 9.5]
+    world.options.clear()
+    assert wancoll.run(training(Evicted("x"), "done"), patience=10, timeout=9.8) == "done"
+    assert [options["timeout"] for options in world.options] == [9.8, 9.5]
+    world.options.clear()
+    assert wancoll.run(training("done"), patience=10, timeout=None) == "done"
+    assert wancoll.run(training("done"), patience=float("inf")) == "done"
+    assert [options.get("timeout") for options in world.options] == [10.0, float("inf")]
+
+
+def no_argument() -> None: ...
+
+
+def two_arguments(comm: Any, state: Any) -> None: ...
+
+
+async def asynchronous(comm: Any) -> None: ...
+
+
+def generator(comm: Any) -> Iterator[int]:
+    yield 1
+
+
+class Trainer:
+    def __call__(self, comm: Any) -> str:
+        return "done"
+
+    def step(self, comm: Any, rate: float = 0.1) -> str:
+        return "done"
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (None, ("run(train=...): train cannot be called", "a function that takes the communicator", "got None")),
+        ("gang", ("train cannot be called", "got 'gang'", "run(train, group)")),
+        (training("done")(None), ("train cannot be called", "run(train, group)")),
+        (no_argument, ("train cannot be called with a communicator", "got no_argument()")),
+        (two_arguments, ("train cannot be called with a communicator", "got two_arguments(comm, state)", "partial")),
+        (asynchronous, ("train would not run when it is called", "asynchronous")),
+        (generator, ("train would not run when it is called", "generator")),
+    ],
+)
+def test_a_train_that_cannot_be_called_is_refused_before_it_joins(
+    world: World, train: Any, words: tuple[str, ...]
+) -> None:
+    with refused(*words):
+        wancoll.run(train)
+    assert world.options == []
+
+
+@pytest.mark.parametrize("train", [Trainer(), Trainer().step, lambda *comms: "done", str.upper, print])
+def test_whatever_takes_a_communicator_is_called(world: World, train: Any) -> None:
+    with contextlib.suppress(TypeError):  # of str.upper, which is no train(), but can be called
+        wancoll.run(train)
+    assert len(world.made) == 1
+
+
+@pytest.mark.parametrize("patience", [-1, 0, "10", float("nan"), True])
+def test_a_patience_that_cannot_be_used(world: World, patience: Any) -> None:
+    with refused("run(patience=...): patience cannot be used", "seconds, above 0, or None", f"got {patience!r}"):
+        wancoll.run(training(), patience=patience)
+    assert world.options == []
 
 
 def test_patience_counts_from_the_loss(world: World) -> None:

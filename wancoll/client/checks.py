@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def check_options(
         raise unavailable(call, "algorithm", algorithm, ALGORITHMS[call])
     if on_failure not in ON_FAILURE:
         raise unavailable(call, "on_failure", on_failure, ON_FAILURE)
-    check_timeout(timeout)
+    check_seconds(call, "timeout", timeout)
     if async_op and timeout is not None:
         raise ConfigError(
             "timeout says how long to wait, and async_op does not wait", who=f"{call}(timeout=...)",
@@ -48,12 +49,18 @@ def check_options(
         )  # fmt: skip
 
 
-def check_timeout(timeout: Any) -> None:
-    """Refuse what is not a number of seconds."""
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+def check_seconds(
+    call: str, argument: str, seconds: Any, *, zero: bool = True, most: float = math.inf, none: str = "for no limit"
+) -> None:
+    """Refuse what is neither None, whose meaning *none* says, nor a number of seconds."""
+    if seconds is None:
+        return
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not (0 <= seconds if zero else 0 < seconds) or seconds > most:
+        bounds = ("0 or more" if zero else "above 0") + (f" and at most {most:g}" if most < math.inf else "")
         raise ConfigError(
-            "timeout cannot be used", who="timeout", expected="seconds, 0 or more, or None for no limit",
-            got=repr(timeout),
+            f"{argument} cannot be used", who=f"{call}({argument}=...)", expected=f"seconds, {bounds}, or None {none}",
+            got=repr(seconds)[:200],
         )  # fmt: skip
 
 

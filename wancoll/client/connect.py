@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 from wancoll.client.arena import Arena
 from wancoll.client.channel import Channel
-from wancoll.client.checks import check_timeout, whole
+from wancoll.client.checks import check_seconds, whole
 from wancoll.client.communicator import Communicator
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.private import START_SECONDS, PrivateDaemon
@@ -76,7 +76,8 @@ def connect(
         min_world: members that operations need. All members must state the same.
         name: this member's, unique in its group; empty: made from the daemon's.
         socket: path of the daemon's unix socket. Default: $WANCOLL_SOCKET, else the path that `wancoll peer` uses by
-            default. Where no daemon answers there and $WANCOLL_MASTER is set: a private daemon of that master.
+            default. Where WANCOLL_SOCKET is not set, no daemon answers at that path, and $WANCOLL_MASTER is set: a
+            private daemon of that master.
         master: "host" or "host:port", with standby masters "host,host": start a private daemon, which ends with this
             communicator. Port 7400 where none is said.
         timeout: seconds to wait for the daemon and for the group. None: the daemon must be up, and the group is waited
@@ -95,7 +96,7 @@ def connect(
     """
     start_world = min_world if start_world is None else start_world
     _check(group, name, start_world, min_world, timeout)
-    _check_call_timeout(call_timeout)
+    check_seconds("connect", "call_timeout", call_timeout, zero=False, most=1e9, none="for the master's setting")
     deadline = deadline_after(timeout)
     way = _where(socket, master)
     _check_private(lanes, peer_options)
@@ -123,7 +124,7 @@ def connect(
 
 
 def _check(group: str, name: str, start_world: int, min_world: int, timeout: float | None) -> None:
-    check_timeout(timeout)
+    check_seconds("connect", "timeout", timeout)
     text: Any  # the callers are not all type-checked
     number: Any
     for what, text, shortest in (("group", group, 1), ("name", name, 0)):
@@ -142,15 +143,6 @@ def _check(group: str, name: str, start_world: int, min_world: int, timeout: flo
         raise ConfigError(
             "a group cannot start below min_world", who="connect(start_world=...)",
             expected=f"at least min_world, {min_world}", got=str(start_world),
-        )  # fmt: skip
-
-
-def _check_call_timeout(call_timeout: Any) -> None:
-    number = isinstance(call_timeout, int | float) and not isinstance(call_timeout, bool)
-    if call_timeout is not None and not (number and 0 < call_timeout <= 1e9):
-        raise ConfigError(
-            "call_timeout cannot be used", who="connect(call_timeout=...)",
-            expected="seconds, above 0, or None for the master's setting", got=repr(call_timeout),
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from wancoll.client.arena import Arena
 from wancoll.client.channel import Channel
-from wancoll.client.checks import check_timeout
+from wancoll.client.checks import check_seconds
 from wancoll.client.placement import Placement
 from wancoll.client.private import PrivateDaemon
 from wancoll.client.work import Work, as_failure, rebuild
@@ -194,7 +194,7 @@ class Connection:
         Raises:
             TimeoutError: it is not, after *timeout* seconds.
         """
-        check_timeout(timeout)
+        check_seconds("wait", "timeout", timeout)
         if not self._finish(work, timeout):
             raise self._still_pending(work)
 

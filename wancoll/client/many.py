@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from wancoll.client.awaiting import awaited
-from wancoll.client.checks import check_timeout, whole
+from wancoll.client.checks import check_seconds, whole
 from wancoll.client.codecs import FLOATS, Coding, ErrorFeedback, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.placement import Placement
@@ -109,7 +109,7 @@ class ManyWork:
             TimeoutError: some are pending; nothing is lost, wait() again. Its .work is this handle.
             WancollError: a bucket failed, the first of them is named; its tensors are as they were. Notes say how many.
         """
-        check_timeout(timeout)
+        check_seconds("wait", "timeout", timeout)
         deadline = deadline_after(timeout)
         receipts: list[Receipt] = []
         failures: list[WancollError] = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import random
 import time
 from collections.abc import Callable
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
-from wancoll.client.checks import check_timeout
+from wancoll.client.checks import check_seconds
 from wancoll.client.communicator import Communicator
 from wancoll.client.connect import Connecting, connect
 from wancoll.errors import ConfigError, Evicted, MasterUnreachable, PeerDaemonLost, WancollError, WorldTooSmall
@@ -20,6 +21,9 @@ COMES_BACK = (Evicted, MasterUnreachable, PeerDaemonLost)  # OutcomeUnknown is a
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds before it connects again; each is twice the one before
 _HAUNTED_SECONDS = 15.0  # after a loss: so long its own older self may be a member still, and hold its name
+
+# Kinds of functions that a call does not run.
+_ONLY_MADE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 T = TypeVar("T")
 
@@ -44,21 +48,25 @@ def run(
     Args:
         train: gets a new communicator each time; arrays of the one before are not in its arena.
         group: as connect's.
-        patience: seconds without a place in the group after which it raises what it met last; None: no limit.
-        options: as connect's. With timeout= a member that comes back when the others have finished does not wait for
-            ever.
+        patience: seconds without a place in the group, at the start and after each loss, after which it raises what
+            it met last: TimeoutError, where it waited for the group. None: no limit.
+        options: as connect's; timeout is for each try. With either, a member that comes back when the others have
+            finished does not wait for ever.
 
     Returns:
         What *train* returns.
 
     Raises:
+        ConfigError: *train* cannot be called with a communicator; it has not joined.
         BaseException: what *train* or connect() raises, but for the above.
     """
-    check_timeout(patience)
+    _check_train(train)
+    check_seconds("run", "patience", patience, zero=False)
+    check_seconds("run", "timeout", options.get("timeout"))
     comeback = _Comeback(group, patience)
     while True:
         try:
-            comm = connect(group, **options)
+            comm = connect(group, **comeback.bounded(options))
         except COMES_BACK as bad:
             comeback.wait(bad)
             continue
@@ -74,6 +82,30 @@ def run(
         except COMES_BACK as bad:
             comeback.lost()
             comeback.wait(bad)
+
+
+def _check_train(train: Any) -> None:
+    who, expected = "run(train=...)", "a function that takes the communicator"
+    called = getattr(train, "__name__", None) or repr(train)[:200]
+    if not callable(train):
+        hint = "call it as run(train, group), with the function itself"
+        raise ConfigError("train cannot be called", who=who, expected=expected, got=called, hint=hint)
+    if any(is_one(train) for is_one in _ONLY_MADE):
+        raise ConfigError(
+            "train would not run when it is called", who=who, expected=expected,
+            got=f"{called}, which is asynchronous or a generator", hint="start the event loop inside train",
+        )  # fmt: skip
+    try:
+        signature = inspect.signature(train)
+    except (TypeError, ValueError):  # of some that are written in C
+        return
+    try:
+        signature.bind(None)
+    except TypeError as bad:
+        raise ConfigError(
+            "train cannot be called with a communicator", who=who, expected=expected,
+            got=f"{called}({', '.join(signature.parameters)})", hint="functools.partial gives it what else it needs",
+        ) from bad  # fmt: skip
 
 
 def _train(train: Callable[[Communicator], T], comm: Communicator) -> T:
@@ -101,6 +133,13 @@ class _Comeback:
     def haunted(self) -> bool:
         """Whether the master may not have noticed yet that the member is gone."""
         return self._was_there and time.monotonic() - self._since < _HAUNTED_SECONDS
+
+    def bounded(self, options: Connecting) -> Connecting:
+        """The *options* of connect, with the timeout that patience leaves."""
+        if self._patience is None:
+            return options
+        left, timeout = max(0.0, self._since + self._patience - time.monotonic()), options.get("timeout")
+        return {**options, "timeout": left if timeout is None else min(left, timeout)}
 
     def lost(self) -> None:
         """It had a place."""

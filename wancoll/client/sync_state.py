@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from wancoll.client.checks import LIBRARY_TAGS, check_timeout
+from wancoll.client.checks import LIBRARY_TAGS, check_seconds
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.placement import Placement
 from wancoll.client.state import Incoming, Tensor, content, digest_stripes
@@ -80,7 +80,7 @@ class SyncWork:
             TimeoutError: still pending; nothing is lost, wait() again. Its .work is this handle.
             WancollError: it failed; the tensors are as they were.
         """
-        check_timeout(timeout)
+        check_seconds("sync_state", "timeout", timeout)
         deadline = deadline_after(timeout)
         while self._answer is None:
             left = seconds_left(deadline)
