@@ -273,8 +273,10 @@ def _is_deaf(step: Step, daemons: list[Daemon], over: bool) -> bool:
         overdue = any(_due(step, daemon) <= now and (unheard > 1 or not daemon.away) for daemon in daemons)
         if 2 * unheard <= len(daemons) or not overdue:
             return False
-        text = f"{unheard} of {len(daemons)} daemons fell silent together: it is this master that hears nobody"
-        step.record(None, "deaf", text)
+        text = f"{unheard} of {len(daemons)} daemons fell silent together, which may be this master's own network"
+        grace = f"{step.limits.rejoin_grace:g} s"
+        until = f"until {grace} after one is heard again" if unheard == len(daemons) else f"for {grace}"
+        step.record(None, "deaf", f"{text}: nobody is put out {until}")
         state.deaf_until = now + step.limits.rejoin_grace
     if unheard == len(daemons):
         state.deaf_until = inf
