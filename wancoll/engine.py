@@ -5,21 +5,23 @@ from __future__ import annotations
 import errno
 import math
 import os
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from wancoll._native import ffi, lib
+from wancoll.board import BLOCK, MOST_RANGES
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.limits import KIB
-from wancoll.schedule.steps import Place, Schedule, Step
+from wancoll.schedule.steps import Place, Schedule, Step, reads
 
 if TYPE_CHECKING:
     from wancoll import _native as c
 
-DIGEST_BLOCK = 64 * KIB
+DIGEST_BLOCK = BLOCK
 SEGMENT = 256 * KIB
 STRIPE = 256 * KIB
 _EVENTS_AT_ONCE = 64
@@ -89,12 +91,16 @@ class LaneStatistics:
 
 
 class Prepared:
-    """An op but for its numbers and addresses, ready to be posted any number of times (see prepare)."""
+    """An op but for its numbers and addresses, ready to be posted any number of times (see prepare).
 
-    __slots__ = ("_op", "_steps")
+    Attributes:
+        order: in which it needs the input, as wancoll.board has it.
+    """
 
-    def __init__(self, op: c.Op, steps: c.Pointer) -> None:
-        self._op, self._steps = op, steps  # the op points to the steps
+    __slots__ = ("_op", "_steps", "order")
+
+    def __init__(self, op: c.Op, steps: c.Pointer, order: bytes) -> None:
+        self._op, self._steps, self.order = op, steps, order  # the op points to the steps
 
 
 def prepare(
@@ -147,7 +153,9 @@ def prepare(
     prepared.stripe, prepared.no_turns = stripe, int(not turns)
     prepared.steps_count, prepared.digest = len(schedule.steps), int(digest)
     prepared.steps = steps
-    return Prepared(prepared, steps)
+    needed = reads(schedule)[:MOST_RANGES]
+    order = struct.pack(f"<{1 + 2 * len(needed)}Q", len(needed), *(bound for each in needed for bound in each))
+    return Prepared(prepared, steps, order)
 
 
 def _translate(step: Step, out: c.Step, links: Mapping[int, int]) -> None:
