@@ -182,6 +182,25 @@ def test_update_membership_may_lead_to_different_epochs() -> None:
     assert rules(agreement, ("m2", called(4)), ("m2", mismatch)) == ["agreement"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (called(5, kind="update_membership", result=""), called(5, epoch=9)),
+        (called(5), called(5, epoch=9, kind="update_membership", result="")),
+        (failed("OperationAborted", may_abort=True), called(5, epoch=9)),
+        (called(5), failed("OperationAborted", epoch=9, may_abort=True)),
+    ],
+    ids=["an update before", "an update after", "a failure before", "a failure after"],
+)
+def test_a_group_that_was_formed_anew_counts_from_the_start(before: Called, after: Called) -> None:
+    agreement = Agreement(small=False)
+    assert rules(agreement, ("m0", called(4)), ("m0", before)) == []
+    agreement.joined("m0")
+    assert rules(agreement, ("m0", called(4, epoch=9)), ("m0", after), ("m1", called(4, epoch=9)), ("m1", after)) == []
+    assert agreement.committed_twice(formed=[8]) == []
+    assert {one.what for one in agreement.committed_twice(formed=[1])} == {"step 1, operation 4", "step 1, operation 5"}
+
+
 def test_a_member_that_skips_an_operation() -> None:
     agreement = Agreement(small=False)
     assert rules(agreement, ("m0", called(5)), ("m0", called(7))) == ["order"]

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from wancoll.limits import DEFAULT
-from wancoll.wire.kept import Kept
+from wancoll.wire import messages as m
+from wancoll.wire.kept import Kept, counts
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -61,3 +62,20 @@ def test_no_more_is_kept_than_may_be(frames: int, nbytes: int, room: int | None)
     assert kept.again(0) is None
     kept.add(0, nbytes)
     assert kept.lost, "one that was lost stays so"
+
+
+def test_what_was_confirmed_takes_no_room() -> None:
+    kept: Kept[int] = Kept()
+    for frame in range(100):
+        kept.add(frame, 25, 100)
+        kept.confirmed(frame)
+    assert not kept.lost
+    assert kept.again(99) == [99]
+
+
+def test_what_says_that_one_is_there_belongs_to_one_connection() -> None:
+    """But not what ends a report, and its answer."""
+    assert [counts(m.Heartbeat(number)) for number in (0, 1)] == [True, False]
+    assert [counts(m.Pong(number, term=1)) for number in (0, 1)] == [True, False]
+    assert not counts(m.Bye("why"))
+    assert counts(m.Commit("g", 1, 1, 1))

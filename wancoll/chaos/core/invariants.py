@@ -76,14 +76,14 @@ class Times:
 class _Outcome:
     """What members said of one seq: one of these must be all."""
 
-    at: float
-    epoch: int
+    first: int  # epochs in which they said so
+    last: int
     said: dict[str, list[str]] = field(default_factory=dict)  # outcome -> who
 
 
 @dataclass(frozen=True, slots=True)
 class Twice:
-    """One seq committed in two epochs: wrong unless the group was formed anew in between."""
+    """What was said of one seq in two epochs differs: wrong unless the group was formed anew in between."""
 
     seq: int
     epochs: tuple[int, int]
@@ -128,13 +128,11 @@ class Agreement:
             wrong("order", "an operation is missing", f"operation {last + 1}", f"operation {seq}")
         if seq:
             self._last[member] = seq
-            outcome = call.error or f"{', '.join(call.contributors)} in epoch {call.epoch}: {call.result}"
-            epoch = call.epoch if call.seq else 0
-            if call.kind == "update_membership" and not call.error:
-                # It tells where this member is now. One that had not heard of the epoch before the master died, and
-                # others had, comes to the next one.
-                outcome, epoch = "passed", 0
-            found += self._compare(member, call, seq, outcome, epoch)
+            # update_membership tells where this member is now. One that had not heard of the epoch before the master
+            # died, and others had, comes to the next one.
+            passed = call.kind == "update_membership" and not call.error
+            committed = f"{', '.join(call.contributors)} in epoch {call.epoch}: {call.result}"
+            found += self._compare(member, call, seq, "passed" if passed else call.error or committed)
         return found
 
     def _may_fail(self, call: Called) -> bool:
@@ -142,22 +140,22 @@ class Agreement:
             return call.may_abort
         return self._small and call.error in ("WorldTooSmall", "CollectiveMismatch")
 
-    def _compare(self, member: str, call: Called, seq: int, outcome: str, epoch: int) -> list[Violation]:
+    def _compare(self, member: str, call: Called, seq: int, outcome: str) -> list[Violation]:
         known = self._outcomes.get(seq)
         found = []
-        if known is not None and epoch and known.epoch and known.epoch != epoch:
-            epochs = min(known.epoch, epoch), max(known.epoch, epoch)
+        if known is not None and not known.first <= call.epoch <= known.last and outcome not in known.said:
+            epochs = min(known.last, call.epoch), max(known.first, call.epoch)
             others = "; ".join(f"{', '.join(who)}: {said}" for said, who in known.said.items())
             violation = Violation(call.ended, "agreement", member, f"{call.what}, operation {seq}", others, outcome)
             self.twice.append(Twice(seq, epochs, violation))
-            if known.epoch > epoch:
+            if known.first > call.epoch:
                 return []
             known = None
         if known is None:
-            known = self._outcomes[seq] = _Outcome(call.ended, 0)
+            known = self._outcomes[seq] = _Outcome(call.epoch, call.epoch)
             if len(self._outcomes) > _SEQS_KEPT:
                 del self._outcomes[next(iter(self._outcomes))]
-        known.epoch = epoch or known.epoch
+        known.first, known.last = min(known.first, call.epoch), max(known.last, call.epoch)
         who = known.said.setdefault(outcome, [])
         who.append(member)
         if len(known.said) > 1 and len(who) == 1:
@@ -166,7 +164,7 @@ class Agreement:
         return found
 
     def committed_twice(self, formed: Collection[int]) -> list[Violation]:
-        """Of those operations that two epochs committed: all but those of groups formed anew (*formed*: epochs)."""
+        """All of those but where the group was formed anew in between (*formed*: its first epochs)."""
         return [
             twice.violation
             for twice in self.twice
