@@ -25,7 +25,7 @@ _WITNESSES = (
 
 def doubt(step: Step, daemon: Daemon) -> None:
     """A member has lost its link to one of this daemon: if that is away, it was not only its connection that broke."""
-    if not daemon.away or daemon.doubted_at < inf:
+    if not daemon.away or daemon.doubted_at < inf or daemon.answers:
         return
     first = not _doubted(step)
     daemon.doubted_at = step.now
@@ -36,8 +36,8 @@ def doubt(step: Step, daemon: Daemon) -> None:
 
 
 def believe(daemon: Daemon) -> None:
-    """It lives."""
-    daemon.doubted_at, daemon.gone = inf, False
+    """It is back, or answers."""
+    daemon.doubted_at, daemon.answers = inf, True if daemon.away else None
     daemon.asked.clear()
 
 
@@ -48,7 +48,8 @@ def answered(step: Step, witness: Daemon, message: m.ProbeResult) -> None:
         return
     daemon = member.daemon
     daemon.asked.discard(witness)
-    daemon.gone |= message.refused
+    if message.refused:
+        daemon.answers = False
     if message.ok and daemon.name not in step.state.twins:  # else it may be the other one that answers
         believe(daemon)
     step.alarm(step.now)
@@ -62,17 +63,18 @@ def until(step: Step, group: Group) -> float:
 
 def ended(step: Step) -> tuple[set[Daemon], float]:
     """Daemons that have ended, to be put out together, and when to look again."""
+    _doubt_those_between(step)
     doubted, grace = _doubted(step), step.limits.doubt_grace
     if not doubted:
         return set(), inf
-    dues = [daemon.doubted_at + grace for daemon in doubted]
-    wait = min(dues)
+    dues = {daemon: daemon.doubted_at + grace for daemon in doubted}
+    wait = min(dues.values())
     if wait <= step.now:  # only for those who came into doubt after the first
-        wait = min(wait + grace, max((due for one, due in zip(doubted, dues, strict=True) if not one.gone), default=0))
+        wait = min(wait + grace, max((due for one, due in dues.items() if one.answers is None), default=0.0))
     if wait > step.now and not _is_plain(step, doubted):
         return set(), wait
-    found = {one for one, due in zip(doubted, dues, strict=True) if one.gone or due <= step.now}
-    return found | _nobody_would_tell(found), min((due for due in dues if due > step.now), default=inf)
+    found = {one for one, due in dues.items() if one.answers is False or due <= step.now}
+    return found, min((due for due in dues.values() if due > step.now), default=inf)
 
 
 def neighbours(ring: list[Member], at: int) -> tuple[Member, Member]:
@@ -100,16 +102,19 @@ def _is_plain(step: Step, doubted: list[Daemon]) -> bool:
     """Whether all that are away have ended, and those who were asked say so: they are all there, nothing else broke."""
     connections = step.state.connections
     silent = any(connections.get(one.conn) is one for daemon in doubted for one in daemon.asked)
-    return bool(doubted) and not silent and all(one.gone for one in connections.values() if one.away)
+    return bool(doubted) and not silent and all(one.answers is False for one in connections.values() if one.away)
 
 
-def _nobody_would_tell(ended: set[Daemon]) -> set[Daemon]:
-    """Daemons that are away like those that have *ended*, and whose ring neighbours are all away or ended, too."""
-    found: dict[Daemon, bool] = {}
-    for group in {group for daemon in ended for group in daemon.groups}:
+def _doubt_those_between(step: Step) -> None:
+    """Of a daemon nobody tells whose ring neighbours are away, too: if one of its group is in doubt, so is this one."""
+    since: dict[Group, float] = {}
+    for daemon in _doubted(step):
+        for group in daemon.groups:
+            since[group] = min(since.get(group, inf), daemon.doubted_at)
+    for group, first in since.items():
         for at, member in enumerate(group.members):
-            if member.daemon.away and member.daemon not in ended:
-                around = {other.daemon for other in neighbours(group.members, at)} - {member.daemon}
-                alone = bool(around) and all(other.away or other in ended for other in around)
-                found[member.daemon] = found.get(member.daemon, True) and alone
-    return {daemon for daemon, alone in found.items() if alone}
+            daemon = member.daemon
+            if daemon.away and daemon.answers is None and daemon.doubted_at == inf:
+                around = [other.daemon for other in neighbours(group.members, at) if other.daemon is not daemon]
+                if around and all(other.away and other.answers is not True for other in around):
+                    daemon.doubted_at = max(daemon.away_since, first)

@@ -35,7 +35,7 @@ class Daemon:
     away_why: str = ""
     doubted_at: float = inf  # it is away, and another member's link to it is lost, too: since when (see doubts.py)
     asked: set[Daemon] = field(default_factory=set)  # who were asked whether it is there, and have not answered
-    gone: bool = False  # one of these has found nobody there
+    answers: bool | None = None  # whoever was asked and dialled it: it lives; False: nobody listens there any more
     stopping: bool = False  # it has said so
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
