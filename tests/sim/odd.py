@@ -17,6 +17,8 @@ FAULTS = (
 MASTER_ONLY = ("kill_master", "cut_short_master", "pause_master", "takeover", "reset_control", "cut_off_master")
 BESIDE = ("reset_all",)  # in worlds of its own: nobody may be put out for it
 HARMLESS = ("exchange", "join", "slow_client")
+# What is told to few is hard to make good: a master dies while it says what these bring about.
+NEWS = ("join", "differ", "cut_master", "flip", "kill_client", "kill_daemon", "lose_site", "only_one_left", "takeover")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ def draw(random: Random, *, calm: tuple[str, ...] | None = None) -> Odd:
         faults = calm
     elif kinds < 0.1:
         faults = (*MASTER_ONLY, *HARMLESS)  # nobody may be put out for them
+    elif kinds < 0.25:
+        faults = ("cut_short_master", "cut_short_master", *random.sample(NEWS, 2))
     else:
         faults = tuple(random.sample(FAULTS, random.randint(1, 6)))
     patient = set(faults) <= {*MASTER_ONLY, *HARMLESS, *BESIDE}
