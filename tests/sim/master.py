@@ -205,12 +205,12 @@ class Master(Process):
             return
         conns = list(self._batches)
         told = self.world.random.randint(0, len(conns))
-        ends = [self._connections.get(conn) for conn in conns[:told]]
+        names = [end.other.process.name if (end := self._connections.get(conn)) else "" for conn in conns]
         for conn in conns[told:]:
             del self._batches[conn]
         self.flush()
         self.world.kill_master(self)
-        self.world.alone_with_the_news([end.other.process.name for end in ends if end is not None])
+        self.world.alone_with_the_news(list(filter(None, names[:told])), list(filter(None, names[told:])))
 
     def _fenced(self) -> None:
         self.world.note(self.name, "is fenced and stops")

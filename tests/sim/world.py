@@ -191,8 +191,15 @@ class World:
             longest = 1.0 if self.only_masters else self.limits.master_grace * 1.5
             self.later(self._pace.uniform(0.0, self._pace.choice((0.2, longest))), self.start_master)
 
-    def alone_with_the_news(self, told: list[str]) -> None:
-        """The master died while it told its members something: one that has heard may die, too."""
+    def alone_with_the_news(self, told: list[str], untold: list[str]) -> None:
+        """The master died while it told its members something: one that has heard may die, too, or another be late."""
+        if untold and not self.only_masters and self.random.random() < 0.5:
+            name = self.random.choice(untold)
+            late = next((one for one in self.daemons if one.name == name and one.alive and not one.asleep), None)
+            if late is not None:
+                self.blame(name)
+                late.sleep()
+                self.later(self.limits.rejoin_grace + self.random.uniform(0.3, 3.0), late.wake)
         if told and not self.only_masters and self.random.random() < 0.5:
             name = self.random.choice(told)
             daemon = next((one for one in self.daemons if one.name == name and one.alive), None)
