@@ -102,3 +102,18 @@ def test_another_plan_begins_anew_and_what_is_closed_is_forgotten() -> None:
     unpaced = Path(60 * MIB, planned=0)
     unpaced.run(10.0, share=0)
     assert unpaced.changes == 0
+    path.planned = path.pace = path.planned // 10
+    path.look()
+    path.run(10.0)
+    assert path.pace > 2 * path.planned, "from the new plan's pace upwards"
+
+
+def test_tries_at_a_higher_pace_never_end_and_come_back_to_the_plans() -> None:
+    path = Path(60 * MIB, planned=60 * MIB + LANES)
+    path.run(3000.0)
+    before, lowest = path.changes, path.pace
+    for _ in range(1000):
+        path.run(1.0)
+        lowest = min(lowest, path.pace)
+    assert path.changes - before >= 6, "up and down again, every five minutes at least"
+    assert lowest == path.planned

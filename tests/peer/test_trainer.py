@@ -70,6 +70,12 @@ def test_a_zombie_is_dead(pair: Pair) -> None:
     assert pair.trainer.look(6.0)[0] == "dead"
 
 
+def test_one_whose_first_thread_has_ended_lives(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows as a zombie, and the others go on."""
+    monkeypatch.setattr(pair.trainer, "_stat", lambda: (b"Z", b"0 0"))
+    assert pair.trainer.look(1.0)[0] == ""
+
+
 def test_whose_process_cannot_be_seen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     monkeypatch.setattr(os, "pidfd_open", lambda pid: (_ for _ in ()).throw(PermissionError("not allowed")))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll.wire.epochs import applied, brief, change
+from wancoll.wire.epochs import BRIEF, applied, brief, change
 from wancoll.wire.framing import decode_body, encode
 
 PLANS = [
@@ -106,3 +106,10 @@ def test_an_impossible_change_is_refused(wrong: dict[str, list[int]]) -> None:
     assert told is not None
     with pytest.raises(ProtocolError, match="impossible change of members"):
         applied(base, msgspec.structs.replace(told, **wrong))
+
+
+def test_a_text_that_is_told_again_is_short() -> None:
+    short, long = (m.Void(1, "OperationAborted", text, {}) for text in ("x" * BRIEF, "x" * (BRIEF + 1)))
+    assert brief(short) == short
+    assert brief(long).text == "x" * (BRIEF - 3) + "..."
+    assert brief(msgspec.structs.replace(short, calls={"m1": "a"})) == short
