@@ -193,7 +193,7 @@ class Stream:
             self.socket.close()
 
     def _wake_all(self) -> None:
-        """Who waits for the socket looks again. A cancel scope for each receive would cost as much as all the rest."""
+        """Who waits for the socket looks again: cheaper than a cancel scope for each receive."""
         trio.lowlevel.notify_closing(self._fd)
 
     async def close_delivered(self) -> None:
