@@ -112,7 +112,8 @@ def run(mesh: Mesh, bells: list[int], call: Descriptor, algorithm: str, seed: in
 
 @pytest.mark.parametrize("world", [1, 2, 3, *later(4, 5, 6)])
 def test_every_collective_waits_for_the_bytes_that_it_reads(world: int) -> None:
-    with mesh_of(world, lanes=2, workers=1 + world % 2) as mesh, bells_of(mesh) as bells:
+    stripe = (64, 1024)[world % 2] * KIB  # parts of one block, and of many
+    with mesh_of(world, lanes=2, workers=1 + world % 2, stripe=stripe) as mesh, bells_of(mesh) as bells:
         for number, (kind, algorithm) in enumerate(PAIRS):
             for count in (5, 70_001):
                 dtype = DType.float32 if number % 2 else DType.int32
@@ -152,7 +153,7 @@ def test_a_step_starts_with_its_first_bytes() -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_shut_gate_costs_no_processor_time(world: int) -> None:
-    with mesh_of(world, lanes=2) as mesh, bells_of(mesh) as bells:
+    with mesh_of(world, lanes=1, stripe=4096 * KIB) as mesh, bells_of(mesh) as bells:
         inputs = [Input(random_bits(DType.int32, 300_000, rank), bell) for rank, bell in enumerate(bells)]
         call = Descriptor(Kind.all_reduce, DType.int32, count=300_000)
         for rank, one in enumerate(inputs):
