@@ -304,12 +304,15 @@ class Arena:
                 self._offsets.give(offset, size)
             if attempt == 1:
                 self._trim(0)
+        hint = "drop arrays from empty(), wait for pending calls, or start the daemon with a larger --arena-bytes"
+        if size > self.nbytes:  # nothing that is dropped makes room
+            hint = f"start the daemon with --arena-bytes={2 * size} or more: an operation needs twice its tensor"
         raise ArenaFull(
             "the arena has no room",
             who=f"a block for {format_size(nbytes)}",
             expected=f"{format_size(size)} free of the arena's {format_size(self.nbytes)}",
             got=got,
-            hint="drop arrays from empty(), wait for pending calls, or start the daemon with a larger --arena-bytes",
+            hint=hint,
         )
 
     def _unbind(self, block: Block) -> None:
