@@ -97,15 +97,15 @@ def test_another_plan_begins_anew_and_what_is_closed_is_forgotten() -> None:
     changes = path.changes
     path.look()
     assert (path.changes, path.pace) == (changes, path.planned)
+    path.planned = path.pace = path.planned // 10
+    path.look()
+    path.run(10.0)
+    assert path.pace > 2 * path.planned, "from the new plan's pace upwards"
     assert path.pacer.look(path.now, {}) == {}
     assert not path.pacer._links
     unpaced = Path(60 * MIB, planned=0)
     unpaced.run(10.0, share=0)
     assert unpaced.changes == 0
-    path.planned = path.pace = path.planned // 10
-    path.look()
-    path.run(10.0)
-    assert path.pace > 2 * path.planned, "from the new plan's pace upwards"
 
 
 def test_tries_at_a_higher_pace_never_end_and_come_back_to_the_plans() -> None:
