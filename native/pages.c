@@ -17,7 +17,7 @@
 
 #define HUGE_PAGE ((uint64_t)2 << 20) /* page tables of aligned ranges move as a whole */
 #define STREAMING_BYTES ((uint64_t)4 << 20)
-#define AHEAD 1024 /* bytes; 1.1 to 1.2 times as fast as what the processor fetches ahead by itself */
+#define AHEAD 1024 /* bytes; about 1.1 times as fast as what the processor fetches ahead by itself */
 
 static void *at(uint64_t address)
 {
