@@ -1,9 +1,10 @@
-# make demo: see it work. make test: check it. The rest: check, nightly, chaos, fuzz, sim, bench, lint, san, clean, ...
+# make demo: see it work. make test: check it. The rest: check, nightly, gpu-check, chaos, fuzz, sim, bench, lint, san, clean, ...
 # Everything is installed into .venv; nothing outside this folder changes.
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH ?= torch==2.13.0
+CUDA ?= cuda-bindings>=13.0.3,<14
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ SIDE_BY_SIDE := --numprocesses=2 --dist=worksteal
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check nightly chaos fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
+.PHONY: demo test check nightly gpu-check chaos fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -31,6 +32,10 @@ check: $(VENV)/.dev $(VENV)/.torch
 # What takes long, one after the other.
 nightly: $(VENV)/.dev $(VENV)/.torch
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m nightly --timeout=1800 $(PYTEST_OPTIONS)
+
+# Tensors of CUDA devices, on a device.
+gpu-check: $(VENV)/.dev $(VENV)/.torch
+	$(BIN)/python -m tests.cuda
 
 # Simulated clusters, many of them, or with SEED=... one and all that happens in it.
 sim: $(VENV)/.dev
@@ -76,14 +81,16 @@ $(VENV)/.dev: $(VENV)/.made $(BUILT_FROM)
 	$(PIP) install --quiet --editable '.[demo,test,lint]'
 	@touch $@
 
-# The tests with torch tensors skip where there is no torch: the one package here that not every platform has.
+# What not every platform has: tests that need it skip where it is missing.
 $(VENV)/.torch: $(VENV)/.made
-	@echo "$(PIP) install $(TORCH)"
-	@if ! $(PIP) install --quiet $(TORCH) >$@.log 2>&1; then \
-		cat $@.log >&2; \
-		grep -q "No matching distribution" $@.log || exit 1; \
-		echo "make: no $(TORCH) for this machine; tests that need it will be skipped" >&2; \
-	fi
+	@for what in "$(TORCH)" "$(CUDA)"; do \
+		echo "$(PIP) install $$what"; \
+		if ! $(PIP) install --quiet $$what >$@.log 2>&1; then \
+			cat $@.log >&2; \
+			grep -q "No matching distribution" $@.log || exit 1; \
+			echo "make: no $$what for this machine; tests that need it will be skipped" >&2; \
+		fi; \
+	done
 	@touch $@
 
 # ---- sanitizers: the C test drivers and the fuzzer's target, twice ---------------------------------------

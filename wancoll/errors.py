@@ -99,6 +99,10 @@ class ArenaFull(WancollError):
     """There is no memory for a tensor: the arena has no room, or the machine has none free. Nothing was sent."""
 
 
+class DeviceError(WancollError):
+    """A CUDA device or its driver failed. A tensor that took a committed result has undefined contents then."""
+
+
 class TimeoutError(WancollError, builtins.TimeoutError):
     """Not finished in the time given; nothing is lost. The built-in TimeoutError, too.
 
@@ -132,5 +136,6 @@ BY_NAME: dict[str, type[WancollError]] = {
         ProtocolError,
         ConfigError,
         ArenaFull,
+        DeviceError,
     )
 }

@@ -62,6 +62,7 @@ class Limits:
 
     # Operations.
     ops_in_flight: int = 1024  # per member
+    pinned_bytes: int = 4 * GIB  # of a client's arena, for copies from and to devices
     scratch_bytes: int = 4 * GIB  # that one operation's schedule may need here beside input and result
     drain_timeout: float = 10.0  # SIGTERM: running operations may finish for this long
     local_handshake_timeout: float = 5.0  # a client must say what it wants by then

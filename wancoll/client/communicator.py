@@ -753,7 +753,8 @@ class _Call:
             return None, False
         if out is None:
             self._connection.check_usable()
-            return new_result(self._connection.arena, shape, source), True
+            made = new_result(self._connection.arena, shape, source)
+            return made, made.device is None
         target = region(out, f"{self.name}(out=...)")
         check_out(source, target, count, self.name)
         require_writable(target, f"{self.name}(out=...)")
@@ -785,7 +786,7 @@ class _Call:
         )  # fmt: skip
         placement = Placement(
             self._connection.arena, () if source is None else (source,), () if target is None or kept else (target,),
-            fresh=fresh, feed=feed, unwanted=either.nbytes if kept else 0,
+            fresh=fresh, feed=feed, unwanted=either.nbytes if kept else 0, staging=self._connection.staging,
         )  # fmt: skip
         work = Work(
             self._connection, descriptor, self.place.epoch, placement, target,

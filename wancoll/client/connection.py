@@ -18,6 +18,7 @@ from typing import Any
 from wancoll.client.arena import Arena
 from wancoll.client.channel import Channel
 from wancoll.client.checks import check_seconds
+from wancoll.client.cuda.staging import Staging
 from wancoll.client.placement import Placement
 from wancoll.client.private import PrivateDaemon
 from wancoll.client.work import Work, as_failure, rebuild
@@ -48,6 +49,7 @@ class Connection:
 
     def __init__(self, group: str, channel: Channel, arena: Arena, private: PrivateDaemon | None) -> None:
         self.group, self.arena = group, arena
+        self.staging = Staging(arena)
         self._channel, self._private = channel, private
         self._pid = os.getpid()
         self._over: m.Failure | None = None  # why the connection is over
@@ -112,7 +114,8 @@ class Connection:
 
         Raises:
             ConfigError: its memory is in use, or the arena is full; nothing was sent.
-            TimeoutError: the daemon did not take it in time; nothing was sent.
+            TimeoutError: the daemon, or a device, did not take it in time; nothing was sent.
+            DeviceError: a device failed; nothing was sent.
             WancollError: the connection is over.
         """
         self.check_usable()
@@ -124,7 +127,7 @@ class Connection:
         with self._posting:
             if work.placement is not None:
                 self.check_free(work.placement, work.descriptor)
-                work.placement.prepare()
+                work.placement.prepare(deadline)
             while not self._send(work):
                 self._wait_for_room(work, deadline)
 
@@ -294,6 +297,7 @@ class Connection:
             self._step(None, left)
         self._step(None, 0)
         self._channel.close()
+        self.staging.close()
         if self._private is not None:
             self._private.stop()
 
@@ -328,6 +332,7 @@ class Connection:
     def disown(self) -> None:
         """In a forked child: let go of everything, so that the parent's end is seen even while the child lives."""
         self._channel.close()
+        self.staging.disown()
         self.arena.disown()
         if self._private is not None:
             self._private.disown()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from wancoll._native import lib
 from wancoll.client.arena import Arena, Block, Lease
 from wancoll.client.codecs import Feed
+from wancoll.client.cuda.pinned import Pinned
+from wancoll.client.cuda.staging import Landing, Staging
 from wancoll.client.tensors import Region
 
 Spans = tuple[tuple[int, int], ...]  # (start, end) addresses, ascending, apart from each other
@@ -20,6 +22,10 @@ class Placement:
         fresh: nobody uses the target, which lies in the arena, before the commit: the result is built in it.
         unwanted: bytes of a result that the daemon builds here and nobody needs; without targets.
         feed: changes the input on its way into front.
+        staging: copies from and to devices; only if a source or a target is on one.
+
+    Attributes:
+        landings: of results that a commit has sent on their way to devices.
     """
 
     __slots__ = (
@@ -28,6 +34,7 @@ class Placement:
         "_fresh",
         "_front",
         "_inside",
+        "_staging",
         "_swapped",
         "_unwanted",
         "back",
@@ -35,6 +42,7 @@ class Placement:
         "feed",
         "front",
         "gated",
+        "landings",
         "pins",
         "reads",
         "sources",
@@ -51,11 +59,17 @@ class Placement:
         fresh: bool = False,
         unwanted: int = 0,
         feed: Feed | None = None,
+        staging: Staging | None = None,
     ) -> None:
         self._arena, self._fresh, self._unwanted, self.feed = arena, fresh, unwanted, feed
         self.sources, self.targets = sources, targets
-        self._front: Lease | None = None
-        self._back: Lease | None = None
+        on_device = any(region.device is not None for region in (*sources, *targets))
+        self._staging = staging if on_device else None
+        if self._staging is not None:
+            self._staging.check((*sources, *targets))
+        self.landings: list[Landing] = []
+        self._front: Lease | Pinned | None = None
+        self._back: Lease | Pinned | None = None
         self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
         self.front = self.back = 0
         self.board, self.gated = -1, False  # as in Post: nothing here is filled while the daemon reads it
@@ -78,10 +92,19 @@ class Placement:
             or overlap(self.writes, earlier.pins)
         )
 
-    def prepare(self) -> None:
-        """Take the blocks, and copy the input to its block unless it can stay. Again after ArenaFull is harmless."""
+    def prepare(self, deadline: float | None = None) -> None:
+        """Take the blocks, and copy the input to its block unless it can stay. Again after ArenaFull is harmless.
+
+        Raises:
+            ArenaFull: so it is.
+            TimeoutError: a device had not handed its tensor over by *deadline*.
+            DeviceError: a device failed.
+        """
         arena = self._arena
         self._front = self._back = None
+        if self._staging is not None:
+            for target in self.targets:
+                self._staging.expect(target)
         nbytes = sum(target.nbytes for target in self.targets) or self._unwanted
         if self._fresh:
             block = arena.find(self.targets[0].address, nbytes)
@@ -89,24 +112,38 @@ class Placement:
         elif nbytes:
             one = self.targets[0] if len(self.targets) == 1 else None
             self._swapped = arena.swappable(one.address, one.nbytes) if one is not None else None
-            self._back = arena.take(nbytes, self._swapped.nbytes if self._swapped is not None else None)
+            if self._swapped is not None:
+                self._back = arena.take(nbytes, self._swapped.nbytes)
+            else:
+                self._back = self._block(self.targets, nbytes)
             self.back = self._back.block.offset
         if self._inside is not None:
             self.front = self._inside.offset + self.sources[0].address - self._inside.address
         elif nbytes := sum(source.nbytes for source in self.sources):
-            self._front = arena.take(nbytes)
+            self._front = self._block(self.sources, nbytes)
             self.front = self._front.block.offset
             at = self._front.block.address
             for source in self.sources:
-                lib.wc_pages_copy(at, source.address, source.nbytes)
+                if source.device is not None and self._staging is not None:
+                    self._staging.read(source, at, self._front, deadline)
+                else:
+                    lib.wc_pages_copy(at, source.address, source.nbytes)
                 at += source.nbytes
             if self.feed is not None:
                 self.feed.add(self._front.block.address)
 
+    def _block(self, regions: tuple[Region, ...], nbytes: int) -> Lease | Pinned:
+        if self._staging is None or all(region.device is None for region in regions):
+            return self._arena.take(nbytes)
+        return self._staging.take(nbytes)
+
     def commit(self, nbytes: int) -> None:
         """Bring the first *nbytes* of the result to its targets: fewer than they hold if members were lost.
 
-        Doing it again, after an interruption, is harmless.
+        To a device it is only sent on its way. Doing it again, after an interruption, is harmless.
+
+        Raises:
+            DeviceError: a device failed: the tensor's contents are undefined.
         """
         back = self._back
         if back is None or not self.targets:
@@ -114,14 +151,20 @@ class Placement:
         at = back.block.address
         if len(self.targets) > 1:
             for target in self.targets:
-                lib.wc_pages_copy(target.address, at, target.nbytes)
+                self._copy_out(target, at, target.nbytes, back)
                 at += target.nbytes
             return
         target = self.targets[0]
         # Of a part the rest of the target must stay as it is, so its pages cannot go.
         swapped = self._swapped if nbytes == target.nbytes else None
         if swapped is None or not self._arena.swap(swapped, back.block, self.back):
+            self._copy_out(target, at, nbytes, back)
+
+    def _copy_out(self, target: Region, at: int, nbytes: int, back: Lease | Pinned) -> None:
+        if target.device is None or self._staging is None:
             lib.wc_pages_copy(target.address, at, nbytes)
+        elif landing := self._staging.write(target, at, nbytes, back):
+            self.landings.append(landing)
 
 
 def overlap(a: Spans, b: Spans) -> bool:

@@ -1,7 +1,7 @@
 """Tensors as memory: what the caller passed, and new ones in the arena, of the same kind, for results.
 
-numpy arrays, CPU torch tensors (torch is never imported here), anything with DLPack, anything with the buffer protocol.
-What cannot be used is refused with a ConfigError: dtype, layout, device.
+numpy arrays, torch tensors (torch is never imported here), anything with DLPack, CUDA's array interface or the buffer
+protocol; in host memory or on CUDA devices. What cannot be used is refused with a ConfigError: dtype, layout, device.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from wancoll._native import ffi
 from wancoll.client.arena import Arena, ArrayMemory
+from wancoll.client.cuda.origin import NO_SYNC, Origin, of_dlpack, of_interface, of_torch
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
 
@@ -31,13 +32,14 @@ _BY_FORMAT = {
 _KNOWN = ", ".join(d.name for d in DType)
 _IMMUTABLE_MODULES = ("jax", "jaxlib", "tensorflow")  # their DLPack does not always say that it is read-only
 
+_CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _TO_HOST = "copy it to the host first: x.get() (CuPy), x.copy_to_host() (Numba), jax.device_get(x)"
 
 _from_buffer, _cast = ffi.from_buffer, ffi.cast
 
 
 class Region:
-    """A C-contiguous tensor in this process's memory.
+    """A C-contiguous tensor in this process's memory, or in that of a CUDA device.
 
     Attributes:
         owner: the caller's object.
@@ -48,13 +50,17 @@ class Region:
         dtype: element type.
         shape: of the caller's object.
         writable: whether a result may be written into it.
+        device: how its users on a CUDA device are ordered; None: it is in host memory.
+        on: the device's ordinal, once the driver was asked.
     """
 
-    __slots__ = ("address", "count", "dtype", "keep", "nbytes", "owner", "shape", "writable")
+    __slots__ = ("address", "count", "device", "dtype", "keep", "nbytes", "on", "owner", "shape", "writable")
 
     def __init__(
-        self, owner: Any, keep: Any, address: int, count: int, dtype: DType, shape: tuple[int, ...], writable: bool
-    ) -> None:
+        self, owner: Any, keep: Any, address: int, count: int, dtype: DType, shape: tuple[int, ...], writable: bool,
+        device: Origin | None = None,
+    ) -> None:  # fmt: skip
+        self.device, self.on = device, -1
         self.owner, self.keep, self.dtype, self.shape, self.writable = owner, keep, dtype, shape, writable
         self.count = count
         self.nbytes = count * dtype.itemsize
@@ -70,9 +76,10 @@ def region(x: Any, who: str) -> Region:
         return _numpy(x, who)
     if is_torch(x):
         return _torch(x, who)
+    if hasattr(type(x), "__cuda_array_interface__") and (found := _interface(x, who)) is not None:
+        return found
     if hasattr(type(x), "__dlpack__"):
         return _dlpack(x, who)
-    check_not_cuda(x, who)
     return _buffer(x, who)
 
 
@@ -180,16 +187,18 @@ def _numpy_dtype(x: np.ndarray[Any, Any], who: str) -> DType:
 
 
 def _torch(x: Any, who: str) -> Region:
-    check_torch(x, who)
+    on_device = x.device.type == "cuda"
+    check_torch(x, who, "cuda" if on_device else "cpu")
     dtype = _BY_TORCH_NAME.get(str(x.dtype))
     if dtype is None:
         raise unknown_dtype(who, str(x.dtype))
-    return Region(x, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True)
+    origin = of_torch(x, sys.modules["torch"]) if on_device else None
+    return Region(x, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True, origin)
 
 
-def check_torch(x: Any, who: str) -> None:
+def check_torch(x: Any, who: str, device: str = "cpu") -> None:
     """Refuse a tensor whose memory cannot be used."""
-    if x.device.type != "cpu":
+    if x.device.type != device:
         raise not_on_cpu(who, f"a torch tensor on {x.device}", "pass x.cpu()")
     if x.requires_grad:
         raise ConfigError(
@@ -212,21 +221,23 @@ def check_torch(x: Any, who: str) -> None:
 
 
 def _dlpack(x: Any, who: str) -> Region:
-    found, writable = open_dlpack(x, who)
+    kind, number = map(int, x.__dlpack_device__())
+    origin = of_dlpack(x, number) if kind in _CUDA_DEVICES else None
+    found, writable = open_dlpack(x, who, origin)
     dtype = DType.__members__.get(found.dtype)
     if dtype is None:
         raise unknown_dtype(who, found.dtype)
-    return Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable)
+    return Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable, origin)
 
 
-def open_dlpack(x: Any, who: str) -> tuple[Exported, bool]:
-    """What *x* exports, and whether it may be written."""
+def open_dlpack(x: Any, who: str, origin: Origin | None = None) -> tuple[Exported, bool]:
+    """What *x* exports, and whether it may be written. Of a device's memory, with *origin*, without waiting for it."""
     device, number = x.__dlpack_device__()
-    if int(device) not in _HOST_DEVICES:
+    if origin is None and int(device) not in _HOST_DEVICES:
         name = _DEVICE_NAMES.get(int(device), f"device type {int(device)}")
         raise not_on_cpu(who, f"{kind_of(x)} on {name}:{number}", _TO_HOST)
     try:
-        found = _open_capsule(x)
+        found = _open_capsule(x, {} if origin is None else {"stream": NO_SYNC})
     except Exception as bad:  # whatever the exporter finds wrong with it: it is the caller's tensor
         raise ConfigError(
             "the tensor cannot be exported", who=who, expected="a tensor whose __dlpack__ works",
@@ -236,6 +247,43 @@ def open_dlpack(x: Any, who: str) -> tuple[Exported, bool]:
         raise not_contiguous(who, f"{kind_of(x)} with shape {found.shape} and strides {found.strides}")
     immutable = type(x).__module__.split(".")[0] in _IMMUTABLE_MODULES
     return found, not found.read_only and not immutable
+
+
+def _interface(x: Any, who: str) -> Region | None:
+    """By CUDA's array interface, which also says on which stream *x* is used. None: ask DLPack."""
+    try:
+        said = x.__cuda_array_interface__
+        address, read_only = said["data"]
+        shape, strides = tuple(said["shape"]), said.get("strides")
+        code, version = said["typestr"], said["version"]
+    except Exception as bad:  # torch and CuPy raise an AttributeError for what is not on a device
+        if hasattr(type(x), "__dlpack__"):
+            return None
+        raise ConfigError(
+            "the tensor cannot be exported", who=who, expected="a __cuda_array_interface__ that can be read",
+            got=f"{kind_of(x)}: {type(bad).__name__}: {bad}",
+        ) from bad  # fmt: skip
+    try:
+        dtype = _BY_DTYPE.get(np.dtype(code))
+    except TypeError:
+        dtype = None
+    if (dtype is None or version < 3) and hasattr(type(x), "__dlpack__"):
+        return None  # bfloat16 has no code there; before version 3 there was no stream
+    if dtype is None:
+        raise unknown_dtype(who, f"typestr {code!r}")
+    if version < 3 or said.get("mask") is not None:
+        raise ConfigError(
+            "the tensor's array interface cannot be used", who=who, expected="version 3 or newer, without a mask",
+            got=f"version {version}" + (", with a mask" if said.get("mask") is not None else ""),
+        )  # fmt: skip
+    found = Exported(
+        None, address or 0, dtype.name, shape,
+        None if strides is None else tuple(stride / dtype.itemsize for stride in strides), bool(read_only),
+    )  # fmt: skip
+    if not found.contiguous:
+        raise not_contiguous(who, f"{kind_of(x)} with shape {shape} and strides {strides} in bytes")
+    writable = not found.read_only and type(x).__module__.split(".")[0] not in _IMMUTABLE_MODULES
+    return Region(x, None, found.address, prod(shape), dtype, shape, writable, of_interface(said, who))
 
 
 def _buffer(x: Any, who: str) -> Region:
@@ -374,7 +422,7 @@ class Exported:
     address: int
     dtype: str
     shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
+    strides: tuple[float, ...] | None
     read_only: bool
 
     @property
@@ -390,12 +438,12 @@ class Exported:
         return True
 
 
-def _open_capsule(x: Any) -> Exported:
+def _open_capsule(x: Any, stream: dict[str, int]) -> Exported:
     """Call x.__dlpack__ and read what it returns; raises whatever the exporter raises."""
     try:
-        capsule = x.__dlpack__(max_version=_VERSION)
+        capsule = x.__dlpack__(max_version=_VERSION, **stream)
     except TypeError:
-        capsule = x.__dlpack__()  # an exporter from before 1.0
+        capsule = x.__dlpack__(**stream)  # an exporter from before 1.0
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.major != _VERSION[0]:
@@ -427,15 +475,22 @@ def new_array(arena: Arena, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.
 
 
 def new_result(arena: Arena, shape: tuple[int, ...], like: Region) -> Region:
-    """A tensor in the arena, of like's dtype: torch's where like's owner is torch's, else numpy's."""
+    """A tensor of like's dtype in the arena, torch's where like's owner is, else numpy's; or on like's device."""
     if is_torch(like.owner):
         torch = sys.modules["torch"]
         dtype = getattr(torch, like.dtype.name)
+        if like.device is not None:
+            return _torch(torch.empty(shape, dtype=dtype, device=like.owner.device), "a new tensor")
         if not prod(shape):
             return Region(torch.empty(shape, dtype=dtype), None, 0, 0, like.dtype, shape, True)
         flat = new_array(arena, (prod(shape) * like.dtype.itemsize,), np.dtype(np.uint8))
         tensor = torch.from_numpy(flat).view(dtype).view(shape)
         return Region(tensor, None, flat.ctypes.data, prod(shape), like.dtype, shape, True)
+    if like.device is not None:
+        raise ConfigError(
+            "a new tensor on a CUDA device can be made for torch only", who=f"{kind_of(like.owner)} {like}",
+            expected="out=", got="None", hint=f"pass out=, for {prod(shape)} elements",
+        )  # fmt: skip
     array = new_array(arena, shape, numpy_dtype(like.dtype.name))
     return Region(array, None, array.__array_interface__["data"][0], array.size, like.dtype, shape, True)
 
@@ -444,9 +499,12 @@ def leading(out: Region, blocks: int, of: int, count: int) -> Any:
     """The first *blocks* of a result's *of* equal blocks (0: they are not equal), *count* elements.
 
     A view of the caller's tensor, with fewer rows where the shape allows it; for what is neither numpy's nor torch's a
-    numpy array over its memory.
+    numpy array over its memory, or on a device an object with __cuda_array_interface__.
     """
     tensor = out.owner
+    if out.device is not None and not is_torch(tensor):
+        whole = of and out.shape and out.shape[0] % of == 0
+        return DeviceView(out, (out.shape[0] // of * blocks, *out.shape[1:]) if whole else (count,))
     if not isinstance(tensor, np.ndarray) and not is_torch(tensor):
         tensor = np.asarray(_Memory(out)).view(_viewed(out.dtype)).reshape(out.shape)
     if of and out.shape and out.shape[0] % of == 0:
@@ -463,6 +521,22 @@ class _Memory:
             "data": (region.address, not region.writable),
             "shape": (region.nbytes,),
             "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class DeviceView:
+    """The beginning of a tensor of a device, for whoever reads __cuda_array_interface__; keeps the tensor alive."""
+
+    def __init__(self, of: Region, shape: tuple[int, ...]) -> None:
+        self._of = of
+        name = "<i2" if of.dtype is DType.bfloat16 else np.dtype(of.dtype.name).str
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "data": (of.address, not of.writable),
+            "shape": shape,
+            "typestr": name,
+            "strides": None,
+            "stream": of.device.stream if of.device is not None else None,
             "version": 3,
         }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from typing import Any, Protocol
 
 from wancoll import errors
 from wancoll.client.awaiting import awaited
+from wancoll.client.cuda.staging import Landing, Staging
 from wancoll.client.placement import Placement
 from wancoll.client.tensors import Region, leading
 from wancoll.collective import Descriptor, Receipt
@@ -18,6 +20,7 @@ class Waiter(Protocol):
 
     group: str
     place: m.EpochInfo
+    staging: Staging
 
     def wait(self, work: Work, timeout: float | None) -> None:
         """Return once *work* is finished, or raise TimeoutError."""
@@ -44,6 +47,7 @@ class Work:
         "_answer",
         "_blocks",
         "_connection",
+        "_landings",
         "_out",
         "descriptor",
         "epoch",
@@ -72,11 +76,15 @@ class Work:
         self._out, self._blocks = out, blocks
         self.id = 0  # counts the connection's calls from 1, once posted
         self._answer: m.Result | m.Failure | None = None
+        self._landings: list[Landing] = []
         self.finished = False
         self.posted_at = 0.0
 
     def wait(self, timeout: float | None = None) -> Receipt:
         """Block until the operation is committed and its result is where it belongs.
+
+        A result for a tensor of a CUDA device is on its way there: work that the caller queues from now on, on the
+        stream that was current at the call or is now, finds it. Where that stream is not known, it has arrived.
 
         Args:
             timeout: seconds; None waits as long as it takes.
@@ -88,12 +96,20 @@ class Work:
             TimeoutError: still pending; nothing is lost, wait() again. Its .work is this handle.
             WancollError: the operation failed; the tensor is as it was.
         """
+        began = time.monotonic()
         if not self.finished:
             self._connection.wait(self, timeout)
         answer = self._answer
         assert answer is not None
         if isinstance(answer, m.Failure):
             raise rebuild(answer)
+        for landing in self._landings:
+            left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
+            try:
+                self._connection.staging.order(landing, left)
+            except errors.TimeoutError as late:
+                late.work = self
+                raise
         return Receipt(
             out=self._result(answer.contributors),
             op_id=f"{self._connection.group}/{'p2p-' if self.peer >= 0 else ''}{answer.seq}",
@@ -127,10 +143,16 @@ class Work:
             return
         if self.placement is not None and isinstance(answer, m.Result):
             names = answer.contributors
-            self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize)
-            if self.placement.feed is not None:
-                rank = names.index(self._connection.place.member)
-                self.placement.feed.commit(answer.algorithm, rank, len(names))
+            try:
+                self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize)
+            except errors.DeviceError as bad:
+                bad.hint = "the operation is committed; this member's tensor has undefined contents"
+                answer = as_failure(bad)
+            else:
+                self._landings = self.placement.landings
+                if self.placement.feed is not None:
+                    rank = names.index(self._connection.place.member)
+                    self.placement.feed.commit(answer.algorithm, rank, len(names))
         self.placement = None  # gives the blocks back: the daemon no longer touches them
         self._answer = answer
         self.finished = True

@@ -1,0 +1,89 @@
+"""The stand-in, a seed for each test, and a daemon that is played: a sum is twice the input."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wancoll
+from tests.client.fake_daemon import FakeDaemon
+from tests.later import later
+from wancoll.client.communicator import Communicator
+
+SEEDS = [0, *later(1, 2), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 50))]
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    from tests.cuda.gpu import Gpu, build
+
+    return Gpu(build(tmp_path_factory.mktemp("standin")))
+
+
+@pytest.fixture(params=SEEDS, ids="seed{}".format)
+def seed(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def shared(standin: Any, seed: int) -> Iterator[Any]:
+    """The stand-in, for tests whose communicators go on to the next one."""
+    standin.violations()
+    standin.lib.standin_seed(seed)
+    yield standin
+    standin.lib.standin_fail(0, 0)
+    standin.lib.standin_break(0)
+    standin.lib.standin_release()
+    standin.lib.standin_most_registered(1 << 62)
+    gc.collect()
+    standin.lib.standin_drain()
+    standin.free_all()
+    assert standin.violations() == ""
+
+
+@pytest.fixture
+def gpu(shared: Any) -> Iterator[Any]:
+    """The stand-in. At the end all that the product took of it must have come back."""
+    before = shared.counts()
+    yield shared
+    gc.collect()
+    shared.lib.standin_break(0)
+    shared.lib.standin_release()
+    shared.lib.standin_drain()
+    shared.free_all()
+    assert shared.counts() == before
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "peer.sock")
+
+
+@pytest.fixture
+def daemon(path: str) -> Iterator[FakeDaemon]:
+    with FakeDaemon(path, ("me", "other")) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def comm(gpu: Any, daemon: FakeDaemon) -> Iterator[Communicator]:
+    with wancoll.connect(socket=daemon.path, timeout=10) as comm:
+        yield comm
+
+
+@pytest.fixture
+def manual(path: str) -> Iterator[FakeDaemon]:
+    with FakeDaemon(path, ("me", "other"), manual=True) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def held(gpu: Any, manual: FakeDaemon) -> Iterator[Communicator]:
+    """A communicator whose calls are answered only when the test says so."""
+    with wancoll.connect(socket=manual.path, timeout=10) as comm:
+        yield comm

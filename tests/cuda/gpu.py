@@ -1,0 +1,207 @@
+"""The stand-in for NVIDIA's driver under the real cuda-bindings, and tensors on its devices for tests.
+
+A "kernel" is a copy on the device: it runs late, on the stream that it was given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import weakref
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from wancoll.client.tensors import _CODES, _Versioned
+
+SOURCE = Path(__file__).with_name("standin.c")
+FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread")
+NON_BLOCKING = 1
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def build(folder: Path) -> Path:
+    """Compile it; the name is the one that the loader looks for."""
+    path = folder / "libcuda.so.1"
+    compiler = shutil.which("cc") or "gcc"
+    subprocess.run([compiler, *FLAGS, f"-Wl,-soname,{path.name}", "-o", path, SOURCE], check=True)
+    return path
+
+
+class Gpu:
+    """Both devices of the stand-in at *path*, and what tests set of it; None: those of the real driver."""
+
+    COUNTS = ("contexts", "streams", "events", "memory", "registered", "items")
+
+    def __init__(self, path: Path | None) -> None:
+        # Whoever loads libcuda.so.1 later in this process gets this one: the loader goes by the name in the file.
+        self.lib: Any = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) if path is not None else None
+        if self.lib is not None:
+            self._declare()
+        from cuda.bindings import driver
+
+        self.driver = driver
+        self.frees: list[weakref.finalize[..., Any]] = []  # of tensors
+        self("cuInit", 0)
+        self.contexts = [self("cuDevicePrimaryCtxRetain", i) for i in range(min(2, self("cuDeviceGetCount")))]
+
+    def _declare(self) -> None:
+        for name in ("standin_seed", "standin_most_registered", "standin_hold"):
+            getattr(self.lib, name).argtypes = [ctypes.c_uint64]
+        self.lib.standin_fail.argtypes = [ctypes.c_uint64, ctypes.c_int]
+        self.lib.standin_calls.restype = ctypes.c_uint64
+        self.lib.standin_failed_call.restype = ctypes.c_char_p
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        code, *values = getattr(self.driver, name)(*arguments)
+        assert not int(code), (name, code)
+        return values[0] if len(values) == 1 else values
+
+    def on(self, device: int, name: str, *arguments: Any) -> Any:
+        """The call, with a device's context."""
+        self("cuCtxPushCurrent", self.contexts[device])
+        try:
+            return self(name, *arguments)
+        finally:
+            self.driver.cuCtxPopCurrent()
+
+    def counts(self) -> dict[str, int]:
+        found = (ctypes.c_uint64 * 6)()
+        self.lib.standin_count(found)
+        return dict(zip(self.COUNTS, found, strict=True))
+
+    def free_all(self) -> None:
+        """Free all tensors."""
+        while self.frees:
+            self.frees.pop()()
+
+    def hold(self, array: Any) -> None:
+        """A kernel on the tensor's stream that does not end before release()."""
+        self.on(array.device, "cuStreamSynchronize", array.stream)
+        self("cuCtxPushCurrent", self.contexts[array.device])
+        assert not self.lib.standin_hold(array.stream)
+        self("cuCtxPopCurrent")
+
+    def violations(self) -> str:
+        text = ctypes.create_string_buffer(256)
+        number = self.lib.standin_violations(text)
+        return f"{number}: {text.value.decode()}" if number else ""
+
+    def stream(self, device: int = 0) -> int:
+        return int(self.on(device, "cuStreamCreate", NON_BLOCKING))
+
+
+class DeviceArray:
+    """A tensor on a device, used on a stream of its own.
+
+    Args:
+        values: what it has at first.
+        style: how it shows itself: "interface", "no stream", "per thread", "legacy", "dlpack", "managed".
+        skip: elements of its memory before it.
+    """
+
+    def __init__(self, gpu: Gpu, values: Array, style: str = "interface", device: int = 0, skip: int = 1) -> None:
+        device %= len(gpu.contexts)
+        self.gpu, self.device, self.style, self.shape = gpu, device, style, values.shape
+        self.dtype, self.nbytes = values.dtype, values.nbytes
+        self.stream = {"per thread": 2, "legacy": 1, "no stream": 1}.get(style) or gpu.stream(device)
+        self._owned = [self._memory(self.nbytes + skip * self.dtype.itemsize, style == "managed")]
+        self.address = self._owned[0] + skip * self.dtype.itemsize
+        self.event = gpu.on(device, "cuEventCreate", 2)
+        self._kept: list[Any] = []  # of exports
+        self.orders: list[int] = []  # streams that the consumer gave
+        gpu.frees.append(
+            weakref.finalize(self, _free, gpu, device, self._owned, 0 if self.stream <= 2 else self.stream, self.event)
+        )
+        self._write(self.address, values)
+
+    def _memory(self, nbytes: int, managed: bool = False) -> int:
+        nbytes = max(1, nbytes)
+        if managed:
+            return int(self.gpu.on(self.device, "cuMemAllocManaged", nbytes, 1))
+        return int(self.gpu.on(self.device, "cuMemAlloc", nbytes))
+
+    def _write(self, address: int, values: Array) -> None:
+        data = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+        if data.size:
+            self.gpu.on(self.device, "cuMemcpyHtoD", address, data.ctypes.data, data.size)
+
+    def _read(self, address: int) -> Array:
+        data = np.empty(self.nbytes, np.uint8)
+        if data.size:
+            self.gpu.on(self.device, "cuMemcpyDtoH", data.ctypes.data, address, data.size)
+        return data.view(self.dtype).reshape(self.shape)
+
+    # ---- kernels -------------------------------------------------------------------------------------
+
+    def put(self, values: Array) -> None:
+        """A kernel that writes the values; it runs when it runs."""
+        assert values.nbytes == self.nbytes
+        if self.nbytes:
+            self._owned.append(self._memory(self.nbytes))
+            self._write(self._owned[-1], values)
+            self.gpu.on(self.device, "cuMemcpyDtoDAsync", self.address, self._owned[-1], self.nbytes, self.stream)
+
+    def snapshot(self) -> int:
+        """A kernel that reads it, for seen()."""
+        self._owned.append(self._memory(self.nbytes))
+        if self.nbytes:
+            self.gpu.on(self.device, "cuMemcpyDtoDAsync", self._owned[-1], self.address, self.nbytes, self.stream)
+        return self._owned[-1]
+
+    def seen(self, snapshot: int) -> Array:
+        """What that kernel saw."""
+        self.gpu.on(self.device, "cuStreamSynchronize", self.stream)
+        return self._read(snapshot)
+
+    def get(self) -> Array:
+        """What a kernel sees that is queued now."""
+        return self.seen(self.snapshot())
+
+    # ---- exports -------------------------------------------------------------------------------------
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (13 if self.style == "managed" else 2), self.device
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None) -> Any:
+        if stream != -1:  # the consumer's stream waits for ours
+            assert stream is not None
+            self.orders.append(stream)
+            self.gpu.on(self.device, "cuEventRecord", self.event, self.stream)
+            self.gpu.on(self.device, "cuStreamWaitEvent", stream, self.event, 0)
+        found = _Versioned(major=1, minor=0)
+        shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
+        name = "bfloat" if self.dtype == ml_dtypes.bfloat16 else self.dtype.name.rstrip("0123456789")
+        tensor = found.tensor
+        tensor.data, tensor.ndim, tensor.lanes = self.address - 8, len(self.shape), 1
+        tensor.byte_offset = 8
+        tensor.device_type, tensor.device_id = self.__dlpack_device__()
+        tensor.code = next(code for code, known in _CODES.items() if known == name)
+        tensor.bits, tensor.shape = 8 * self.dtype.itemsize, shape
+        self._kept += [found, shape]
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return make(ctypes.addressof(found), b"dltensor_versioned", None)
+
+
+class WithInterface(DeviceArray):
+    """As CuPy's, which have both."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "data": (self.address if self.nbytes else 0, False), "shape": self.shape, "typestr": self.dtype.str,
+            "strides": None, "version": 3, "stream": None if self.style == "no stream" else self.stream,
+        }  # fmt: skip
+
+
+def _free(gpu: Gpu, device: int, owned: list[int], stream: int, event: Any) -> None:
+    gpu.on(device, "cuEventDestroy", event)
+    for address in owned:
+        gpu.on(device, "cuMemFree", address)
+    if stream:
+        gpu.on(device, "cuStreamDestroy", stream)

@@ -1,0 +1,61 @@
+"""Where a tensor of a device comes from: whose earlier work must be done before it is read, and what comes after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from wancoll.errors import ConfigError
+
+LEGACY, PER_THREAD, NO_SYNC = 1, 2, -1  # streams by number, as DLPack and the array interface have them
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How a tensor's users are ordered. With neither stream nor order nobody has to be waited for before it is read.
+
+    Attributes:
+        ordinal: of the device; None: the driver knows.
+        stream: the stream on which the tensor is used, as the driver takes it.
+        order: lets the tensor's owner order a stream of ours behind its own work (DLPack).
+        now: the stream that is the caller's at this moment, where that can be asked.
+    """
+
+    ordinal: int | None = None
+    stream: int | None = None
+    order: Callable[[int], object] | None = None
+    now: Callable[[], int] | None = None
+
+    @property
+    def lasting(self) -> int | None:
+        """The stream, if any thread may name it later; with None the host waits for the copies to the device."""
+        return None if self.stream == PER_THREAD else self.stream
+
+
+def of_torch(x: Any, torch: Any) -> Origin:
+    """Of a torch tensor: it is used on torch's current stream."""
+
+    def now() -> int:
+        return int(torch.cuda.current_stream(x.device).cuda_stream)
+
+    return Origin(x.device.index, now(), now=now)
+
+
+def of_dlpack(x: Any, ordinal: int) -> Origin:
+    """Of an exporter: it orders the stream that it is given behind its own."""
+    return Origin(ordinal, order=lambda stream: x.__dlpack__(stream=stream))
+
+
+def of_interface(interface: Any, who: str) -> Origin:
+    """Of what has __cuda_array_interface__."""
+    stream = interface.get("stream")
+    if stream is None:
+        return Origin()
+    if not isinstance(stream, int) or isinstance(stream, bool) or stream < 1:
+        raise ConfigError(
+            "the tensor's stream cannot be used", who=who,
+            expected="in __cuda_array_interface__ None, 1 (legacy default), 2 (per thread) or a stream",
+            got=repr(stream),
+        )  # fmt: skip
+    return Origin(stream=stream)

@@ -1,0 +1,333 @@
+"""The copies between tensors of devices and the arena: what is copied, in which order, and who waits for whom.
+
+    before reading     our stream waits for the tensor's stream, or the tensor's owner orders it (DLPack)
+    reading            device -> front, in pieces; the host waits: the call is posted when all of it is there
+    after the commit   our other stream waits for the tensor's stream; back -> device; the tensor's stream waits for it
+    wait()             so does the stream that is the caller's then; where no stream is known the host waits
+
+A block of the arena is used again when the copies from and to it are done. Nothing waits without end for a device: the
+host looks at marks, with a deadline, and our streams wait for streams of the caller only, never for the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from wancoll.client.arena import Arena, Lease
+from wancoll.client.cuda.driver import Device, Driver, Mark, driver, until
+from wancoll.client.cuda.origin import Origin
+from wancoll.client.cuda.pinned import Entry, Pinned, Pool
+from wancoll.client.tensors import Region
+from wancoll.errors import ConfigError, DeviceError, TimeoutError
+from wancoll.limits import DEFAULT, MIB, format_size
+
+log = logging.getLogger("wancoll")
+
+PIECE = 4 * MIB
+SLOTS = 4  # pieces under way from a device; what a timeout leaves behind is no more
+_CLOSE_SECONDS = 5.0  # close() waits this long for copies that are under way
+_UNPINNED_SECONDS = 60.0  # a commit waits this long for a tensor's stream, where nothing could be pinned
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A result on its way to a device, and how its users are ordered."""
+
+    device: Device
+    mark: Mark
+    origin: Origin
+
+
+def pieces(nbytes: int, most: int = PIECE) -> list[tuple[int, int]]:
+    """(start, size) of the pieces in which so many bytes are copied."""
+    return [(start, min(most, nbytes - start)) for start in range(0, nbytes, most)]
+
+
+class Staging:
+    """The copies of one connection. Any number of threads may use it. Without tensors of devices it loads nothing."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._driver: Driver | None = None
+        self._devices: dict[int, Device] = {}
+        self._pool: Pool | None = None
+        self._closed = self._warned = False
+
+    # ---- looking at tensors --------------------------------------------------------------------------
+
+    def check(self, regions: Iterable[Region]) -> None:
+        """Refuse tensors of devices whose memory cannot be used.
+
+        Raises:
+            ConfigError: so it is, or there is no driver.
+            DeviceError: the driver fails.
+        """
+        for region in regions:
+            if region.device is not None and region.nbytes:
+                with self._lock:
+                    self._check(region)
+
+    def _check(self, region: Region) -> None:
+        assert region.device is not None
+        who = f"a CUDA tensor {region}"
+        if self._closed:
+            raise ConfigError("the communicator is closed", who=who)
+        if self._driver is None:
+            self._driver = driver(who)
+        driver(who)  # is it still this process's?
+        kind = self._driver.api.CUpointer_attribute
+        wanted = [
+            kind.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, kind.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            kind.CU_POINTER_ATTRIBUTE_CONTEXT, kind.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            kind.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        ]  # fmt: skip
+        memory, ordinal, context, start, size = self._driver(
+            "cuPointerGetAttributes", len(wanted), wanted, region.address
+        )
+        if not int(memory):
+            raise ConfigError(
+                "the tensor's memory is unknown to this process's CUDA driver", who=who,
+                expected="memory of a device, of this process", got=f"address {region.address:#x}",
+                hint="it was freed, or belongs to another process",
+            )  # fmt: skip
+        end = int(start) + int(size)
+        if int(size) and not int(start) <= region.address <= region.address + region.nbytes <= end:
+            raise ConfigError(
+                "the tensor goes beyond the memory that it lies in", who=who,
+                expected=f"at most {end - region.address} bytes", got=str(region.nbytes),
+            )  # fmt: skip
+        device = self._device(int(ordinal) if int(ordinal) >= 0 else region.device.ordinal or 0)
+        if int(context) and int(context) != int(device.context):
+            raise ConfigError(
+                "the tensor belongs to another CUDA context", who=who,
+                expected=f"the primary context of cuda:{device.ordinal}", got=f"context {int(context):#x}",
+                hint="allocate it in the primary context, which torch, CuPy, JAX and Numba use",
+            )  # fmt: skip
+        region.on = device.ordinal
+
+    def _device(self, ordinal: int) -> Device:
+        assert self._driver is not None
+        found = self._devices.get(ordinal)
+        if found is None:
+            found = self._devices[ordinal] = Device(self._driver, ordinal)
+        return found
+
+    # ---- blocks --------------------------------------------------------------------------------------
+
+    def take(self, nbytes: int) -> Lease | Pinned:
+        """A block of the arena, pinned if that can be.
+
+        Raises:
+            ArenaFull: there is no room.
+        """
+        with self._lock:
+            if self._pool is None:
+                self._pool = Pool(self._arena, DEFAULT.pinned_bytes, self._register, self._unregister)
+            got = f"{format_size(self._pool.nbytes)} of {format_size(DEFAULT.pinned_bytes)} are pinned"
+            try:
+                held = self._pool.take(nbytes)
+            except DeviceError as bad:
+                held, got = None, bad.got
+            if held is not None:
+                return held
+            if not self._warned:
+                self._warned = True
+                log.warning("%s cannot be pinned (%s): copies from and to devices block", format_size(nbytes), got)
+        return self._arena.take(nbytes)
+
+    def _register(self, address: int, nbytes: int) -> None:
+        assert self._driver is not None
+        with next(iter(self._devices.values())).current():
+            self._driver("cuMemHostRegister", address, nbytes, self._driver.api.CU_MEMHOSTREGISTER_PORTABLE)
+
+    def _unregister(self, address: int) -> None:
+        assert self._driver is not None
+        with next(iter(self._devices.values())).current():
+            self._driver("cuMemHostUnregister", address)
+
+    # ---- from a device -------------------------------------------------------------------------------
+
+    def read(self, source: Region, to: int, held: Lease | Pinned, deadline: float | None) -> None:
+        """Copy a tensor to *to*, in the block that is *held*; returns when it is there.
+
+        Raises:
+            TimeoutError: it is not, by *deadline*.
+            DeviceError: the device fails.
+        """
+        if not source.nbytes:
+            return
+        assert self._driver is not None
+        origin, device = source.device, self._devices[source.on]
+        assert origin is not None
+        entry = held.entry if isinstance(held, Pinned) else None
+        with self._lock, device.current():
+            self._after_its_users(device, device.inward, origin)
+            if device.last is not None:  # an earlier result for it, of which no stream knows
+                device.follow_mark(device.inward, device.last)
+            ready = device.mark(device.inward) if entry is None else None
+        if entry is None:
+            assert ready is not None
+            self._until(ready, deadline, source)
+            for start, size in pieces(source.nbytes):
+                with self._lock, device.current():
+                    self._driver("cuMemcpyDtoH", to + start, source.address + start, size)
+            return
+        flying: deque[Mark] = deque()
+        try:
+            for start, size in pieces(source.nbytes):
+                if len(flying) == SLOTS:
+                    self._until(flying[0], deadline, source)
+                    flying.popleft()
+                with self._lock, device.current():
+                    flying.append(
+                        self._queue(entry, device, device.inward, [(to + start, source.address + start, size)], False)
+                    )
+            while flying:
+                self._until(flying[0], deadline, source)
+                flying.popleft()
+        finally:
+            entry.marks += flying
+
+    def _until(self, mark: Mark, deadline: float | None, source: Region) -> None:
+        def ready() -> bool:
+            with self._lock:
+                return mark.ready()
+
+        if not until(ready, deadline):
+            raise TimeoutError(
+                "the device did not hand the tensor over in time; nothing was sent", who=f"cuda:{source.on}, {source}",
+                hint="kernels that were queued before it are not finished",
+            )  # fmt: skip
+
+    # ---- to a device ---------------------------------------------------------------------------------
+
+    def expect(self, target: Region) -> None:
+        """A result will be written into the tensor: its users so far come first, where nobody can be asked later."""
+        if target.device is not None and target.nbytes and target.device.lasting is None:
+            device = self._devices[target.on]
+            with self._lock, device.current():
+                self._after_its_users(device, device.outward, target.device)
+
+    def write(self, target: Region, source: int, nbytes: int, held: Lease | Pinned) -> Landing | None:
+        """Queue the copy of a result from *source*, in the block that is *held*; None: it is done. In any thread.
+
+        Raises:
+            DeviceError: the device fails.
+        """
+        if not nbytes:
+            return None
+        assert self._driver is not None
+        origin, device = target.device, self._devices[target.on]
+        assert origin is not None
+        stream = origin.lasting
+        with self._lock, device.current():
+            if stream is not None:
+                device.follow(device.outward, stream)
+            if isinstance(held, Pinned):
+                parts = [(target.address + start, source + start, size) for start, size in pieces(nbytes)]
+                mark = self._queue(held.entry, device, device.outward, parts, True)
+                held.entry.marks.append(mark)
+                device.last = mark
+                if stream is not None:
+                    device.follow_mark(stream, mark)
+                return Landing(device, mark, origin)
+            mark = device.mark(device.outward)
+            if not until(mark.ready, time.monotonic() + _UNPINNED_SECONDS):
+                raise DeviceError(
+                    "the tensor is in use by kernels that do not end", who=f"cuda:{target.on}, {target}",
+                    expected=f"an end within {_UNPINNED_SECONDS:.0f} s",
+                )  # fmt: skip
+            for start, size in pieces(nbytes):
+                self._driver("cuMemcpyHtoD", target.address + start, source + start, size)
+        return None
+
+    def order(self, landing: Landing, seconds: float | None) -> None:
+        """What the caller queues from now on comes after the copies; where no stream is known the host waits for them.
+
+        Raises:
+            TimeoutError: that took more than *seconds*.
+            DeviceError: the device fails.
+        """
+        device, mark, origin = landing.device, landing.mark, landing.origin
+        with self._lock:
+            if mark.ready():
+                return
+            if origin.now is not None:
+                with device.current():
+                    device.follow_mark(origin.now(), mark)
+                return
+        if origin.lasting is None:
+
+            def ready() -> bool:
+                with self._lock:
+                    return mark.ready()
+
+            if not until(ready, None if seconds is None else time.monotonic() + seconds):
+                raise TimeoutError("the result is committed, and still on its way to the device")
+
+    # ---- what both directions need -------------------------------------------------------------------
+
+    def _after_its_users(self, device: Device, stream: Any, origin: Origin) -> None:
+        if origin.order is not None:
+            origin.order(int(stream))
+        elif origin.stream is not None:
+            device.follow(stream, origin.stream)
+
+    def _queue(
+        self, entry: Entry, device: Device, stream: Any, parts: list[tuple[int, int, int]], to_device: bool
+    ) -> Mark:  # fmt: skip
+        """Queue copies (to, from, bytes); the mark behind them."""
+        assert self._driver is not None
+        call = "cuMemcpyHtoDAsync" if to_device else "cuMemcpyDtoHAsync"
+        entry.unmarked += 1  # and stays so if an error leaves copies without a mark
+        for to, source, size in parts:
+            self._driver(call, to, source, size, stream)
+        mark = device.mark(stream)
+        entry.unmarked -= 1
+        return mark
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for copies under way, for a bounded time, and give all back. Safe to call again."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._closed = True
+            deadline = time.monotonic() + _CLOSE_SECONDS
+            idle = all(_is_idle(each, deadline) or _is_idle(each, deadline) for each in self._devices.values())
+            pool, self._pool = self._pool, None
+            if pool is not None and not (idle and pool.close()):
+                _abandoned.append(self._arena)
+                log.warning("a CUDA device still copies, or its driver fails: pinned memory is kept")
+            while self._devices:
+                self._devices.popitem()[1].close("" if idle else "it still copied when the communicator was closed")
+
+    def disown(self) -> None:
+        """In a forked child: the driver, its blocks and its streams are the parent's."""
+        self._lock = threading.RLock()
+        self._closed = True
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _is_idle(device: Device, deadline: float) -> bool:
+    try:
+        with device.current():
+            marks = [device.mark(stream) for stream in (device.inward, device.outward)]
+            return all(until(mark.ready, deadline) for mark in marks)
+    except DeviceError:
+        return False
+
+
+_abandoned: list[Arena] = []  # whose memory a device may still use
