@@ -47,6 +47,7 @@ class Judge:
         self.outcomes: dict[tuple[int, int], tuple[tuple[str, ...], int, Any]] = {}  # contributors, epoch, value
         self.refused: dict[tuple[int, int], dict[str, str]] = {}  # (life, seq) -> member -> definite failure
         self.posted: dict[tuple[str, int], Called] = {}
+        self._results: set[tuple[str, int]] = set()  # (member, seq)
         self.sent: dict[tuple[str, str, int], tuple[int, ...]] = {}  # (from, to, tag) -> the bytes
         self.exchanged: dict[tuple[str, str, int], dict[str, str]] = {}  # the same -> member -> how it ended
         self.updates: dict[tuple[int, int], dict[str, tuple[int, tuple[str, ...]]]] = {}  # member -> epoch, members
@@ -227,10 +228,11 @@ class Judge:
             if error is not None:
                 raise Violation(f"op {seq} is committed with {other}, who was told {error}")
             theirs = self.posted.get((other, seq))
-            if theirs is not None:
+            if theirs is not None and (_needs_all(called.what) or (other, seq) in self._results):
                 both = _plain(theirs), _plain(called)
                 if not (both[0] == both[1]):
                     raise Violation(f"op {seq}: {other} called {both[0]}, {name} {both[1]}")
+        self._results.add((name, seq))
 
     def _update_ends(self, name: str, life: int, seq: int, outcome: tuple[int, tuple[str, ...]]) -> None:
         """R5: in the epoch in which it was committed, and alike for all who go on.
@@ -312,6 +314,11 @@ class Judge:
 
 def _key(name: str, mid: int) -> str:
     return f"{name}/{mid}"
+
+
+def _needs_all(what: Descriptor) -> bool:
+    """Whether a member cannot finish it without the others: only then does its end prove that they called the same."""
+    return what.kind is Kind.barrier or (what.kind not in ROOTED and bool(what.count or any(what.counts)))
 
 
 def _plain(called: Called) -> tuple[Any, ...]:
