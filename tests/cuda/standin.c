@@ -29,7 +29,7 @@ typedef struct item { struct item *next; int kind; uint64_t seq, due; char *to, 
                       struct stream *other; uint64_t other_seq; } item;
 typedef struct stream { bool alive, blocking; context *ctx; item *first, *last; uint64_t given, done, urgent;
                         pthread_t thread; struct stream *next; } stream;
-typedef struct { bool alive; context *ctx; stream *on; uint64_t seq; } event;
+typedef struct { bool alive; context *ctx; stream *on; uint64_t seq; int asked; } event;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
@@ -413,15 +413,17 @@ int cuEventRecord(event *e, uint64_t handle) {
     ENTER(true);
     stream *s = stream_of(handle);
     if (!s || !e->alive || e->ctx != s->ctx) return leave(INVALID_HANDLE);
-    e->on = s; e->seq = s->given;
+    e->on = s; e->seq = s->given; e->asked = 0;
     return leave(OK);
 }
 int cuEventQuery(event *e) {
     ENTER(false);
     if (!e->alive) return leave(INVALID_HANDLE);
     if (!e->on || e->on->done >= e->seq) return leave(OK);
-    force(e->on, e->seq); /* somebody is waiting for it */
-    pthread_cond_broadcast(&changed);
+    if (++e->asked > 3) { /* not only a look: somebody is waiting for it */
+        force(e->on, e->seq);
+        pthread_cond_broadcast(&changed);
+    }
     return leave(NOT_READY);
 }
 int cuEventSynchronize(event *e) {
