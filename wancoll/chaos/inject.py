@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from wancoll.chaos.core.faults import Fault
+from wancoll.chaos.core.faults import STORM, Fault
 from wancoll.chaos.core.invariants import Injected
 from wancoll.errors import ConfigError, WancollError
 from wancoll.process import is_stopped
@@ -69,6 +69,7 @@ class Injector:
         self._changed = threading.Condition()
         self._busy: set[int] = set()  # slots at which something is broken
         self._away: set[int] = set()  # slots whose member has not been heard of since
+        self._stormed: set[int] = set()  # slots that join storms have in use: two may be under way
 
     def carry_out(self, one: Injected) -> None:
         """Inject the fault, wait, heal it. Returns when it is over; *one* says what came of it."""
@@ -189,13 +190,21 @@ class Injector:
     def _join_storm(self, one: Injected, fault: Fault) -> None:
         peers = len(self._cluster) - len(self.twins)
         free = [i for i in range(peers) if i not in self._busy]
-        slots = [peers + k for k in range(min(int(fault.amount), len(free)))]
+        with self._changed:
+            unused = [slot for slot in range(peers, peers + STORM) if slot not in self._stormed]
+            slots = unused[: min(int(fault.amount), len(free))]
+            self._stormed |= set(slots)
+        if not slots:
+            one.note = "another join storm was under way"
+            return
         one.hit, one.began, one.phase = True, time.monotonic(), "joining"
         for k, slot in enumerate(slots):
             self._crew.start(slot, free[k])
         self._wait(fault.seconds)
         for slot in slots:
             self._crew.kill(slot)
+        with self._changed:
+            self._stormed -= set(slots)
 
     # ---- links ---------------------------------------------------------------------------------------
 
