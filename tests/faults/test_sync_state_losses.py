@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -11,21 +13,21 @@ import pytest
 
 from tests.faults.support import Background, close_all, join, reduce_all, wait_until
 from wancoll.chaos import Cluster
+from wancoll.client.work import Work
+from wancoll.collective import Kind
 from wancoll.errors import OperationAborted, WancollError
 from wancoll.sync.manifest import STRIPE
 
-pytestmark = pytest.mark.timeout(180)  # a test may need several attempts
+pytestmark = pytest.mark.timeout(180)
 
 COUNT = 14  # stripes of the large tensor
-GATHERS = 3  # calls of a sync before its first transfer
-ATTEMPTS = 10  # a sync may be over before it is broken into; then it is tried again
 
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Cluster]:
     """Patient with a busy machine: who is killed shows at once, and nobody else shall be lost."""
     options = {"heartbeat_timeout": 15.0, "listen": "127.0.0.{i}:0", "peer_args": ["--master-grace=40"]}
-    with Cluster(3, fork=True, startup_timeout=60.0, **options) as cluster:
+    with Cluster(3, startup_timeout=60.0, **options) as cluster:
         yield cluster
 
 
@@ -62,9 +64,27 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return all((one[key] == other[key]).all() for key in other)
 
 
-def posted(comm: Any) -> int:
-    """Number of the newest pending call."""
-    return max((work.id for work in comm.pending), default=0)
+class Held:
+    """A member's transfers: it posts *most* of them, and no more until it may go on.
+
+    So a sync cannot be over before it is broken into. With *most* = inf they are only noted.
+    """
+
+    def __init__(self, comm: Any, most: float) -> None:
+        self.most = most
+        self.made: list[Work] = []
+        self.reached, self.goes_on = threading.Event(), threading.Event()
+        post = comm._connection.post
+
+        def held(work: Work, *deadline: Any) -> None:
+            if work.descriptor.kind in (Kind.send, Kind.recv):
+                if len(self.made) == most:
+                    self.reached.set()
+                    assert self.goes_on.wait(60)
+                self.made.append(work)
+            post(work, *deadline)
+
+        comm._connection.post = held
 
 
 class Sync:
@@ -75,6 +95,7 @@ class Sync:
         peers: of the members.
         values: that their states are made of.
         revisions: of these.
+        held: after how many transfers which members stop.
         spoil: number of a member that gets one stripe wrong.
         options: of sync_state.
     """
@@ -85,6 +106,7 @@ class Sync:
         peers: list[int],
         values: list[int],
         revisions: list[int],
+        held: Mapping[int, float],
         *,
         spoil: int = -1,
         **options: Any,
@@ -97,7 +119,10 @@ class Sync:
         ]
         if spoil >= 0:
             self.states[spoil]["large"][5] ^= 1  # one stripe differs
+        self.held = {k: Held(self.comms[k], most) for k, most in held.items()}
         self.running = Background(lambda k: self._call(k, revisions[k], options), len(peers))
+        for one in self.held.values():
+            assert one.most == inf or one.reached.wait(60), self.running.results(1)
 
     def _call(self, k: int, revision: int, options: dict[str, Any]) -> Outcome:
         try:
@@ -105,12 +130,9 @@ class Sync:
         except WancollError as bad:
             return Outcome(error=bad)
 
-    def half_way(self, k: int, transfers: int) -> bool:
-        """Wait until member k has posted this many transfers. False: the sync was over before."""
-        wait_until(
-            lambda: posted(self.comms[k]) >= GATHERS + transfers or all(self.running.finished), 30, "a sync half way"
-        )
-        return not any(self.running.finished)
+    def go_on(self) -> None:
+        for one in self.held.values():
+            one.goes_on.set()
 
     def outcomes(self, members: list[int]) -> list[Outcome]:
         results = self.running.results(60)
@@ -120,133 +142,91 @@ class Sync:
         reduce_all([self.comms[k] for k in members], [self.peers[k] for k in members])
 
 
-def until_broken(attempt: Callable[[], bool]) -> None:
-    """Try again where the sync was quicker than the fault."""
-    assert any(attempt() for _ in range(ATTEMPTS)), "never broken into"
-
-
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_holder_dies_half_way(cluster: Cluster, victim: int) -> None:
     """Only what was under way is sent again, and the joiner has the holders' bytes."""
-
-    def attempt() -> bool:
-        revive(cluster)
-        sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 5, 4])
-        sync.half_way(2, 8)
-        cluster.kill(victim)
-        left = [k for k in range(3) if k != victim]
-        first, last = sync.outcomes(left)
-        assert first.error is None, first.error
-        assert last.error is None, last.error
-        assert same(sync.states[2], state(7))
-        broken = first.receipt.rounds > 1
-        if broken:
-            names = [sync.comms[k].name for k in left]
-            total = sum(x.nbytes for x in sync.states[2].values())
-            for receipt in (first.receipt, last.receipt):
-                assert sorted(receipt.contributors) == names
-                assert (receipt.bytes_moved, receipt.rounds, receipt.revision) == (total, 2, 5)
-                assert receipt.epoch > 1
-            assert last.receipt.bytes_received == total, "no stripe is received twice"
-            assert last.receipt.bytes_repeated <= 7 * STRIPE, "what was under way: three a holder"
-            assert last.receipt.bytes_received >= first.receipt.bytes_sent, "what who died had sent is kept"
-            sync.check_usable(left)
-        close_all(sync.comms)
-        return broken
-
-    until_broken(attempt)
+    sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 5, 4], {2: 8})
+    cluster.kill(victim)
+    sync.go_on()
+    left = [k for k in range(3) if k != victim]
+    first, last = sync.outcomes(left)
+    assert first.error is None, first.error
+    assert last.error is None, last.error
+    assert same(sync.states[2], state(7))
+    names = [sync.comms[k].name for k in left]
+    total = sum(x.nbytes for x in sync.states[2].values())
+    for receipt in (first.receipt, last.receipt):
+        assert sorted(receipt.contributors) == names
+        assert (receipt.bytes_moved, receipt.rounds, receipt.revision) == (total, 2, 5)
+        assert receipt.epoch > 1
+    assert last.receipt.bytes_received == total, "no stripe is received twice"
+    assert last.receipt.bytes_repeated <= 7 * STRIPE, "what was under way: three a holder"
+    assert last.receipt.bytes_received >= first.receipt.bytes_sent, "what who died had sent is kept"
+    sync.check_usable(left)
+    close_all(sync.comms)
 
 
 def test_the_joiner_dies_half_way(cluster: Cluster) -> None:
     """The holders go on without it, unchanged."""
-
-    def attempt() -> bool:
-        revive(cluster)
-        sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 5, 4])
-        sync.half_way(2, 8)
-        cluster.kill(2)
-        outcomes = sync.outcomes([0, 1])
-        broken = all(outcome.receipt and len(outcome.receipt.contributors) == 2 for outcome in outcomes)
-        for k, outcome in enumerate(outcomes):
-            assert outcome.error is None, outcome.error
-            assert same(sync.states[k], state(7))
-            if broken:
-                assert (outcome.receipt.bytes_moved, outcome.receipt.tensors) == (0, ())
-        if broken:
-            assert outcomes[0].receipt.bytes_sent < sync.states[2]["large"].nbytes
-            sync.check_usable([0, 1])
-        close_all(sync.comms)
-        return broken
-
-    until_broken(attempt)
+    sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 5, 4], {2: 8})
+    cluster.kill(2)
+    sync.go_on()
+    for k, outcome in enumerate(sync.outcomes([0, 1])):
+        assert outcome.error is None, outcome.error
+        assert same(sync.states[k], state(7))
+        assert sorted(outcome.receipt.contributors) == ["m0", "m1"]
+        assert (outcome.receipt.bytes_moved, outcome.receipt.tensors) == (0, ())
+        assert outcome.receipt.bytes_sent < sync.states[2]["large"].nbytes
+    sync.check_usable([0, 1])
+    close_all(sync.comms)
 
 
 @pytest.mark.check
 @pytest.mark.parametrize("on_failure", ["retry", pytest.param("raise", marks=pytest.mark.nightly)])
 def test_the_last_holder_dies_half_way(cluster: Cluster, on_failure: str) -> None:
     """Two joiners: both get the same error, and both have what they had, bit for bit."""
-
-    def attempt() -> bool:
-        revive(cluster)
-        sync = Sync(cluster, [0, 1, 2], [7, 8, 9], [5, 4, 3], on_failure=on_failure)
-        sync.half_way(2, 4)
-        cluster.kill(0)
-        outcomes = sync.outcomes([1, 2])
-        broken = outcomes[0].error is not None
-        for k, outcome in zip((1, 2), outcomes, strict=True):
-            if broken:
-                assert isinstance(outcome.error, OperationAborted), outcome
-                assert same(sync.states[k], state(sync.values[k])), "untouched"
-            else:
-                assert same(sync.states[k], state(7))
-        if broken:
-            if on_failure == "retry":
-                assert str(outcomes[0].error) == str(outcomes[1].error)
-                assert "nobody is left who could send" in str(outcomes[0].error)
-            sync.check_usable([1, 2])
-            again = Background(lambda k: sync.comms[k].sync_state(sync.states[k], revision=5 - k), [1, 2]).results(60)
-            assert same(sync.states[2], state(8)), "those who are left elect anew"
-            assert {receipt.revision for receipt in again} == {4}
-        close_all(sync.comms)
-        return broken
-
-    until_broken(attempt)
+    sync = Sync(cluster, [0, 1, 2], [7, 8, 9], [5, 4, 3], {1: 4, 2: 4}, on_failure=on_failure)
+    cluster.kill(0)
+    sync.go_on()
+    outcomes = sync.outcomes([1, 2])
+    for k, outcome in zip((1, 2), outcomes, strict=True):
+        assert isinstance(outcome.error, OperationAborted), outcome
+        assert same(sync.states[k], state(sync.values[k])), "untouched"
+    if on_failure == "retry":
+        assert str(outcomes[0].error) == str(outcomes[1].error)
+        assert "nobody is left who could send" in str(outcomes[0].error)
+    sync.check_usable([1, 2])
+    again = Background(lambda k: sync.comms[k].sync_state(sync.states[k], revision=5 - k), [1, 2]).results(60)
+    assert same(sync.states[2], state(8)), "those who are left elect anew"
+    assert {receipt.revision for receipt in again} == {4}
+    close_all(sync.comms)
 
 
 @pytest.mark.nightly
 def test_who_has_received_a_stripe_passes_it_on(cluster: Cluster) -> None:
     """The only member that has all of the state dies; one that lacked a single stripe has got it by then."""
-
-    def attempt() -> bool:
-        revive(cluster)
-        sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 4, 3], spoil=1)
-        sync.half_way(2, 11)
-        cluster.kill(0)
-        outcomes = sync.outcomes([1, 2])
-        broken = outcomes[0].error is None and set(outcomes[0].receipt.contributors) == {"m1", "m2"}
-        for k, outcome in zip((1, 2), outcomes, strict=True):
-            if outcome.error is None:
-                assert same(sync.states[k], state(7))
-                assert outcome.receipt.holders == ("m0",)
-        close_all(sync.comms)
-        return broken
-
-    until_broken(attempt)
+    sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 4, 3], {1: inf, 2: 11}, spoil=1)
+    wait_until(
+        lambda: any(work.descriptor.kind is Kind.recv and work.finished for work in sync.held[1].made), 30, "its stripe"
+    )
+    cluster.kill(0)
+    sync.go_on()
+    for k, outcome in zip((1, 2), sync.outcomes([1, 2]), strict=True):
+        assert outcome.error is None, outcome.error
+        assert same(sync.states[k], state(7))
+        assert outcome.receipt.holders == ("m0",)
+        assert sorted(outcome.receipt.contributors) == ["m1", "m2"]
+    close_all(sync.comms)
 
 
 def test_the_master_is_started_again_half_way(cluster: Cluster) -> None:
     """Nobody is lost, and the sync ends as if nothing had been."""
-
-    def attempt() -> bool:
-        sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 5, 4])
-        broken = sync.half_way(2, 8)
-        cluster.kill_master()
-        cluster.start_master()
-        for k, outcome in enumerate(sync.outcomes([0, 1, 2])):
-            assert outcome.error is None, outcome.error
-            assert same(sync.states[k], state(7))
-            assert len(outcome.receipt.contributors) == 3
-        close_all(sync.comms)
-        return broken
-
-    until_broken(attempt)
+    sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 5, 4], {2: 8})
+    cluster.kill_master()
+    cluster.start_master()
+    sync.go_on()
+    for k, outcome in enumerate(sync.outcomes([0, 1, 2])):
+        assert outcome.error is None, outcome.error
+        assert same(sync.states[k], state(7))
+        assert len(outcome.receipt.contributors) == 3
+    close_all(sync.comms)
