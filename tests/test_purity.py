@@ -39,7 +39,6 @@ IMPURE = {
 # Pure: what lies in a folder called core or plan, and these. One rule, so that a new file has its law from birth.
 PURE_FOLDERS = ("core", "plan")
 PURE = (
-    "wancoll.board",
     "wancoll.chaos.core",
     "wancoll.collective",
     "wancoll.errors",
@@ -54,7 +53,6 @@ BASE = ("wancoll.errors", "wancoll.limits", "wancoll.collective")
 MAY_IMPORT = {
     "wancoll.errors": (),
     "wancoll.limits": (),
-    "wancoll.board": ("wancoll.limits",),
     "wancoll.collective": ("wancoll.errors", "wancoll.limits"),
     "wancoll.chaos.core": (*BASE, "wancoll.chaos.core"),
     "wancoll.schedule": (*BASE, "wancoll.schedule"),

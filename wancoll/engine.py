@@ -5,23 +5,21 @@ from __future__ import annotations
 import errno
 import math
 import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from wancoll._native import ffi, lib
-from wancoll.board import BLOCK, MOST_RANGES
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.limits import KIB
-from wancoll.schedule.steps import Place, Schedule, Step, reads
+from wancoll.schedule.steps import Place, Schedule, Step
 
 if TYPE_CHECKING:
     from wancoll import _native as c
 
-DIGEST_BLOCK = BLOCK
+DIGEST_BLOCK = 64 * KIB
 SEGMENT = 256 * KIB
 STRIPE = 256 * KIB
 _EVENTS_AT_ONCE = 64
@@ -91,16 +89,12 @@ class LaneStatistics:
 
 
 class Prepared:
-    """An op but for its numbers and addresses, ready to be posted any number of times (see prepare).
+    """An op but for its numbers and addresses, ready to be posted any number of times (see prepare)."""
 
-    Attributes:
-        order: in which it needs the input, as wancoll.board has it.
-    """
+    __slots__ = ("_op", "_steps")
 
-    __slots__ = ("_op", "_steps", "order")
-
-    def __init__(self, op: c.Op, steps: c.Pointer, order: bytes) -> None:
-        self._op, self._steps, self.order = op, steps, order  # the op points to the steps
+    def __init__(self, op: c.Op, steps: c.Pointer) -> None:
+        self._op, self._steps = op, steps  # the op points to the steps
 
 
 def prepare(
@@ -153,9 +147,7 @@ def prepare(
     prepared.stripe, prepared.no_turns = stripe, int(not turns)
     prepared.steps_count, prepared.digest = len(schedule.steps), int(digest)
     prepared.steps = steps
-    needed = reads(schedule)[:MOST_RANGES]
-    order = struct.pack(f"<{1 + 2 * len(needed)}Q", len(needed), *(bound for each in needed for bound in each))
-    return Prepared(prepared, steps, order)
+    return Prepared(prepared, steps)
 
 
 def _translate(step: Step, out: c.Step, links: Mapping[int, int]) -> None:

@@ -29,7 +29,7 @@ class Engine:
             raise self.refuses["prepare"]
         return object()
 
-    def post(self, _: object, op_id: int, *__: Any, **___: Any) -> None:
+    def post(self, _: object, op_id: int, *__: Any) -> None:
         if "post" in self.refuses:
             raise self.refuses["post"]
         self.posted.append(op_id)

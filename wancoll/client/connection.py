@@ -156,8 +156,7 @@ class Connection:
     def _send(self, work: Work) -> bool:
         number, placement = self._last_id + 1, work.placement
         front, back = (placement.front, placement.back) if placement is not None else (0, 0)
-        board, gated = (placement.board, placement.gated) if placement is not None else (-1, False)
-        data = encode(m.Post(number, work.descriptor, front, back, work.epoch, work.peer, work.tag, board, gated))
+        data = encode(m.Post(number, work.descriptor, front, back, work.epoch, work.peer, work.tag))
         sent: list[int] = []
         work.id = number
         work.posted_at = time.monotonic()

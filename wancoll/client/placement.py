@@ -38,10 +38,8 @@ class Placement:
         "_swapped",
         "_unwanted",
         "back",
-        "board",
         "feed",
         "front",
-        "gated",
         "landings",
         "pins",
         "reads",
@@ -72,7 +70,6 @@ class Placement:
         self._back: Lease | Pinned | None = None
         self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
         self.front = self.back = 0
-        self.board, self.gated = -1, False  # as in Post: nothing here is filled while the daemon reads it
         # The block that front is a part of; what lies outside the arena, or in pieces, is copied first.
         self._inside: Block | None = None
         if len(sources) == 1 and feed is None:

@@ -1,4 +1,4 @@
-"""One client's arena: a sparse, sealed memfd that daemon and client both map, and the bell that the client rings."""
+"""One client's arena: a sparse, sealed memfd that daemon and client both map."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ class Arena:
 
     Args:
         nbytes: address range, rounded up to whole pages.
-
-    Attributes:
-        bell: an eventfd: the client writes to it when it has filled something that the engine waits for
-            (wancoll.board).
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -33,7 +29,6 @@ class Arena:
             os.ftruncate(self.fd, nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self._map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED)
-            self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except BaseException:
             os.close(self.fd)
             raise
@@ -44,15 +39,10 @@ class Arena:
         """Whether [offset, offset + nbytes) lies inside."""
         return 0 <= offset and nbytes >= 0 and offset + nbytes <= self.nbytes
 
-    def write(self, offset: int, data: bytes) -> None:
-        """Put *data* there."""
-        self._map[offset : offset + len(data)] = data
-
     def close(self) -> None:
         """Unmap. The engine must have let go of every op in it."""
         self._map.close()
         os.close(self.fd)
-        os.close(self.bell)
 
 
 def default_arena_bytes() -> int:

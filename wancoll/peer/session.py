@@ -10,7 +10,6 @@ from typing import Protocol
 import structlog
 import trio
 
-from wancoll.board import board
 from wancoll.collective import DATALESS, Kind
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ConfigError, ProtocolError
@@ -128,12 +127,10 @@ class Session:
         """Serve the client until it goes; *first* are messages that came with the attach."""
         attached = encode(m.Attached(self._daemon.name, self.arena.nbytes))
         try:
-            self._daemon.engine.add_bell(self.arena.bell)
-            socket.send_fds(self._stream.socket, [attached], [self.arena.fd, self.arena.bell])
-        except (OSError, MemoryError):  # the client has gone already, or the system has no more of what it takes
+            socket.send_fds(self._stream.socket, [attached], [self.arena.fd])
+        except OSError:  # the client has gone already
             self._daemon.links.step(links.Leave(self.links))
             self.trainer.close()
-            self._daemon.engine.remove_bell(self.arena.bell)
             self.arena.close()
             return
         self._daemon.add(self)
@@ -161,7 +158,6 @@ class Session:
                 await self._stream.drain()
             self._daemon.remove(self)
             self.trainer.close()
-            self._daemon.engine.remove_bell(self.arena.bell)
             self._stream.close()
             if not self._in_engine:
                 self.arena.close()
@@ -194,8 +190,7 @@ class Session:
 
     def _check_regions(self, post: m.Post, call: Call) -> None:
         front_bytes, back_bytes, what = call.front_bytes, call.back_bytes, call.posted
-        board_bytes = board(front_bytes, back_bytes).nbytes if post.board >= 0 else 0
-        for region, nbytes in ((post.front, front_bytes), (post.back, back_bytes), (post.board, board_bytes)):
+        for region, nbytes in ((post.front, front_bytes), (post.back, back_bytes)):
             if nbytes and not self.arena.holds(region, nbytes):
                 raise ProtocolError(
                     "an operation's region lies outside the arena",
@@ -203,8 +198,6 @@ class Session:
                     expected=f"within {self.arena.nbytes} bytes",
                     got=f"{nbytes} bytes at {region}",
                 )
-        if post.gated and post.board < 0:
-            raise ProtocolError("posted an operation whose front is not there, without a board", who=self.member.name)
         apart = post.front >= post.back + back_bytes or post.back >= post.front + front_bytes
         if front_bytes and back_bytes and not apart:
             raise ProtocolError("front and back overlap", who=f"{self.member.name}, {what}")
@@ -273,11 +266,9 @@ class Session:
         front, back, rounding = base + op.front, base + op.back, noise(meaning.descriptor, op.seq, seat.mid)
         try:
             prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
-            filled, shown = self._board_of(op, prepared)
             self._daemon.engine.post(
-                prepared, op.engine_id, seat.epoch.epoch, op.seq, meaning.fingerprint, front, back, rounding,
-                filled_address=filled, shown_address=shown, attempt=op.attempts,
-            )  # fmt: skip
+                prepared, op.engine_id, seat.epoch.epoch, op.seq, meaning.fingerprint, front, back, rounding
+            )
         except (ConfigError, MemoryError, OverflowError, OSError) as bad:
             reason = str(bad) or type(bad).__name__
             log.error("the engine refuses an operation", member=self.member.name, op=str(op), reason=reason)
@@ -287,16 +278,6 @@ class Session:
         self._daemon.started(op.engine_id, self)
         if self._daemon.failpoints.armed:
             self._daemon.watch_first_bytes(self.links.numbers(channel).values())
-
-    def _board_of(self, op: Op, prepared: Prepared) -> tuple[int, int]:
-        """Addresses of the op's tables, 0 where the engine shall use none."""
-        if op.board < 0:
-            return 0, 0
-        tables = board(op.call.front_bytes, op.call.back_bytes)
-        if op.gated:
-            self.arena.write(op.board + tables.order, prepared.order)
-        at = self.arena.address + op.board
-        return at + tables.filled if op.gated else 0, at + tables.shown
 
     def _prepare(self, meaning: Meaning, seat: Seat, channel: int) -> Prepared:
         """The op's schedule in the engine's terms; kept, since training repeats its shapes."""

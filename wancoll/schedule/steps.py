@@ -100,16 +100,6 @@ class Schedule(NamedTuple):
     scratch: int = 0
 
 
-def reads(schedule: Schedule) -> tuple[tuple[int, int], ...]:
-    """Parts of front, [start, stop) in bytes, in the order in which the steps need them; each is there once."""
-    found: dict[tuple[int, int], None] = {}
-    for step in schedule.steps:
-        for place in (step.left, step.right):
-            if place is not None and place.buffer is Buffer.front and step.length:
-                found[place.offset, place.offset + step.length] = None
-    return tuple(found)
-
-
 def chunk_bounds(count: int, world_size: int, multiple: int = 1) -> tuple[tuple[int, int], ...]:
     """[start, stop) in elements of every rank's chunk; sizes differ by at most one multiple, the longer ones first.
 

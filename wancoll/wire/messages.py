@@ -125,9 +125,6 @@ class Post(Message, frozen=True):
     The call's root and counts, and peer, are by the ranks of *epoch*, the one that the client knew when it called.
     Blocks for or from other ranks lie in front in the order of that epoch's ranks; in back, in the order of the
     contributors.
-
-    *board* is another offset, of what wancoll.board describes; -1: there is none. *gated*: front is still being filled,
-    as the board says.
     """
 
     id: Number  # counts the client's calls from 1
@@ -137,8 +134,6 @@ class Post(Message, frozen=True):
     epoch: Number
     peer: Rank = -1  # of send and recv
     tag: Bits = 0
-    board: Annotated[int, Meta(ge=-1, le=MOST)] = -1
-    gated: bool = False
 
 
 class Detach(Message, frozen=True):
@@ -165,7 +160,7 @@ FromClient = Attach | Post | Detach | Arm | LocalStatusRequest
 
 
 class Attached(Message, frozen=True):
-    """Answer to Attach; the descriptors of the arena and of the bell (wancoll.board) travel with it (SCM_RIGHTS)."""
+    """Answer to Attach; the arena's descriptor travels with it (SCM_RIGHTS)."""
 
     daemon: Name
     arena_bytes: Number

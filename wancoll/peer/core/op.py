@@ -55,8 +55,6 @@ class Op:
         tag: of a send or recv.
         posted_at: seconds on the shell's clock.
         seq: its number on the wire; of a send or recv the master gives one in each epoch.
-        board: offset of its board in the arena, -1: there is none.
-        gated: whether front is still being filled, as the board says.
     """
 
     number: int
@@ -67,8 +65,6 @@ class Op:
     tag: int
     posted_at: float
     seq: int
-    board: int = -1
-    gated: bool = False
     kind: Kind = field(init=False)
     p2p: bool = field(init=False)  # whether it is a send or recv
     state: OpState = OpState.waiting
