@@ -94,9 +94,10 @@ def split_addresses(text: str, *, what: str = "addresses", default_port: int | N
     Raises:
         ConfigError: not of that form, or none.
     """
-    return list(
-        dict.fromkeys(split_address(one.strip(), what=what, default_port=default_port) for one in text.split(","))
-    )
+    found = dict.fromkeys(split_address(one.strip(), what=what, default_port=default_port) for one in text.split(","))
+    if not all(host for host, _ in found):
+        raise ConfigError(f"{what} cannot be read", expected="host:port, with a host to dial in each", got=repr(text))
+    return list(found)
 
 
 def join_address(host: str, port: int) -> str:

@@ -102,6 +102,10 @@ def test_a_daemon_that_runs_wins_over_a_master_in_the_environment(
         ({"lanes": 257}, ("lanes cannot be used", "got 257")),
         ({"lanes": "3"}, ("lanes cannot be used", "got '3'")),
         ({"peer_options": "--lanes 3"}, ("peer_options cannot be used", "a list of strings", "got '--lanes 3'")),
+        ({"peer_options": 5}, ("peer_options cannot be used", "a list of strings", "got 5")),
+        ({"socket": 5}, ("socket cannot be used", "the path of a daemon's unix socket", "got 5")),
+        ({"socket": ""}, ("socket cannot be used", "got ''")),
+        ({"master": 7400}, ("master cannot be used", '"host:port"', "got 7400")),
         ({"lanes": 3}, ("for a private daemon", "give them to `wancoll peer`")),
     ],
 )
@@ -111,8 +115,9 @@ def test_bad_arguments(options: dict[str, Any], words: tuple[str, ...], path: st
 
 
 def test_bad_master_address() -> None:
-    with pytest.raises(ConfigError, match=r"connect\(master=...\) cannot be read; expected host:port"):
-        wancoll.connect(master="nowhere:x")
+    for bad in ("nowhere:x", ":7400", "a,,b"):
+        with pytest.raises(ConfigError, match=r"connect\(master=...\) cannot be read; expected host:port"):
+            wancoll.connect(master=bad)
 
 
 def test_no_daemon(path: str) -> None:

@@ -27,6 +27,16 @@ def test_groups_that_are_known(room: Room) -> None:
     assert list(room.state.used) == ["g3", "g4", "g5"]
 
 
+def test_voids_of_groups_that_ended() -> None:
+    room = Room()
+    room.join("m0", group="g")
+    room.say("d0", m.GiveUp("g", room.mid("m0"), 1, list(range(1, 100)), "x"))
+    assert len(room.state.used["g"].voids) == 99
+    room.say("d0", m.Leave("g", "m0", "done"))
+    assert not room.state.groups
+    assert room.state.used["g"].voids == {}
+
+
 def test_fates_of_daemons_that_are_gone(room: Room) -> None:
     room.form(6)
     for i in range(5):

@@ -222,3 +222,19 @@ def test_a_group_that_ran_may_start_anew_with_fewer(restarted):
     new.join("m0", start=3, least=2)
     new.join("m1", start=3, least=2)
     assert not new.state.groups[GROUP].members  # it has not run yet
+
+
+@pytest.mark.parametrize("killed_first", [True, False])
+def test_a_newcomer_is_not_refused_for_a_member_that_is_away(killed_first: bool) -> None:
+    """Nobody answers where a daemon was just killed: that is no fault of the newcomer's."""
+    room = Room()
+    room.form(3)
+    room.hello("d9")
+    if killed_first:
+        room.breaks("d1")
+    room.join("m9", start=3)
+    if not killed_first:
+        room.breaks("d1")
+    [to_dead] = [probe for probe in room.take("d9", m.Probe) if probe.daemon == "d1"]
+    room.answer_probe("d9", to_dead, False, "d1:7000: Connection refused")
+    assert room.take("d9", m.Refused) == []

@@ -137,6 +137,21 @@ async def test_a_daemon_that_is_sent_away_ends_at_once_and_says_why(tmp_path: Pa
         assert not await trio.Path(played.config.socket).exists()
 
 
+async def test_who_waits_for_a_place_is_told_that_there_is_no_master(tmp_path: Path) -> None:
+    config = PeerConfig(socket=str(tmp_path / "s"), listen="127.0.0.1:0", master="127.0.0.1:1", name="d")
+    stop, played = trio.Event(), Stage(config)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve, config, stop=stop))
+            client = await played.attach("early")
+            told = ""
+            while "refused" not in told:
+                told = (await client.hear(m.Slow)).text
+                assert told.startswith("for the master at 127.0.0.1:1: ")
+            stop.set()
+        await played.close()
+
+
 async def test_a_daemon_that_stops_takes_no_new_clients(tmp_path: Path) -> None:
     async with stage(tmp_path) as played, trio.open_nursery() as nursery:
         stop = trio.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
@@ -12,7 +13,7 @@ from wancoll.collective import Codec, Descriptor, Kind
 from wancoll.schedule import pairs
 from wancoll.schedule.build import Builder
 from wancoll.schedule.choose import ALGORITHMS, choose, links, make
-from wancoll.schedule.steps import MAX_STEPS, Direction
+from wancoll.schedule.steps import MAX_STEPS, Action, Direction
 
 THOUSAND = 1000
 # Steps of the busiest rank of a thousand, for each rank; with a codec there are steps to encode and decode, too.
@@ -55,12 +56,28 @@ def test_a_schedule_that_would_be_too_long_is_not_begun() -> None:
     assert choose(call(Kind.all_to_all, 1, 129), 129, planned) == "direct"
 
 
-def test_the_plan_takes_no_hierarchy_of_sites_of_very_many_sizes() -> None:
+@pytest.mark.parametrize(
+    "sizes",
+    [[125] * 8, range(1, 45), [10, 20, 30, 50, 70, 90, 110, 150, 200, 270], [*[1] * 100, 900], [400, 600]],
+    ids=["even", "all-different", "ten-sizes", "one-large", "two"],
+)
+def test_a_hierarchy_of_sites_of_any_sizes_takes_few_steps(sizes: Sequence[int]) -> None:
     planned, asked = {"all_reduce": [(0, "hierarchical")]}, Descriptor(Kind.all_reduce, count=10**6)
-    even = tuple(str(rank % 10) for rank in range(THOUSAND))
-    uneven = tuple(str(size) for size in range(1, 45) for _ in range(size))
-    assert choose(asked, THOUSAND, planned, sites=even) == "hierarchical"
-    assert choose(asked, len(uneven), planned, sites=uneven) == "ring"
+    sites = tuple(str(site) for site, size in enumerate(sizes) for _ in range(size))
+    assert choose(asked, len(sites), planned, sites=sites) == "hierarchical"
+    for rank in (0, len(sites) // 2, len(sites) - 1):
+        assert len(make(asked, "hierarchical", rank, len(sites), sites=sites).steps) <= 12 * len(sites)
+
+
+def test_the_sites_of_a_hierarchy_reduce_equal_parts() -> None:
+    """Also where there are too many for each to have a part of all that a member has in hand."""
+    sizes = [*[1] * 100, 900]
+    sites = tuple(str(site) for site, size in enumerate(sizes) for _ in range(size))
+    asked = Descriptor(Kind.all_reduce, count=10**6)
+    ends = [make(asked, "hierarchical", rank, len(sites), sites=sites) for rank in (0, 50, 99)]
+    for one in ends:  # each of these is a site of its own
+        mine = sum(step.length for step in one.steps if step.action is Action.final)
+        assert mine == pytest.approx(asked.nbytes / len(sizes), rel=0.2)
 
 
 @pytest.mark.parametrize(("kind", "algorithm"), OFFERED)

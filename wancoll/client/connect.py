@@ -152,7 +152,8 @@ def _check_private(lanes: Any, peer_options: Any) -> None:
             "lanes cannot be used", who="connect(lanes=...)", expected=f"a whole number from 1 to {DEFAULT.max_lanes}",
             got=repr(lanes),
         )  # fmt: skip
-    if isinstance(peer_options, str | bytes) or not all(isinstance(option, str) for option in peer_options):
+    given = isinstance(peer_options, Sequence) and not isinstance(peer_options, str | bytes)
+    if not given or not all(isinstance(option, str) for option in peer_options):
         raise ConfigError(
             "peer_options cannot be used", who="connect(peer_options=...)", expected="a list of strings",
             got=repr(peer_options)[:200], hint='such as ["--advertise", "HOST"]',
@@ -169,6 +170,8 @@ class _Way:
 
 
 def _where(socket: str | os.PathLike[str] | None, master: str | None) -> _Way:
+    _check_text("socket", socket, (str, os.PathLike), "the path of a daemon's unix socket")
+    _check_text("master", master, (str,), '"host" or "host:port", with standby masters "host,host"')
     if socket is not None and master is not None:
         raise ConfigError(
             "socket and master exclude each other", who="connect",
@@ -184,6 +187,13 @@ def _where(socket: str | os.PathLike[str] | None, master: str | None) -> _Way:
     if not named or _answers(path):  # the variable is also the daemon's own: where one runs, it is what is meant
         return _Way(path, "", "the default path")
     return _Way("", _master(named, "WANCOLL_MASTER"), f"WANCOLL_MASTER, as no daemon answers at {path}")
+
+
+def _check_text(what: str, given: Any, kinds: tuple[type, ...], expected: str) -> None:
+    if given is not None and not (isinstance(given, kinds) and given != ""):
+        raise ConfigError(
+            f"{what} cannot be used", who=f"connect({what}=...)", expected=expected, got=repr(given)[:200]
+        )  # fmt: skip
 
 
 def _master(text: str, what: str) -> str:

@@ -117,6 +117,8 @@ class Daemon:
         self._sessions.append(session)
         if self.control.open:
             session.run(session.member.join())
+        else:
+            self._say_who_is_missing(session)
 
     def remove(self, session: Session) -> None:
         """A client is gone and the engine has let go of its ops."""
@@ -247,6 +249,12 @@ class Daemon:
         self._no_master_reason = reason
         if live:
             self._no_master_since = trio.current_time()
+        for session in self._sessions:
+            if session.member.epoch is None:
+                self._say_who_is_missing(session)
+
+    def _say_who_is_missing(self, session: Session) -> None:
+        session.tell(m.Slow(0, f"for the master at {self.config.master}: {self._no_master_reason}"[:4000]))
 
     def _master_synced(self) -> None:
         """The master has told all it knows: members of the connection before are unknown to it."""
@@ -325,6 +333,9 @@ class Daemon:
         self.control.send(m.Stopping())
         with trio.move_on_after(1):
             await self.control.flush()
+        with trio.move_on_after(1):  # while the engine's events are still read
+            for session in list(self._sessions):
+                await session.engine_idle()
 
 
 async def _watch_stdin(daemon: Daemon, stop: trio.Event) -> None:

@@ -80,8 +80,8 @@ class Session:
         self._daemon, self._stream = daemon, stream
         self.attached_at = trio.current_time()
         self.pid = attach.pid
+        self.arena = Arena(daemon.arena_bytes)  # first: it may be refused, and then nothing else is held
         self.trainer = Trainer(stream.socket)
-        self.arena = Arena(daemon.arena_bytes)
         self.member = Member(
             attach.group,
             attach.member,
@@ -154,7 +154,7 @@ class Session:
                     log.warning("client died", member=self.member.name, pid=self.pid, reason=reason)
                 self.run(self.member.leave(reason, died=died))
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
-                await self._engine_idle()
+                await self.engine_idle()
                 await self._stream.drain()
             self._daemon.remove(self)
             self.trainer.close()
@@ -321,7 +321,8 @@ class Session:
         if not self._in_engine:
             self._idle.set()
 
-    async def _engine_idle(self) -> None:
+    async def engine_idle(self) -> None:
+        """Wait until the engine holds no op of this member."""
         while self._in_engine:
             self._idle = trio.Event()
             await self._idle.wait()

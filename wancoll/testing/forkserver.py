@@ -5,6 +5,7 @@ Imported by the fork server alone: whoever imports this ends with the thread tha
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 
@@ -19,7 +20,9 @@ for _module in (
     "wancoll.cli.service",
     "wancoll.client.connect",
     "wancoll.peer.daemon",
+    "wancoll_master.election",
     "wancoll_master.serve",
 ):
-    importlib.import_module(_module)
+    with contextlib.suppress(ImportError):  # the election needs an optional package; who needs it says so
+        importlib.import_module(_module)
 die_with_parent(os.getppid())

@@ -222,7 +222,9 @@ def hears_fates(step: Step, daemon: Daemon, heard: int) -> None:
 def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:
     if was_member and group.members:
         new_epoch(step, group, text)
-    elif was_member:  # nobody is left who knows what was done
+    elif was_member:  # nobody is left who knows what was done, or could ask what was void
+        if used := step.state.used.get(group.name):
+            step.state.used[group.name] = replace(used, voids={})
         group = step.state.groups[group.name] = group.afresh()
         form_if_complete(step, group)
     elif group.members:

@@ -102,7 +102,7 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, text: str) -> bool:
 
 
 def _silent(step: Step, daemon: Daemon) -> bool:
-    return step.now - daemon.heard_at > 2 * step.limits.heartbeat_interval
+    return daemon.away or step.now - daemon.heard_at > 2 * step.limits.heartbeat_interval
 
 
 def _cannot_reach(prober: Member, target: Member) -> str:

@@ -25,10 +25,10 @@ def voids_from_text(text: str) -> dict[int, str]:
     Raises:
         ValueError: it is not.
     """
-    by_error = json.loads(text) if text else {}
     try:
+        by_error = json.loads(text) if text else {}
         return {int(seq): str(error) for error, seqs in by_error.items() for seq in seqs}
-    except (AttributeError, TypeError) as bad:
+    except (AttributeError, TypeError, OverflowError, RecursionError) as bad:
         raise ValueError(text[:100]) from bad
 
 

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from wancoll.schedule.build import Builder, Shape, Value, back
 from wancoll.schedule.steps import chunk_bounds
 
+_EVEN = 4096  # pieces up to which all sites have equal shares of each member's part
+
 
 class _Piece(NamedTuple):
     """Bytes [start, start + length), the rank that has them in hand at each site, the site that reduces them last."""
@@ -49,15 +51,15 @@ def members_by_site(sites: Sequence[str]) -> list[list[int]]:
 
 
 def _pieces(shape: Shape, groups: list[list[int]], multiple: int) -> list[_Piece]:
-    """Cut the tensor wherever one of the sites does to give its members equal parts, and each piece among the sites."""
+    """Cut the tensor wherever one of the sites does to give its members equal parts, and by who reduces last."""
     starts = _starts(shape.count, groups, multiple)
-    cuts = sorted({start for site in starts for start in site} | {shape.count})
+    turns = _turns(shape.count, starts, multiple)
+    cuts = sorted({*(start for site in starts for start in site), *turns, shape.count})
     pieces = []
     for begin, end in pairwise(cuts):
         hands = tuple(group[bisect_right(site, begin) - 1] for group, site in zip(groups, starts, strict=True))
-        for last, (start, stop) in enumerate(chunk_bounds(end - begin, len(groups), multiple)):
-            if start < stop:
-                pieces.append(_Piece((begin + start) * shape.itemsize, (stop - start) * shape.itemsize, hands, last))
+        last = (bisect_right(turns, begin) - 1) % len(groups)
+        pieces.append(_Piece(begin * shape.itemsize, (end - begin) * shape.itemsize, hands, last))
     return pieces
 
 
@@ -66,15 +68,27 @@ def _starts(count: int, groups: list[list[int]], multiple: int) -> list[list[int
     return [[start for start, _ in chunk_bounds(count, len(group), multiple)] for group in groups]
 
 
-def most_messages(count: int, sites: Sequence[str], multiple: int) -> int:
-    """Wire steps of the rank that has the most, at most. Where sites of many sizes cut the tensor they are very many.
+def _turns(count: int, starts: list[list[int]], multiple: int) -> list[int]:
+    """Where the sites' turns to reduce last begin, one site after the other, again and again.
 
-    There are as many pieces as cuts times sites. A rank sends and receives each twice inside its site, those in its
-    hand once more for all its peers, and as often between the sites: six times all of them in sum, about.
+    Every part between two cuts is shared equally among the sites. Where sites of many sizes make very many cuts, those
+    of the largest site alone are shared, and each among as many sites as keeps the turns about as many as the ranks.
     """
-    groups = members_by_site(sites)
-    cuts = {start for site in _starts(count, groups, multiple) for start in site} - {count}
-    return 6 * len(cuts) * len(groups)
+    cuts, parts = sorted({*(start for site in starts for start in site), count}), len(starts)
+    if len(cuts) * parts > _EVEN:
+        cuts = [*max(starts, key=len), count]
+        parts = min(parts, -(-sum(map(len, starts)) // len(cuts)))
+    return [begin + start for begin, end in pairwise(cuts) for start, _ in chunk_bounds(end - begin, parts, multiple)]
+
+
+def most_messages(count: int, sites: Sequence[str], multiple: int) -> int:
+    """Wire steps of the rank that has the most, at most.
+
+    A rank sends and receives each piece twice inside its site, those in its hand once more for all its peers, and as
+    often between the sites: six times all of them in sum, about.
+    """
+    starts = _starts(count, members_by_site(sites), multiple)
+    return 6 * len({*(start for site in starts for start in site), *_turns(count, starts, multiple)} - {count})
 
 
 def _reduce_inside(builder: Builder, groups: list[list[int]], site: int, pieces: list[_Piece]) -> list[Value | None]:

@@ -1,0 +1,172 @@
+"""Every structure that grows in a master and a daemon, and what bounds it: a new one fails here until it is listed."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+ROOMS = (
+    "master/wancoll_master/core",
+    "master/wancoll_master/plan",
+    "master/wancoll_master/store",
+    "master/wancoll_master",
+    "wancoll/peer/core",
+    "wancoll/peer/links",
+    "wancoll/peer/watch",
+    "wancoll/peer",
+    "wancoll/net",
+)
+_GROW = {"dict", "list", "set", "deque", "bytearray", "Pairs", "WeakSet", "Counter", "defaultdict"}
+
+
+def _name(node: ast.expr | None) -> str:
+    """The type's or function's own name, without its arguments."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Call):
+        return _name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _grows(annotation: ast.expr | None, value: ast.expr | None) -> bool:
+    literal = isinstance(value, ast.Dict | ast.List | ast.Set)
+    made = _name(value) if isinstance(value, ast.Call) else ""
+    factory = value.keywords if isinstance(value, ast.Call) and made == "field" else []
+    made_by = any(one.arg == "default_factory" and _name(one.value) in _GROW for one in factory)
+    return literal or made in _GROW or made_by or (annotation is not None and _name(annotation) in _GROW)
+
+
+def _found(path: Path) -> set[str]:
+    """Attributes of the file's classes that begin as something that grows, as "Class.attribute"."""
+    found = set()
+    for one in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(one, ast.ClassDef):
+            continue
+        fields = [(of.target, of.annotation, of.value) for of in one.body if isinstance(of, ast.AnnAssign)]
+        init = [of for of in one.body if isinstance(of, ast.FunctionDef) and of.name == "__init__"]
+        for of in (inner for function in init for inner in ast.walk(function)):
+            if isinstance(of, ast.AnnAssign):
+                fields.append((of.target, of.annotation, of.value))
+            elif isinstance(of, ast.Assign) and len(of.targets) == 1:
+                fields.append((of.targets[0], None, of.value))
+        for target, annotation, value in fields:
+            name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+            if name and value is not None and _grows(annotation, value):
+                found.add(f"{one.name}.{name}")
+    return found
+
+
+# What bounds it: a field of `limits`, a constant of its file, or what it is a part of.
+BOUNDS = {
+    "master/wancoll_master/core/leadership.py: Lobby._waiting": "pending_connections",
+    "master/wancoll_master/core/ready.py: Held._waiting": "_HELD_FRAMES: the leader steps down beyond",
+    "master/wancoll_master/core/ready.py: Persist.groups": "one step: groups",
+    "master/wancoll_master/core/ready.py: Ready.answers": "one step",
+    "master/wancoll_master/core/ready.py: Ready.closes": "one step: daemons",
+    "master/wancoll_master/core/ready.py: Ready.log": "one step",
+    "master/wancoll_master/core/ready.py: Ready.messages": "one step",
+    "master/wancoll_master/core/ready.py: Used.voids": "voids",
+    "master/wancoll_master/core/state.py: Asking.calls": "group_members",
+    "master/wancoll_master/core/state.py: Asking.fingerprints": "group_members",
+    "master/wancoll_master/core/state.py: Current.complaints": "bad_pairs",
+    "master/wancoll_master/core/state.py: Current.parks": "group_members, squared at worst",
+    "master/wancoll_master/core/state.py: Current.pending": "WINDOW_FACTOR times ops_in_flight",
+    "master/wancoll_master/core/state.py: Daemon.asked": "daemons",
+    "master/wancoll_master/core/state.py: Daemon.members": "group_members",
+    "master/wancoll_master/core/state.py: Daemon.reported": "group_members",
+    "master/wancoll_master/core/state.py: Gone.evicted": "group_members",
+    "master/wancoll_master/core/state.py: Group.awaited": "paths that the master asks about: a few of each daemon",
+    "master/wancoll_master/core/state.py: Group.bad_pairs": "bad_pairs",
+    "master/wancoll_master/core/state.py: Group.digest_failures": "WINDOW_FACTOR times ops_in_flight",
+    "master/wancoll_master/core/state.py: Group.joining": "group_members",
+    "master/wancoll_master/core/state.py: Group.members": "group_members",
+    "master/wancoll_master/core/state.py: Group.stalls": "WINDOW_FACTOR times ops_in_flight",
+    "master/wancoll_master/core/state.py: Group.troubles": "troubles",
+    "master/wancoll_master/core/state.py: Group.voids": "voids",
+    "master/wancoll_master/core/state.py: Member.gave_up": "voids",
+    "master/wancoll_master/core/state.py: Member.probes": "group_members",
+    "master/wancoll_master/core/state.py: P2PBook.newest": "group_members",
+    "master/wancoll_master/core/state.py: P2PBook.open": "group_members",
+    "master/wancoll_master/core/state.py: P2PBook.running": "CALLS_PER_MEMBER for each member",
+    "master/wancoll_master/core/state.py: P2PBook.waiting": "CALLS_PER_MEMBER for each member",
+    "master/wancoll_master/core/state.py: Pending.done": "group_members",
+    "master/wancoll_master/core/state.py: Rebuild.epochs": "group_members: epochs that somebody has reported",
+    "master/wancoll_master/core/state.py: Rebuild.reports": "group_members",
+    "master/wancoll_master/core/state.py: State.asked": "paths that the master asks about: a few of each daemon",
+    "master/wancoll_master/core/state.py: State.connections": "daemons",
+    "master/wancoll_master/core/state.py: State.daemons": "daemons",
+    "master/wancoll_master/core/state.py: State.gone": "daemons_gone",
+    "master/wancoll_master/core/state.py: State.groups": "groups",
+    "master/wancoll_master/core/state.py: State.inherited": "GROUPS_KEPT of a store, and only fewer",
+    "master/wancoll_master/core/state.py: State.members": "members",
+    "master/wancoll_master/core/state.py: State.missing": "members_missing",
+    "master/wancoll_master/core/state.py: State.postponed": "members, in all",
+    "master/wancoll_master/core/state.py: State.twins": "daemons: one for each name",
+    "master/wancoll_master/core/state.py: State.used": "groups_known",
+    "master/wancoll_master/plan/measures.py: Measures.paths": "MAX_PATHS",
+    "master/wancoll_master/plan/measures.py: Measures.uplinks": "daemons, MAX_LANE_COUNTS of each",
+    "master/wancoll_master/plan/measures.py: Pairs._of": "that of the pairs",
+    "master/wancoll_master/plan/planning.py: Planned.tried": "max_lanes",
+    "master/wancoll_master/store/etcd.py: Etcd._endpoints": "the option's",
+    "master/wancoll_master/store/etcd_store.py: EtcdStore._groups": "groups_known",
+    "master/wancoll_master/server.py: Server._closing": "connections",
+    "master/wancoll_master/server.py: Server._connections": "daemons and pending_connections, and open files",
+    "master/wancoll_master/server.py: Server._dirty": "connections",
+    "master/wancoll_master/server.py: Server._kept": "daemons; unconfirmed_bytes, _LEAST_KEPT_BYTES of each",
+    "master/wancoll_master/server.py: Server._takes_up": "connections",
+    "master/wancoll_master/server.py: Server._telling": "two names",
+    "wancoll/peer/core/book.py: Attempts.ops": "ops_in_flight",
+    "wancoll/peer/core/book.py: Book.open": "ops_in_flight",
+    "wancoll/peer/core/calls.py: CallBook._calls": "_CALLS_KEPT",
+    "wancoll/peer/core/calls.py: CallBook._worlds": "_WORLDS_KEPT",
+    "wancoll/peer/core/collectives.py: Collectives._tokens": "attempts in the engine",
+    "wancoll/peer/core/collectives.py: Collectives._up": "group_members",
+    "wancoll/peer/core/collectives.py: Collectives._voids": "voids",
+    "wancoll/peer/core/links.py: Link.attached": "max_lanes",
+    "wancoll/peer/core/links.py: Link.welcomed": "max_lanes",
+    "wancoll/peer/core/links.py: Links._cut": "daemons that fault injection names",
+    "wancoll/peer/core/links.py: Links._knocks": "pending_connections",
+    "wancoll/peer/core/links.py: Links._open": "two for each pair of this daemon's members and theirs",
+    "wancoll/peer/core/links.py: Links.members": "clients",
+    "wancoll/peer/core/links.py: MemberLinks.links": "two for each member of the epoch",
+    "wancoll/peer/core/links.py: MemberLinks.needed": "two for each member of the epoch",
+    "wancoll/peer/core/masters.py: Masters._addresses": "the option's",
+    "wancoll/peer/core/op.py: Op.live": "attempts in the engine",
+    "wancoll/peer/core/p2p.py: P2P._asked": "group_members",
+    "wancoll/peer/core/p2p.py: P2P._up": "group_members",
+    "wancoll/peer/core/p2p.py: P2P.failed": "_KEPT",
+    "wancoll/peer/core/p2p.py: P2P.settlements": "_KEPT",
+    "wancoll/peer/core/pacing.py: Pacer._links": "links that are open",
+    "wancoll/peer/core/pacing.py: _Link.before": "max_lanes",
+    "wancoll/peer/core/stalls.py: Stalls._links": "links that are open",
+    "wancoll/peer/core/stalls.py: _Link.lanes": "max_lanes",
+    "wancoll/peer/core/standing.py: Standing.said": "_SAID_KEPT",
+    "wancoll/peer/core/tcpinfo.py: Observer._before": "links that are open",
+    "wancoll/peer/core/tcpinfo.py: Observer._paths": "daemons at the other ends of open links",
+    "wancoll/peer/core/tcpinfo.py: _Rates._rates": "_WINDOWS",
+    "wancoll/peer/links/hub.py: LinkHub._answers": "pending_connections",
+    "wancoll/peer/links/hub.py: LinkHub._dials": "links that are open",
+    "wancoll/peer/links/hub.py: LinkHub._tell": "clients",
+    "wancoll/peer/links/hub.py: LinkHub._watched": "links that are open, max_lanes of each",
+    "wancoll/peer/watch/watcher.py: Watcher._known_at": "links that are up",
+    "wancoll/peer/watch/watcher.py: Watcher._watched": "clients",
+    "wancoll/peer/control.py: Control.addresses": "the option's",
+    "wancoll/peer/daemon.py: Daemon._by_engine_id": "ops_in_flight of each client",
+    "wancoll/peer/daemon.py: Daemon._sessions": "clients",
+    "wancoll/peer/session.py: Session._in_engine": "ops_in_flight",
+    "wancoll/peer/session.py: Session._prepared": "_SHAPES_KEPT",
+    "wancoll/net/listen.py: Handshakes._open": "pending_connections",
+    "wancoll/net/stream.py: Stream._batch": "its max_bytes",
+    "wancoll/net/stream.py: Stream._queue": "its max_bytes and max_messages",
+}
+
+
+def test_every_structure_that_grows_says_what_bounds_it() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for room in ROOMS
+        for path in (ROOT / room).glob("*.py")
+        for name in _found(path)
+    }
+    assert found == set(BOUNDS)
