@@ -271,6 +271,7 @@ def check_bounds(state: State) -> None:
         assert len(group.current.pending) <= window
         assert len(group.digest_failures) <= window
         assert len(group.stalls) <= 2 * window
+        assert len(group.losses) <= limits.bad_pairs
         assert group.committed < _COUNTED
         assert group.epoch < _COUNTED
 

@@ -139,6 +139,7 @@ def _forget_bad_pairs(step: Step, group: Group) -> None:
         for ends, until in group.bad_pairs.items()
         if until > step.now and ends[0] in present and ends[1] in present
     }
+    group.losses = {key: n for key, n in group.losses.items() if key[0] in present and key[1] in present}
 
 
 # ---- losses -----------------------------------------------------------------------------------------
@@ -324,6 +325,8 @@ def _set_committed(step: Step, group: Group, upto: int) -> None:
     for known in (group.voids, group.digest_failures, group.stalls):
         for seq in [seq for seq in known if seq <= upto] if known else ():
             del known[seq]
+    for key in [key for key in group.losses if not key[2]] if group.losses else ():
+        del group.losses[key]
 
 
 def _wait_ended(step: Step, group: Group, slow: Slow) -> None:
@@ -455,12 +458,20 @@ def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
             return
         check_window(step, group, seq)
         ask_calls(step, group, seq)
+    has_called(step, member, message)
     asking = group.current.asking
     if asking is not None and asking.seq == seq:
         asking.calls[member.mid] = clip(message.call, _CALL_CHARS)
         asking.fingerprints.add(message.fingerprint)
         if len(asking.calls) == len(group.members):
             conclude_asking(step, group)
+
+
+def has_called(step: Step, member: Member, message: m.Done | m.Mismatch | m.GiveUp) -> None:
+    """So much has the member called, also where its word is too late for anything else (R12)."""
+    epoch, seq, at = member.called
+    told = max(message.seqs, default=0) if isinstance(message, m.GiveUp) else message.seq
+    member.called = epoch, max(seq, min(told, window_end(step, member.group))), at
 
 
 def ask_calls(step: Step, group: Group, seq: int) -> None:
@@ -515,6 +526,7 @@ def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     if not seqs:
         return
     check_window(step, group, seqs[-1])
+    has_called(step, member, message)
     if why := _runs_away(step, member, seqs):
         lose(step, {member: why}, "evicted", tell=True)
         return
@@ -529,7 +541,7 @@ def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
 def _runs_away(step: Step, member: Member, seqs: list[int]) -> str:
     """Why a member that gives up *seqs* is put out, "" if it is not: alone it must not use up the group's voids (R14).
 
-    The others are as far as their newest heartbeats say.
+    The others are as far as they have said, in heartbeats or in words of which nothing else counts any more.
     """
     group, most = member.group, step.limits.voids // 2
     member.gave_up = {seq for seq in member.gave_up if seq in group.voids}.union(seqs)

@@ -11,6 +11,7 @@ from wancoll_master.core.epochs import lose, new_epoch
 from wancoll_master.core.state import Complaint, Group, Member, Step, Trouble, clip, names
 from wancoll_master.plan.topology import pair, ring_order
 
+LOSSES = 5  # times that a link is lost while something runs that could have ended, and only dialled again
 BAD_PAIR_SECONDS = 60.0  # how long a pair that cannot reach each other is kept apart
 _TROUBLES_SECONDS = 600.0  # after they were last told of
 _OLDER = 0.5  # seconds that a link must have been up before the other end lost it, to be taken for the same one
@@ -36,12 +37,16 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     _note(step, group, member, other, message)
     doubts.doubt(step, other.daemon)
     if message.kind == "unreachable" and not message.sends:
-        group.bad_pairs.pop(pair(member.mid, other.mid), None)
-        group.bad_pairs[pair(member.mid, other.mid)] = step.now + BAD_PAIR_SECONDS  # the newest last
-        if len(group.bad_pairs) > step.limits.bad_pairs:
-            del group.bad_pairs[next(iter(group.bad_pairs))]
+        _avoid(step, group, pair(member.mid, other.mid))
     group.current.settle_at = min(group.current.settle_at, step.now + step.limits.link_settle)
     step.alarm(group.current.settle_at)
+
+
+def _avoid(step: Step, group: Group, ends: tuple[int, int]) -> None:
+    group.bad_pairs.pop(ends, None)
+    group.bad_pairs[ends] = step.now + BAD_PAIR_SECONDS  # the newest last
+    if len(group.bad_pairs) > step.limits.bad_pairs:
+        del group.bad_pairs[next(iter(group.bad_pairs))]
 
 
 def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
@@ -63,16 +68,17 @@ def settle(step: Step, group: Group) -> None:
         step.alarm(until)
         return
     complaints = group.current.complaints
+    for told in [told for told in complaints.values() if told.kind == "lost"]:
+        _acted(group, {(told.who.name, told.whom.name)}, "dialled again")
+        if (told.whom.mid, told.who.mid, told.sends) not in complaints:
+            _tell_other_end(step, group, told)
+    _count_losses(step, group)
     for key, told in list(complaints.items()):
         if told.kind == "unreachable" and told.sends:
             del complaints[key]
             _part(step, group, told)
     lost = [told for told in complaints.values() if told.kind == "lost"]
     unreachable = {key: told for key, told in complaints.items() if told.kind == "unreachable"}
-    for told in lost:
-        _acted(group, {(told.who.name, told.whom.name)}, "dialled again")
-        if (told.whom.mid, told.who.mid, told.sends) not in complaints:
-            _tell_other_end(step, group, told)
     if unreachable:
         first = next(iter(unreachable.values()))
         ends = {(told.who.name, told.whom.name) for told in unreachable.values()}
@@ -99,6 +105,35 @@ def settle(step: Step, group: Group) -> None:
     if lost:
         told = lost[0]
         new_epoch(step, group, f"the link of {told.who.name} to {told.whom.name} broke: {told.reason}")
+
+
+def _count_losses(step: Step, group: Group) -> None:
+    """A link that is lost each time something runs on it, though it comes up each time, is as good as unreachable."""
+    runs = _runs_one(group)
+    lost = [told for told in group.current.complaints.values() if told.kind == "lost"]
+    lost = [told for told in lost if (p2p.concerned(group, told) if told.sends else runs)]
+    for key in dict.fromkeys((*told.pair, told.sends) for told in lost):
+        if key in group.losses or len(group.losses) < step.limits.bad_pairs:
+            group.losses[key] = group.losses.get(key, 0) + 1
+    for told in lost:
+        times = group.losses.get((*told.pair, told.sends), 0)
+        if times <= LOSSES:
+            continue
+        told.reason = clip(f"lost {times} times, and nothing that ran on it has ended: {told.reason}", 300)
+        if told.sends:
+            _part(step, group, told)  # an epoch follows all the same: it is down
+        else:
+            told.kind = "unreachable"
+            told.at -= step.limits.link_timeout / 2  # others had the time to complain
+            _avoid(step, group, told.pair)
+
+
+def _runs_one(group: Group) -> bool:
+    """Whether all have called an operation that is open: it could have ended."""
+    seq = group.committed + 1
+    while seq in group.voids:
+        seq += 1
+    return not group.small and all(max(one.called[1], one.done_upto) >= seq for one in group.members)
 
 
 def _blame_at(step: Step, first: Complaint) -> float:

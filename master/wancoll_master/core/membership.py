@@ -305,6 +305,8 @@ def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[St
         handler(step, member, message)
     elif isinstance(message, m.LinkDown) and message.epoch < group.epoch:
         links.told_late(step, member, message)
+    elif isinstance(message, m.Done | m.Mismatch | m.GiveUp) and message.epoch < group.epoch:
+        epochs.has_called(step, member, message)
     elif message.epoch > group.epoch:
         raise ProtocolError(
             "names an epoch that has not begun", expected=f"{group.epoch} or earlier", got=str(message.epoch)

@@ -12,6 +12,7 @@ from wancoll.collective import DType
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Complaint, Group, Half, Match, Member, Step, clip
+from wancoll_master.plan.topology import pair
 
 MISFIT = "send and recv do not fit together"
 APART = "the two members cannot reach each other for sends and recvs"
@@ -36,8 +37,14 @@ def call(step: Step, member: Member, message: m.P2PCall) -> None:
     queue = book.waiting.setdefault(key, deque())
     if not queue or queue[0].call.sends == message.sends:
         queue.append(mine)
+        alone = book.alone.setdefault(member.mid, {})
+        alone[other.mid] = alone.get(other.mid, 0) + 1
         return
     theirs = queue.popleft()
+    alone = book.alone[other.mid]
+    alone[member.mid] -= 1
+    if not alone[member.mid]:
+        del alone[member.mid]
     if not queue:
         del book.waiting[key]
     send, recv = (mine, theirs) if message.sends else (theirs, mine)
@@ -82,15 +89,22 @@ def part(step: Step, group: Group, told: Complaint, why: str) -> int:
 
     What met after the complaint came has a try of its own.
     """
-    running, ends = group.current.p2p.running, {told.who.mid, told.whom.mid}
-    theirs = [order for order, match in running.items() if {match.send.member.mid, match.recv.member.mid} == ends]
-    found = [order for order in theirs if order <= told.matched]
+    found = concerned(group, told)
     for order in found:
-        _settle(step, group, running.pop(order), "OperationAborted", f"{APART}: {why}", {})
+        _settle(step, group, group.current.p2p.running.pop(order), "OperationAborted", f"{APART}: {why}", {})
     return len(found)
 
 
+def concerned(group: Group, told: Complaint) -> list[int]:
+    """Orders of the pair that had met when the complaint came, and run."""
+    ends = {told.who.mid, told.whom.mid}
+    theirs = [order for order in group.current.p2p.running if order <= told.matched]
+    running = group.current.p2p.running
+    return [order for order in theirs if {running[order].send.member.mid, running[order].recv.member.mid} == ends]
+
+
 def _settle(step: Step, group: Group, match: Match, error: str, text: str, calls: dict[str, str]) -> None:
+    group.losses.pop((*pair(match.send.member.mid, match.recv.member.mid), True), None)
     for half, other in ((match.send, match.recv), (match.recv, match.send)):
         member, number = half.member, half.call.number
         group.current.p2p.open[member.mid] -= 1

@@ -178,6 +178,8 @@ class P2PBook:
     running: dict[int, Match] = field(default_factory=dict)  # by order
     newest: dict[int, int] = field(default_factory=dict)  # mid -> number of its newest call
     open: dict[int, int] = field(default_factory=dict)  # mid -> calls that are not settled
+    # mid -> by the other's mid, how many of these wait for their other half
+    alone: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -266,6 +268,8 @@ class Group:
     digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which members came apart there
     p2p_count: int = 0
     bad_pairs: dict[tuple[int, int], float] = field(default_factory=dict)  # pair of mids -> until when
+    # pair of mids, of the link for sends -> times that it was lost with something on it, and nothing ended in between
+    losses: dict[tuple[int, int, bool], int] = field(default_factory=dict)
     troubles: dict[tuple[str, str], Trouble] = field(default_factory=dict)  # by names: who, with whom; newest last
     slow: Slow | None = None
     slow_at: float = -inf  # when the log last said that an operation waits

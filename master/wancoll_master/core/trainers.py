@@ -2,8 +2,11 @@
 
 A process that is stopped, or dead while something holds its socket open, counts like a stopped daemon, after
 heartbeat_timeout: its daemon can see it. One that computes may do so for an hour, and only the group can say how long
-is too long: call_timeout, counted from when the master hears that another member has called more, and only while
-nothing that this one has called is open: who waits in an operation waits for its peers or for a link.
+is too long: call_timeout, counted from when the master hears that another member has called more, and only while no
+operation that this one has called is open, which would wait for its peers or for a link. A send or recv that is open
+excuses it only as long as somebody can end it: its bytes move, or its other half is still to be called by a member that
+is late, too (or waits so itself): the last one in this chain is put out. Where the chain ends with members who have
+called what this one has not, or leads back, all that it waits for waits for it.
 """
 
 from __future__ import annotations
@@ -29,31 +32,49 @@ def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
         if member is not None and seconds >= step.limits.heartbeat_timeout:
             _put_out(step, member, f"its training process {_STATES.get(state, state)}, for {seconds:.1f} s")
     for member in list(daemon.members.values()):
-        late = _late(step, member)
-        if late >= (member.group.call_timeout or step.limits.call_timeout or late + 1):
+        bound = member.group.call_timeout or step.limits.call_timeout
+        if bound and (late := _late(step, member)) >= bound:
             what = f"others called operation {member.called[1] + 1} {late:.1f} s ago, and it has not (call_timeout)"
-            _put_out(step, member, what)
+            alone = member.group.current.p2p.alone.get(member.mid)
+            _put_out(step, member, f"{what}; what it sends or receives waits for them" if alone else what)
 
 
 def _late(step: Step, member: Member) -> float:
-    """Seconds since another member has called more, while nothing that this one has called is open."""
+    """Seconds since it is this one that others wait for."""
     epoch, seq, _ = member.called
     here = member.in_epoch and epoch == member.group.epoch
-    if not here or seq >= member.group.current.called or _waits(member):
+    if not here or not _keeps_others(member) or _is_excused(step, member):
         member.behind = 0, 0, step.now
     elif member.behind[:2] != (epoch, seq):
         member.behind = epoch, seq, step.now
     return step.now - member.behind[2]
 
 
-def _waits(member: Member) -> bool:
-    """Whether something that it has called is open: an operation, a send or a recv."""
+def _keeps_others(member: Member) -> bool:
+    """Whether others have called more, and no operation that this one has called is open."""
     group = member.group
-    if group.current.p2p.open.get(member.mid):
-        return True
+    if member.called[1] >= group.current.called:
+        return False
     if group.small:  # there members fail all but update_membership by themselves
-        return any(member.mid in entry.done for entry in group.current.pending.values())
-    return any(seq not in group.voids for seq in range(group.committed + 1, member.called[1] + 1))
+        return not any(member.mid in entry.done for entry in group.current.pending.values())
+    return all(seq in group.voids for seq in range(group.committed + 1, member.called[1] + 1))
+
+
+def _is_excused(step: Step, member: Member) -> bool:
+    """Whether a send or recv of it is open that can end without it: see above."""
+    book = member.group.current.p2p
+    todo, seen = [member], {member}
+    for one in todo:
+        alone = book.alone.get(one.mid, {})
+        if book.open.get(one.mid, 0) > sum(alone.values()):
+            return True  # the bytes of one move
+        late = [other for mid in alone if _keeps_others(other := step.state.members[mid])]
+        if not late and one is not member:
+            return True  # it is the last of the chain
+        fresh = [other for other in late if other not in seen]
+        seen.update(fresh)
+        todo += fresh
+    return False
 
 
 def _put_out(step: Step, member: Member, why: str) -> None:
