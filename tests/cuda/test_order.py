@@ -207,8 +207,11 @@ def test_memory_that_cannot_be_pinned(gpu: Any, comm: Communicator, caplog: pyte
     ) == 1
 
 
-def test_any_call_of_the_driver_may_fail(shared: Any, tmp_path: Path) -> None:
-    """Each in turn, once: a named error or success; the tensor is the result or as it was; nothing is kept."""
+def test_any_call_of_the_driver_may_fail(shared: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each in turn, once: a named error or success; the tensor is the result or as it was.
+
+    Nothing is kept, but where the end itself fails: then the log says so.
+    """
     gpu = shared
     x, out = array(gpu, numbers(1000)), array(gpu, numbers(1000, 8), "dlpack")
     failed, said = 0, []
@@ -230,7 +233,9 @@ def test_any_call_of_the_driver_may_fail(shared: Any, tmp_path: Path) -> None:
             gpu.lib.standin_fail(0, 0)
         gpu.lib.standin_drain()
         name = gpu.lib.standin_failed_call().decode()
-        if done or not any(word in name for word in ("Destroy", "Release", "Unregister")):
+        given_up = "pinned memory is kept" in caplog.text or any(word in name for word in ("Destroy", "Release"))
+        caplog.clear()
+        if done or not given_up:
             assert {**gpu.counts(), "items": 0} == {**held, "items": 0}, (number, name)
         after = x.get()
         assert any(np.array_equal(after, wanted) for wanted in (before, 2 * before)), (number, after[:4], before[:4])

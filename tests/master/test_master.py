@@ -575,6 +575,27 @@ def test_a_journal_that_cannot_be_used_is_a_clear_error(tmp_path, kind):
         Journal(str(path))
 
 
+def test_a_journal_that_missed_an_epoch_knows_no_group(tmp_path):
+    """An old epoch that it still has is believed no more; its numbers are, and once it has been said all is well."""
+    path = str(tmp_path / "journal")
+    journal = Journal(path)
+    journal.persist(Persist(3, 7, 1, {"g": Used(3, frozenset({1, 2}), 5)}))
+    journal._db.execute("pragma query_only = 1")  # as on a full disk: writes fail
+    with pytest.raises(sqlite3.Error):
+        journal.persist(Persist(4, 7, 1, {"g": Used(4, frozenset({1}), 6)}))
+    journal.close()
+    for _ in range(2):
+        journal = Journal(path)
+        assert (journal.facts.used, journal.facts.highest_epoch, journal.facts.next_mid) == ({}, 3, 7)
+        journal.close()
+    journal = Journal(path)
+    journal.persist(Persist(9, 8, 1, {"g": Used(9, frozenset({1}), 6)}))
+    journal.close()
+    journal = Journal(path)
+    assert journal.facts.used == {"g": Used(9, frozenset({1}), 6)}
+    journal.close()
+
+
 async def test_a_journal_that_fails_later_stops_nobody(tmp_path, monkeypatch):
     def fail(*_: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")

@@ -57,11 +57,20 @@ class Journal:
     next_mid: int = 1
     used: dict[str, Used] = field(default_factory=dict)
     full: bool = False  # of sqlite: what is written is lost, which the master logs and lives with
+    missed: list[Persist] = field(default_factory=list)  # while it was full; the next start forgets all groups
     away: bool = False  # of a store that fences: it answers nobody
     refuses: int = 0  # writes to come
     lost: bool = False  # not all that was written is known any more
 
-    def open(self) -> int:
+    def open(self, forgets: bool) -> int:
+        """*forgets*: else, where it was full, it was not full after all."""
+        missed, self.missed = self.missed, []
+        if missed and forgets:
+            self.used, self.lost = {}, True
+        elif missed:
+            self.full = False
+            for what in missed:
+                self.persist(what)
         self.term += 1
         return self.term
 
@@ -70,7 +79,7 @@ class Journal:
             self.refuses = max(0, self.refuses - 1)
             raise Fenced
         if self.full:
-            self.lost = True
+            self.missed.append(what)
             return
         self.term = max(self.term, what.term)
         self.epoch, self.next_mid = max(self.epoch, what.epoch), max(self.next_mid, what.next_mid)
@@ -115,7 +124,7 @@ class Master(Process):
         self._writes.clear()
         self._asked = self._written = 0
         self._closing = set()
-        self.opened = journal.open()
+        self.opened = journal.open(world.nobody_is_out_unheard())
         world.masters_started += 1
         self.state = membership.new_state(
             world.limits,

@@ -313,12 +313,12 @@ class World:
     @property
     def forgetful(self) -> bool:
         """Numbers that a master has given may be given again (R9): a journal was lost, or a disk was full."""
-        return self.journal.lost
+        return self.journal.lost or bool(self.journal.missed)
 
     def nobody_is_out_unheard(self) -> bool:
         """Whether all who think that they are members are: without a journal the next master would believe them."""
         members = [one.member for daemon in self.daemons if daemon.alive for one in daemon.sessions]
-        living = [master for master in self.masters if master.alive]
+        living = [master for master in self.masters if master.alive] or self.masters[-1:]
         known = living[0].state.members if len(living) == 1 else {}
         return all(one.mid in known and known[one.mid].in_epoch for one in members if one.epoch and not one.over)
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sqlite3
+
+import structlog
 
 from wancoll.errors import ConfigError
 from wancoll.wire.messages import EventRecord
 from wancoll_master.core.ready import Persist, Used
 from wancoll_master.store.facts import GROUPS_KEPT, Facts, voids_as_text, voids_from_text
 
+log = structlog.get_logger("wancoll")
+
 FORMAT = 3
+_WHOLE, _MISSED = b"0", b"1"  # the byte beside it
 EVENTS_KEPT = 10_000
 _TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
 
@@ -33,7 +39,8 @@ class Journal:
 
     What fences is synced to disk before persist() returns: once in an epoch, never for an operation. A machine that
     loses power may lose the last events, and nothing else. One master uses a file at a time: it holds a lock on
-    another one beside it, since sqlite's would keep readers of the events away.
+    another one beside it, since sqlite's would keep readers of the events away. A byte in that one says that a write
+    failed: then the next term starts without the groups, as if the journal were lost, and does not believe old epochs.
 
     Args:
         path: of the file; "" or ":memory:" keeps all in memory.
@@ -73,6 +80,10 @@ class Journal:
             if known.setdefault("format", FORMAT) != FORMAT:
                 raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
             rows = self._db.execute("select name, epoch, mids, base, voids from groups order by epoch").fetchall()
+            missed = self._lock is not None and os.pread(self._lock, 1, 0) == _MISSED
+            if missed:
+                self._db.execute("delete from groups")
+                rows = []
             used = {
                 name: Used(epoch, frozenset(map(int, mids.split())), base, voids_from_text(voids))
                 for name, epoch, mids, base, voids in rows
@@ -81,8 +92,18 @@ class Journal:
             highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
             self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used)
             self._write({"format": FORMAT, "term": self.facts.term})
+        if missed:
+            log.warning("the journal had missed epochs, and knows no group now", journal=self._path)
+            self._mark(_WHOLE)
         self._db.execute("pragma synchronous = normal")
         (self._events,) = self._db.execute("select count(*) from events").fetchone()
+
+    def _mark(self, what: bytes) -> None:
+        """In place, so that it takes no room on the disk."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._lock, what, 0)
+                os.fsync(self._lock)
 
     def _write(self, facts: dict[str, int]) -> None:
         self._db.executemany(
@@ -106,6 +127,9 @@ class Journal:
                 self._db.execute("begin immediate")
                 self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
                 self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?)", rows)
+        except sqlite3.Error:
+            self._mark(_MISSED)
+            raise
         finally:
             self._db.execute("pragma synchronous = normal")
 
@@ -162,6 +186,8 @@ def _lock(path: str) -> int:
             got=f"{path}.lock is held: {bad.strerror}",
             hint="stop the other one, or choose another path with --journal",
         ) from bad
+    if not os.pread(lock, 1, 0):
+        os.pwrite(lock, _WHOLE, 0)
     return lock
 
 
