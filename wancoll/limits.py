@@ -25,7 +25,7 @@ class Limits:
     heartbeat_interval: float = 0.5  # peer to master
     heartbeat_timeout: float = 3.0  # a peer that was silent for this long is evicted
     return_grace: float = 1.0  # a daemon whose connection broke may take it up again for this long
-    doubt_grace: float = 0.2  # the same where its links broke, too, and nobody can say that it has ended, or lives
+    doubt_grace: float = 0.2  # one that was found to have ended waits as long for word of others: one epoch for all
     master_grace: float = 10.0  # how long a peer looks for its master before ops fail
     rejoin_grace: float = 5.0  # how long a restarted master waits for the members of an epoch that it learns of
     connect_timeout: float = 5.0  # one dial of the master or of a lane

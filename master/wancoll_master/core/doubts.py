@@ -2,13 +2,13 @@
 
 Its host knows: where the process has ended nobody listens any more. So some who are here are asked to dial it:
 
-    one of them finds nobody there     it has ended
-    one of them is answered by it      it lives, and has return_grace to come back
-    neither, within doubt_grace        it has ended
+    one of them is answered by it      it lives
+    one of them finds nobody there     it has ended: put out
+    neither                            nothing is known: it has return_grace, as any whose connection broke
 
-As long as nobody else's connection is broken, and all who were asked have answered, it is put out at once. Else others
-may have been killed with it: all wait for the end of its doubt_grace, and for those who came into doubt meanwhile at
-most as long again. So they cost one epoch, not one each.
+Others may have been killed with it. So it is put out once it is known of all that are away, and all who were asked have
+answered, but no later than doubt_grace: those that are killed together cost one epoch, not one each. Of one whose ring
+neighbours were killed with it nobody tells, so that all that are away in its groups are asked about.
 """
 
 from __future__ import annotations
@@ -18,26 +18,21 @@ from math import inf
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Daemon, Group, Member, Step
 
-_WITNESSES = (
-    8  # that are asked of the first in doubt, beside its ring neighbours: some who may have been killed with it
-)
+_WITNESSES = 8  # asked of the first in doubt, beside its ring neighbours: some who may have been killed with it
+_MORE = 2  # of the others
 
 
 def doubt(step: Step, daemon: Daemon) -> None:
     """A member has lost its link to one of this daemon: if that is away, it was not only its connection that broke."""
-    if not daemon.away or daemon.doubted_at < inf or daemon.answers:
-        return
-    first = not _doubted(step)
-    daemon.doubted_at = step.now
-    step.alarm(step.now + step.limits.doubt_grace)
-    for member in daemon.members.values():
-        if member.in_epoch:
-            _ask(step, member, _WITNESSES if first else 0)
+    if daemon.away and not daemon.doubted:
+        first = not any(one.doubted for one in step.state.daemons.values())
+        _ask(step, daemon, _WITNESSES if first else _MORE)
+        step.alarm(step.now)
 
 
 def believe(daemon: Daemon) -> None:
-    """It is back, or answers."""
-    daemon.doubted_at, daemon.answers = inf, True if daemon.away else None
+    """It is back."""
+    daemon.doubted, daemon.answers, daemon.ended_at = False, False, inf
     daemon.asked.clear()
 
 
@@ -49,32 +44,38 @@ def answered(step: Step, witness: Daemon, message: m.ProbeResult) -> None:
     daemon = member.daemon
     daemon.asked.discard(witness)
     if message.refused:
-        daemon.answers = False
+        daemon.ended_at = min(daemon.ended_at, step.now)
     if message.ok and daemon.name not in step.state.twins:  # else it may be the other one that answers
-        believe(daemon)
+        daemon.answers, daemon.ended_at = True, inf
+        daemon.asked.clear()
     step.alarm(step.now)
 
 
-def until(step: Step, group: Group) -> float:
-    """When it will have turned out whether those of the group's daemons that are in doubt have ended; -inf: none is."""
-    doubted = [member.daemon.doubted_at for member in group.members if member.daemon.doubted_at < inf]
-    return max(doubted) + step.limits.doubt_grace if doubted else -inf
+def open_in(step: Step, group: Group) -> bool:
+    """Whether it may turn out yet that some of the group's daemons have ended."""
+    return any(member.daemon.ended_at < inf or _is_asked(step, member.daemon) for member in group.members)
+
+
+def found(step: Step) -> list[Daemon]:
+    """Daemons of which somebody has said that they have ended."""
+    return [daemon for daemon in step.state.connections.values() if daemon.ended_at < inf]
 
 
 def ended(step: Step) -> tuple[set[Daemon], float]:
     """Daemons that have ended, to be put out together, and when to look again."""
-    _doubt_those_between(step)
-    doubted, grace = _doubted(step), step.limits.doubt_grace
-    if not doubted:
+    these = found(step)
+    if not these:
         return set(), inf
-    dues = {daemon: daemon.doubted_at + grace for daemon in doubted}
-    wait = min(dues.values())
-    if wait <= step.now:  # only for those who came into doubt after the first
-        wait = min(wait + grace, max((due for one, due in dues.items() if one.answers is None), default=0.0))
-    if wait > step.now and not _is_plain(step, doubted):
-        return set(), wait
-    found = {one for one, due in dues.items() if one.answers is False or due <= step.now}
-    return found, min((due for due in dues.values() if due > step.now), default=inf)
+    for group in {group: None for daemon in these for group in daemon.groups}:
+        for daemon in {member.daemon: None for member in group.members}:
+            unknown = daemon.away and not daemon.answers and daemon.ended_at == inf
+            if unknown and (not daemon.doubted or (daemon.asked and not _is_asked(step, daemon))):
+                _ask(step, daemon, _MORE)  # or anew: those who were asked are away, too
+    until = min(daemon.ended_at for daemon in these) + step.limits.doubt_grace
+    away = [daemon for daemon in step.state.connections.values() if daemon.away and not daemon.answers]
+    if until > step.now and (len(away) > len(these) or any(_is_asked(step, daemon) for daemon in these)):
+        return set(), until
+    return set(these), inf
 
 
 def neighbours(ring: list[Member], at: int) -> tuple[Member, Member]:
@@ -82,39 +83,23 @@ def neighbours(ring: list[Member], at: int) -> tuple[Member, Member]:
     return ring[at - 1], ring[(at + 1) % len(ring)]
 
 
-def _doubted(step: Step) -> list[Daemon]:
-    return [daemon for daemon in step.state.daemons.values() if daemon.doubted_at < inf]
-
-
-def _ask(step: Step, member: Member, more: int) -> None:
-    """Ask its ring neighbours, and *more* members from all around the ring."""
-    ring, daemon = member.group.members, member.daemon
-    at = ring.index(member)
-    spread = [ring[(at + len(ring) * k // more) % len(ring)] for k in range(1, more)]
-    for other in (*neighbours(ring, at), *spread):
-        if not other.daemon.away and other.daemon not in daemon.asked:
-            daemon.asked.add(other.daemon)
-            ask = m.Probe(member.group.name, 0, other.mid, member.mid, daemon.name, daemon.addresses)
-            step.send(other.daemon.conn, ask)
-
-
-def _is_plain(step: Step, doubted: list[Daemon]) -> bool:
-    """Whether all that are away have ended, and those who were asked say so: they are all there, nothing else broke."""
+def _is_asked(step: Step, daemon: Daemon) -> bool:
+    """Whether somebody who is here has yet to say whether it has ended."""
     connections = step.state.connections
-    silent = any(connections.get(one.conn) is one for daemon in doubted for one in daemon.asked)
-    return bool(doubted) and not silent and all(one.answers is False for one in connections.values() if one.away)
+    return any(connections.get(one.conn) is one and not one.away for one in daemon.asked)
 
 
-def _doubt_those_between(step: Step) -> None:
-    """Of a daemon nobody tells whose ring neighbours are away, too: if one of its group is in doubt, so is this one."""
-    since: dict[Group, float] = {}
-    for daemon in _doubted(step):
-        for group in daemon.groups:
-            since[group] = min(since.get(group, inf), daemon.doubted_at)
-    for group, first in since.items():
-        for at, member in enumerate(group.members):
-            daemon = member.daemon
-            if daemon.away and daemon.answers is None and daemon.doubted_at == inf:
-                around = [other.daemon for other in neighbours(group.members, at) if other.daemon is not daemon]
-                if around and all(other.away and other.answers is not True for other in around):
-                    daemon.doubted_at = max(daemon.away_since, first)
+def _ask(step: Step, daemon: Daemon, more: int) -> None:
+    """Ask its members' ring neighbours, and *more* daemons from all around the ring."""
+    daemon.doubted = True
+    for member in daemon.members.values():
+        if not member.in_epoch:
+            continue
+        ring = member.group.members
+        at, here = ring.index(member), [one for one in ring if not one.daemon.away]
+        spread = [here[(at + len(here) * k // more) % len(here)] for k in range(more)] if here else []
+        for other in (*neighbours(ring, at), *spread):
+            if not other.daemon.away and other.daemon not in daemon.asked:
+                daemon.asked.add(other.daemon)
+                ask = m.Probe(member.group.name, 0, other.mid, member.mid, daemon.name, daemon.addresses)
+                step.send(other.daemon.conn, ask)

@@ -31,6 +31,8 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     known = group.current.complaints.get(key)
     if known is None and len(group.current.complaints) >= step.limits.bad_pairs:
         return  # enough to act upon
+    if not group.current.complaints:
+        group.current.complained_at = step.now
     if known is None or "lost" in (known.kind, message.kind):  # one that is lost had come up after all
         head, told = (member, other, message.sends, message.kind), clip(message.reason, 300)
         group.current.complaints[key] = Complaint(*head, told, step.now, group.committed, group.p2p_count)
@@ -63,9 +65,10 @@ def settle(step: Step, group: Group) -> None:
     group.current.settle_at = inf
     if group.current.asking is not None:
         return  # a new epoch follows anyway
-    if (until := doubts.until(step, group)) > step.now:
-        group.current.settle_at = until  # an end may turn out dead
-        step.alarm(until)
+    until = group.current.complained_at + 2 * step.limits.doubt_grace
+    if until > step.now and doubts.open_in(step, group):  # an end may turn out dead
+        group.current.settle_at = min(until, step.now + step.limits.doubt_grace)
+        step.alarm(group.current.settle_at)
         return
     complaints = group.current.complaints
     for told in [told for told in complaints.values() if told.kind == "lost"]:

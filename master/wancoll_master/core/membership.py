@@ -436,11 +436,12 @@ def _group_key(step: Step) -> bytes:
 
 def _tick(step: Step) -> None:
     now, limits = step.now, step.limits
-    if now - step.state.deadline > limits.heartbeat_interval:  # the master slept itself and has yet to read what came
-        for daemon in step.state.daemons.values():
+    slept = now - step.state.deadline  # itself, and it has yet to read what came meanwhile
+    for daemon in step.state.daemons.values() if slept > limits.doubt_grace else ():
+        if daemon.away:
+            daemon.away_since = max(daemon.away_since, now - limits.return_grace / 2)
+        if slept > limits.heartbeat_interval:
             daemon.heard_at = max(daemon.heard_at, now - limits.heartbeat_timeout / 2)
-            if daemon.away:
-                daemon.away_since = max(daemon.away_since, now - limits.return_grace / 2)
     look_again = presence.judge(step)
     for group in list(step.state.groups.values()):
         if group.rebuild is not None:

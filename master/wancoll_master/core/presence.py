@@ -4,7 +4,8 @@
     here          Hello; it has taken its connection up     silent for heartbeat_timeout, and not the master's own
                   again                                     fault: put out. Its connection breaks: away
     away          its connection broke                      it takes it up again: here. return_grace is over, or its
-                                                            links broke, too, and it has ended (doubts): put out
+                                                            links broke, too, and its host says that it has ended
+                                                            (doubts): put out
     a twin        Hello of another process under the name   the first one is heard: sent away. It is put out: here
 
 A killed daemon and a broken connection look the same from here. But with a daemon's process its links break as well,
@@ -84,7 +85,7 @@ def disconnected(step: Step, conn: int, reason: str, *, lasting: bool) -> None:
     daemon.away_since, daemon.away_why = step.now, why
     step.alarm(_due(step, daemon))
     step.record(None, "away", f"{why}; it may come back within {step.limits.return_grace:g} s")
-    if _links_are_lost(step, daemon):
+    if _links_are_lost(step, daemon) or doubts.found(step):
         doubts.doubt(step, daemon)
 
 
@@ -208,7 +209,7 @@ def judge(step: Step) -> float:
 
     If most daemons are not heard, the fault is the master's own network. It asks before it judges: nobody is put out
     as long as none is heard, and for rejoin_grace from then on, in which they may come back; but for those of whom
-    others say that their links are lost, too.
+    one that is heard has found that they have ended.
     """
     state, now = step.state, step.now
     over = -inf < state.deaf_until <= now

@@ -33,9 +33,10 @@ class Daemon:
     heard: int = 0  # messages that were taken in, of those that it would say again
     away_since: float = inf  # its connection broke
     away_why: str = ""
-    doubted_at: float = inf  # it is away, and another member's link to it is lost, too: since when (see doubts.py)
-    asked: set[Daemon] = field(default_factory=set)  # who were asked whether it is there, and have not answered
-    answers: bool | None = None  # whoever was asked and dialled it: it lives; False: nobody listens there any more
+    doubted: bool = False  # it is away, and somebody was asked whether it has ended (see doubts.py)
+    asked: set[Daemon] = field(default_factory=set)  # who were asked, and have not answered
+    answers: bool = False  # one who was asked has dialled it: it lives
+    ended_at: float = inf  # when one who was asked has said that nobody listens there any more
     stopping: bool = False  # it has said so
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
@@ -211,6 +212,7 @@ class Current:
     p2p: P2PBook = field(default_factory=P2PBook)
     asking: Asking | None = None
     complaints: dict[tuple[int, int, bool], Complaint] = field(default_factory=dict)  # who, whom, of which link
+    complained_at: float = inf  # since when there are any
     settle_at: float = inf  # when they are acted upon
     hold_until: float = inf  # an update_membership waits for probes until then
     waited: bool = False  # it has waited long enough
