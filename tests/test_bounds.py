@@ -87,7 +87,7 @@ BOUNDS = {
     "master/wancoll_master/core/state.py: Group.voids": "voids",
     "master/wancoll_master/core/state.py: Member.gave_up": "voids",
     "master/wancoll_master/core/state.py: Member.probes": "group_members",
-    "master/wancoll_master/core/state.py: P2PBook.alone": "ops_in_flight of each member",
+    "master/wancoll_master/core/state.py: P2PBook.alone": "CALLS_PER_MEMBER for each member",
     "master/wancoll_master/core/state.py: P2PBook.newest": "group_members",
     "master/wancoll_master/core/state.py: P2PBook.open": "group_members",
     "master/wancoll_master/core/state.py: P2PBook.running": "CALLS_PER_MEMBER for each member",
