@@ -18,7 +18,6 @@ from wancoll.errors import ConfigError
 
 log = structlog.get_logger("wancoll.service")
 
-_YOUNG = 20_000  # objects made since the last collection of the young ones
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -97,8 +96,6 @@ def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable
     notifier = Notifier.from_environment()
     gc.collect()
     gc.freeze()  # what was imported stays: later collections, which interrupt operations, need not walk it
-    # A collection walks all that is young: with many connections that is much, and hardly any of it is garbage.
-    gc.set_threshold(_YOUNG, 20, 100)
     try:
         trio.run(_run, name, serve, describe, waits, notifier)
     finally:
