@@ -81,7 +81,7 @@ class Judge:
             case Send(_, m.Joined(mid=mid)):
                 durable = mid < journal.next_mid
             case Send(_, m.Evicted(mid=mid)) if self._world.members_at(master):
-                durable = known is not None and mid not in known.mids
+                durable = known is not None and (mid not in known.mids or self._world.all_out(master, known.mids))
             case _:
                 durable = True
         if not durable:

@@ -168,6 +168,11 @@ class World:
         group = next(master for master in self.masters if master.name == name).state.groups.get(self.group)
         return [member.name for member in group.members] if group is not None else []
 
+    def all_out(self, name: str, mids: frozenset[int]) -> bool:
+        """By that master's word: then nobody is left who could go on with their epoch."""
+        state = next(master for master in self.masters if master.name == name).state
+        return not mids & state.members.keys()
+
     def start_master(self) -> None:
         living = {master.host for master in self.masters if master.alive}
         free = [host for host in self.master_hosts if host not in living]
