@@ -319,14 +319,15 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     if used is not None and used.epoch > newest.epoch:  # the last master may have told it, to those who are not here
         unheard = {seq: m.Void(seq, error, _VOID_BEFORE, {}) for seq, error in used.voids.items()}
         group.voids |= {seq: void for seq, void in unheard.items() if seq > group.committed}
-    committed, digests = group.committed, _commit_witnessed(step, group, list(top.values()))
+    committed, voids = group.committed, group.voids
+    digests = _commit_witnessed(step, group, list(top.values()))
     present = {member.mid for member in group.members}
     gone = [name for mid, name, _ in newest.members if mid not in present]
     lost = used is None or used.epoch < newest.epoch  # the journal, or a part: this epoch was told, so it was in it
     if lost and gone:
-        group.committed = committed
-        for seq, _, _ in digests:  # who reports may have been put out by those who do not
-            group.voids[seq] = m.Void(seq, "OutcomeUnknown", _DOUBTED, {})
+        # Who reports may have been put out by those who do not.
+        unknown = {seq: m.Void(seq, "OutcomeUnknown", _DOUBTED, {}) for seq, _, _ in digests}
+        group.committed, group.voids = committed, voids | unknown
     for mid, name, _ in newest.members:
         if mid not in present:
             why = f"{name} did not report within {step.limits.rejoin_grace:g} s after the master's restart"
