@@ -154,6 +154,10 @@ async def test_members_join_commit_and_hear_of_a_death():
         await peers[0][0].say(
             m.LinkDown("g", 1, 1, 2, "lost", "connection reset")
         )  # so it was more than its connection
+        for peer, mid in (peers[0], peers[2]):  # they are asked, and nobody listens there
+            ask = await peer.expect(m.Probe)
+            assert (ask.joiner, ask.prober, ask.target) == (0, mid, 2)
+            await peer.say(m.ProbeResult("g", 0, mid, 2, False, "connection refused", refused=True))
         told = await peers[0][0].expect(m.Epoch)
         assert (told.epoch, told.committed_upto, [one.mid for one in told.members]) == (2, 50, [1, 3])
         assert "closed by the other end" in told.reason
