@@ -152,8 +152,10 @@ class Faults:
         """The network of all masters is down, for all daemons; one way or both."""
         world = self._world
         self._too_much_with("reset_control")
-        if world.odd.daemons == 1:  # nothing tells it from the end of the one daemon (R11)
-            world.blame(world.daemons[0].name)
+        known = world.master.state.daemons if world.master is not None else {}
+        if min(world.odd.daemons, len(known)) <= 1:  # nothing tells it from the end of the one daemon (R11)
+            for daemon in world.daemons:
+                world.blame(daemon.name)
         there = [(host, master) for host in world.hosts for master in world.master_hosts]
         back = [ends[::-1] for ends in there]
         self._cut(self._random.choice((there, back, there + back)), self._random.uniform(0.5, 5.0))

@@ -238,9 +238,11 @@ class World:
         return daemon
 
     def turned_away(self, daemon: Daemon) -> None:
-        """Another daemon has its name: the process ends."""
+        """Another daemon has its name: the process ends, and is started again where it belongs."""
         self.judge.check("twin" in self.inflicted, f"{daemon.name} is sent away, and has no twin")
         self.kill_daemon(daemon, silent=False)
+        if daemon.host in self.hosts:
+            self.start_again(daemon, 1.0)
 
     def start_again(self, daemon: Daemon, delay: float) -> None:
         """Later, as another process; not a twin, once all is healed."""
