@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from wancoll.chaos import Cluster, in_threads
 from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.tensors import region
 from wancoll.collective import DType
@@ -64,3 +65,18 @@ def in_thread(f: Callable[[], Any]) -> Callable[[], Any]:
         return box[0]
 
     return join
+
+
+@contextmanager
+def joined_worlds(cluster: Cluster, most: int) -> Iterator[dict[int, list[Any]]]:
+    """World sizes up to *most*, each to its members in rank order; peer k's is mK."""
+    groups = {}
+    for world in range(1, most + 1):
+        comms = in_threads(
+            lambda k, world=world: cluster.connect(k, group=f"w{world}", name=f"m{k}", start_world=world), world, 30
+        )
+        groups[world] = sorted(comms, key=lambda comm: comm.rank)
+    yield groups
+    for comms in groups.values():
+        for comm in comms:
+            comm.close()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.client.tools import numpy_kind
+from tests.client.tools import joined_worlds, numpy_kind
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import DType
 
@@ -21,18 +21,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @pytest.fixture(scope="module")
 def worlds(standin: Any) -> Iterator[dict[int, list[Any]]]:
-    """World size to its members in rank order."""
-    with Cluster(WORLD, fork=True) as cluster:
-        groups = {}
-        for world in range(1, WORLD + 1):
-            comms = in_threads(
-                lambda k, world=world: cluster.connect(k, group=f"w{world}", start_world=world), world, 30
-            )
-            groups[world] = sorted(comms, key=lambda comm: comm.rank)
+    with Cluster(WORLD, fork=True) as cluster, joined_worlds(cluster, WORLD) as groups:
         yield groups
-        for comms in groups.values():
-            for comm in comms:
-                comm.close()
 
 
 def numbers(dtype: DType, count: int, rank: int) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import wancoll
+from tests.client.tools import joined_worlds
 from tests.later import later
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
@@ -39,17 +40,8 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def worlds(cluster: Cluster) -> Iterator[dict[int, list[Any]]]:
-    """World size to its members in rank order."""
-    groups = {}
-    for world in range(1, WORLD + 1):
-        comms = in_threads(
-            lambda k, world=world: cluster.connect(k, group=f"w{world}", name=f"m{k}", start_world=world), world, 30
-        )
-        groups[world] = sorted(comms, key=lambda comm: comm.rank)
-    yield groups
-    for comms in groups.values():
-        for comm in comms:
-            comm.close()
+    with joined_worlds(cluster, WORLD) as groups:
+        yield groups
 
 
 def numbers(dtype: DType, count: int, rank: int) -> Array:

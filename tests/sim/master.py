@@ -1,6 +1,6 @@
 """The master as a thin shell around the real membership.step(), and the journal that outlives it.
 
-Mirrors wancoll_master/server.py (apply, _carry_out, _tell, release, flush, keep_time, accept, _read, _feed), journal.py
+Mirrors wancoll_master/server.py (apply, _carry_out, _tell, release, flush, keep_time, accept, _read, _hear), journal.py
 (open, persist) and etcd_store.py (persist, write_forever): a store that fences takes its time for a write, and one that
 is under way when its master dies may be carried out or not. Stores fail, too: a disk is full, a store that fences does
 not answer (a write is tried again, and its master steps down after a while), or refuses a write.

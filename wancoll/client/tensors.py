@@ -245,8 +245,11 @@ def open_dlpack(x: Any, who: str, origin: Origin | None = None) -> tuple[Exporte
         ) from bad  # fmt: skip
     if not found.contiguous:
         raise not_contiguous(who, f"{kind_of(x)} with shape {found.shape} and strides {found.strides}")
-    immutable = type(x).__module__.split(".")[0] in _IMMUTABLE_MODULES
-    return found, not found.read_only and not immutable
+    return found, _is_writable(x, found)
+
+
+def _is_writable(x: Any, found: Exported) -> bool:
+    return not found.read_only and type(x).__module__.split(".")[0] not in _IMMUTABLE_MODULES
 
 
 def _interface(x: Any, who: str) -> Region | None:
@@ -282,8 +285,8 @@ def _interface(x: Any, who: str) -> Region | None:
     )  # fmt: skip
     if not found.contiguous:
         raise not_contiguous(who, f"{kind_of(x)} with shape {shape} and strides {strides} in bytes")
-    writable = not found.read_only and type(x).__module__.split(".")[0] not in _IMMUTABLE_MODULES
-    return Region(x, None, found.address, prod(shape), dtype, shape, writable, of_interface(said, who))
+    origin = of_interface(said, who)
+    return Region(x, None, found.address, prod(shape), dtype, shape, _is_writable(x, found), origin)
 
 
 def _buffer(x: Any, who: str) -> Region:

@@ -401,9 +401,7 @@ def _update_at_hand(group: Group) -> int | None:
     world = len(group.members)
     if group.small:  # members have failed everything below by themselves
         return min((s for s, e in group.current.pending.items() if e.update and len(e.done) == world), default=None)
-    seq = group.committed + 1
-    while seq in group.voids:
-        seq += 1
+    seq = group.first_open
     entry = group.current.pending.get(seq)
     return seq if entry is not None and entry.update and len(entry.done) == world else None
 

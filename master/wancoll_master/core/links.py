@@ -133,9 +133,7 @@ def _count_losses(step: Step, group: Group) -> None:
 
 def _runs_one(group: Group) -> bool:
     """Whether all have called an operation that is open: it could have ended."""
-    seq = group.committed + 1
-    while seq in group.voids:
-        seq += 1
+    seq = group.first_open
     return not group.small and all(max(one.called[1], one.done_upto) >= seq for one in group.members)
 
 

@@ -287,6 +287,14 @@ class Group:
         """The members have another epoch: nothing of the last one counts any more."""
         self.current = Current(clip(reason), tuple(dict.fromkeys(member.daemon.conn for member in self.members)))
 
+    @property
+    def first_open(self) -> int:
+        """The lowest seq that is neither committed nor void."""
+        seq = self.committed + 1
+        while seq in self.voids:
+            seq += 1
+        return seq
+
     def afresh(self) -> Group:
         """The group without its members, and all that they had done: those who wait to join may form it anew."""
         group = Group(self.name, self.start_world, self.min_world, self.key, self.epoch, self.used)

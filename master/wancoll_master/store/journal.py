@@ -14,7 +14,7 @@ from wancoll.wire.messages import EventRecord
 from wancoll_master.core.ready import Persist, Used
 from wancoll_master.store.facts import GROUPS_KEPT, Facts, voids_as_text, voids_from_text
 
-log = structlog.get_logger("wancoll")
+log = structlog.get_logger("wancoll.master")
 
 FORMAT = 3
 _WHOLE, _MISSED = b"0", b"1"  # the byte beside it
@@ -187,7 +187,7 @@ def _lock(path: str) -> int:
             hint="stop the other one, or choose another path with --journal",
         ) from bad
     if not os.pread(lock, 1, 0):
-        os.pwrite(lock, _WHOLE, 0)
+        os.pwrite(lock, _WHOLE, 0)  # has its place on the disk from now on, also on a full one
     return lock
 
 

@@ -81,9 +81,7 @@ class Staging:
         who = f"a CUDA tensor {region}"
         if self._closed:
             raise ConfigError("the communicator is closed", who=who)
-        if self._driver is None:
-            self._driver = driver(who)
-        driver(who)  # is it still this process's?
+        self._driver = driver(who)  # refuses if it is another process's by now
         kind = self._driver.api.CUpointer_attribute
         wanted = [
             kind.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, kind.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
@@ -198,11 +196,7 @@ class Staging:
             entry.marks += flying
 
     def _until(self, mark: Mark, deadline: float | None, source: Region) -> None:
-        def ready() -> bool:
-            with self._lock:
-                return mark.ready()
-
-        if not until(ready, deadline):
+        if not self._reached(mark, deadline):
             raise TimeoutError(
                 "the device did not hand the tensor over in time; nothing was sent", who=f"cuda:{source.on}, {source}",
                 hint="kernels that were queued before it are not finished",
@@ -265,16 +259,20 @@ class Staging:
                 with device.current():
                     device.follow_mark(origin.now(), mark)
                 return
-        if origin.lasting is None:
-
-            def ready() -> bool:
-                with self._lock:
-                    return mark.ready()
-
-            if not until(ready, None if seconds is None else time.monotonic() + seconds):
-                raise TimeoutError("the result is committed, and still on its way to the device")
+        deadline = None if seconds is None else time.monotonic() + seconds
+        if origin.lasting is None and not self._reached(mark, deadline):
+            raise TimeoutError("the result is committed, and still on its way to the device")
 
     # ---- what both directions need -------------------------------------------------------------------
+
+    def _reached(self, mark: Mark, deadline: float | None) -> bool:
+        """Wait for a mark, holding the lock for each look only."""
+
+        def ready() -> bool:
+            with self._lock:
+                return mark.ready()
+
+        return until(ready, deadline)
 
     def _after_its_users(self, device: Device, stream: Any, origin: Origin) -> None:
         if origin.order is not None:
