@@ -212,6 +212,51 @@ def test_json_has_the_same_numbers_in_seconds(call: Any) -> None:
         assert row["winner"] == min(row["seconds"], key=row["seconds"].get)
 
 
+def test_columns_are_chosen(call: Any) -> None:
+    """The bound, what algorithms are above it, the rule of thumb and naive's root, to the printed digit."""
+    columns = "ring,ring/bound,naive/bound,bound,bytes,2S,root"
+    lines = call("--size", "1000000000", "--world", "8", "--columns", columns).splitlines()
+    assert lines[3].split() == ["K", *columns.split(","), "winner"]
+    # 8 peers and 1 GB: 1.75 GB each.
+    assert lines[4] == (
+        "       8      17.570       1.00x        8.00x      17.500     1.75 GB      20.070    800 GB/s  ring"
+    )
+    [row] = json.loads(call("--size", "1M", "--world", "4", "--columns", "bytes,2S", "--json"))["tables"][0]
+    assert row["columns"] == {"bytes": 1.5 * 2**20, "2S": pytest.approx(6 * 5e-6 + 2 * 2**20 / 100e9)}
+    assert (row["seconds"], row["winner"]) == ({}, "")
+    assert call("--size", "1M", "--world", "4", "--columns", "bound").splitlines()[3:] == [
+        "       K       bound",
+        "       4       0.016",
+    ]
+    assert call("--size", "1M", "--world", "1", "--columns", "ring/bound,root").split()[-2:] == ["100", "GB/s"]
+
+
+def test_the_halves_by_themselves(call: Any) -> None:
+    """(p-1)V/p each: half of the ring's all-reduce."""
+    for kind in ("reduce_scatter", "all_gather"):
+        answer = json.loads(call("--collective", kind, "--size", "64M", "--world", "8", "--json"))
+        assert answer["collective"] == kind
+        [row] = answer["tables"][0]
+        assert row["seconds"] == {
+            "ring": pytest.approx(7 * 5e-6 + 7 / 8 * (64 << 20) / 100e9),
+            "direct": pytest.approx(5e-6 + 7 / 8 * (64 << 20) / 100e9),
+        }
+        assert call("--collective", kind).startswith(f"# {kind}, milliseconds")
+        assert "all_reduce" not in call("--collective", kind, "--columns", "ring,bytes", "--algorithms")
+
+
+def test_naives_root_may_have_a_link_of_its_own(call: Any) -> None:
+    def naive(*args: str) -> float:
+        answer = json.loads(call("--size", "64M", "--world", "8", "--json", *args))
+        return float(answer["tables"][0][0]["seconds"]["naive"])
+
+    once = (64 << 20) / 100e9
+    assert naive("--root-bandwidth", "100GB/s") == pytest.approx(naive())
+    assert naive("--root-bandwidth", "350GB/s") == pytest.approx(14 * 5e-6 + 2 * 2 * once)
+    # However fast the root is: each other one sends its tensor and receives the result.
+    assert naive("--root-bandwidth", "100TB/s") == pytest.approx(14 * 5e-6 + 2 * once)
+
+
 # ---- crossover -----------------------------------------------------------------------------------------
 
 
@@ -314,6 +359,15 @@ def test_every_algorithm_has_a_colour_of_its_own() -> None:
         (["--crossover", "tree,tree"], "two of naive, tree"),
         (["--crossover", "tree,star"], "tree,star"),
         (["--crossover", "hierarchical,ring"], "--sites"),
+        (["--crossover", "tree,ring", "--collective", "all_gather"], "no --collective"),
+        (["--crossover", "naive,ring", "--root-bandwidth", "1GB/s"], "no --root-bandwidth"),
+        (["--collective", "barrier"], "barrier"),
+        (["--columns", "ring,star"], "'star'"),
+        (["--columns", "ring,ring"], "twice"),
+        (["--columns", "hierarchical"], "--sites"),
+        (["--columns", "tree", "--collective", "all_gather"], "no column of all_gather"),
+        (["--root-bandwidth", "much"], "--root-bandwidth"),
+        (["--plot", "map.png", "--columns", "bound"], "one at least in --columns"),
         (["--plot", "map.jpeg"], ".png, .svg, .pdf"),
         (["--plot", "/no/such/folder/map.png"], "/no/such/folder/map.png"),
         (["--frobnicate"], "--frobnicate"),
@@ -346,7 +400,7 @@ def test_help_shows_variable_default_and_unit_of_every_option(call: Any, monkeyp
     monkeypatch.setenv("COLUMNS", "300")
     rows = re.findall(r"│ (--[a-z-]+)(.*?)(?=│ --|╰)", call("--help"), re.DOTALL)
     options = {name: text for name, text in rows if name not in ("--help", "--version")}
-    assert len(options) == 12
+    assert len(options) == 15
     for name, text in options.items():
         variable = "WANCOLL_MODEL_" + name.removeprefix("--").replace("-", "_").upper()
         assert f"[env var: {variable}]" in text, name

@@ -21,7 +21,7 @@ COMMANDS = {
     "demo": ("wancoll.cli.demo:demo", "Train a small network on 4 local peers, and kill one of them on the way."),
     "perf": ("wancoll.cli.perf:perf", "Measure collectives, with the columns of nccl-tests."),
     "chaos": ("wancoll.cli.chaos:chaos", "Break a local cluster by a seeded schedule, and check what it promises."),
-    "model": ("wancoll.cli.model:model", "Print what an all-reduce takes by the alpha-beta model, for each algorithm."),
+    "model": ("wancoll.cli.model:model", "Print what an all-reduce, or a step of training, takes on paper."),
 }
 
 EXIT_FAILED = 1

@@ -1,22 +1,22 @@
-"""`wancoll model`: what the alpha-beta model says an all-reduce takes, as tables, as JSON or as a map."""
+"""`wancoll model`: what the alpha-beta model says an all-reduce or a half of it takes: tables, JSON or a map."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.question import Question
+from wancoll.cli.question import EXTRA, Question, column_names, shown
 from wancoll.cli.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 from wancoll.errors import ConfigError
 from wancoll.limits import format_size
 from wancoll.options import between, check_picture
-from wancoll.schedule.cost import ALGORITHMS, LinkCost
+from wancoll.schedule.cost import ALGORITHMS, HALVED, LinkCost
 
 CLASSIC = ("naive", "tree", "ring")
 WORLDS = (2, 8, 32, 128, 512, 1024)
@@ -34,6 +34,11 @@ model = App(
         "and KiB are 1024 bytes. Rates: GB/s is 10^9 bytes a second."
     ),
 )
+model.command(
+    "wancoll.cli.training:training",
+    name="training",
+    help="Print what a step of training takes with DP, ZeRO, tensor and pipeline parallel, 3D and DiLoCo.",
+)
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,12 @@ class Row:
     size: int  # bytes
     world: int
     times: dict[str, float]  # seconds
+    extra: dict[str, float] = field(default_factory=dict)  # the columns that are no algorithm
 
     @property
     def winner(self) -> str:
-        """The fastest; of equal ones the first column."""
-        return min(self.times, key=self.times.__getitem__)
+        """The fastest; of equal ones the first column; "" without an algorithm."""
+        return min(self.times, key=self.times.__getitem__, default="")
 
 
 @model.default
@@ -83,6 +89,21 @@ def run(
     ] = 0,
     inside_alpha: Annotated[str, Parameter(help="As --alpha, of links within a site.")] = "5us",
     inside_bandwidth: Annotated[str, Parameter(help="As --bandwidth, of links within a site.")] = "100GB/s",
+    kind: Annotated[
+        Literal["all_reduce", "reduce_scatter", "all_gather"],
+        Parameter(name="--collective", help="The whole of it, or one of its halves by itself: those of the ring."),
+    ] = "all_reduce",
+    columns: Annotated[
+        str,
+        Parameter(
+            help="Columns, with commas between: algorithms, "
+            + ", ".join(f"{name} ({meaning})" for name, meaning in EXTRA.items())
+            + ", and, as in ring/bound, how many times the bound an algorithm takes. Empty: the algorithms."
+        ),
+    ] = "",
+    root_bandwidth: Annotated[
+        str, Parameter(help="As --bandwidth, of the root of naive, through which all pass. Empty: as the others.")
+    ] = "",
     crossing: Annotated[
         str,
         Parameter(
@@ -100,14 +121,23 @@ def run(
     """Print what an all-reduce takes by the alpha-beta model, for each algorithm."""
     cost, given = _cost(alpha, bandwidth, overhead, "")
     inside = _cost(inside_alpha, inside_bandwidth, overhead, "inside-")[0] if sites else None
-    names = tuple(name for name in ALGORITHMS if name != "hierarchical" or sites) if algorithms else CLASSIC
-    question = Question(names, cost, given, sites, inside)
+    known = tuple(name for name in ALGORITHMS if name != "hierarchical" or sites)
+    classic = known if algorithms else CLASSIC if kind == "all_reduce" else HALVED
+    chosen = _columns(columns, kind, known) or [name for name in classic if kind == "all_reduce" or name in HALVED]
+    names = tuple(name for name in chosen if name in known)
+    root = parse_rate(root_bandwidth, "--root-bandwidth") if root_bandwidth else 0.0
+    question = Question(names, cost, given, sites, inside, kind, root)
     nbytes = parse_size(size, "--size") if size else 0
     pair = _pair(crossing, sites) if crossing else None
+    if pair and (kind != "all_reduce" or root):
+        expected = "no --collective and no --root-bandwidth with it"
+        raise ConfigError("only all_reduce over links that are alike", who="--crossover", expected=expected)
     if plot:
         _check_plot(plot)
+        if not names:
+            raise ConfigError("the map shows algorithms", who="--plot", expected="one at least in --columns")
     crossings = {k: question.crossover(pair, k) for k in ([world] if world else WORLDS)} if pair else {}
-    tables = [] if pair else _tables(question, nbytes, world)
+    tables = [] if pair else _tables(question, chosen, nbytes, world)
     if plot:
         from wancoll.cli.regions import draw
 
@@ -115,9 +145,9 @@ def run(
     if as_json:
         _print_json(question, tables, pair, crossings, plot)
         return 0
-    print(f"# all_reduce, milliseconds: {_links(question)}")
+    print(f"# {kind}, milliseconds: {_links(question)}")
     for table in tables:
-        _print_table(table)
+        _print_table(chosen, table)
     if pair:
         _print_crossings(pair, crossings, question)
     if plot:
@@ -147,6 +177,20 @@ def _pair(text: str, sites: int) -> tuple[str, str]:
     return names[0], names[1]
 
 
+def _columns(text: str, kind: str, algorithms: tuple[str, ...]) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = column_names(kind, algorithms)
+    wrong = next((name for name in names if name not in known or names.count(name) > 1), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"no column of {kind}, or twice",
+            who="--columns",
+            expected=f"some of {', '.join(known)}" + ("" if "hierarchical" in known else " (hierarchical: --sites)"),
+            got=repr(wrong),
+        )
+    return names
+
+
 def _check_plot(plot: str) -> None:
     """Now, not after the tables."""
     path = Path(plot)
@@ -169,9 +213,13 @@ def _check_plot(plot: str) -> None:
 # ---- answers -------------------------------------------------------------------------------------------
 
 
-def _tables(question: Question, nbytes: int, world: int) -> list[list[Row]]:
+def _tables(question: Question, columns: list[str], nbytes: int, world: int) -> list[list[Row]]:
+    extra = [name for name in columns if name not in question.names]
+
     def rows(places: list[tuple[int, int]]) -> list[Row]:
-        return [Row(n, k, question.times(n, k)) for n, k in places]
+        return [
+            Row(n, k, question.times(n, k), {name: question.extra(name, n, k) for name in extra}) for n, k in places
+        ]
 
     if nbytes and world:
         return [rows([(nbytes, world)])]
@@ -191,17 +239,17 @@ def _links(question: Question) -> str:
     return text
 
 
-def _print_table(rows: list[Row]) -> None:
+def _print_table(columns: list[str], rows: list[Row]) -> None:
     varies_world = len(rows) == 1 or rows[0].world != rows[1].world
     title = format_size(rows[0].size) + (f", K = {rows[0].world}" if len(rows) == 1 else "")
     print(f"\n{title if varies_world else f'K = {rows[0].world}'}")
-    names = list(rows[0].times)
-    widths = [max(12, len(name) + 2) for name in names]
-    heads = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-    print(f"{'K' if varies_world else 'size':>8}{heads}  winner")
+    widths = [max(12, len(name) + 2) for name in columns]
+    heads = "".join(f"{name:>{width}}" for name, width in zip(columns, widths, strict=True))
+    print(f"{'K' if varies_world else 'size':>8}{heads}" + ("  winner" if rows[0].times else ""))
     for row in rows:
-        cells = "".join(f"{1e3 * row.times[name]:>{width}.3f}" for name, width in zip(names, widths, strict=True))
-        print(f"{row.world if varies_world else format_size(row.size):>8}{cells}  {row.winner}")
+        values = {**row.times, **row.extra}
+        cells = "".join(f"{shown(name, values[name]):>{width}}" for name, width in zip(columns, widths, strict=True))
+        print(f"{row.world if varies_world else format_size(row.size):>8}{cells}  {row.winner}".rstrip())
 
 
 def _print_crossings(pair: tuple[str, str], crossings: dict[int, float | None], question: Question) -> None:
@@ -227,12 +275,17 @@ def _print_json(
 ) -> None:
     """One object. Times are seconds, sizes bytes, the bandwidth bytes per second."""
     answer: dict[str, Any] = {
+        "collective": question.kind,
         "alpha": question.cost.alpha,
         "bandwidth": question.bandwidth,
         "overhead": question.cost.gamma,
         "algorithms": question.names,
         "tables": [
-            [{"size": row.size, "world_size": row.world, "seconds": row.times, "winner": row.winner} for row in table]
+            [
+                {"size": row.size, "world_size": row.world, "seconds": row.times, "winner": row.winner}
+                | ({"columns": row.extra} if row.extra else {})
+                for row in table
+            ]
             for table in tables
         ],
     }

@@ -81,8 +81,8 @@ def draw(question: Question, path: str) -> None:
     _scales(axes)
     extra = f", overhead {format_duration(question.cost.gamma)} a message" if question.cost.gamma else ""
     axes.set_title(
-        f"Fastest all-reduce by the classic model: alpha {format_duration(question.cost.alpha)}, "
-        f"bandwidth {format_rate(question.bandwidth)}{extra}",
+        f"Fastest {question.kind.replace('_', '-')} by the classic model: "
+        f"alpha {format_duration(question.cost.alpha)}, bandwidth {format_rate(question.bandwidth)}{extra}",
         color=INK,
         fontsize=12,
     )

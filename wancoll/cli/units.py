@@ -14,6 +14,8 @@ RATES = {f"{prefix}B/s": float(factor) for prefix, factor in _PREFIXES.items()} 
 }  # bytes per second
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?([^\d\s.]\S*)", re.ASCII)
 _SIZE = re.compile(r"(\d{1,15}) ?(?:([KMGT])(?:iB)?|B)?", re.ASCII | re.IGNORECASE)
+_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([kMGBT]?)", re.ASCII)
+_COUNTS = {"": 0, "k": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # powers of ten
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -71,6 +73,33 @@ def parse_size(text: str, what: str) -> int:
             got=repr(text),
         )
     return size
+
+
+def parse_count(text: str, what: str) -> int:
+    """A number of things: "4096", "500k", "7B" or "1.5M", powers of 1000.
+
+    Args:
+        text: a number above 0, and a unit.
+        what: the option that it is for.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    count = round(float(match[1]) * 10 ** _COUNTS[match[2]]) if match else 0
+    if not 0 < count <= 10**18:
+        raise ConfigError(
+            "no number",
+            who=what,
+            expected="1 to 10^18, such as 4096, 500k, 7B or 1.5T (powers of 1000)",
+            got=repr(text),
+        )
+    return count
+
+
+def format_bytes(nbytes: float, digits: int = 3) -> str:
+    """Such as "1.75 GB", powers of 1000: what goes over links whose rates are in these."""
+    return format_rate(nbytes, digits).removesuffix("/s")
 
 
 def format_duration(seconds: float, digits: int = 6) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 ALGORITHMS = ("naive", "tree", "ring", "halving_doubling", "direct", "full_exchange", "hierarchical")
+HALVED = ("ring", "direct")  # their all-reduce is a reduce_scatter and then an all_gather that takes as long
 
 # Which algorithms each kind of collective has. Of those about equally fast the first is chosen:
 # a ring has two links for each member and one sender for each receiver, a direct exchange a link for each pair.
@@ -112,21 +113,49 @@ def handled(algorithm: str, world_size: int, kind: str = "all_reduce") -> int:
     return _pipe(kind, algorithm).handled(world_size) if world_size > 1 else 0
 
 
-def seconds(algorithm: str, nbytes: float, world_size: int, cost: LinkCost, *, sites: Sites | None = None) -> float:
-    """Classic time of an all-reduce: messages * alpha + bytes * beta + handled messages * gamma.
+def seconds(
+    algorithm: str,
+    nbytes: float,
+    world_size: int,
+    cost: LinkCost,
+    *,
+    sites: Sites | None = None,
+    kind: str = "all_reduce",
+) -> float:
+    """Classic time: messages * alpha + bytes * beta + handled messages * gamma.
 
     Args:
-        algorithm: one of ALGORITHMS.
-        nbytes: bytes of the tensor.
+        algorithm: one of ALGORITHMS; of the halves of an all-reduce one of HALVED.
+        nbytes: bytes of the tensor; of the halves' long one.
         world_size: members.
         cost: of every link; with *sites* of those between sites.
         sites: for hierarchical, which needs it.
+        kind: all_reduce, or one of its halves: reduce_scatter or all_gather.
 
     Raises:
-        ValueError: no such algorithm, no members, or *sites* that do not have them all.
+        ValueError: no such kind, no such algorithm of it, no members, or *sites* that do not have them all.
     """
     fixed, per_byte = _line(algorithm, world_size, cost, sites)
+    if kind != "all_reduce":
+        lower_bound(kind, nbytes, world_size)
+        if algorithm not in HALVED:
+            raise ValueError(f"{kind} has no algorithm {algorithm!r}, expected one of {', '.join(HALVED)}")
+        fixed, per_byte = fixed / 2, per_byte / 2  # and so are the messages: an all-reduce is one of each
     return fixed + per_byte * nbytes
+
+
+def lower_bound(kind: str, nbytes: float, world_size: int) -> float:
+    """Bytes that some member has to receive at least (and another to send): nobody needs to hear what it has.
+
+    (K-1)/K of the tensor for a reduce_scatter or an all_gather, and 2(K-1)/K for an all_reduce, which reduces and
+    spreads: Patarasuk and Yuan, 2009.
+
+    Raises:
+        ValueError: no such kind, or no members.
+    """
+    if kind not in ("all_reduce", "reduce_scatter", "all_gather") or world_size < 1:
+        raise ValueError(f"no bound is known for {kind!r} of {world_size} members")
+    return (2 if kind == "all_reduce" else 1) * (world_size - 1) / world_size * nbytes
 
 
 def crossover(first: str, second: str, world_size: int, cost: LinkCost, *, sites: Sites | None = None) -> float | None:

@@ -1,0 +1,120 @@
+"""`wancoll model training`: the table to the printed digit, JSON, columns, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from wancoll.cli.main import run
+from wancoll.cli.training import COLUMNS
+from wancoll.cli.units import format_bytes, parse_count
+from wancoll.errors import ConfigError
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command; what it prints, or with a code the one line that it fails with."""
+
+    def command(*args: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            run(["model", "training", *args])
+        out, err = capsys.readouterr()
+        assert ended.value.code == code, err
+        if code:
+            assert (out, err.count("\n")) == ("", 1)
+        return str(err if code else out)
+
+    return command
+
+
+def test_the_table_to_the_printed_digit(call: Any) -> None:
+    columns = "split,state,activations,memory,sent,comm,bubble,step,share,try"
+    assert columns == ",".join(COLUMNS)
+    lines = call("--members", "8").splitlines()
+    assert lines[:2] == [
+        "# 7B parameters of 16 bytes, 8 members of 80 GiB, alpha 5 us, bandwidth 100 GB/s",
+        "# all_reduce of the gradients, 14 GB: 24.5 GB each, 245 ms; 280 ms with the approximation 2 S",
+    ]
+    assert lines[3].split() == columns.split(",")
+    assert [re.split(r"  +", line) for line in lines[4:]] == [
+        ["DP", "8x1x1", "104 GiB", "8.5 GiB", "113 GiB", "24.5 GB", "245 ms", "0.0 %", "2.54 s", "9.7 %",
+         "no fit"],
+        ["ZeRO-1", "8x1x1", "35.9 GiB", "8.5 GiB", "44.4 GiB", "24.5 GB", "245 ms", "0.0 %", "2.54 s", "9.7 %", "1"],
+        ["ZeRO-2", "8x1x1", "24.4 GiB", "8.5 GiB", "32.9 GiB", "61.2 GB", "613 ms", "0.0 %", "2.91 s", "21.1 %", "3"],
+        ["ZeRO-3", "8x1x1", "13 GiB", "8.5 GiB", "21.5 GiB", "147 GB", "1.47 s", "0.0 %", "3.76 s", "39.1 %", "5"],
+        ["TP", "1x1x8", "13 GiB", "3.25 GiB", "16.3 GiB", "120 GB", "1.49 s", "0.0 %", "3.78 s", "39.4 %", "6"],
+        ["TP+SP", "1x1x8", "13 GiB", "1.06 GiB", "14.1 GiB", "120 GB", "1.49 s", "0.0 %", "3.78 s", "39.4 %", "7"],
+        ["PP", "1x8x1", "13 GiB", "8.5 GiB", "21.5 GiB", "1.07 GB", "11.1 ms", "17.9 %", "2.81 s", "0.4 %", "4"],
+        ["3D", "2x2x2", "26.1 GiB", "4.25 GiB", "30.3 GiB", "20.8 GB", "218 ms", "5.9 %", "2.66 s", "8.2 %", "2"],
+        ["DiLoCo", "8x1x1", "156 GiB", "8.5 GiB", "165 GiB", "245 MB", "2.45 ms", "0.0 %", "2.3 s", "0.1 %",
+         "no fit"],
+    ]  # fmt: skip
+
+
+def test_half_a_million_parameters_on_four_workers(call: Any) -> None:
+    out = call("--parameters", "500k", "--members", "4", "--precision", "single", "--alpha", "50us",
+               "--bandwidth", "2GB/s", "--columns", "try , sent")  # fmt: skip
+    assert "gradients, 2 MB: 3 MB each, 1.8 ms; 2.3 ms with the approximation 2 S" in out
+    assert out.splitlines()[3].split() == ["try", "sent"]
+
+
+def test_json_has_bytes_and_seconds(call: Any) -> None:
+    answer = json.loads(call("--json", "--split", "4x2x1", "-H", "10"))
+    assert answer["gradients"]["bytes"] == 14e9
+    rows = {row["name"]: row for row in answer["training"]}
+    assert rows["3D"]["split"] == [4, 2, 1]
+    assert rows["DiLoCo"]["sent"] == pytest.approx(2.45e9)
+    assert (rows["DP"]["fits"], rows["DP"]["try"]) == (False, None)
+    assert sorted(row["try"] for row in rows.values() if row["fits"]) == list(range(1, 8))
+
+
+def test_it_says_where_nothing_fits(call: Any) -> None:
+    assert call("--device-memory", "1G").endswith(
+        "\nnone fits: more members, fewer or smaller micro-batches, or half-moments\n"
+    )
+    assert "none fits" not in call()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--parameters", "many"], "--parameters"),
+        (["--flops", "0"], "--flops"),
+        (["--members", "0"], "from 1 to"),
+        (["--layers", "0"], "from 1 to"),
+        (["--split", "2x2"], "multiply to 8"),
+        (["--split", "2x2x3"], "multiply to 8"),
+        (["--split=-2x-2x2"], "multiply to 8"),
+        (["--split", "1x8x1", "--layers", "4"], "at most 4 stages"),
+        (["--columns", "memory,speed"], "'speed'"),
+        (["--columns", "try,try"], "twice"),
+        (["--columns", ","], "some of split"),
+        (["--precision", "double"], "double"),
+        (["--device-memory", "80GB"], "--device-memory"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(args: list[str], says: str, call: Any) -> None:
+    assert says in call(*args, code=2)
+
+
+def test_numbers_are_read_and_bytes_written() -> None:
+    assert [parse_count(text, "-n") for text in ("4096", "500k", "7B", "7 G", "1.5M", "2T")] == [
+        4096, 500_000, 7 * 10**9, 7 * 10**9, 1_500_000, 2 * 10**12,
+    ]  # fmt: skip
+    for text in ("", "B", "-1", "0", "1e9", "7b", "\u0665", "9" * 15 + "T"):
+        with pytest.raises(ConfigError, match="-n: no number"):
+            parse_count(text, "-n")
+    assert [format_bytes(n) for n in (0, 999, 1.75e9, 3e6)] == ["0 B", "999 B", "1.75 GB", "3 MB"]
+
+
+def test_help_shows_variable_and_default_of_every_option(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    rows = re.findall(r"│ (--[a-z-]+)(.*?)(?=│ --|╰)", call("--help"), re.DOTALL)
+    options = {name: text for name, text in rows if name not in ("--help", "--version")}
+    assert len(options) == 16
+    for name, text in options.items():
+        assert "WANCOLL_MODEL_TRAINING_" + name.removeprefix("--").replace("-", "_").upper() in text, name
+        assert "[default:" in text, name
