@@ -21,6 +21,7 @@ import pytest
 
 from wancoll.cli import status as status_command
 from wancoll.cli.main import COMMANDS, app, expected_failures, one_line
+from wancoll.cli.training import training
 from wancoll.errors import ConfigError, Evicted, WancollError
 from wancoll.local import split_address
 from wancoll.wire.framing import encode
@@ -178,8 +179,8 @@ def test_help_shows_variable_default_and_unit_of_every_option(command):
 def test_the_documents_name_only_options_and_variables_that_exist():
     arguments = [
         argument
-        for command in ("master", "peer", "status", "model", "perf", "chaos", "demo")
-        for argument in app[command].assemble_argument_collection(parse_docstring=False)
+        for command in (*map(app.__getitem__, ("master", "peer", "status", "model", "perf", "chaos", "demo")), training)
+        for argument in command.assemble_argument_collection(parse_docstring=False)
     ]
     options = {name for argument in arguments for name in argument.names}
     variables = {"WANCOLL_" + argument.name.removeprefix("--").replace("-", "_").upper() for argument in arguments}
