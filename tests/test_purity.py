@@ -71,6 +71,7 @@ MAY_IMPORT = {
         "wancoll.wire",
     ),
     "wancoll.peer.core": (*BASE, "wancoll.peer.core", "wancoll.schedule", "wancoll.wire"),
+    "wancoll.torch.elastic": (*BASE, "wancoll.client", "wancoll.schedule.build"),
     "wancoll_master.core": (
         *BASE,
         "wancoll.local",

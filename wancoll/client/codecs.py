@@ -179,6 +179,17 @@ class ErrorFeedback:
         for name in tuple(self._residuals) if names is None else names:
             self._residuals.pop(name, None)
 
+    def current(self, name: str) -> Array | None:
+        """The residual itself, which no call changes: for restore(), where a call that is committed shall not count."""
+        return self._residuals.get(name)
+
+    def restore(self, name: str, residual: Array | None) -> None:
+        """Take the residual back that current() gave."""
+        if residual is None:
+            self._residuals.pop(name, None)
+        else:
+            self._residuals[name] = residual
+
     def state_dict(self) -> dict[str, Array]:
         """A copy of every residual, by name."""
         return {name: residual.copy() for name, residual in self._residuals.items()}
