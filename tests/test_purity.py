@@ -45,6 +45,7 @@ PURE = (
     "wancoll.limits",
     "wancoll.schedule",
     "wancoll.sync",
+    "wancoll.torch.fragments",
     "wancoll.wire",
 )
 
@@ -71,7 +72,9 @@ MAY_IMPORT = {
         "wancoll.wire",
     ),
     "wancoll.peer.core": (*BASE, "wancoll.peer.core", "wancoll.schedule", "wancoll.wire"),
+    "wancoll.torch.diloco": (*BASE, "wancoll.client", "wancoll.schedule.codec", "wancoll.torch.fragments"),
     "wancoll.torch.elastic": (*BASE, "wancoll.client", "wancoll.schedule.build"),
+    "wancoll.torch.fragments": (),
     "wancoll_master.core": (
         *BASE,
         "wancoll.local",

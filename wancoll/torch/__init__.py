@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wancoll.torch.diloco import DiLoCo, OuterStep
     from wancoll.torch.elastic import ElasticDataParallel, StepReceipt, all_reduce_gradients
 
-__all__ = ["ElasticDataParallel", "StepReceipt", "all_reduce_gradients"]
+__all__ = ["DiLoCo", "ElasticDataParallel", "OuterStep", "StepReceipt", "all_reduce_gradients"]
 
 # Imported at first use.
 _LAZY = {
+    "DiLoCo": "wancoll.torch.diloco",
     "ElasticDataParallel": "wancoll.torch.elastic",
+    "OuterStep": "wancoll.torch.diloco",
     "StepReceipt": "wancoll.torch.elastic",
     "all_reduce_gradients": "wancoll.torch.elastic",
 }
