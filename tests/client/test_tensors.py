@@ -289,8 +289,8 @@ def test_dlpack_refusals() -> None:
     assert "not C-contiguous" in refusal(Exporter(np.ones((3, 4))[:, ::2]))
     text = refusal(Exporter(np.ones(3, np.complex64)))
     assert "got complex64" in text
-    with refused("not in host memory", "on cuda:1", "copy it to the host"):
-        tensors_of({"w": Exporter(np.ones(3), device=(2, 1))}, changing=False)
+    with refused("not in host memory", "on metal:1", "copy it to the host"):
+        tensors_of({"w": Exporter(np.ones(3), device=(8, 1))}, changing=False)
     assert "device type 99:0" in refusal(Exporter(np.ones(3), device=(99, 0)))
     assert region(Exporter(np.ones(3), device=(3, 0)), "x").count == 3  # pinned host memory
     text = refusal(Exporter(object()))
@@ -393,9 +393,10 @@ def test_hints_fit_what_was_passed(x: Any, reduced: str, synchronised: str) -> N
         tensors_of({"w": x}, changing=False)
 
 
-def test_sync_state_takes_no_tensors_of_devices() -> None:
-    with refused("OnDevice in CUDA memory; copy it to the host first: x.get() (CuPy)", "x.copy_to_host() (Numba)"):
-        tensors_of({"w": OnDevice()}, changing=False)
+def test_sync_state_looks_at_tensors_of_devices() -> None:
+    (found,) = tensors_of({"w": OnDevice()}, changing=True)
+    assert (found.entry.dtype, found.entry.shape, found.entry.nbytes) == ("float32", (3,), 12)
+    assert (found.memory.address, found.memory.device is not None) == (4096, True)
 
 
 class dtype:

@@ -19,7 +19,7 @@ from wancoll.client.communicator import Communicator
 from wancoll.client.cuda import driver as drivers
 from wancoll.client.cuda import staging
 from wancoll.client.tensors import region
-from wancoll.errors import ConfigError
+from wancoll.errors import ConfigError, DeviceError
 
 PINNED_CALLS = 1000
 
@@ -131,6 +131,49 @@ def fake_torch(gpu: Any, x: Any, current: list[int]) -> Any:
     module.Tensor = Tensor
     module.cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=current[0]))
     return module
+
+
+def test_new_tensors_on_devices(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class OutOfMemoryError(RuntimeError): ...
+
+    def empty(shape: Any, *, dtype: Any, device: Any) -> Any:
+        if str(device) == "cuda:9":
+            raise RuntimeError("invalid device ordinal")
+        if 1 << 50 in shape:
+            raise OutOfMemoryError("tried to allocate")
+        made.append((shape, dtype, device))
+        return np.ones(shape)
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with refused("torch is not imported", "empty(device='cuda:0')", "every collective takes its arrays"):
+        comm.empty(3, device="cuda:0")
+    names = {"float32": "f", "bfloat16": "b", "int8": "i"}
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(empty=empty, Tensor=type("T", (), {}), **names))
+    assert comm.empty((2, 3), device="cuda:1").shape == (2, 3)
+    assert not comm.zeros(4, "bfloat16", device="cuda").any()
+    assert made == [((2, 3), "f", "cuda:1"), ((4,), "b", "cuda")]
+    for device in ("cuda:9", "gpu", "meta", 0):
+        with refused(f"empty(device='{device}')"):
+            comm.empty(3, device=device)
+    with refused("the dtype is unknown"):
+        comm.empty(3, "complex64", device="cuda")
+    with refused("no memory for it", error=DeviceError):
+        comm.empty(1 << 50, device="cuda")
+    for shape in (-1, "a", 1.5):
+        with refused("empty(shape)"):
+            comm.empty(shape)  # type: ignore[arg-type]
+    assert isinstance(comm.empty(3, device="cpu"), np.ndarray)
+
+
+@pytest.mark.check
+def test_torch_without_cuda(comm: Communicator) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("it has a device")
+    with refused("torch cannot use the device", "empty(device='cuda:0')"):
+        comm.empty(3, torch.float32, device=torch.device("cuda:0"))
 
 
 def test_torchs_current_stream(gpu: Any, comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ from wancoll.client.tensors import (
     check_out,
     check_pair,
     new_array,
+    new_on_device,
     new_result,
     numpy_dtype,
     region,
@@ -630,8 +631,8 @@ class Communicator:
 
         Args:
             state: name -> tensor, with the same names, shapes and dtypes on all members. Of any dtype of fixed size;
-                else as in all_reduce. Do not change the tensors before the call is finished. Two names may stand for
-                the very same memory, if they do so on all members.
+                else as in all_reduce; on CUDA devices on some members or all, too. Do not change the tensors before the
+                call is finished. Two names may stand for the very same memory, if they do so on all members.
             revision: which state this is, 0 to 2^63 - 1, for example the step that it is the result of.
             strategy: of this member. "majority": it votes, sends and receives. "send-only": it votes and is never
                 changed; if another state wins, the call fails. "receive-only": it has no vote and sends nothing.
@@ -645,8 +646,10 @@ class Communicator:
             ConfigError: an argument that cannot be used, and nothing was sent; or states that do not fit together,
                 the same error on all members.
             OperationAborted: a part of the state was lost with its last holder, or a member cannot take part.
-            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
-            WancollError: it failed. Whatever is raised, the tensors are as they were.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting. Without .work: a device did not
+                hand its tensor over, and nothing was sent.
+            DeviceError: a device failed; where the hint says that the state is committed tensors are undefined.
+            WancollError: it failed. Whatever else is raised, the tensors are as they were.
         """
         check_options("sync_state", False, on_failure, timeout)
         deadline = deadline_after(timeout)
@@ -659,35 +662,60 @@ class Communicator:
                 expected="a whole number from 0 to 2^63 - 1", got=repr(revision),
             )  # fmt: skip
         found = tensors_of(state, changing=strategy != SEND_ONLY)
-        work = SyncWork(self.all_gather, self._connection, found, number, strategy, on_failure)
+        work = SyncWork(self.all_gather, self._connection, found, number, strategy, on_failure, deadline)
         return work.wait(seconds_left(deadline))
 
     # ---- arrays --------------------------------------------------------------------------------------
 
-    def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    @overload
+    def empty(
+        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32, device: None = None
+    ) -> np.ndarray[Any, Any]: ...
+    @overload
+    def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32, *, device: Any) -> Any: ...
+    def empty(
+        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32, device: Any = None
+    ) -> Any:  # fmt: skip
         """A numpy array in the arena, contents undefined: all_reduce on the whole of it copies nothing.
 
         Args:
             shape: as for numpy.empty.
             dtype: as for numpy.empty, or torch's; "bfloat16" needs the package ml_dtypes.
+            device: "cuda:0" and the like, or a torch.device: a torch tensor in that device's own memory instead. It
+                saves no copy: a device's tensors go through pinned memory wherever they were made.
 
         Raises:
-            ConfigError: unknown dtype.
+            ConfigError: unknown dtype, or a device that cannot be used.
             ArenaFull: no memory for it.
+            DeviceError: no memory for it on the device.
         """
         self._connection.check_usable()
-        kind = numpy_dtype(dtype)
-        dims = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+        try:
+            dims = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+        except TypeError as bad:
+            raise ConfigError(
+                "the shape cannot be used", who="empty(shape)", expected="whole numbers", got=repr(shape)[:200]
+            ) from bad
         if any(n < 0 for n in dims):
             raise ConfigError(
                 "a dimension is negative", who="empty(shape)", expected="dimensions of 0 or more", got=str(dims)
             )
-        return new_array(self._connection.arena, dims, kind)
+        if device is not None and str(device) != "cpu":
+            return new_on_device(dims, dtype, device)
+        return new_array(self._connection.arena, dims, numpy_dtype(dtype))
 
-    def zeros(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    @overload
+    def zeros(
+        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32, device: None = None
+    ) -> np.ndarray[Any, Any]: ...
+    @overload
+    def zeros(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32, *, device: Any) -> Any: ...
+    def zeros(
+        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32, device: Any = None
+    ) -> Any:  # fmt: skip
         """As empty(), filled with zeros."""
-        array = self.empty(shape, dtype)
-        array.fill(0)
+        array = self.empty(shape, dtype, device=device)
+        array[...] = 0
         return array
 
     # ---- the end -------------------------------------------------------------------------------------

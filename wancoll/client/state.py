@@ -1,4 +1,4 @@
-"""A state in this process's memory: its tensors as plain bytes, and the blocks that take what is missing of them.
+"""A state in the memory of this process or its devices: plain bytes, and the blocks that take what is missing of it.
 
 Bytes with the name of a dtype, so that any element type can be synchronised.
 """
@@ -17,19 +17,23 @@ import numpy as np
 
 from wancoll._native import ffi, lib
 from wancoll.client.arena import Arena, Block, Lease
+from wancoll.client.cuda.origin import Origin
+from wancoll.client.cuda.pinned import Pinned
+from wancoll.client.cuda.staging import Landing, Staging
 from wancoll.client.tensors import (
     Region,
-    check_not_cuda,
     check_numpy,
     check_torch,
     check_view,
     is_torch,
     kind_of,
+    name_of,
     open_dlpack,
+    open_interface,
     unknown_dtype,
 )
 from wancoll.collective import DType
-from wancoll.errors import ConfigError
+from wancoll.errors import ConfigError, DeviceError
 from wancoll.limits import MIB
 from wancoll.sync.manifest import STRIPE, Content, Entry, lengths
 from wancoll.sync.verdict import Goal
@@ -71,11 +75,26 @@ def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
     return _shared(found)
 
 
-def content(found: list[Tensor]) -> Content:
-    """What the tensors hold: one pass over their memory, outside Python's lock."""
-    digests = b"".join(
-        digest_stripes(tensor.memory.address, tensor.memory.nbytes) for tensor in found if tensor.entry.shares < 0
-    )
+def content(found: list[Tensor], staging: Staging, deadline: float | None) -> Content:
+    """What the tensors hold: one pass over their memory, outside Python's lock; from devices through one block.
+
+    Raises:
+        TimeoutError: a device had not handed its tensor over by *deadline*.
+        DeviceError: a device failed.
+        ArenaFull: no room for that block.
+    """
+    own = [tensor.memory for tensor in found if tensor.entry.shares < 0]
+    most = max((memory.nbytes for memory in own if memory.device is not None), default=0)
+    held = staging.take(min(most, STRIPE)) if most else None
+    digests = b""
+    for memory in own:
+        if memory.device is None or held is None:
+            digests += digest_stripes(memory.address, memory.nbytes)
+            continue
+        at = held.block.address
+        for number, nbytes in enumerate(lengths(memory.nbytes)):
+            staging.read(memory.part(number * STRIPE, nbytes), at, held, deadline)
+            digests += digest_stripes(at, nbytes)
     return Content(tuple(tensor.entry for tensor in found), digests)
 
 
@@ -93,12 +112,15 @@ def _look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
         return _array(x, x, None, x.flags.writeable, who)
     if is_torch(x):
         return _torch(x, who)
+    if hasattr(type(x), "__cuda_array_interface__") and (opened := open_interface(x, who)) is not None:
+        found, itemsize, writable, origin = opened
+        nbytes = prod(found.shape) * itemsize
+        return _bytes(x, None, found.address, nbytes, writable, origin), found.dtype, found.shape
     if hasattr(type(x), "__dlpack__"):
-        found, writable = open_dlpack(x, who)
-        itemsize = _dlpack_itemsize(found.dtype, who)
+        found, writable, order = open_dlpack(x, who)
+        nbytes = prod(found.shape) * _dlpack_itemsize(found.dtype, who)
         name = "bool" if found.dtype == "bool8" else found.dtype
-        return _bytes(x, found, found.address, prod(found.shape) * itemsize, writable), name, found.shape
-    check_not_cuda(x, who)
+        return _bytes(x, found, found.address, nbytes, writable, order), name, found.shape
     try:
         view = memoryview(x)
         array = np.asarray(view)
@@ -126,14 +148,12 @@ def _array(
     if array.dtype.hasobject:
         raise unknown_dtype(who, f"{array.dtype}, whose elements are Python objects", "pass an array of numbers")
     check_numpy(array, who)
-    plain = array.dtype.isnative and array.dtype.fields is None
-    name = array.dtype.name if plain else str(array.dtype)
     address = array.__array_interface__["data"][0]
-    return _bytes(owner, keep, address, array.nbytes, writable), name, array.shape
+    return _bytes(owner, keep, address, array.nbytes, writable), name_of(array.dtype), array.shape
 
 
 def _torch(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
-    check_torch(x, who)
+    origin = check_torch(x, who)
     if x.is_quantized or x.is_conj() or x.is_neg():
         raise ConfigError(
             "the tensor's bytes are not all there is to it", who=who, expected="a plain tensor",
@@ -141,11 +161,13 @@ def _torch(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
             hint="pass x.resolve_conj().resolve_neg(), or the parts of a quantized tensor",
         )  # fmt: skip
     nbytes = x.numel() * x.element_size()
-    return _bytes(x, None, x.data_ptr(), nbytes, True), str(x.dtype).removeprefix("torch."), tuple(x.shape)
+    return _bytes(x, None, x.data_ptr(), nbytes, True, origin), str(x.dtype).removeprefix("torch."), tuple(x.shape)
 
 
-def _bytes(owner: Any, keep: Any, address: int, nbytes: int, writable: bool) -> Region:
-    return Region(owner, keep, address, nbytes, DType.uint8, (nbytes,), writable)
+def _bytes(
+    owner: Any, keep: Any, address: int, nbytes: int, writable: bool, device: Origin | None = None
+) -> Region:  # fmt: skip
+    return Region(owner, keep, address, nbytes, DType.uint8, (nbytes,), writable, device)
 
 
 def _dlpack_itemsize(dtype: str, who: str) -> int:
@@ -182,31 +204,39 @@ class Incoming:
     """Arena memory for the stripes that a member lacks, and how they get to their tensors: all of them, or none.
 
     A tensor that lacks all of its stripes and is a whole block of the arena gets its pages swapped in the end; the
-    others are copied. The memory is held as long as this and the thread that touches it live. Raises ArenaFull.
+    others are copied, to devices from pinned memory. The memory is held as long as this and the thread that touches it
+    live. Raises ArenaFull.
+
+    Attributes:
+        landings: what install() has sent on its way to devices.
     """
 
-    def __init__(self, arena: Arena, goal: Goal, missing: frozenset[int], tensors: Sequence[Tensor]) -> None:
-        self._arena = arena
+    def __init__(
+        self, arena: Arena, staging: Staging, goal: Goal, missing: frozenset[int], tensors: Sequence[Tensor]
+    ) -> None:
+        self._arena, self._staging = arena, staging
         self._leases: list[Lease] = []
         self._swaps: list[tuple[Block, Block, int, int, int]] = []  # target, taken, its offset; address and size
-        self._copies: list[tuple[int, int, int]] = []  # to, from, bytes
+        self._copies: list[tuple[Region, int, Lease | Pinned]] = []  # to, from, in this block
         self._addresses: dict[int, int] = {}  # address of each stripe
+        self.landings: list[Landing] = []
         of_tensor: dict[int, list[int]] = {}
         for number in sorted(missing):
             of_tensor.setdefault(goal.stripes[number].entry, []).append(number)
-        loose: list[int] = []
+        loose: dict[bool, list[int]] = {True: [], False: []}  # of tensors on devices, and in host memory
         for entry, numbers in of_tensor.items():
             memory, nbytes = tensors[entry].memory, goal.entries[entry].nbytes
             block = arena.swappable(memory.address, nbytes) if goal.nbytes(numbers) == nbytes else None
             if block is None:
-                loose += numbers
+                loose[memory.device is not None] += numbers
                 continue
             lease = arena.take(nbytes, block.nbytes)
             self._leases.append(lease)
             self._swaps.append((block, lease.block, lease.block.offset, block.address, nbytes))
             for number in numbers:
                 self._addresses[number] = lease.block.address + goal.stripes[number].offset
-        self._lay(goal, loose, tensors)
+        for on_device, numbers in loose.items():
+            self._lay(goal, numbers, tensors, on_device)
         # Beside the deliveries: the daemon, which writes there first, is busy enough with the bytes.
         self._toucher = threading.Thread(
             target=_touch, args=(arena, tuple(self._leases)), name="wancoll-incoming", daemon=True
@@ -215,7 +245,7 @@ class Incoming:
 
     @property
     def nbytes(self) -> int:
-        """Size of the memory."""
+        """Size of the memory, without what stays pinned."""
         return sum(lease.block.nbytes for lease in self._leases)
 
     def address(self, stripe: int) -> int | None:
@@ -223,43 +253,54 @@ class Incoming:
         return self._addresses.get(stripe)
 
     def install(self) -> None:
-        """Put everything in place. An interruption shows when it is done."""
+        """Put everything in place, or on its way to devices. An interruption shows when it is done.
+
+        Raises:
+            DeviceError: a device failed: the tensors' contents are undefined.
+        """
         try:
             self._install()
+        except DeviceError:
+            raise
         except BaseException:
             self._install()  # doing it again is harmless
             raise
 
     def _install(self) -> None:
         self._toucher.join()
-        for target, taken, offset, address, nbytes in self._swaps:
-            if not self._arena.swap(target, taken, offset):
+        self.landings = []
+        for target, at, held in self._copies:
+            if target.device is None:
+                lib.wc_pages_copy(target.address, at, target.nbytes)
+            elif landing := self._staging.write(target, at, target.nbytes, held):
+                self.landings.append(landing)
+        for block, taken, offset, address, nbytes in self._swaps:
+            if not self._arena.swap(block, taken, offset):
                 lib.wc_pages_copy(address, taken.address, nbytes)
-        for to, source, nbytes in self._copies:
-            lib.wc_pages_copy(to, source, nbytes)
 
-    def _lay(self, goal: Goal, numbers: list[int], tensors: Sequence[Tensor]) -> None:
+    def _lay(self, goal: Goal, numbers: list[int], tensors: Sequence[Tensor], on_device: bool) -> None:
         """Give each of these stripes an address in a slab."""
         slab: list[int] = []
         used = 0
         for number in numbers:
             nbytes = goal.stripes[number].nbytes
             if slab and used + nbytes > _SLAB:
-                self._fill(goal, slab, used, tensors)
+                self._fill(goal, slab, used, tensors, on_device)
                 slab, used = [], 0
             slab.append(number)
             used += nbytes + -nbytes % _ALIGN
         if slab:
-            self._fill(goal, slab, used, tensors)
+            self._fill(goal, slab, used, tensors, on_device)
 
-    def _fill(self, goal: Goal, slab: list[int], used: int, tensors: Sequence[Tensor]) -> None:
-        lease = self._arena.take(used)
-        self._leases.append(lease)
-        at = lease.block.address
+    def _fill(self, goal: Goal, slab: list[int], used: int, tensors: Sequence[Tensor], on_device: bool) -> None:
+        held = self._staging.take(used) if on_device else self._arena.take(used)
+        if isinstance(held, Lease):
+            self._leases.append(held)
+        at = held.block.address
         for number in slab:
             stripe = goal.stripes[number]
             self._addresses[number] = at
-            self._copies.append((tensors[stripe.entry].memory.address + stripe.offset, at, stripe.nbytes))
+            self._copies.append((tensors[stripe.entry].memory.part(stripe.offset, stripe.nbytes), at, held))
             at += stripe.nbytes + -stripe.nbytes % _ALIGN
 
 

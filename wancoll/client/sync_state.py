@@ -23,12 +23,13 @@ import numpy as np
 
 from wancoll.client.checks import LIBRARY_TAGS, check_seconds
 from wancoll.client.connection import Connection, deadline_after, seconds_left
+from wancoll.client.cuda.staging import Landing
 from wancoll.client.placement import Placement
 from wancoll.client.state import Incoming, Tensor, content, digest_stripes
 from wancoll.client.tensors import Region
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, DType, Kind, Receipt
-from wancoll.errors import ArenaFull, OperationAborted, TimeoutError, WancollError
+from wancoll.errors import ArenaFull, ConfigError, DeviceError, OperationAborted, TimeoutError, WancollError
 from wancoll.sync.manifest import Header, decode, encode, fingerprint, pack_header, unpack_header
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.rounds import Delivery, Report, decode_report, encode_report, next_round
@@ -46,16 +47,20 @@ class SyncWork:
 
     def __init__(
         self, all_gather: Callable[..., Work], connection: Connection, tensors: list[Tensor], revision: int,
-        strategy: str, on_failure: str,
+        strategy: str, on_failure: str, deadline: float | None = None,
     ) -> None:  # fmt: skip
+        self._deadline = deadline  # of devices
+        self._stalled = False  # a device did not hand a stripe over by then
+        self._landings: list[Landing] = []
         self._began = time.monotonic()
         self._all_gather, self._connection, self._on_failure = all_gather, connection, on_failure
         self._tensors = tensors
         connection.check_usable()
         regions = tuple(tensor.memory for tensor in tensors if tensor.memory.nbytes)
-        touched = Placement(connection.arena, regions, regions if strategy != SEND_ONLY else ())
+        targets = regions if strategy != SEND_ONLY else ()
+        touched = Placement(connection.arena, regions, targets, staging=connection.staging)
         connection.check_free(touched, "sync_state(state)", "tensors that no pending call uses")
-        self._content = content(tensors)
+        self._content = content(tensors, connection.staging, deadline)  # kernels that use them are done then
         self._encoded = encode(self._content)
         self._header = Header(revision, strategy, fingerprint(self._encoded), len(self._encoded))
         self._incoming: Incoming | None = None
@@ -78,17 +83,26 @@ class SyncWork:
 
         Raises:
             TimeoutError: still pending; nothing is lost, wait() again. Its .work is this handle.
+            DeviceError: a device failed.
             WancollError: it failed; the tensors are as they were.
         """
         check_seconds("sync_state", "timeout", timeout)
-        deadline = deadline_after(timeout)
+        self._deadline = deadline = deadline_after(timeout)
         while self._answer is None:
             left = seconds_left(deadline)
             if self._waits and not self._connection.wait_any(self._waits, left):
                 raise self._late()
+            if self._stalled and left == 0:
+                raise self._late()
             self._step()
         if isinstance(self._answer, WancollError):
             raise self._answer
+        for landing in self._landings:
+            try:
+                self._connection.staging.order(landing, seconds_left(deadline))
+            except TimeoutError as late:
+                late.work = self
+                raise
         return self._answer
 
     def _late(self) -> TimeoutError:
@@ -140,7 +154,12 @@ class SyncWork:
             self._rounds += 1
             yield from self._move(found, deliveries, receipt.seq)
         if self._incoming is not None:
-            self._incoming.install()
+            try:
+                self._incoming.install()
+            except DeviceError as bad:
+                bad.hint = "the state is committed; this member's tensors have undefined contents"
+                raise
+            self._landings = self._incoming.landings
         return self._finished(receipt, verdict, found)
 
     def _finished(self, receipt: Receipt, verdict: Verdict, found: Goal | None) -> SyncReceipt:
@@ -172,7 +191,7 @@ class SyncWork:
         if not missing:
             return ""
         try:
-            self._incoming = Incoming(self._connection.arena, found, missing, self._tensors)
+            self._incoming = Incoming(self._connection.arena, self._connection.staging, found, missing, self._tensors)
         except ArenaFull as bad:
             return str(bad)
         return ""
@@ -240,12 +259,17 @@ class SyncWork:
                     if flying:
                         break  # what they hold comes back
                     work = self._post(found, delivery, tag, refuse=True)
+                except TimeoutError:
+                    self._stalled = not flying
+                    break
+                except (ConfigError, DeviceError):  # a tensor on a device was freed, or the device fails
+                    work = self._post(found, delivery, tag, refuse=True)
+                self._stalled = False
                 mine.popleft()
                 if work is not None:
                     flying[work] = delivery
-            if not flying:
-                continue
-            yield tuple(flying)
+            if flying or self._stalled:
+                yield tuple(flying)
             for work in [each for each in flying if each.finished]:
                 self._ended(found, work, flying.pop(work))
 
@@ -263,13 +287,14 @@ class SyncWork:
         nbytes = sum(part.nbytes for part in parts)
         kind = Kind.send if sends else Kind.recv
         placement = Placement(
-            self._connection.arena, parts if sends else (), () if sends else parts, fresh=not sends and len(parts) == 1
+            self._connection.arena, parts if sends else (), () if sends else parts, fresh=not sends and len(parts) == 1,
+            staging=self._connection.staging,
         )  # fmt: skip
         work = Work(
             self._connection, Descriptor(kind, DType.uint8, count=nbytes), place.epoch, placement,
             peer=place.members.index(other), tag=tag,
         )  # fmt: skip
-        self._connection.post(work)
+        self._connection.post(work, self._deadline)
         return work
 
     def _region(self, found: Goal, number: int) -> Region:
@@ -278,9 +303,7 @@ class SyncWork:
         address = self._incoming.address(number) if self._incoming is not None else None
         if address is not None:
             return Region(None, self._incoming, address, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
-        memory = self._tensors[stripe.entry].memory
-        address = memory.address + stripe.offset
-        return Region(memory.owner, memory.keep, address, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
+        return self._tensors[stripe.entry].memory.part(stripe.offset, stripe.nbytes)
 
     def _ended(self, found: Goal, work: Work, delivery: Delivery) -> None:
         sends = work.descriptor.kind is Kind.send

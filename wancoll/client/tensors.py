@@ -19,7 +19,7 @@ from wancoll._native import ffi
 from wancoll.client.arena import Arena, ArrayMemory
 from wancoll.client.cuda.origin import NO_SYNC, Origin, of_dlpack, of_interface, of_torch
 from wancoll.collective import DType
-from wancoll.errors import ConfigError
+from wancoll.errors import ConfigError, DeviceError
 
 _NATIVE = {np.dtype(d.name): d for d in DType if d is not DType.bfloat16}
 _BY_DTYPE: dict[Any, DType] = dict(_NATIVE)  # and ml_dtypes' bfloat16, once seen
@@ -68,6 +68,14 @@ class Region:
 
     def __str__(self) -> str:
         return f"{self.dtype.name}{list(self.shape)}"
+
+    def part(self, start: int, nbytes: int) -> Region:
+        """Some of its bytes, as bytes."""
+        found = Region(
+            self.owner, self.keep, self.address + start, nbytes, DType.uint8, (nbytes,), self.writable, self.device
+        )
+        found.on = self.on
+        return found
 
 
 def region(x: Any, who: str) -> Region:
@@ -187,18 +195,16 @@ def _numpy_dtype(x: np.ndarray[Any, Any], who: str) -> DType:
 
 
 def _torch(x: Any, who: str) -> Region:
-    on_device = x.device.type == "cuda"
-    check_torch(x, who, "cuda" if on_device else "cpu")
+    origin = check_torch(x, who)
     dtype = _BY_TORCH_NAME.get(str(x.dtype))
     if dtype is None:
         raise unknown_dtype(who, str(x.dtype))
-    origin = of_torch(x, sys.modules["torch"]) if on_device else None
     return Region(x, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True, origin)
 
 
-def check_torch(x: Any, who: str, device: str = "cpu") -> None:
-    """Refuse a tensor whose memory cannot be used."""
-    if x.device.type != device:
+def check_torch(x: Any, who: str) -> Origin | None:
+    """Refuse a tensor whose memory cannot be used. Of one on a CUDA device: how its users are ordered."""
+    if x.device.type not in ("cpu", "cuda"):
         raise not_on_cpu(who, f"a torch tensor on {x.device}", "pass x.cpu()")
     if x.requires_grad:
         raise ConfigError(
@@ -218,23 +224,23 @@ def check_torch(x: Any, who: str, device: str = "cpu") -> None:
         )
     if not x.is_contiguous():
         raise not_contiguous(who, f"a torch tensor with shape {tuple(x.shape)} and strides {x.stride()}")
+    return of_torch(x, sys.modules["torch"]) if x.device.type == "cuda" else None
 
 
 def _dlpack(x: Any, who: str) -> Region:
-    kind, number = map(int, x.__dlpack_device__())
-    origin = of_dlpack(x, number) if kind in _CUDA_DEVICES else None
-    found, writable = open_dlpack(x, who, origin)
+    found, writable, origin = open_dlpack(x, who)
     dtype = DType.__members__.get(found.dtype)
     if dtype is None:
         raise unknown_dtype(who, found.dtype)
     return Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable, origin)
 
 
-def open_dlpack(x: Any, who: str, origin: Origin | None = None) -> tuple[Exported, bool]:
-    """What *x* exports, and whether it may be written. Of a device's memory, with *origin*, without waiting for it."""
-    device, number = x.__dlpack_device__()
-    if origin is None and int(device) not in _HOST_DEVICES:
-        name = _DEVICE_NAMES.get(int(device), f"device type {int(device)}")
+def open_dlpack(x: Any, who: str) -> tuple[Exported, bool, Origin | None]:
+    """What *x* exports, whether it may be written, and on a CUDA device, without waiting for it, its users' order."""
+    kind, number = map(int, x.__dlpack_device__())
+    origin = of_dlpack(x, number) if kind in _CUDA_DEVICES else None
+    if origin is None and kind not in _HOST_DEVICES:
+        name = _DEVICE_NAMES.get(kind, f"device type {kind}")
         raise not_on_cpu(who, f"{kind_of(x)} on {name}:{number}", _TO_HOST)
     try:
         found = _open_capsule(x, {} if origin is None else {"stream": NO_SYNC})
@@ -245,7 +251,7 @@ def open_dlpack(x: Any, who: str, origin: Origin | None = None) -> tuple[Exporte
         ) from bad  # fmt: skip
     if not found.contiguous:
         raise not_contiguous(who, f"{kind_of(x)} with shape {found.shape} and strides {found.strides}")
-    return found, _is_writable(x, found)
+    return found, _is_writable(x, found), origin
 
 
 def _is_writable(x: Any, found: Exported) -> bool:
@@ -253,26 +259,42 @@ def _is_writable(x: Any, found: Exported) -> bool:
 
 
 def _interface(x: Any, who: str) -> Region | None:
-    """By CUDA's array interface, which also says on which stream *x* is used. None: ask DLPack."""
+    """By CUDA's array interface. None: ask DLPack."""
+    opened = open_interface(x, who)
+    if opened is None:
+        return None
+    found, _, writable, origin = opened
+    dtype = DType.__members__.get(found.dtype)
+    if dtype is None:
+        raise unknown_dtype(who, found.dtype)
+    return Region(x, None, found.address, prod(found.shape), dtype, found.shape, writable, origin)
+
+
+def open_interface(x: Any, who: str) -> tuple[Exported, int, bool, Origin] | None:
+    """What *x* shows by CUDA's array interface, its item size, whether it may be written, and its users' order.
+
+    None: ask DLPack, which *x* has, too.
+    """
+    has_other = hasattr(type(x), "__dlpack__")
     try:
         said = x.__cuda_array_interface__
         address, read_only = said["data"]
         shape, strides = tuple(said["shape"]), said.get("strides")
         code, version = said["typestr"], said["version"]
     except Exception as bad:  # torch and CuPy raise an AttributeError for what is not on a device
-        if hasattr(type(x), "__dlpack__"):
+        if has_other:
             return None
         raise ConfigError(
             "the tensor cannot be exported", who=who, expected="a __cuda_array_interface__ that can be read",
             got=f"{kind_of(x)}: {type(bad).__name__}: {bad}",
         ) from bad  # fmt: skip
     try:
-        dtype = _BY_DTYPE.get(np.dtype(code))
+        dtype = np.dtype(code)
     except TypeError:
-        dtype = None
-    if (dtype is None or version < 3) and hasattr(type(x), "__dlpack__"):
+        dtype = np.dtype("V")
+    if (dtype.kind == "V" or version < 3) and has_other:
         return None  # bfloat16 has no code there; before version 3 there was no stream
-    if dtype is None:
+    if not dtype.itemsize:
         raise unknown_dtype(who, f"typestr {code!r}")
     if version < 3 or said.get("mask") is not None:
         raise ConfigError(
@@ -280,13 +302,17 @@ def _interface(x: Any, who: str) -> Region | None:
             got=f"version {version}" + (", with a mask" if said.get("mask") is not None else ""),
         )  # fmt: skip
     found = Exported(
-        None, address or 0, dtype.name, shape,
+        None, address or 0, name_of(dtype), shape,
         None if strides is None else tuple(stride / dtype.itemsize for stride in strides), bool(read_only),
     )  # fmt: skip
     if not found.contiguous:
         raise not_contiguous(who, f"{kind_of(x)} with shape {shape} and strides {strides} in bytes")
-    origin = of_interface(said, who)
-    return Region(x, None, found.address, prod(shape), dtype, shape, _is_writable(x, found), origin)
+    return found, dtype.itemsize, _is_writable(x, found), of_interface(said, who)
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """What numpy calls a dtype; where that does not say all, what describes it."""
+    return dtype.name if dtype.isnative and dtype.fields is None else str(dtype)
 
 
 def _buffer(x: Any, who: str) -> Region:
@@ -343,12 +369,6 @@ def unknown_dtype(who: str, got: str, hint: str = "") -> ConfigError:
 def not_on_cpu(who: str, got: str, hint: str) -> ConfigError:
     """The refusal of memory of a device."""
     return ConfigError("the tensor is not in host memory", who=who, expected="a CPU tensor", got=got, hint=hint)
-
-
-def check_not_cuda(x: Any, who: str) -> None:
-    """Refuse what says by CUDA's array interface that it is on a device."""
-    if hasattr(type(x), "__cuda_array_interface__"):
-        raise not_on_cpu(who, f"{kind_of(x)} in CUDA memory", _TO_HOST)
 
 
 def not_contiguous(who: str, got: str, fortran: bool = False) -> ConfigError:
@@ -475,6 +495,39 @@ def new_array(arena: Arena, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.
     if not nbytes:
         return np.empty(shape, dtype)
     return np.asarray(ArrayMemory(arena.take(nbytes), nbytes)).view(dtype).reshape(shape)
+
+
+def new_on_device(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """A torch tensor on a CUDA device, contents undefined.
+
+    Raises:
+        ConfigError: torch is not there, or cannot use the device.
+        DeviceError: the device has no memory for it.
+    """
+    who = f"empty(device={str(device)!r})"
+    torch = sys.modules.get("torch")
+    name = str(device)
+    if name.partition(":")[0] != "cuda":
+        raise ConfigError(
+            "the device is unknown", who=who, expected="'cuda', 'cuda:0', 'cuda:1', ...", got=repr(device)
+        )
+    if torch is None:
+        raise ConfigError(
+            "arrays on CUDA devices are torch's, and torch is not imported", who=who, expected="`import torch` before",
+            got="no torch", hint="allocate with your own library: every collective takes its arrays",
+        )  # fmt: skip
+    kind = str(dtype).removeprefix("torch.")
+    if kind not in DType.__members__:
+        kind = numpy_dtype(dtype).name
+    try:
+        return torch.empty(shape, dtype=getattr(torch, kind), device=device)
+    except Exception as bad:  # torch has many
+        if type(bad).__name__ == "OutOfMemoryError":
+            raise DeviceError("the device has no memory for it", who=who, got=str(bad)) from bad
+        raise ConfigError(
+            "torch cannot use the device", who=who, expected="a device that torch.cuda.device_count() counts",
+            got=f"{type(bad).__name__}: {bad}",
+        ) from bad  # fmt: skip
 
 
 def new_result(arena: Arena, shape: tuple[int, ...], like: Region) -> Region:
