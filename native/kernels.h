@@ -8,7 +8,7 @@
 /* Codes as in wancoll.collective.DType, ReduceOp and Codec. */
 enum { WC_F32, WC_F64, WC_F16, WC_BF16, WC_I8, WC_I16, WC_I32, WC_I64, WC_U8, WC_DTYPES };
 enum { WC_SUM, WC_AVG, WC_MIN, WC_MAX, WC_PROD, WC_OPS };
-enum { WC_CODEC_NONE, WC_CODEC_BF16, WC_CODEC_FP16, WC_CODEC_INT8, WC_CODEC_INT4, WC_CODECS };
+enum { WC_CODEC_NONE, WC_CODEC_BF16, WC_CODEC_FP16, WC_CODEC_INT8, WC_CODEC_INT4, WC_CODEC_FP8, WC_CODECS };
 
 /* dst[i] = a[i] op b[i] for n elements. dst may be a or b themselves, but not overlap them otherwise. No alignment is
    needed. */

@@ -61,6 +61,7 @@ class Codec(IntEnum):
     fp16 = 2  # blocks of 128 with a scale
     int8 = 3  # blocks of 128 with a scale
     int4 = 4  # blocks of 32 with a scale
+    fp8 = 5  # e4m3, blocks of 128 with a scale
 
 
 class Kind(IntEnum):

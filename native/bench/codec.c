@@ -12,7 +12,7 @@
 #include "../kernels.h"
 
 enum { SMALL = 64 << 10, LARGE = 64 << 20, REPEAT = 64, MAX_ROUNDS = 1000, VERBS = 4 };
-static const char *const codec_names[WC_CODECS] = {"none", "bf16", "fp16", "int8", "int4"};
+static const char *const codec_names[WC_CODECS] = {"none", "bf16", "fp16", "int8", "int4", "fp8"};
 static const char *const verb_names[VERBS] = {"encode", "encode stochastic", "decode", "decode-accumulate"};
 
 static float *from, *to;

@@ -10,6 +10,7 @@
 #include <float.h>
 #include <string.h>
 
+#include "arithmetic.h"
 #include "tables.h"
 
 #define XXH_INLINE_ALL
@@ -38,26 +39,9 @@ typedef uint64_t u64u __attribute__((aligned(1), may_alias));
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-#define F32_NAN 0x7fc00000u
 #define F64_NAN 0x7ff8000000000000u
-#define F16_NAN 0x7e00u
-#define F16_INF 0x7c00u
 #define BF16_NAN 0x7fc0u
 #define BF16_INF 0x7f80u
-
-static inline uint32_t f32_bits(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float f32_from(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
 
 static inline uint64_t f64_bits(double x)
 {
@@ -66,8 +50,6 @@ static inline uint64_t f64_bits(double x)
     return bits;
 }
 
-/* A result as bits, any NaN made canonical. */
-static inline uint32_t f32_result(float x) { return x != x ? F32_NAN : f32_bits(x); }
 static inline uint64_t f64_result(double x) { return x != x ? F64_NAN : f64_bits(x); }
 
 /* Each of the two selections gives its second operand when they are equal: their bits differ only for zeros of unlike
@@ -117,14 +99,6 @@ static inline uint64_t f64_max(double x, double y)
 
 typedef float f32;
 typedef double f64;
-typedef int8_t i8;
-typedef int16_t i16;
-typedef int32_t i32;
-typedef int64_t i64;
-typedef uint8_t u8;
-typedef uint16_t u16;
-typedef uint32_t u32;
-typedef uint64_t u64;
 
 REDUCE(f32_sum_all, f32, u32, f32_result(x + y))
 REDUCE(f32_prod_all, f32, u32, f32_result(x *y))
@@ -194,12 +168,6 @@ REDUCE(bf16_min_all, u16, u16, half_min(KEY(x), KEY(y), BF16_INF, BF16_NAN))
 REDUCE(bf16_max_all, u16, u16, half_max(KEY(x), KEY(y), BF16_INF, BF16_NAN))
 
 /* bfloat16, two elements in one 32-bit word: no lane ever changes its width, which vectorises best. */
-/* in the upper half; the lower half is rubbish */
-static inline u32 bf16_rounded(float x)
-{
-    u32 bits = f32_result(x);
-    return bits + 0x7fff + (bits >> 16 & 1);
-}
 #define BF16_LOW(word) f32_from((word) << 16)
 #define BF16_HIGH(word) f32_from((word)&0xffff0000u)
 #define BF16_LOOP(result)                                                                       \
@@ -225,30 +193,7 @@ static void bf16_average_all(void *dst, const void *va, const void *vb, size_t n
     BF16_LOOP((x + y) / by)
 }
 
-/* float16 without instructions for it (after F. Giesen, "float->half variants", 2012, public domain). All cases are
-   computed and masks choose: a compiler may not move float operations over a branch, so it would not vectorise one. */
-static inline u32 less(u32 a, u32 b) { return (u32)((i32)(a - b) >> 31); } /* all bits if a < b, else none; both below 2^31 */
-static inline u32 choose(u32 mask, u32 yes, u32 no) { return no ^ ((yes ^ no) & mask); }
-static inline float f16_widened(u16 h)
-{
-    const u32 size = (u32)(h & 0x7fff) << 13;
-    const u32 normal = size + ((127 - 15) << 23);
-    const u32 special = normal + ((128 - 16) << 23);
-    const u32 denormal = f32_bits(f32_from(normal + (1 << 23)) - f32_from(113u << 23));
-    const u32 bits = choose(less(size, 1 << 23), denormal, choose(less(size, 31 << 23), normal, special));
-    return f32_from(bits | (u32)(h & 0x8000) << 16);
-}
-static inline u16 f16_rounded(float x)
-{
-    const u32 bits = f32_bits(x), sign = bits & 0x80000000u, size = bits ^ sign;
-    const u32 nan = less(0x7f800000u, size);
-    /* Adding 0.5 makes the float addition round at the denormals' last place. */
-    const u32 denormal = f32_bits(f32_from(size) + 0.5f) - (126u << 23);
-    const u32 normal = (size - ((127u - 15) << 23) + 0xfff + (size >> 13 & 1)) >> 13;
-    const u32 finite = choose(less(size, 113u << 23), denormal, normal);
-    const u32 half = choose(less(size, (127u + 16) << 23), finite, F16_INF) | (sign >> 16);
-    return (u16)choose(nan, F16_NAN, half);
-}
+/* float16 */
 #if defined(HALF_LANES)
 static inline lanes lanes_result(lanes x)
 {

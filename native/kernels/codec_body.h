@@ -189,6 +189,8 @@ CODEC_WIDE(int8, 128, 132)
 CODEC_HALF(int8, 128, 132)
 CODEC_WIDE(int4, 32, 20)
 CODEC_HALF(int4, 32, 20)
+CODEC_WIDE(fp8, 128, 132)
+CODEC_HALF(fp8, 128, 132)
 
 #define WIDE(verb, codec) [WC_F32] = verb##_##codec##_f32, [WC_F64] = verb##_##codec##_f64
 #define HALF(verb, codec) [WC_F16] = verb##_##codec##_f16, [WC_BF16] = verb##_##codec##_bf16
@@ -198,4 +200,5 @@ CODEC_HALF(int4, 32, 20)
         [WC_CODEC_FP16] = {WIDE(verb, fp16)},                                                                                   \
         [WC_CODEC_INT8] = {WIDE(verb, int8), HALF(verb, int8)},                                                                 \
         [WC_CODEC_INT4] = {WIDE(verb, int4), HALF(verb, int4)},                                                                 \
+        [WC_CODEC_FP8] = {WIDE(verb, fp8), HALF(verb, fp8)},                                                                    \
     }

@@ -3,21 +3,15 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "scales and codes are written as they lie in memory");
 
-#define INLINE static inline __attribute__((always_inline))
-
 enum {
     GROUP = 512, /* elements: several blocks, whose chains of dependent operations then run side by side */
-    BLOCK = 128, /* elements of a block of fp16 and int8 */
+    BLOCK = 128, /* elements of a block of fp16, int8 and fp8 */
     FP16_BYTES = 260,
-    INT8_BYTES = 132,
+    BYTE_CODES = 132, /* bytes of a block of int8 and fp8 */
     INT4_BLOCK = 32,
     INT4_BYTES = 20,
-    RANDOM_LINE = 64, /* elements whose random bits are made together */
-    F32_INF = 0x7f800000,
-    F32_LEAST_NORMAL = 0x00800000
+    RANDOM_LINE = 64 /* elements whose random bits are made together */
 };
-
-INLINE i32 magnitude(float x) { return (i32)(f32_bits(x) & 0x7fffffffu); }
 
 /* A decoded value as bits, added to element i of a if there is an a. */
 INLINE u32 joined(const f32u *a, int i, float decoded) { return f32_result(a == NULL ? decoded : a[i] + decoded); }
@@ -58,19 +52,6 @@ INLINE float get_scale(const u8u *coded)
 
 /* ---- random bits: Philox4x32-7 ----------------------------------------------------------------------------------- */
 
-/* Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011. */
-
-#define PHILOX_ROUND                                                                            \
-    {                                                                                           \
-        const u64 p = (u64)c0 * 0xd2511f53u, q = (u64)c2 * 0xcd9e8d57u;                         \
-        c0 = (u32)(q >> 32) ^ c1 ^ k0;                                                          \
-        c1 = (u32)q;                                                                            \
-        c2 = (u32)(p >> 32) ^ c3 ^ k1;                                                          \
-        c3 = (u32)p;                                                                            \
-        k0 += 0x9e3779b9u;                                                                      \
-        k1 += 0xbb67ae85u;                                                                      \
-    }
-
 /* The random words of the elements of one line: word w of counter 16 * line + lane belongs to element 64 * line + 16 *
    w + lane. */
 static __attribute__((noinline)) void random_line(u32 *restrict out, u64 key, u64 line)
@@ -78,7 +59,7 @@ static __attribute__((noinline)) void random_line(u32 *restrict out, u64 key, u6
     const u32 low = (u32)(line << 4), high = (u32)(line >> 28);
     INDEPENDENT for (u32 lane = 0; lane < RANDOM_LINE / 4; lane++) {
         u32 c0 = low | lane, c1 = high, c2 = 0, c3 = 0, k0 = (u32)key, k1 = (u32)(key >> 32);
-        PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND PHILOX_ROUND
+        PHILOX_ROUNDS
         out[lane] = c0;
         out[lane + 16] = c1;
         out[lane + 32] = c2;
@@ -102,9 +83,8 @@ static void bf16_encode_group(u8u *coded, const f32u *x, const u32 *random)
     u16u *out = (u16u *)coded;
     if (random == NULL) {
         INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = (u16)(bf16_rounded(x[i]) >> 16);
-    /* a carry out of the mantissa reaches infinity at most; infinity itself stays, since its lower half is zero */
     } else {
-        INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = (u16)((f32_result(x[i]) + (random[i] >> 16)) >> 16);
+        INDEPENDENT for (int i = 0; i < GROUP; i++) out[i] = (u16)(bf16_rounded_at_random(x[i], random[i]) >> 16);
     }
 }
 
@@ -123,7 +103,7 @@ INLINE u16 f16_rounded_at_random(float v, u32 random)
     /* denormals: a place is 2^-24 */
     const float scaled = f32_from(choose(less(size, 113u << 23), size, 0)) * 16777216.0f;
     const i32 whole = (i32)scaled;
-    const u32 up = (float)(random >> 8) * 0x1p-24f < scaled - (float)whole;
+    const u32 up = uniform(random) < scaled - (float)whole;
     const u32 normal = (size - ((127u - 15) << 23) + (random >> 19)) >> 13;
     const u32 finite = choose(less(size, 113u << 23), (u32)whole + up, normal);
     const u32 half = choose(less(size, F32_INF), finite, F16_INF) | (bits >> 31) << 15;
@@ -179,82 +159,44 @@ INLINE void fp16_group(f32u *out, const f32u *a, const u8u *coded)
     }
 }
 
-/* ---- int8 and int4: scale, codes -------------------------------------------------------------------------------- */
+/* ---- int8, int4 and fp8: scale, codes ---------------------------------------------------------------------------- */
 
 /* Blocks whose greatest magnitude has bits from LEAST_PLAIN on, and is not the greatest float, need no care for the
-   ends of the exponents. */
-#define LEAST_PLAIN_SCALE 0x1p-100f
+   ends of the exponents: their scales are at least LEAST_PLAIN_SCALE. */
 enum { LEAST_PLAIN = (127 - 90) << 23 };
 
-/* To nearest even. Adding 1.5 x 2^23 leaves the rounded integer in the low bits of the mantissa. */
-INLINE i8 nearest(float q) { return (i8)f32_bits(q + 0x1.8p23f); }
-
-/* What one step of a code is worth, for a block whose greatest magnitude has the bits `most`. A scale that is denormal
-   is rounded up, so that no element exceeds the limit by more than rounding; one that would make the greatest code
-   infinite is rounded down. */
-INLINE float block_scale(i32 most, int limit)
+INLINE float numbers_codes(i8 *restrict out, const f32u *x, const u32 *random, int count, const int codes, const int flagged)
 {
-    const float greatest = f32_from((u32)most), scale = greatest / (float)limit;
-    const i32 bits = (i32)f32_bits(scale);
-    if (__builtin_expect(bits < F32_LEAST_NORMAL || most == F32_INF - 1, 0)) {
-        const float reached = scale * (float)limit;
-        return f32_from((u32)(bits + (reached < greatest) - (magnitude(reached) == F32_INF)));
+    const float scale = block_scale(greatest_of(x, count), greatest_number(codes, flagged));
+    if (random == NULL) {
+        const float lift = scale_lift(scale), inverse = scale_inverse(scale);
+        INDEPENDENT for (int i = 0; i < count; i++) out[i] = nearest_code(codes, flagged, x[i] * lift * inverse);
+    } else {
+        const float divisor = scale > 0 ? scale : 1;
+        INDEPENDENT for (int i = 0; i < count; i++) out[i] = random_code(codes, flagged, x[i] / divisor, random[i]);
     }
     return scale;
 }
 
-/* Codes of x / scale, to nearest even. An element can exceed the limit by rounding errors only, so no code does. */
-INLINE void nearest_codes(i8 *restrict codes, const f32u *x, int count, float scale)
-{
-    /* The reciprocal of a tiny scale would be infinite: both are moved up by an exact power of two. */
-    const float lift = scale < LEAST_PLAIN_SCALE ? 0x1p64f : 1, inverse = scale > 0 ? 1 / (scale * lift) : 0;
-    INDEPENDENT for (int i = 0; i < count; i++) codes[i] = nearest(x[i] * lift * inverse);
-}
-
-INLINE i8 clamped(i32 code, int limit) { return (i8)(code > limit ? limit : code < -limit ? -limit : code); }
-
-/* Down or up, with a chance that is the distance. */
-INLINE void random_codes(i8 *restrict codes, const f32u *x, const u32 *random, int count, int limit, float scale)
-{
-    const float divisor = scale > 0 ? scale : 1;
-    INDEPENDENT for (int i = 0; i < count; i++) {
-        const float q = x[i] / divisor;
-        const i32 toward_zero = (i32)q, below = toward_zero - ((float)toward_zero > q);
-        codes[i] = clamped(below + ((float)(random[i] >> 8) * 0x1p-24f < q - (float)below), limit);
-    }
-}
-
-INLINE float finite_codes(i8 *restrict codes, const f32u *x, const u32 *random, int count, int limit)
-{
-    const float scale = block_scale(greatest_of(x, count), limit);
-    if (random == NULL)
-        nearest_codes(codes, x, count, scale);
-    else
-        random_codes(codes, x, random, count, limit, scale);
-    return scale;
-}
-
-/* The codes of any block, and its scale. Infinities and NaNs are flagged by the sign of the scale, and the codes at the
-   ends mean them. */
-static __attribute__((noinline)) float any_codes(i8 *codes, const f32u *x, const u32 *random, int count, int limit)
+/* The codes of any block, and its scale. Infinities and NaNs are flagged by the sign of the scale. */
+INLINE float block_codes(i8 *out, const f32u *x, const u32 *random, int count, const int codes)
 {
     if (greatest_of(x, count) < F32_INF)
-        return finite_codes(codes, x, random, count, limit);
+        return numbers_codes(out, x, random, count, codes, 0);
     float finite[BLOCK];
     finite_of(finite, x, count);
-    const float scale = finite_codes(codes, finite, random, count, limit - 1);
-    for (int i = 0; i < count; i++) {
-        if (magnitude(x[i]) == F32_INF)
-            codes[i] = (i8)(x[i] > 0 ? limit : -limit);
-        if (magnitude(x[i]) > F32_INF)
-            codes[i] = (i8)(-limit - 1);
-    }
+    const float scale = numbers_codes(out, finite, random, count, codes, 1);
+    for (int i = 0; i < count; i++)
+        if (magnitude(x[i]) >= F32_INF)
+            out[i] = special_code(codes, x[i]);
     return -scale;
 }
 
 /* Codes and scales of a group of blocks of `count` elements; the codes of the blocks lie `stride` apart. Blocks with
-   the ends of the exponents, and stochastic rounding, are rarer: there blocks are done one by one. */
-INLINE void group_codes(i8 *codes, const int stride, float *scales, const f32u *x, const u32 *random, const int count, const int limit)
+   the ends of the exponents, and stochastic rounding, are rarer: there `any` does blocks one by one. */
+typedef float block_codes_fn(i8 *out, const f32u *x, const u32 *random);
+INLINE void group_codes(i8 *out, const int stride, float *scales, const f32u *x, const u32 *random, const int count, const int codes,
+                        block_codes_fn *any)
 {
     const int blocks = GROUP / count;
     i32 most[GROUP / INT4_BLOCK], rare = random != NULL;
@@ -262,61 +204,58 @@ INLINE void group_codes(i8 *codes, const int stride, float *scales, const f32u *
     for (int b = 0; b < blocks; b++)
         most[b] = greatest_of(x + b * count, count);
     for (int b = 0; b < blocks; b++) {
-        scales[b] = f32_from((u32)most[b]) / (float)limit;
+        scales[b] = f32_from((u32)most[b]) / greatest_number(codes, 0);
         inverse[b] = 1 / (scales[b] > 0 ? scales[b] : 1);
         rare |= ((most[b] < LEAST_PLAIN) & (most[b] != 0)) | (most[b] >= F32_INF - 1);
     }
     if (__builtin_expect(rare, 0)) {
         for (int b = 0; b < blocks; b++)
-            scales[b] = any_codes(codes + b * stride, x + b * count, random == NULL ? NULL : random + b * count, count, limit);
+            scales[b] = any(out + b * stride, x + b * count, random == NULL ? NULL : random + b * count);
         return;
     }
 #if defined(HALF_LANES)
 #define SCALED(k) lanes_load(x + i + (k)*HALF_LANES) * inverse[(i + (k)*HALF_LANES) / count]
-    for (int i = 0; i < GROUP; i += 4 * HALF_LANES)
-        codes_store(codes + i / count * stride + i % count, SCALED(0), SCALED(1), SCALED(2), SCALED(3));
-#else
-    for (int b = 0; b < blocks; b++) {
-        INDEPENDENT for (int i = 0; i < count; i++) codes[b * stride + i] = nearest(x[b * count + i] * inverse[b]);
+    if (codes != E4M3_CODES) {
+        for (int i = 0; i < GROUP; i += 4 * HALF_LANES)
+            codes_store(out + i / count * stride + i % count, SCALED(0), SCALED(1), SCALED(2), SCALED(3));
+        return;
     }
 #endif
-}
-
-static __attribute__((noinline)) void decode_flagged(f32u *out, const f32u *a, const i8u *codes, int count, int limit, float scale)
-{
-    for (int i = 0; i < count; i++) {
-        float decoded = (float)codes[i] * -scale;
-        if (codes[i] == limit)
-            decoded = f32_from(F32_INF);
-        if (codes[i] == -limit)
-            decoded = -f32_from(F32_INF);
-        if (codes[i] == -limit - 1)
-            decoded = f32_from(F32_NAN);
-        ((u32u *)out)[i] = joined(a, i, decoded);
+    for (int b = 0; b < blocks; b++) {
+        INDEPENDENT for (int i = 0; i < count; i++) out[b * stride + i] = nearest_code(codes, 0, x[b * count + i] * inverse[b]);
     }
 }
 
-INLINE void decode_block(f32u *out, const f32u *a, const i8u *codes, const int count, const int limit, float scale)
+INLINE void decode_block(f32u *out, const f32u *a, const i8u *in, const int count, const int codes, float scale)
 {
     if (__builtin_expect(f32_bits(scale) >> 31, 0)) {
-        decode_flagged(out, a, codes, count, limit, scale);
+        for (int i = 0; i < count; i++)
+            ((u32u *)out)[i] = joined(a, i, flagged_value(codes, in[i], scale));
     } else {
-        INDEPENDENT for (int i = 0; i < count; i++) ((u32u *)out)[i] = joined(a, i, (float)codes[i] * scale);
+        INDEPENDENT for (int i = 0; i < count; i++) ((u32u *)out)[i] = joined(a, i, code_value(codes, in[i]) * scale);
     }
 }
 
-static void int8_encode_group(u8u *coded, const f32u *x, const u32 *random)
-{
-    float scales[GROUP / BLOCK];
-    group_codes((i8 *)coded + 4, INT8_BYTES, scales, x, random, BLOCK, 127);
-    for (int b = 0; b < GROUP / BLOCK; b++)
-        put_scale(coded + b * INT8_BYTES, scales[b]);
-}
+#define BYTE_CODES_FUNCTIONS(codec, codes)                                                                                      \
+    static __attribute__((noinline)) float codec##_block_codes(i8 *out, const f32u *x, const u32 *random) {                     \
+        return block_codes(out, x, random, BLOCK, codes);                                                                       \
+    }                                                                                                                           \
+    static void codec##_encode_group(u8u *coded, const f32u *x, const u32 *random) {                                            \
+        float scales[GROUP / BLOCK];                                                                                            \
+        group_codes((i8 *)coded + 4, BYTE_CODES, scales, x, random, BLOCK, codes, codec##_block_codes);                         \
+        for (int b = 0; b < GROUP / BLOCK; b++)                                                                                 \
+            put_scale(coded + b * BYTE_CODES, scales[b]);                                                                       \
+    }                                                                                                                           \
+    INLINE void codec##_group(f32u *out, const f32u *a, const u8u *coded) {                                                     \
+        for (int at = 0; at < GROUP; at += BLOCK, coded += BYTE_CODES)                                                          \
+            decode_block(out + at, a == NULL ? NULL : a + at, (const i8u *)coded + 4, BLOCK, codes, get_scale(coded));          \
+    }
+BYTE_CODES_FUNCTIONS(int8, INT8_CODES)
+BYTE_CODES_FUNCTIONS(fp8, E4M3_CODES)
 
-INLINE void int8_group(f32u *out, const f32u *a, const u8u *coded)
+static __attribute__((noinline)) float int4_block_codes(i8 *out, const f32u *x, const u32 *random)
 {
-    for (int at = 0; at < GROUP; at += BLOCK, coded += INT8_BYTES)
-        decode_block(out + at, a == NULL ? NULL : a + at, (const i8u *)coded + 4, BLOCK, 127, get_scale(coded));
+    return block_codes(out, x, random, INT4_BLOCK, INT4_CODES);
 }
 
 /* Two codes lie in a byte, the first one in the lower half: as 16-bit words, two bytes become one. */
@@ -326,7 +265,7 @@ static void int4_encode_group(u8u *coded, const f32u *x, const u32 *random)
     i8 codes[GROUP];
     u16 pairs[GROUP / 2];
     u8 bytes[GROUP / 2];
-    group_codes(codes, INT4_BLOCK, scales, x, random, INT4_BLOCK, 7);
+    group_codes(codes, INT4_BLOCK, scales, x, random, INT4_BLOCK, INT4_CODES, int4_block_codes);
     memcpy(pairs, codes, sizeof pairs);
     for (int i = 0; i < GROUP / 2; i++)
         bytes[i] = (u8)((pairs[i] & 0x0f) | (pairs[i] >> 4 & 0xf0));
@@ -345,7 +284,7 @@ INLINE void int4_group(f32u *out, const f32u *a, const u8u *coded)
         memcpy(codes, pairs, sizeof codes);
         for (int i = 0; i < INT4_BLOCK; i++)
             codes[i] = (i8)((codes[i] ^ 8) - 8); /* the sign of four bits */
-        decode_block(out + at, a == NULL ? NULL : a + at, codes, INT4_BLOCK, 7, get_scale(coded));
+        decode_block(out + at, a == NULL ? NULL : a + at, codes, INT4_BLOCK, INT4_CODES, get_scale(coded));
     }
 }
 
@@ -356,3 +295,4 @@ GROUP_FUNCTIONS(bf16)
 GROUP_FUNCTIONS(fp16)
 GROUP_FUNCTIONS(int8)
 GROUP_FUNCTIONS(int4)
+GROUP_FUNCTIONS(fp8)

@@ -96,6 +96,7 @@ def test_algorithms_and_codecs_are_crossed() -> None:
         "none",
         "int8",
         "int4",
+        "fp8",
     ]
     assert perf.variants("barrier", "all", "all", DType.float32) == (("auto", "none"),)
 

@@ -334,7 +334,10 @@ def test_update_membership(comm: Communicator, daemon: FakeDaemon) -> None:
             {"op": "mean"},
             ("op is not available", "all_reduce(op=...)", "sum or avg or min or max or prod", "got 'mean'"),
         ),
-        ({"codec": "int2"}, ("codec is not available", "expected none or bf16 or fp16 or int8 or int4", "got 'int2'")),
+        (
+            {"codec": "int2"},
+            ("codec is not available", "expected none or bf16 or fp16 or int8 or int4 or fp8", "got 'int2'"),
+        ),
         ({"algorithm": "star"}, ("algorithm is not available", "expected auto or ring or direct", "got 'star'")),
         ({"on_failure": "ignore"}, ("on_failure is not available", "retry or raise")),
         ({"timeout": -1}, ("timeout cannot be used", "got -1")),

@@ -200,7 +200,7 @@ def test_codecs(worlds: dict[int, list[Any]], world: int, codec: Codec) -> None:
                 assert 0 <= receipt.codec_error < 0.2, receipt
 
 
-@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int4", "fp8"])
 def test_stochastic_rounding(worlds: dict[int, list[Any]], codec: str) -> None:
     """The same bytes everywhere, other ones than to the nearest and with another seed, and about as good."""
     comms = worlds[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -214,7 +215,7 @@ def relative_error(codec: Codec, x: np.ndarray) -> float:
     return float(np.linalg.norm(after.astype(np.float64) - x) / np.linalg.norm(x.astype(np.float64)))
 
 
-BARS = {Codec.bf16: 0.002, Codec.fp16: 0.0005, Codec.int8: 0.007, Codec.int4: 0.10}
+BARS = {Codec.bf16: 0.002, Codec.fp16: 0.0005, Codec.int8: 0.007, Codec.int4: 0.10, Codec.fp8: 0.027}
 
 
 @codecs
@@ -258,7 +259,7 @@ def test_zeros_and_blocks_without_finite_values(codec):
     for value in (np.inf, -np.inf, np.nan):
         np.testing.assert_array_equal(after_one_pass(codec, np.full(200, value)), np.full(200, value))
     minus = after_one_pass(codec, np.full(200, -0.0))
-    assert np.signbit(minus).all() == (codec in (Codec.bf16, Codec.fp16))
+    assert np.signbit(minus).all() == (codec in (Codec.bf16, Codec.fp16, Codec.fp8))
     if codec in (Codec.int8, Codec.int4):
         assert not np.signbit(minus).any()
         assert not reference.encode(codec, DType.float32, np.zeros(32, np.float32)).any()
@@ -274,11 +275,12 @@ def test_constants(codec, sign):
         1e-30,
         1e30,
         2.0**-130,
-        float(FLOAT_MAX) * (1 if codec in (Codec.int8, Codec.int4) else 0.99),
+        float(FLOAT_MAX) * (0.99 if codec in (Codec.bf16, Codec.fp16) else 1),
     ):
         x = np.full(300, sign * value, np.float32)
         after = after_one_pass(codec, x)
-        np.testing.assert_allclose(after, x.astype(np.float64), rtol=2**-8 if codec is Codec.bf16 else 2**-11)
+        bar = {Codec.bf16: 2**-8, Codec.fp8: 2**-10}.get(codec, 2**-11)  # a denormal scale of fp8 has 10 bits
+        np.testing.assert_allclose(after, x.astype(np.float64), rtol=bar)
     x = -np.abs(np.random.default_rng(29).normal(size=1 << 16)) - 1e-3
     assert (after_one_pass(codec, x) <= 0).all()
     assert relative_error(codec, x.astype(np.float32)) <= BARS[codec]
@@ -296,6 +298,8 @@ def test_denormals(codec):
         step = 2.0**16 * np.ones(4096)
     elif codec is Codec.fp16:
         step = np.maximum(2.0 ** (np.ceil(np.log2(np.abs(steps) + 1)) - 10), 0)
+    elif codec is Codec.fp8:  # a place of the code, or of the denormal itself
+        step = np.maximum(np.abs(steps) / 8, 1) + 1
     else:
         rows = np.abs(steps).reshape(-1, reference.block(codec)[0])
         step = np.repeat(rows.max(axis=1) / limit + 1, rows.shape[1])
@@ -306,7 +310,64 @@ def test_float64_is_float32_on_the_wire():
     for codec in CODECS:
         after = after_one_pass(codec, [1e300, -1e300, 1e-300, 3.5], DType.float64)
         np.testing.assert_array_equal(after[:3], [np.inf, -np.inf, 0])
-        assert after[3] == 3.5 or codec in (Codec.int8, Codec.int4)
+        assert after[3] == 3.5 or codec in (Codec.int8, Codec.int4, Codec.fp8)
+
+
+@pytest.mark.parametrize("table", [*TABLES, "reference"])
+def test_fp8_is_e4m3fn(table):
+    """Codes and what they mean are those of ml_dtypes; ties, denormals and both ends included."""
+    numbers_of = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    finite = np.sort(np.unique(numbers_of[np.isfinite(numbers_of)]))
+    between = (finite[1:] + finite[:-1]) / 2
+    near = np.concatenate(
+        [finite, between, np.nextafter(between, np.float32(-1e9)), np.nextafter(between, np.float32(1e9))]
+    )
+    spread = np.random.default_rng(47).normal(size=60000) * 2.0 ** np.random.default_rng(48).uniform(-12, 9, 60000)
+    x = np.concatenate([near, np.clip(spread, -448, 448)]).astype(np.float32)
+    x = np.concatenate([x, np.zeros(-x.size % 127, np.float32)]).reshape(-1, 127)
+    for scale in (1.0, 2.0**100, 2.0**-120, 2.0**-126):
+        rows = np.concatenate([np.full((len(x), 1), 448, np.float32), x], axis=1)  # so that the scale is exact
+        flat = (rows * np.float32(scale)).reshape(-1)
+        flat[flat == 0] = np.copysign(0, rows.reshape(-1)[flat == 0])
+        if table == "reference":
+            coded = reference.encode(Codec.fp8, DType.float32, flat)
+        else:
+            coded = Kernels(table, Codec.fp8, DType.float32).encode(flat)
+        blocks = coded.reshape(-1, 132)
+        assert (np.ascontiguousarray(blocks[:, :4]).view("<f4") == np.float32(scale)).all()
+        same(
+            np.ascontiguousarray(blocks[:, 4:]),
+            (flat.reshape(rows.shape) / np.float32(scale)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8),
+        )
+    every = np.zeros((2, 132), np.uint8)
+    every[:, :4] = np.array([1.0], "<f4").view(np.uint8)
+    every[:, 4:] = np.arange(256).reshape(2, 128)
+    if table == "reference":
+        after = reference.decode(Codec.fp8, DType.float32, every.reshape(-1), 256)
+    else:
+        after = Kernels(table, Codec.fp8, DType.float32).decode(every.reshape(-1), 256)
+    same(after, np.where(np.isnan(numbers_of), np.float32(np.nan), numbers_of))
+
+
+def test_what_fp8_is_for():
+    """Small numbers beside great ones: where tails are heavy fp8 errs less than int8, and each number keeps 3 bits."""
+    rng = np.random.default_rng(53)
+    n = 1 << 18
+    kinds = {
+        "gauss": rng.normal(size=n), "t3": rng.standard_t(3, size=n), "t2": rng.standard_t(2, size=n),
+        "cauchy": rng.standard_t(1, size=n), "outliers": rng.normal(size=n) * np.where(rng.random(n) < 0.01, 100, 1),
+    }  # fmt: skip
+    errors = {}
+    for name, values in kinds.items():
+        x = values.astype(np.float32)
+        for codec in (Codec.int8, Codec.fp8):
+            errors[name, codec] = relative_error(codec, x)
+        off = np.abs(after_one_pass(Codec.fp8, x) - x) / np.abs(x)
+        assert np.quantile(off, 0.99) <= 2**-4 * 1.01
+    assert errors["gauss", Codec.fp8] > 3 * errors["gauss", Codec.int8]
+    assert errors["t3", Codec.fp8] > 1.3 * errors["t3", Codec.int8]
+    for name in ("t2", "cauchy", "outliers"):
+        assert errors[name, Codec.fp8] < 0.8 * errors[name, Codec.int8], name
 
 
 # ---- stochastic rounding -----------------------------------------------------------------------------------
@@ -340,6 +401,12 @@ def test_each_element_has_its_own_random_words():
 
 @pairs
 def test_exact_values_stay_exact(codec, dtype):
+    if codec is Codec.fp8:
+        plus = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        x = np.tile(np.concatenate([[448], plus, [448], -plus]), 20)
+        for key in range(3):
+            np.testing.assert_array_equal(after_one_pass(codec, x, dtype, key), x)
+        return
     limit = {Codec.int8: 127, Codec.int4: 7}.get(codec, 127)
     x = np.tile(np.arange(-limit, limit + 1), 300)[: 256 * limit] * 0.5
     x.reshape(-1, 32)[:, 0] = limit * 0.5
@@ -358,8 +425,10 @@ def test_stochastic_rounding_has_the_right_mean(codec, size):
     x = np.tile(one, n) * np.float32(size)
     after = after_one_pass(codec, x, key=KEY).reshape(n, 32) / size
     exact = x[:32].astype(np.float64) / size
-    step = {Codec.bf16: 2.0**-8, Codec.fp16: 2.0**-10, Codec.int8: 1 / 127, Codec.int4: 1 / 7}[codec]
-    steps = np.abs(exact) * step * 2 if codec in (Codec.bf16, Codec.fp16) else np.full(32, step)
+    step = {Codec.bf16: 2.0**-8, Codec.fp16: 2.0**-10, Codec.int8: 1 / 127, Codec.int4: 1 / 7, Codec.fp8: 2.0**-3}[
+        codec
+    ]
+    steps = np.abs(exact) * step * 2 if codec in (Codec.bf16, Codec.fp16, Codec.fp8) else np.full(32, step)
     if codec is Codec.bf16 and size < 2.0**-126:
         steps += 2.0**-133 / size
     if codec is Codec.fp16:
@@ -369,24 +438,26 @@ def test_stochastic_rounding_has_the_right_mean(codec, size):
     assert np.linalg.norm(after.mean(axis=0) - exact) < np.linalg.norm(after[0] - exact) / 10
 
 
-def test_the_greatest_element_is_never_rounded_past_the_limit():
-    """Its quotient by the rounded scale can be a little above 127; where the draw is smaller than that, 128 is next."""
-    words = reference.random_words(KEY, 0, 1 << 18)
-    place = int(words.argmin())
+@pytest.mark.parametrize(("codec", "limit"), [(Codec.int8, 127), (Codec.fp8, 448)])
+def test_the_greatest_element_is_never_rounded_past_the_limit(codec, limit):
+    """Its quotient by the rounded scale can be a little above; with the right draw the code past the end is next."""
+    words = reference.random_words(KEY, 0, 1 << 21)
+    place = int(words.argmin() if codec is Codec.int8 else words.argmax())
     amax = np.random.default_rng(41).uniform(1, 2, 1000).astype(np.float32)
-    above = amax / (amax / np.float32(127)) > 127
+    above = amax / (amax / np.float32(limit)) > limit
     assert above.any()
-    assert (words[place] >> 8) * 2.0**-24 < 2.0**-17  # the least excess over 127
-    x = np.zeros(1 << 18, np.float32)
+    if codec is Codec.int8:
+        assert (words[place] >> 8) * 2.0**-24 < 2.0**-17  # the least excess over 127
+    else:
+        assert words[place] >> 12 == (1 << 20) - 1  # adds up to one with any excess over 448
+    x, first = np.zeros(128, np.float32), place // 128 * 128
     for value in (amax[above][0], -amax[above][0]):
-        x[place] = value
-        after = reference.decode(
-            Codec.int8, DType.float32, reference.encode(Codec.int8, DType.float32, x, key=KEY), x.size
-        )
-        assert after[place] == pytest.approx(value, rel=0.01)
+        x[place - first] = value
+        coded = reference.encode(codec, DType.float32, x, key=KEY, first=first)
+        after = reference.decode(codec, DType.float32, coded, 128)
+        assert after[place - first] == pytest.approx(value, rel=0.01)
         for table in TABLES:
-            kernels = Kernels(table, Codec.int8, DType.float32)
-            same(kernels.decode(kernels.encode(x, KEY), x.size), after)
+            same(Kernels(table, codec, DType.float32).encode(x, KEY, first), coded)
 
 
 @given(st.sampled_from(PAIRS), st.lists(st.integers(0, 2**64 - 1), max_size=140), st.booleans())

@@ -122,7 +122,7 @@ def test_every_collective_waits_for_the_bytes_that_it_reads(world: int) -> None:
                 run(mesh, bells, Descriptor(kind, dtype, op, count, root=root), algorithm, seed=number)
 
 
-@pytest.mark.parametrize("codec", [Codec.bf16, Codec.int8, Codec.int4])
+@pytest.mark.parametrize("codec", [Codec.bf16, Codec.int8, Codec.int4, Codec.fp8])
 def test_what_is_encoded_waits_too(codec: Codec) -> None:
     with mesh_of(3, lanes=3) as mesh, bells_of(mesh) as bells:
         for algorithm in ALGORITHMS[Kind.all_reduce]:

@@ -107,7 +107,7 @@ def test_the_codec_error_and_the_bytes_saved_are_reported() -> None:
     fronts = [rng.standard_normal(count).astype(np.float32) for _ in range(world)]
     exact = sum(front.astype(np.float64) for front in fronts)
     with mesh_of(world, lanes=2) as mesh:
-        for codec, bar in ((Codec.bf16, 0.004), (Codec.int8, 0.01), (Codec.int4, 0.15)):
+        for codec, bar in ((Codec.bf16, 0.004), (Codec.int8, 0.01), (Codec.int4, 0.15), (Codec.fp8, 0.04)):
             mesh.seq += 1
             call = Descriptor(Kind.all_reduce, DType.float32, count=count, codec=codec)
             backs = [np.zeros_like(front) for front in fronts]

@@ -66,8 +66,8 @@ def perf(
     codec: Annotated[
         str,
         Parameter(
-            help='Wire format of all_reduce: none, bf16, fp16, int8 or int4, several with commas, or "all". They take '
-            "turns."
+            help='Wire format of all_reduce: none, bf16, fp16, int8, int4 or fp8, several with commas, or "all". They '
+            "take turns."
         ),
     ] = "none",
     in_flight: Annotated[

@@ -57,7 +57,7 @@ from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
 Blocking: TypeAlias = Literal[False]
 Async: TypeAlias = Literal[True]
 Op: TypeAlias = Literal["sum", "avg", "min", "max", "prod"]
-CodecName: TypeAlias = Literal["none", "bf16", "fp16", "int8", "int4"]
+CodecName: TypeAlias = Literal["none", "bf16", "fp16", "int8", "int4", "fp8"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 OnFailure: TypeAlias = Literal["retry", "raise"]
 Strategy: TypeAlias = Literal["majority", "send-only", "receive-only"]
@@ -115,9 +115,10 @@ tensor lies in the arena."""
 _ARGUMENTS = {
     "op": '"sum", "avg", "min", "max" or "prod".',
     "codec": """how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only), "int8",
-        "int4".""",
+        "int4", "fp8" (e4m3).""",
     "max_rel_error": """instead of codec: take the smallest format whose error is at most this. Nominal relative L2
-        errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005. All members must say the same.""",
+        errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005; fp8, of int8's size, has 0.04 and is
+        never taken. All members must say the same.""",
     "rounding": """of the codec: "nearest", or "stochastic", whose random bits depend on seed, seq and element only.""",
     "seed": "of stochastic rounding, 64 bits; the same on all members.",
     "feedback": """add what the codec lost of this tensor in earlier calls, and keep what it loses now. For sum and avg,

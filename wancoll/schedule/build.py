@@ -16,10 +16,16 @@ from wancoll.collective import Codec, DType
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step, chunk_bounds
 
 # Elements of a codec's block, and the bytes that they are on the wire.
-BLOCKS = {Codec.bf16: (1, 2), Codec.fp16: (128, 260), Codec.int8: (128, 132), Codec.int4: (32, 20)}
+BLOCKS = {
+    Codec.bf16: (1, 2),
+    Codec.fp16: (128, 260),
+    Codec.int8: (128, 132),
+    Codec.int4: (32, 20),
+    Codec.fp8: (128, 132),
+}
 _WIDE = (DType.float32, DType.float64)
 _HALF = (DType.float16, DType.bfloat16)  # which gain nothing from bf16 and fp16
-_DTYPES = {Codec.bf16: _WIDE, Codec.fp16: _WIDE, Codec.int8: _WIDE + _HALF, Codec.int4: _WIDE + _HALF}
+_DTYPES = {Codec.bf16: _WIDE, Codec.fp16: _WIDE} | dict.fromkeys((Codec.int8, Codec.int4, Codec.fp8), _WIDE + _HALF)
 
 
 def takes(codec: Codec, dtype: DType) -> bool:

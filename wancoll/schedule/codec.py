@@ -13,7 +13,8 @@ from wancoll.schedule.build import BLOCKS, takes
 from wancoll.schedule.numbers import Array, narrowed, widened
 
 _BLOCK = {Codec.none: (0, 0), **BLOCKS}
-_LIMIT = {Codec.int8: 127, Codec.int4: 7}
+# What the greatest code means, and the one below it: a block with infinities or NaNs leaves the first to them.
+_GREATEST = {Codec.int8: (127, 126), Codec.int4: (7, 6), Codec.fp8: (448, 416)}
 
 _INF = np.uint32(0x7F800000)
 _SIZE = np.uint32(0x7FFFFFFF)
@@ -65,7 +66,7 @@ def encode(codec: Codec, dtype: DType, x: Array, *, key: int | None = None, firs
             return _bf16(values, noise).astype("<u2").view(np.uint8)
         rows = _rows(codec, values)
         words = None if noise is None else _rows(codec, noise)
-        scale, codes = _halves(rows, words) if codec is Codec.fp16 else _codes(rows, words, _LIMIT[codec])
+        scale, codes = _halves(rows, words) if codec is Codec.fp16 else _codes(codec, rows, words)
         if codec is Codec.int4:
             codes = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
         head = scale.astype("<f4").view(np.uint8).reshape(-1, 4)
@@ -170,11 +171,12 @@ def _uniform(noise: Array) -> Array:
     return (noise >> 8).astype(np.float32) * np.float32(2**-24)
 
 
-def _codes(x: Array, noise: Array | None, limit: int) -> tuple[Array, Array]:
-    """Scales, shape (rows, 1), negative for blocks with infinities or NaNs; codes, int8, of the shape of x."""
+def _codes(codec: Codec, x: Array, noise: Array | None) -> tuple[Array, Array]:
+    """Scales, shape (rows, 1), negative for blocks with infinities or NaNs; codes, 8 bits, of the shape of x."""
     finite = np.isfinite(x)
     flagged = ~finite.all(axis=1, keepdims=True)
-    most = np.where(flagged, limit - 1, limit).astype(np.float32)
+    limit, lesser = _GREATEST[codec]
+    most = np.where(flagged, lesser, limit).astype(np.float32)
     greatest = _greatest(x).view(np.float32)
     scale = greatest / most
     reached = scale * most
@@ -185,15 +187,44 @@ def _codes(x: Array, noise: Array | None, limit: int) -> tuple[Array, Array]:
     if noise is None:
         lift = np.where(scale < np.float32(2.0**-100), np.float32(2.0**64), np.float32(1))
         inverse = np.where(scale > 0, np.float32(1) / (scale * lift), np.float32(0))
-        codes = np.rint(values * lift * inverse)
+        q = values * lift * inverse
     else:
         q = values / np.where(scale > 0, scale, np.float32(1))
-        below = np.floor(q)
-        codes = below + (_uniform(noise) < q - below)
-    codes = np.clip(codes, -most, most)
+    codes = (_e4m3 if codec is Codec.fp8 else _whole)(q, noise, most)
     codes = np.where(np.isinf(x), np.copysign(np.float32(limit), x), codes)
-    codes = np.where(np.isnan(x), np.float32(-limit - 1), codes)
-    return np.where(flagged, -scale, scale), codes.astype(np.int8)
+    scale = np.where(flagged, -scale, scale)
+    if codec is Codec.fp8:
+        return scale, np.where(np.isnan(x), np.uint8(0x7F), _e4m3_bits(codes))
+    return scale, np.where(np.isnan(x), np.float32(-limit - 1), codes).astype(np.int8)
+
+
+def _whole(q: Array, noise: Array | None, most: Array) -> Array:
+    """Whole numbers from -most to most."""
+    below = np.floor(q)
+    codes: Array = np.rint(q) if noise is None else below + (_uniform(noise) < q - below)
+    return np.clip(codes, -most, most)
+
+
+def _e4m3(q: Array, noise: Array | None, most: Array) -> Array:
+    """Numbers that e4m3 has, from -most to most."""
+    size = np.abs(q)
+    place = np.exp2(np.maximum(np.frexp(size)[1], -5) - np.float32(4))  # 2^-9 for denormals
+    places = size / place
+    below = np.floor(places)
+    if noise is None:
+        whole = np.rint(places)
+    else:
+        added = (noise >> 12).astype(np.float32) * np.float32(2**-20)  # below the last place
+        carried = places - below + added >= 1
+        whole = below + np.where(size < np.float32(2**-6), _uniform(noise) < places - below, carried)
+    signed: Array = np.copysign(np.minimum(whole * place, most), q)
+    return signed
+
+
+def _e4m3_bits(x: Array) -> Array:
+    """The bytes of numbers that e4m3 has."""
+    bits: Array = np.searchsorted(_E4M3[:0x7F], np.abs(x)).astype(np.uint8) | np.signbit(x).astype(np.uint8) << 7
+    return bits
 
 
 def _decoded(codec: Codec, scale: Array, body: Array) -> Array:
@@ -203,8 +234,21 @@ def _decoded(codec: Codec, scale: Array, body: Array) -> Array:
     codes = body.view(np.int8)
     if codec is Codec.int4:
         codes = np.stack([codes << 4, codes & np.int8(-16)], axis=2).reshape(-1, 2 * codes.shape[1]) >> 4
-    limit, flagged = _LIMIT[codec], np.signbit(scale)
-    values = codes.astype(np.float32) * np.where(flagged, -scale, scale)
-    special = np.where(abs(codes.astype(np.int16)) == limit, np.copysign(np.float32(np.inf), codes), values)
-    special = np.where(codes == -limit - 1, np.float32(np.nan), special)
+    limit, flagged = _GREATEST[codec][0], np.signbit(scale)
+    numbers = _E4M3[codes.view(np.uint8)] if codec is Codec.fp8 else codes.astype(np.float32)
+    values = numbers * np.where(flagged, -scale, scale)
+    special = np.where(np.abs(numbers) == limit, np.copysign(np.float32(np.inf), numbers), values)
+    special = np.where(numbers == -limit - 1, np.float32(np.nan), special)
     return np.where(flagged, special, values)
+
+
+def _e4m3_numbers() -> Array:
+    """What each byte means: a sign, four bits of exponent, three of mantissa; the greatest is a NaN."""
+    code = np.arange(128)
+    field, mantissa = code >> 3, code & 7
+    size = np.where(field > 0, 8 + mantissa, mantissa) * 2.0 ** (np.maximum(field, 1) - 10)
+    size[0x7F] = np.nan
+    return np.concatenate([size, -size]).astype(np.float32)
+
+
+_E4M3 = _e4m3_numbers()
