@@ -61,7 +61,7 @@ bench: $(VENV)/.dev $(VENV)/.torch
 bench-wan: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m tests.bench.wan
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

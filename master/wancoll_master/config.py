@@ -73,6 +73,13 @@ class MasterConfig:
             "--listen. Empty: what --listen says; for all interfaces the address of the one that reaches etcd."
         ),
     ] = ""
+    end_when_unused: Annotated[
+        SecondsOrNone,
+        Parameter(
+            help="Seconds without any daemon after which this master ends by itself; before the first one it waits "
+            "for a minute. 0: never."
+        ),
+    ] = 0.0
     failpoint_token: Annotated[str, Unseen] = ""
     limits: Annotated[Limits, Unseen] = DEFAULT
 

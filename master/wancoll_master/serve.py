@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import structlog
 import trio
 
 from wancoll.errors import ConfigError
@@ -13,6 +14,10 @@ from wancoll.net.listen import open_listeners, trio_listeners
 from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.server import Server
 from wancoll_master.store.journal import Journal
+
+log = structlog.get_logger("wancoll.master")
+
+_FIRST_DAEMON_SECONDS = 60.0  # for the first daemon to come
 
 
 async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
@@ -34,6 +39,8 @@ async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]]
                     server.lead(journal)
                 else:
                     nursery.start_soon(_elect(config, config.etcd, server, bound[0]))
+                if config.end_when_unused:
+                    nursery.start_soon(_end_when_unused, server, config.end_when_unused, nursery.cancel_scope)
                 task_status.started(bound)
                 await trio.serve_listeners(server.accept, trio_listeners(listeners))
         finally:
@@ -41,6 +48,17 @@ async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]]
                 one.close()
     finally:
         journal.close()
+
+
+async def _end_when_unused(server: Server, seconds: float, ending: trio.CancelScope) -> None:
+    """Cancel *ending* once no daemon has been there for so long."""
+    most, used_at = max(seconds, _FIRST_DAEMON_SECONDS), trio.current_time()
+    while trio.current_time() - used_at < most:
+        if server.state is None or server.state.daemons:
+            most, used_at = seconds, trio.current_time()
+        await trio.sleep(min(seconds / 4, 1.0))
+    log.info("no daemon is there any more: the master ends")
+    ending.cancel()
 
 
 def _elect(

@@ -1,4 +1,4 @@
-"""A private peer daemon: a child process that lives as long as one connection."""
+"""Private daemons and masters: child processes that live as long as what they were started for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 
@@ -20,7 +21,8 @@ from wancoll.errors import ConfigError, PeerDaemonLost
 from wancoll.wire import messages as m
 
 START_SECONDS = 30.0
-_STARTED = b"wancoll peer started"
+_UNUSED_SECONDS = 5.0  # without a daemon, after which a private master ends
+_DIRECTORY = "{directory}"  # in a command: its own folder
 _NOT_ITS_OWN = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),  # readiness is this process's to tell
     *("WANCOLL_SOCKET", "WANCOLL_LISTEN", "WANCOLL_ADVERTISE"),  # of the daemon that the machine has
@@ -30,7 +32,120 @@ _STOP_SECONDS = 5.0  # after closing its standard input, and again after SIGTERM
 _TAIL_BYTES = 2000
 
 
-class PrivateDaemon:
+class _Private:
+    """A command that this process started: `wancoll *command`, and a folder of its own.
+
+    Args:
+        label: of what it is, for errors.
+        command: its arguments; DIRECTORY stands for the folder.
+        started: how the line begins by which it says that it can be used.
+        timeout: seconds until then.
+
+    Attributes:
+        said: the rest of that line.
+
+    Raises:
+        ConfigError: it refuses its options; says the end of its log.
+        PeerDaemonLost: it ended, or had not started in time; says the end of its log.
+    """
+
+    def __init__(self, label: str, command: Sequence[str], started: bytes, timeout: float) -> None:
+        self._label = label
+        self._directory = tempfile.mkdtemp(prefix="wancoll-")
+        self._log = os.path.join(self._directory, f"{command[0]}.log")
+        self._process: subprocess.Popen[bytes] | None = None
+        arguments = [each.replace(_DIRECTORY, self._directory) for each in command]
+        try:
+            with open(self._log, "wb") as log:
+                # A session of its own: Ctrl-C is for this process, which then leaves in its own time.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "wancoll", *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=_environment(),
+                    start_new_session=True,
+                )
+            self.said = self._await_started(self._process, started, timeout)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _await_started(self, process: subprocess.Popen[bytes], started: bytes, timeout: float) -> str:
+        assert process.stdout is not None
+        deadline = time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        said = b""
+        while (left := deadline - time.monotonic()) > 0:
+            if not poll.poll(left * 1000):
+                break
+            data = os.read(process.stdout.fileno(), 4096)
+            if not data:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_SECONDS)
+                raise self._failed(started, f"it ended with status {process.poll()}")
+            said += data
+            for line in said.split(b"\n")[:-1]:
+                if line.startswith(started):
+                    return line.removeprefix(started).decode().strip()
+        raise self._failed(started, f"it had not started after {timeout:g} s")
+
+    def _failed(self, started: bytes, got: str) -> ConfigError | PeerDaemonLost:
+        wrong = self._process is not None and self._process.poll() == _WRONG_OPTION  # no other try would do better
+        return (ConfigError if wrong else PeerDaemonLost)(
+            f"the private {self._label} did not start",
+            who=self._who,
+            expected=f"a line that starts with {started.decode()!r}",
+            got=got,
+            hint=f"the end of its log: {self.log_tail() or '(empty)'}",
+        )
+
+    @property
+    def _who(self) -> str:
+        return f"wancoll {self._label}"
+
+    def log_tail(self) -> str:
+        """The end of what it logged."""
+        try:
+            with open(self._log, "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+                return log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def stop(self) -> None:
+        """End it: close its standard input, then SIGTERM, then SIGKILL; each has seconds. Safe to call again."""
+        process = self._process
+        if process is not None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.close()
+            self._stop(process)
+            process.stdout.close()
+            self._process = None
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        for more in (process.terminate, process.kill, None):
+            try:
+                process.wait(_STOP_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                if more is not None:
+                    more()
+
+    def disown(self) -> None:
+        """In a forked child: it is the parent's, whose end must be seen at once."""
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process.returncode = 0  # not ours to wait for
+            self._process = None
+
+
+class PrivateDaemon(_Private):
     """Starts `wancoll peer` and waits until clients can attach.
 
     Args:
@@ -48,74 +163,13 @@ class PrivateDaemon:
 
     def __init__(self, master: str, options: Sequence[str] = (), timeout: float = START_SECONDS) -> None:
         self.master = master
-        self._directory = tempfile.mkdtemp(prefix="wancoll-")
+        command = ["peer", "--master", master, "--socket", f"{_DIRECTORY}/peer.sock", "--watch-stdin", *options]
+        super().__init__("peer daemon", command, b"wancoll peer started", timeout)
         self.socket = os.path.join(self._directory, "peer.sock")
-        self._log = os.path.join(self._directory, "peer.log")
-        self._process: subprocess.Popen[bytes] | None = None
-        command = [
-            sys.executable,
-            "-m",
-            "wancoll",
-            "peer",
-            "--master",
-            master,
-            "--socket",
-            self.socket,
-            "--watch-stdin",
-        ]
-        try:
-            with open(self._log, "wb") as log:
-                # A session of its own: Ctrl-C is for this process, which then leaves in its own time.
-                self._process = subprocess.Popen(
-                    [*command, *options],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=_environment(),
-                    start_new_session=True,
-                )
-            self._await_started(self._process, timeout)
-        except BaseException:
-            self.stop()
-            raise
 
-    def _await_started(self, process: subprocess.Popen[bytes], timeout: float) -> None:
-        assert process.stdout is not None
-        deadline = time.monotonic() + timeout
-        poll = select.poll()
-        poll.register(process.stdout, select.POLLIN)
-        said = b""
-        while (left := deadline - time.monotonic()) > 0:
-            if not poll.poll(left * 1000):
-                break
-            data = os.read(process.stdout.fileno(), 4096)
-            if not data:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_STOP_SECONDS)
-                raise self._failed(f"it ended with status {process.poll()}")
-            said += data
-            if any(line.startswith(_STARTED) for line in said.split(b"\n")[:-1]):
-                return
-        raise self._failed(f"it had not started after {timeout:g} s")
-
-    def _failed(self, got: str) -> ConfigError | PeerDaemonLost:
-        wrong = self._process is not None and self._process.poll() == _WRONG_OPTION  # no other try would do better
-        return (ConfigError if wrong else PeerDaemonLost)(
-            "the private peer daemon did not start",
-            who=f"wancoll peer --master {self.master}",
-            expected=f"a line that starts with {_STARTED.decode()!r}",
-            got=got,
-            hint=f"the end of its log: {self.log_tail() or '(empty)'}",
-        )
-
-    def log_tail(self) -> str:
-        """The end of what it logged."""
-        try:
-            with open(self._log, "rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
-                return log.read().decode(errors="replace").strip()
-        except OSError:
-            return ""
+    @property
+    def _who(self) -> str:
+        return f"wancoll peer --master {self.master}"
 
     def explain(self, failure: m.Failure) -> m.Failure:
         """*failure* with the end of the log, if it says that the daemon is gone."""
@@ -125,32 +179,42 @@ class PrivateDaemon:
         hint = f"connect again to rejoin as a new member; the end of the private daemon's log: {tail}"
         return msgspec.structs.replace(failure, hint=hint)
 
-    def stop(self) -> None:
-        """End it: close its standard input, then SIGTERM, then SIGKILL; each has seconds. Safe to call again."""
-        process = self._process
-        if process is not None:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            for more in (process.terminate, process.kill, None):
-                try:
-                    process.wait(_STOP_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
-                    if more is not None:
-                        more()
-            process.stdout.close()
-            self._process = None
-        shutil.rmtree(self._directory, ignore_errors=True)
 
-    def disown(self) -> None:
-        """In a forked child: the daemon is the parent's, whose end must be seen at once."""
-        if self._process is not None:
-            for pipe in (self._process.stdin, self._process.stdout):
+class PrivateMaster(_Private):
+    """Starts `wancoll master` for one run: without a journal. It ends when its last daemon has been gone for a while.
+
+    So it outlives this process as long as others need it, and no longer.
+
+    Args:
+        listen: "host:port"; port 0 lets the system choose.
+        timeout: seconds until it must have started.
+
+    Attributes:
+        port: that it listens on.
+
+    Raises:
+        ConfigError: it refuses its options; says the end of its log.
+        PeerDaemonLost: it ended, or had not started in time; says the end of its log.
+    """
+
+    def __init__(self, listen: str, timeout: float = START_SECONDS) -> None:
+        command = ["master", "--listen", listen, "--journal", "none", "--end-when-unused", str(_UNUSED_SECONDS)]
+        super().__init__("master", command, b"wancoll master ready", timeout)
+        self.port = int(self.said.split()[0].rpartition(":")[2])
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        super()._stop(process)
+
+    def leave(self) -> None:
+        """Let it end by itself."""
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
-            self._process.returncode = 0  # not ours to wait for
-            self._process = None
+            threading.Thread(target=process.wait, name="wancoll-reaper", daemon=True).start()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _environment() -> dict[str, str]:

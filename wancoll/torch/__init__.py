@@ -1,14 +1,29 @@
-"""wancoll under PyTorch. What it names is loaded at first use."""
+"""wancoll under PyTorch: `import wancoll.torch`, then `torch.distributed.init_process_group("wancoll")`.
+
+Importing this registers the backend and no more: what it names is loaded at first use, since `import torch` itself
+comes by here (the entry point in entry.py).
+"""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
+
+from wancoll.torch.entry import register, torch_is_loading
 
 if TYPE_CHECKING:
     from wancoll.torch.diloco import DiLoCo, OuterStep
     from wancoll.torch.elastic import ElasticDataParallel, StepReceipt, all_reduce_gradients
+    from wancoll.torch.process_group import WancollProcessGroup
 
-__all__ = ["DiLoCo", "ElasticDataParallel", "OuterStep", "StepReceipt", "all_reduce_gradients"]
+__all__ = [
+    "DiLoCo",
+    "ElasticDataParallel",
+    "OuterStep",
+    "StepReceipt",
+    "WancollProcessGroup",
+    "all_reduce_gradients",
+]
 
 # Imported at first use.
 _LAZY = {
@@ -16,6 +31,7 @@ _LAZY = {
     "ElasticDataParallel": "wancoll.torch.elastic",
     "OuterStep": "wancoll.torch.diloco",
     "StepReceipt": "wancoll.torch.elastic",
+    "WancollProcessGroup": "wancoll.torch.process_group",
     "all_reduce_gradients": "wancoll.torch.elastic",
 }
 
@@ -31,3 +47,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+# An error here would be one of `import torch`.
+with contextlib.suppress(Exception) if torch_is_loading() else contextlib.nullcontext():
+    register()

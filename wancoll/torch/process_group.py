@@ -1,0 +1,736 @@
+"""The process group: torch's calls, in torch's ranks, as calls of a communicator.
+
+A rank of torch is fixed; the ring order of wancoll is the master's. A member is named by its rank, and a Seat says
+which place in the ring each rank has in one epoch: roots and sources are translated by it, and blocks where order
+matters.
+
+The world of torch is fixed, too: every call is made with on_failure="raise", and after a loss every further call raises
+the same error, until the group is destroyed and made again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch._C._profiler import _RecordFunctionFast
+
+from wancoll.client.communicator import Communicator
+from wancoll.client.connection import Connection
+from wancoll.client.work import Work
+from wancoll.collective import Descriptor, Kind, Receipt
+from wancoll.errors import ConfigError, OperationAborted, WancollError
+from wancoll.torch.entry import BACKEND, DEVICES
+from wancoll.torch.errors import raised
+from wancoll.torch.rendezvous import Cluster, member
+from wancoll.torch.tensors import Reduction, flat, moved, put_back
+from wancoll.torch.work import Completer, Operation
+from wancoll.wire import messages as m
+
+_OWN_TAGS = 1 << 62  # from here on tags are ours, not the user's
+_SPLIT_TAG = _OWN_TAGS  # of all_to_all with uneven blocks
+
+
+def create(given: Any, options: Any) -> WancollProcessGroup:
+    """What torch calls in init_process_group() and new_group(), on the ranks of the group.
+
+    Args:
+        given: torch's _DistributedBackendOptions.
+        options: pg_options of the caller; there are none.
+    """
+    if options is not None:
+        raise ConfigError(
+            "there are no options", who="init_process_group(pg_options=...)", expected="None",
+            got=type(options).__name__,
+        )  # fmt: skip
+    timeout = given.timeout.total_seconds()
+    world = dist.group.WORLD if given.global_ranks_in_group else None
+    shared = world.cluster if isinstance(world, WancollProcessGroup) else None
+    return WancollProcessGroup(given.store, given.group_rank, given.group_size, timeout, given.group_id, shared)
+
+
+class Seat:
+    """Where the ranks are in one epoch.
+
+    Args:
+        connection: of the communicator.
+        place: the epoch.
+        size: ranks.
+
+    Attributes:
+        comm: makes calls by the ranks of this epoch, whatever comes meanwhile.
+        order: the rank at each place of the ring.
+        at: the place of each rank.
+        straight: whether they are the same.
+    """
+
+    def __init__(self, connection: Connection, place: m.EpochInfo, size: int) -> None:
+        self.place = place
+        self.comm = Communicator(cast("Connection", _Held(connection, place)))
+        where = {name: position for position, name in enumerate(place.members)}
+        self.lost = [rank for rank in range(size) if member(rank) not in where]
+        self.at = [where.get(member(rank), -1) for rank in range(size)]
+        self.order = sorted(range(size), key=self.at.__getitem__)
+        self.straight = self.order == list(range(size))
+
+
+class _Held:
+    """A connection whose place in the group stays what it was."""
+
+    def __init__(self, connection: Connection, place: m.EpochInfo) -> None:
+        self._connection, self.place = connection, place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # its overloads cannot be said again in Python
+
+
+class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """One group of torch's, over wancoll. Made by init_process_group("wancoll") and new_group().
+
+    Args:
+        store: torch's, of this group alone.
+        rank: of this process in the group.
+        size: ranks in the group.
+        timeout: seconds that joining, and then each operation, may take.
+        name: torch's name of the group.
+        cluster: of the default group; None: make one.
+
+    Attributes:
+        cluster: this process's daemon and master.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: float, name: str, cluster: Cluster | None = None
+    ) -> None:
+        super().__init__(rank, size)  # with a store it makes no Python object
+        self._store = store
+        self._rank, self._size, self._timeout = rank, size, timeout
+        self._coalesced: list[Operation] | None = None
+        self._seating = threading.Lock()
+        self._gone: WancollError | None = None  # why no call can be made any more
+        self._owner = cluster is None
+        self.cluster = Cluster(store, rank, size, timeout) if cluster is None else cluster
+        try:
+            self._join(name)
+        except BaseException:
+            if self._owner:
+                self.cluster.close(wait=False)
+            raise
+
+    # A world that is made anew under the same object (reconfiguration) leaves and joins through these two, with _rank,
+    # _size and _gone set in between; getRank and getSize follow.
+
+    def _join(self, name: str) -> None:
+        self._comm = self.cluster.join(name, self._rank, self._size, self._timeout)
+        if self._owner:
+            self.cluster.met()
+        self._connection = self._comm._connection
+        self._completer = Completer(self._connection)
+        self._seat = Seat(self._connection, self._connection.place, self._size)
+
+    def _leave(self) -> None:
+        self._comm.close()
+
+    # ---- what torch asks of a group ------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        """Its name."""
+        return BACKEND
+
+    def getRank(self) -> int:
+        """This process's rank."""
+        return self._rank
+
+    def getSize(self) -> int:
+        """How many ranks there are."""
+        return self._size
+
+    rank = getRank
+    size = getSize
+
+    def name(self) -> str:
+        """The backend's."""
+        return BACKEND
+
+    def get_group_store(self) -> Store:
+        """The store of torch, of this group alone."""
+        return self._store
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """Whether sends and receives must be bracketed."""
+        return False
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether a group can be made out of this one without torch's store."""
+        return False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(each) for each in DEVICES[: 1 + torch.cuda.is_available()]]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def _get_backend_name(self) -> str:
+        return BACKEND
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of every later operation that names none itself."""
+        self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Leave the group: pending operations fail. Of the default group: end this process's daemon, too."""
+        self._leave()
+        if self._owner:
+            self.cluster.close()
+
+    def abort(self) -> None:
+        """As shutdown(), without waiting for anybody."""
+        self._leave()
+        if self._owner:
+            self.cluster.close(wait=False)
+
+    # ---- making a call -------------------------------------------------------------------------------
+
+    def _sit(self, call: str) -> Seat:
+        """The current epoch's, if nobody is lost."""
+        with self._seating:
+            place = self._connection.place
+            if self._seat.place is not place:
+                self._seat = Seat(self._connection, place, self._size)
+            if self._gone is None and self._seat.lost:
+                self._gone = OperationAborted(
+                    self._who_is_lost(), who=f"group {self._comm.group!r}", expected=f"all {self._size} ranks",
+                    hint="destroy_process_group() and init_process_group() again make a group of those that are left",
+                )  # fmt: skip
+            if self._gone is not None:
+                raise raised(self._gone, call)
+            return self._seat
+
+    def _who_is_lost(self) -> str:
+        here = set(self._connection.place.members)
+        names = [member(rank) for rank in range(self._size) if member(rank) not in here]
+        return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} lost" if names else ""
+
+    def _explain(self, call: str, bad: WancollError) -> Exception:
+        return raised(bad, call, self._who_is_lost())
+
+    def _run(
+        self, call: str, given: Sequence[torch.Tensor], result: Sequence[torch.Tensor], timeout: Any,
+        start: Callable[[Seat], list[Work]], finish: Callable[[list[Receipt]], None] | None = None, pair: bool = False,
+    ) -> Operation:  # fmt: skip
+        """Make an operation: *start* posts its calls, *finish* brings their results to where they belong."""
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else -1.0
+        deadline = time.monotonic() + (seconds if seconds > 0 else self._timeout)
+
+        def check(receipts: list[Receipt]) -> None:
+            for receipt in receipts:
+                if receipt.world_size != self._size and not pair:
+                    raise OperationAborted("was committed without all ranks", who=f"group {self._comm.group!r}",
+                        expected=f"all {self._size} ranks", got=", ".join(receipt.contributors))  # fmt: skip
+            if finish is not None:
+                finish(receipts)
+
+        with cast("AbstractContextManager[None]", _RecordFunctionFast(f"{BACKEND}:{call}", list(given))):
+            try:
+                parts = start(self._sit(call))
+            except WancollError as bad:
+                raise self._explain(call, bad) from bad
+        operation = Operation(
+            call, parts, deadline, self._completer, lambda bad: self._explain(call, bad), check, list(result)
+        )
+        if self._coalesced is not None:
+            self._coalesced.append(operation)
+        return operation
+
+    # ---- everyone gets the same ----------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """Reduce in place."""
+        return self._all_reduce("all_reduce", _listed(tensors), opts, timeout)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Operation:
+        """Reduce many in place."""
+        return self._all_reduce("all_reduce_coalesced", _listed(tensors), opts, None)
+
+    def _all_reduce(self, call: str, tensors: list[torch.Tensor], opts: Any, timeout: Any) -> Operation:
+        how = [Reduction(_op(opts), each.dtype, call) for each in tensors]
+        given = [each.given(tensor, call) for each, tensor in zip(how, tensors, strict=True)]
+
+        def start(seat: Seat) -> list[Work]:
+            return [
+                seat.comm.all_reduce(x, op=each.name, async_op=True, on_failure="raise")
+                if each.bitwise is None
+                else seat.comm.all_gather(x, async_op=True, on_failure="raise")
+                for each, x in zip(how, given, strict=True)
+            ]
+
+        def finish(receipts: list[Receipt]) -> None:
+            for each, target, x, receipt in zip(how, tensors, given, receipts, strict=True):
+                put_back(target, x if each.bitwise is None else each.fold(receipt.out.view(self._size, -1)))
+
+        return self._run(call, tensors, tensors, _timeout(opts, timeout), start, finish)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """Give every rank the root's tensor."""
+        tensors = _listed(tensors)
+        root = _root(opts)
+        given = [moved(each, "broadcast") for each in tensors]
+
+        def start(seat: Seat) -> list[Work]:
+            return [seat.comm.broadcast(x, seat.at[root], async_op=True, on_failure="raise") for x in given]
+
+        def finish(_receipts: list[Receipt]) -> None:
+            for target, x in zip(tensors, given, strict=True):
+                if root != self._rank:
+                    put_back(target, x)
+
+        return self._run("broadcast", tensors, tensors, _timeout(opts, timeout), start, finish)
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Operation:
+        """Finished when all ranks have called it."""
+
+        def start(seat: Seat) -> list[Work]:
+            work = Work(self._connection, Descriptor(Kind.barrier, on_failure="raise"), seat.place.epoch)
+            self._connection.post(work)
+            return [work]
+
+        return self._run("barrier", [], [], _timeout(opts, timeout), start)
+
+    # ---- blocks --------------------------------------------------------------------------------------
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """Give every rank the tensors of all; their sizes may differ."""
+        if outputs and isinstance(outputs[0], torch.Tensor):
+            outputs = [outputs]
+        return self._all_gather("all_gather", outputs, _listed(inputs), opts, timeout)
+
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Operation:
+        """As allgather() of many: output_lists has a list for each rank."""
+        outputs = [list(each) for each in zip(*output_lists, strict=True)]
+        return self._all_gather("all_gather_coalesced", outputs, list(input_list), opts, None)
+
+    def _all_gather(
+        self, call: str, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any, timeout: Any
+    ) -> Operation:
+        self._check_blocks(call, outputs, len(inputs))
+        given = [moved(each, call) for each in inputs]
+        counts: list[list[int]] = []
+        for x, tensor, blocks in zip(given, inputs, outputs, strict=True):
+            if blocks[self._rank].numel() != tensor.numel() or any(each.dtype != tensor.dtype for each in blocks):
+                raise raised(ConfigError(
+                    "the output does not fit the input", who=f"group {self._comm.group!r}",
+                    expected=f"a tensor of {tensor.numel()} elements of {tensor.dtype} at this rank",
+                    got=f"{blocks[self._rank].numel()} of {blocks[self._rank].dtype}",
+                ), call)  # fmt: skip
+            scale = tensor.element_size() // x.element_size()
+            counts.append([each.numel() * scale for each in blocks])
+
+        def start(seat: Seat) -> list[Work]:
+            return [
+                seat.comm.all_gather(
+                    x, counts=None if len(set(each)) == 1 else [each[rank] for rank in seat.order],
+                    async_op=True, on_failure="raise",
+                )
+                for x, each in zip(given, counts, strict=True)
+            ]  # fmt: skip
+
+        def finish(receipts: list[Receipt]) -> None:
+            for receipt, blocks, each in zip(receipts, outputs, counts, strict=True):
+                order = self._order(receipt)
+                parts = receipt.out.view(-1).split([each[rank] for rank in order])
+                for rank, part in zip(order, parts, strict=True):
+                    put_back(blocks[rank], part)
+
+        result = [each for blocks in outputs for each in blocks]
+        return self._run(call, inputs, result, _timeout(opts, timeout), start, finish)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """As allgather(), into one tensor."""
+        return self._all_gather_single("all_gather_single", [output], [input], opts, timeout)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
+        """As all_gather_single() of many."""
+        return self._all_gather_single("all_gather_single_coalesced", list(outputs), list(inputs), opts, None)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _all_gather_single(
+        self, call: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any, timeout: Any
+    ) -> Operation:
+        given = [moved(each, call) for each in inputs]
+        taken = [moved(each, call) for each in outputs]
+        for x, y in zip(given, taken, strict=True):
+            self._check_stack(call, x, y, "output", "input")
+
+        def start(seat: Seat) -> list[Work]:
+            return [
+                seat.comm.all_gather(x, y if seat.straight else None, async_op=True, on_failure="raise")
+                for x, y in zip(given, taken, strict=True)
+            ]
+
+        def finish(receipts: list[Receipt]) -> None:
+            for receipt, target, y in zip(receipts, outputs, taken, strict=True):
+                if receipt.out is not y:
+                    at = torch.tensor(self._at(receipt), device=y.device)
+                    put_back(target, torch.index_select(receipt.out.view(self._size, -1), 0, at).view(-1))
+                else:
+                    put_back(target, y)
+
+        return self._run(call, inputs, outputs, _timeout(opts, timeout), start, finish)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """Reduce; every rank gets its block. The blocks' sizes may differ."""
+        outputs = _listed(outputs)
+        if inputs and isinstance(inputs[0], torch.Tensor):
+            inputs = [inputs]
+        self._check_blocks("reduce_scatter", inputs, len(outputs))
+        return self._reduce_scatter("reduce_scatter", outputs, inputs, opts, timeout)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """As reduce_scatter(), of one tensor."""
+        return self._reduce_scatter_single("reduce_scatter_single", [output], [input], opts, timeout)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
+        """As reduce_scatter_single() of many."""
+        return self._reduce_scatter_single("reduce_scatter_single_coalesced", list(outputs), list(inputs), opts, None)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter_single(
+        self, call: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any, timeout: Any
+    ) -> Operation:
+        for y, x in zip(outputs, inputs, strict=True):
+            self._check_stack(call, y, x, "input", "output")
+        blocks = [flat(each, call).view(self._size, -1).unbind() for each in inputs]
+        return self._reduce_scatter(call, outputs, blocks, opts, timeout, inputs)
+
+    def _reduce_scatter(
+        self, call: str, outputs: list[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any, timeout: Any,
+        whole: list[torch.Tensor] | None = None,
+    ) -> Operation:  # fmt: skip
+        """Of blocks by rank; *whole*: the tensors that have them in one piece."""
+        how = [Reduction(_op(opts), each.dtype, call) for each in outputs]
+        targets = [flat(each, call) for each in outputs]
+        counts = [[block.numel() for block in blocks] for blocks in inputs]
+        for target, each in zip(targets, counts, strict=True):
+            if target.numel() != each[self._rank]:
+                raise raised(ConfigError(
+                    "the output does not fit the input", who=f"group {self._comm.group!r}",
+                    expected=f"{each[self._rank]} elements", got=str(target.numel()),
+                ), call)  # fmt: skip
+
+        def start(seat: Seat) -> list[Work]:
+            works: list[Work] = []
+            for number, (each, blocks, sizes) in enumerate(zip(how, inputs, counts, strict=True)):
+                if whole is not None and seat.straight:
+                    x = each.given(whole[number], call)
+                else:
+                    x = torch.cat([each.given(blocks[rank], call) for rank in seat.order])
+                if each.bitwise is not None:
+                    works.append(seat.comm.all_gather(x, async_op=True, on_failure="raise"))
+                    continue
+                scale = x.numel() // (sum(sizes) or 1)
+                uneven = None if len(set(sizes)) == 1 else [sizes[rank] * scale for rank in seat.order]
+                works.append(seat.comm.reduce_scatter(
+                    x, op=each.name, counts=uneven, async_op=True, on_failure="raise"
+                ))  # fmt: skip
+            return works
+
+        def finish(receipts: list[Receipt]) -> None:
+            for receipt, each, target, sizes in zip(receipts, how, outputs, counts, strict=True):
+                if each.bitwise is None:
+                    put_back(target, receipt.out.view(-1))
+                else:
+                    parts = receipt.out.view(self._size, -1)
+                    order = self._order(receipt)
+                    scale = parts.shape[1] // (sum(sizes) or 1)
+                    begin = sum(sizes[rank] for rank in order[: order.index(self._rank)]) * scale
+                    put_back(target, each.fold(parts[:, begin : begin + sizes[self._rank] * scale]))
+
+        given = [block for blocks in inputs for block in blocks]
+        return self._run(call, given, outputs, _timeout(opts, timeout), start, finish)
+
+    def alltoall_base(
+        self, output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None,
+        timeout: Any = None,
+    ) -> Operation:  # fmt: skip
+        """Block j of rank i becomes block i of rank j; blocks are rows of the first dimension."""
+        call = "all_to_all_single"
+        if output_split_sizes or input_split_sizes:
+            return self._exchange(
+                call, self._rows(call, output, output_split_sizes), self._rows(call, input, input_split_sizes), output,
+                opts, timeout,
+            )  # fmt: skip
+        x, y = moved(input, call), moved(output, call)
+        if x.numel() != y.numel() or x.dtype != y.dtype or x.numel() % self._size:
+            raise raised(ConfigError(
+                "the tensors do not fit", who=f"group {self._comm.group!r}",
+                expected=f"two tensors of one dtype and size, which {self._size} divides",
+                got=f"{tuple(input.shape)} of {input.dtype} and {tuple(output.shape)} of {output.dtype}",
+            ), call)  # fmt: skip
+
+        def start(seat: Seat) -> list[Work]:
+            if seat.straight:
+                return [seat.comm.all_to_all(x, y, async_op=True, on_failure="raise")]
+            order = torch.tensor(seat.order, device=x.device)
+            blocks = torch.index_select(x.view(self._size, -1), 0, order)
+            return [seat.comm.all_to_all(blocks, async_op=True, on_failure="raise")]
+
+        def finish(receipts: list[Receipt]) -> None:
+            if receipts[0].out is y:
+                put_back(output, y)
+            else:
+                at = torch.tensor(self._at(receipts[0]), device=y.device)
+                put_back(output, torch.index_select(receipts[0].out.view(self._size, -1), 0, at).view(-1))
+
+        return self._run(call, [input], [output], _timeout(opts, timeout), start, finish)
+
+    all_to_all_single = alltoall_base
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """As alltoall_base(), of lists of tensors of any sizes."""
+        return self._exchange("all_to_all", list(outputs), list(inputs), None, opts, timeout)
+
+    def _rows(self, call: str, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """The tensor cut by *sizes* of its first dimension; all equal where there are none."""
+        rows = tensor.shape[0] if tensor.dim() else 0
+        cut = list(sizes) or [rows // self._size] * self._size
+        if len(cut) != self._size or sum(cut) != rows:
+            raise raised(ConfigError(
+                "the split sizes do not fit the tensor", who=f"group {self._comm.group!r}",
+                expected=f"{self._size} sizes that add up to {rows}", got=str(cut),
+            ), call)  # fmt: skip
+        return list(torch.split(tensor.detach(), cut))
+
+    def _exchange(
+        self, call: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], whole: torch.Tensor | None, opts: Any,
+        timeout: Any,
+    ) -> Operation:  # fmt: skip
+        """Between each two ranks by themselves: no rank knows the sizes of two others."""
+        given = [moved(each, call) for each in inputs]
+        taken = [moved(each, call) for each in outputs]
+        self._check_blocks(call, [outputs, inputs], 2)
+        others = [rank for rank in range(self._size) if rank != self._rank]
+
+        def start(seat: Seat) -> list[Work]:
+            return [
+                *(seat.comm.recv(taken[each], seat.at[each], _SPLIT_TAG, async_op=True) for each in others
+                  if taken[each].numel()),
+                *(seat.comm.send(given[each], seat.at[each], _SPLIT_TAG, async_op=True) for each in others
+                  if given[each].numel()),
+            ]  # fmt: skip
+
+        def finish(_receipts: list[Receipt]) -> None:
+            taken[self._rank].copy_(given[self._rank])
+            for target, x in zip(outputs, taken, strict=True):
+                put_back(target, x)
+
+        result = outputs if whole is None else [whole]
+        return self._run(call, inputs, result, _timeout(opts, timeout), start, finish, pair=True)
+
+    # ---- with a root ---------------------------------------------------------------------------------
+
+    def reduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """Reduce; the root gets the result in place."""
+        tensors = _listed(tensors)
+        root, call = _root(opts), "reduce"
+        here = root == self._rank
+        how = [Reduction(_op(opts), each.dtype, call) for each in tensors]
+        given = [each.given(tensor, call) for each, tensor in zip(how, tensors, strict=True)]
+
+        def start(seat: Seat) -> list[Work]:
+            return [
+                seat.comm.reduce(
+                    x, x if here else None, seat.at[root], op=each.name, async_op=True, on_failure="raise"
+                )
+                if each.bitwise is None
+                else seat.comm.gather(x, root=seat.at[root], async_op=True, on_failure="raise")
+                for each, x in zip(how, given, strict=True)
+            ]  # fmt: skip
+
+        def finish(receipts: list[Receipt]) -> None:
+            if not here:
+                return
+            for each, target, x, receipt in zip(how, tensors, given, receipts, strict=True):
+                put_back(target, x if each.bitwise is None else each.fold(receipt.out.view(self._size, -1)))
+
+        return self._run(call, tensors, tensors, _timeout(opts, timeout), start, finish)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """Give the root the tensors of all."""
+        if outputs and isinstance(outputs[0], torch.Tensor):
+            outputs = [outputs]
+        inputs, root = _listed(inputs), _root(opts)
+        given = [moved(each, "gather") for each in inputs]
+        here = root == self._rank
+        if here:
+            self._check_blocks("gather", outputs, len(inputs))
+
+        def start(seat: Seat) -> list[Work]:
+            return [seat.comm.gather(x, root=seat.at[root], async_op=True, on_failure="raise") for x in given]
+
+        def finish(receipts: list[Receipt]) -> None:
+            for receipt, blocks in zip(receipts, outputs, strict=True) if here else ():
+                for rank, part in zip(self._order(receipt), receipt.out.view(self._size, -1), strict=True):
+                    put_back(blocks[rank], part)
+
+        result = [each for blocks in outputs for each in blocks] if here else []
+        return self._run("gather", inputs, result, _timeout(opts, timeout), start, finish)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Operation:
+        """Give every rank its block of the root's."""
+        outputs, root = _listed(outputs), _root(opts)
+        if inputs and isinstance(inputs[0], torch.Tensor):
+            inputs = [inputs]
+        taken = [moved(each, "scatter") for each in outputs]
+        here = root == self._rank
+        if here:
+            self._check_blocks("scatter", inputs, len(outputs))
+
+        def start(seat: Seat) -> list[Work]:
+            blocks = [torch.cat([moved(each[rank], "scatter") for rank in seat.order]) for each in inputs if here]
+            return [
+                seat.comm.scatter(blocks[i] if here else None, y, seat.at[root], async_op=True, on_failure="raise")
+                for i, y in enumerate(taken)
+            ]
+
+        def finish(_receipts: list[Receipt]) -> None:
+            for target, y in zip(outputs, taken, strict=True):
+                put_back(target, y)
+
+        given = [each for blocks in inputs for each in blocks] if here else []
+        return self._run("scatter", given, outputs, _timeout(opts, timeout), start, finish)
+
+    # ---- one rank to another -------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Operation:
+        """Finished when the other rank has it."""
+        (tensor,) = _listed(tensors)
+        given = moved(tensor, "send")
+        self._check_other("send", dst, tag)
+
+        def start(seat: Seat) -> list[Work]:
+            return [seat.comm.send(given, seat.at[dst], tag, async_op=True)]
+
+        return self._run("send", [tensor], [tensor], None, start, pair=True)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Operation:
+        """Take what the other rank sends with this tag."""
+        (tensor,) = _listed(tensors)
+        taken = moved(tensor, "recv")
+        self._check_other("recv", src, tag)
+
+        def start(seat: Seat) -> list[Work]:
+            return [seat.comm.recv(taken, seat.at[src], tag, async_op=True)]
+
+        def finish(_receipts: list[Receipt]) -> None:
+            put_back(tensor, taken)
+
+        operation = self._run("recv", [tensor], [tensor], None, start, finish, pair=True)
+        operation.source = src
+        return operation
+
+    def _check_other(self, call: str, other: int, tag: int) -> None:
+        if not 0 <= other < self._size or other == self._rank or not 0 <= tag < _OWN_TAGS:
+            raise raised(ConfigError(
+                "cannot be", who=f"group {self._comm.group!r}",
+                expected=f"another rank, 0 to {self._size - 1}, and a tag from 0 to 2^62 - 1",
+                got=f"rank {other}, tag {tag}; this is rank {self._rank}",
+            ), call)  # fmt: skip
+
+    # ---- several as one ------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        operations, self._coalesced = self._coalesced or [], None
+        return Together(operations)
+
+    # ---- blocks and ranks ----------------------------------------------------------------------------
+
+    def _order(self, receipt: Receipt) -> list[int]:
+        """The rank of each block of a result."""
+        return [int(name.rpartition("-")[2]) for name in receipt.contributors]
+
+    def _at(self, receipt: Receipt) -> list[int]:
+        """The block of each rank in a result."""
+        order = self._order(receipt)
+        return sorted(range(self._size), key=order.__getitem__)
+
+    def _check_blocks(self, call: str, lists: Sequence[Sequence[torch.Tensor]], count: int) -> None:
+        if len(lists) != count or any(len(each) != self._size for each in lists):
+            raise raised(ConfigError(
+                "the lists do not fit the group", who=f"group {self._comm.group!r}",
+                expected=f"{count} lists of {self._size} tensors", got=str([len(each) for each in lists]),
+            ), call)  # fmt: skip
+
+    def _check_stack(self, call: str, part: torch.Tensor, whole: torch.Tensor, larger: str, smaller: str) -> None:
+        if whole.numel() != part.numel() * self._size or whole.dtype != part.dtype:
+            raise raised(ConfigError(
+                f"the {larger} does not fit the {smaller}", who=f"group {self._comm.group!r}",
+                expected=f"{part.numel() * self._size} elements of {part.dtype}",
+                got=f"{whole.numel()} of {whole.dtype}",
+            ), call)  # fmt: skip
+
+
+class Together(dist.Work):
+    """Several operations as one."""
+
+    def __init__(self, operations: list[Operation]) -> None:
+        super().__init__()
+        self._operations = operations
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Block until all have ended; the first error is raised."""
+        return all(each.wait(timeout) for each in self._operations)
+
+    def is_completed(self) -> bool:
+        """Whether all have ended."""
+        return all(each.is_completed() for each in self._operations)
+
+    def get_future(self) -> Any:
+        """Complete when all are."""
+        return torch.futures.collect_all([each.get_future() for each in self._operations])
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _op(opts: Any) -> Any:
+    """The reduce op, of options or as it was given."""
+    return getattr(opts, "reduceOp", opts) if opts is not None else dist.ReduceOp.SUM
+
+
+def _root(opts: Any) -> int:
+    """The root, of options or as it was given."""
+    return int(getattr(opts, "rootRank", opts) if opts is not None else 0)
+
+
+def _timeout(opts: Any, timeout: Any) -> Any:
+    if isinstance(opts, timedelta):
+        return opts
+    return timeout if timeout is not None else getattr(opts, "timeout", None)

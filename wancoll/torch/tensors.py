@@ -1,0 +1,109 @@
+"""torch tensors as the client takes them: contiguous and of its dtypes; others travel as copies or as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from wancoll.errors import ConfigError
+
+KNOWN = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16,
+        torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
+    }
+)  # fmt: skip
+
+BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+_PLAIN = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "prod", "PREMUL_SUM": "sum"}
+_OF_BOOL = {"SUM": "max", "MAX": "max", "PRODUCT": "min", "MIN": "min"}  # any, all
+_OF_COMPLEX = ("SUM", "AVG", "PREMUL_SUM")  # what is done to the two parts each by itself
+
+
+def flat(tensor: torch.Tensor, call: str) -> torch.Tensor:
+    """*tensor* in one dimension, contiguous: a view where it can be, else a copy.
+
+    Raises:
+        ConfigError: its layout cannot be used.
+    """
+    if tensor.layout is not torch.strided:
+        raise ConfigError(
+            "the tensor has no plain layout", who=call, expected="torch.strided", got=str(tensor.layout),
+            hint="pass x.to_dense()",
+        )  # fmt: skip
+    found = tensor.detach()
+    if found.is_conj() or found.is_neg():
+        found = found.resolve_conj().resolve_neg()
+    return found.reshape(-1)
+
+
+def moved(tensor: torch.Tensor, call: str) -> torch.Tensor:
+    """As flat(), in a dtype that the client takes: one that it does not know as its bytes."""
+    found = flat(tensor, call)
+    return found if found.dtype in KNOWN else found.contiguous().view(torch.uint8)
+
+
+def put_back(target: torch.Tensor, carried: torch.Tensor) -> None:
+    """Make *target* what *carried*, a flat() or moved() of it, has become."""
+    if carried.data_ptr() != target.data_ptr() or not target.is_contiguous():
+        target.detach().copy_(carried.view(target.dtype).view(target.shape))
+
+
+class Reduction:
+    """How a torch reduce op is done to tensors of one dtype.
+
+    Args:
+        op: torch's ReduceOp, with its factor where it has one.
+        dtype: of the tensors.
+        call: names the caller in errors.
+
+    Attributes:
+        name: the client's op; for bitwise ones None.
+        bitwise: what joins two members' values; None: the op is the client's.
+
+    Raises:
+        ConfigError: there is no such op for that dtype.
+    """
+
+    def __init__(self, op: Any, dtype: torch.dtype, call: str) -> None:
+        kind = str(getattr(op, "op", op)).rpartition(".")[2]
+        self._factor = op.factor if kind == "PREMUL_SUM" else None
+        self.bitwise = BITWISE.get(kind)
+        self.name: Any = None
+        if self.bitwise is not None:
+            fits = not (dtype.is_floating_point or dtype.is_complex)
+        elif dtype is torch.bool:
+            self.name, fits = _OF_BOOL.get(kind), kind in _OF_BOOL
+        elif dtype.is_complex:
+            self.name, fits = _PLAIN.get(kind), kind in _OF_COMPLEX and dtype is not torch.complex32
+        else:
+            self.name, fits = _PLAIN.get(kind), kind in _PLAIN and dtype in KNOWN
+        if self._factor is not None and not (dtype.is_floating_point or dtype.is_complex):
+            fits = False
+        if not fits:
+            raise ConfigError(
+                "there is no such reduction of this dtype", who=call,
+                expected="SUM, AVG, MIN, MAX, PRODUCT, of floats PREMUL_SUM, of whole numbers BAND, BOR, BXOR; "
+                "of bool no AVG; of complex SUM, AVG, PREMUL_SUM",
+                got=f"{kind} of {dtype}", hint="convert the tensor first",
+            )  # fmt: skip
+
+    def given(self, tensor: torch.Tensor, call: str) -> torch.Tensor:
+        """What this member gives of *tensor*, flat, in a dtype that the client reduces."""
+        found = flat(tensor, call)
+        if self._factor is not None:
+            factor = self._factor
+            found = found * (factor.to(found.device, found.dtype) if isinstance(factor, torch.Tensor) else factor)
+        if found.dtype is torch.bool:
+            return found.view(torch.uint8)
+        return torch.view_as_real(found).reshape(-1) if found.dtype.is_complex else found
+
+    def fold(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of a bitwise op: the result, of what the members gave."""
+        assert self.bitwise is not None
+        result = blocks[0]
+        for block in blocks[1:]:
+            result = self.bitwise(result, block)
+        return result

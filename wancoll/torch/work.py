@@ -1,0 +1,238 @@
+"""torch's handle of an operation: when it is finished, its future, and the threads that complete futures.
+
+wait() blocks on the caller's own thread, which reads the daemon's socket with the GIL released. Only a future that was
+asked for needs a thread. One thread at a time looks for what is finished; before it completes a future, whose callbacks
+may block in a collective of their own, another takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from wancoll.client.connection import Connection, deadline_after, seconds_left
+from wancoll.client.work import Work
+from wancoll.collective import Receipt
+from wancoll.errors import TimeoutError, WancollError
+
+log = logging.getLogger("wancoll")
+
+_UNSET = timedelta(0)  # torch's word for no timeout, in wait(); in options it is -1 ms
+_LOOK_SECONDS = 0.2  # at the most between two looks at deadlines
+_IDLE_SECONDS = 5.0  # then a thread without work ends
+_MOST_THREADS = 64  # callbacks that may block at once; more of them wait for these
+
+
+class Operation(dist.Work):
+    """One operation, made of one or more calls of the client.
+
+    Args:
+        name: as torch's profiler shows it.
+        parts: the calls, posted.
+        deadline: a time.monotonic() by which it shall be finished; None: never.
+        completer: for futures.
+        explain: turns an error of a call into the one that is raised.
+        finish: run once when all parts are committed, with their receipts; what it raises is the operation's error.
+        result: what the future and result() give.
+    """
+
+    def __init__(
+        self, name: str, parts: Sequence[Work], deadline: float | None, completer: Completer,
+        explain: Callable[[WancollError], Exception], finish: Callable[[list[Receipt]], None],
+        result: list[torch.Tensor],
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._name, self._parts, self.deadline, self._completer = name, list(parts), deadline, completer
+        self._explain, self._finish, self._result = explain, finish, result
+        self._settling = threading.Lock()
+        self._settled = False
+        self._error: Exception | None = None
+        self._late: Exception | None = None  # what the future was told, while the operation went on
+        self._base: torch.futures.Future[Any] | None = None
+        self._future: torch.futures.Future[Any] | None = None
+        self.source = -1
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its calls are."""
+        return all(part.finished for part in self._parts)
+
+    def settle(self) -> bool:
+        """Whether it has ended; if so its result is where it belongs."""
+        if not self._settled and self.finished:
+            with self._settling:
+                self._end()
+        return self._settled
+
+    def _end(self) -> None:
+        if self._settled:  # another thread was first
+            return
+        try:
+            self._finish([part.wait() for part in self._parts])
+        except WancollError as bad:
+            self._error = self._explain(bad)
+        except Exception as bad:
+            self._error = bad
+        self._parts = self._parts[:0]
+        self._finish = _nothing
+        self._settled = True
+
+    def wait(self, timeout: timedelta = _UNSET) -> bool:
+        """Block until it has ended.
+
+        Raises:
+            WancollError: it failed, or has not ended in time: then it goes on, and wait() may be called again.
+        """
+        own = timeout.total_seconds()
+        deadline = deadline_after(own) if own > 0 else self.deadline
+        for part in list(self._parts):
+            if not part.finished and not self._completer.connection.wait_any([part], seconds_left(deadline)):
+                raise self._still_pending(part)
+        self.settle()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _still_pending(self, part: Work) -> Exception:
+        try:
+            part.wait(0)
+        except WancollError as late:
+            return self._explain(late)
+        return self._explain(TimeoutError(f"{self._name} ended after the time given"))
+
+    def is_completed(self) -> bool:
+        """Whether wait() would return or raise at once."""
+        return all(part.done() for part in list(self._parts)) and self.settle()
+
+    def is_success(self) -> bool:
+        """Whether it has ended, and well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Any:
+        """What it failed with."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result."""
+        return self._result
+
+    def synchronize(self) -> None:
+        """As wait()."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Of a recv: whom it came from."""
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A future with result(). It is complete when that is there, never before."""
+        with self._settling:
+            if self._future is None:
+                on = {each.device for each in self._result if each.device.type == "cuda"}
+                devices: list[int | str | torch.device] = sorted(on, key=str)
+                self._base = torch.futures.Future(devices=devices)
+                # Not set_exception(), which takes C++ callers down: what a callback raises reaches everybody.
+                self._future = self._base.then(self._outcome)
+                new = True
+            else:
+                new = False
+        if new:
+            if self.settle():
+                self.complete()
+            else:
+                self._completer.watch(self)
+        return self._future
+
+    def _outcome(self, _base: Any) -> list[torch.Tensor]:
+        error = self._error or self._late
+        if error is not None:
+            raise error
+        return self._result
+
+    def complete(self) -> None:
+        """Complete the future: with what it has come to, or because it is late. Runs callbacks."""
+        pending = [part for part in self._parts if not part.finished]
+        if pending:
+            self._late = self._still_pending(pending[0])
+        else:
+            self.settle()
+        assert self._base is not None
+        self._base.set_result(None)
+
+
+def _nothing(_receipts: list[Receipt]) -> None:
+    pass
+
+
+class Completer:
+    """The threads that complete the futures of one connection's operations."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._changed = threading.Condition()
+        self._watched: list[Operation] = []
+        self._leads = False  # some thread looks for what is finished
+        self._threads = self._idle = 0
+
+    def watch(self, operation: Operation) -> None:
+        """Complete its future when it has ended or is late."""
+        with self._changed:
+            self._watched.append(operation)
+            if not self._leads:
+                self._call_one()
+
+    def _call_one(self) -> None:
+        if self._idle:
+            self._changed.notify()
+        elif self._threads < _MOST_THREADS:
+            self._threads += 1
+            threading.Thread(target=self._run, name="wancoll-future", daemon=True).start()
+
+    def _run(self) -> None:
+        while self._takes_the_lead():
+            operation = self._await_one()
+            with self._changed:
+                self._leads = False
+                self._watched.remove(operation)
+                if self._watched:
+                    self._call_one()
+            try:
+                operation.complete()
+            except Exception:
+                log.exception("completing the future of %r failed", operation)
+            del operation  # else it lives until the next one
+
+    def _takes_the_lead(self) -> bool:
+        """Wait until there is something to look for, and nobody who does; False: not for a while."""
+        with self._changed:
+            until = time.monotonic() + _IDLE_SECONDS
+            while self._leads or not self._watched:
+                self._idle += 1
+                self._changed.wait(until - time.monotonic())
+                self._idle -= 1
+                if (self._leads or not self._watched) and time.monotonic() >= until:
+                    self._threads -= 1
+                    return False
+            self._leads = True
+            return True
+
+    def _await_one(self) -> Operation:
+        """The next one that has ended or is late."""
+        while True:
+            now, wait = time.monotonic(), _LOOK_SECONDS
+            for operation in list(self._watched):
+                left = wait if operation.deadline is None else operation.deadline - now
+                if operation.finished or left <= 0:
+                    return operation
+                wait = min(wait, left)
+            # The list is looked at as it is then: what is watched meanwhile is seen, too.
+            self.connection.wait_any(cast("list[Work]", self._watched), wait)
