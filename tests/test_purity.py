@@ -74,7 +74,12 @@ MAY_IMPORT = {
     "wancoll.peer.core": (*BASE, "wancoll.peer.core", "wancoll.schedule", "wancoll.wire"),
     "wancoll.torch.diloco": (*BASE, "wancoll.client", "wancoll.schedule.codec", "wancoll.torch.fragments"),
     "wancoll.torch.elastic": (*BASE, "wancoll.client", "wancoll.schedule.build"),
+    "wancoll.torch.entry": ("wancoll.torch.process_group",),
     "wancoll.torch.fragments": (),
+    "wancoll.torch.process_group": (*BASE, "wancoll.client", "wancoll.torch", "wancoll.wire"),
+    "wancoll.torch.rendezvous": (*BASE, "wancoll.client", "wancoll.local"),
+    "wancoll.torch.tensors": BASE,
+    "wancoll.torch.work": (*BASE, "wancoll.client"),
     "wancoll_master.core": (
         *BASE,
         "wancoll.local",
