@@ -295,6 +295,30 @@ def test_gradients_by_one_call(cluster: Cluster) -> None:
     close(one[-1:], [each / 2 for each in expected([batch(0)])[-1:]])
 
 
+def test_torchs_own_names_and_a_modules_parameters(cluster: Cluster) -> None:
+    ops = torch.distributed.ReduceOp
+
+    def work(comm: Any, rank: int) -> Any:
+        module = net(seed=rank)
+        receipt = comm.all_reduce_many(module.parameters(), op=ops.AVG)
+        assert all(one is other for one, other in zip(receipt.out, module.parameters(), strict=True))
+        found = []
+        for op in (ops.SUM, ops.MIN, ops.MAX, ops.PRODUCT, ops(ops.SUM)):
+            x = torch.from_numpy(comm.empty(2, dtype=torch.float32))
+            x[:] = rank + 2
+            comm.all_reduce(x, op=op)
+            found.append(x.tolist())
+        for refused in (ops.BAND, ops.PREMUL_SUM):
+            with pytest.raises(ConfigError, match="op is not available"):
+                comm.all_reduce(torch.ones(1), op=refused)
+        return list(module.parameters()), found
+
+    (one, found), (other, its) = members(cluster, work)
+    assert same(one, other)
+    close(one, [(a + b) / 2 for a, b in zip(net(seed=0).parameters(), net(seed=1).parameters(), strict=True)])
+    assert found == its == [[each] * 2 for each in (5, 2, 3, 6, 5)]
+
+
 # ---- steps that are interrupted ----------------------------------------------------------------------
 
 

@@ -56,7 +56,7 @@ def test_type_checkers_see_the_options_that_there_are(name: str) -> None:
 
 def test_the_names_that_a_type_checker_knows_are_those_that_there_are() -> None:
     known = communicator
-    assert get_args(known.Op) == tuple(ReduceOp.__members__)
+    assert get_args(known.OpName) == tuple(ReduceOp.__members__)
     assert get_args(known.CodecName) == tuple(Codec.__members__)
     assert get_args(known.OnFailure) == ON_FAILURE
     assert get_args(known.Strategy) == STRATEGIES

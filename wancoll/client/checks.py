@@ -13,6 +13,7 @@ from wancoll.errors import ConfigError
 from wancoll.schedule import choose
 
 _OPS = ReduceOp.__members__
+_TORCH_OPS = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "prod"}
 LIBRARY_TAGS = 0xFF << 56  # from here on tags are the library's own
 ALGORITHMS = {kind.name: ("auto", *names) for kind, names in choose.ALGORITHMS.items()}
 ALGORITHMS["all_reduce_many"] = ALGORITHMS["all_reduce"]
@@ -25,9 +26,11 @@ def unavailable(call: str, argument: str, got: object, available: tuple[str, ...
     )
 
 
-def reduce_op(call: str, op: str) -> ReduceOp:
-    """The reduction of that name."""
-    found = _OPS.get(op)
+def reduce_op(call: str, op: Any) -> ReduceOp:
+    """The reduction of that name, or torch.distributed's of the same meaning."""
+    if type(op).__module__.startswith("torch."):
+        op = _TORCH_OPS.get(getattr(op, "op", op).name, op)
+    found = _OPS.get(op) if isinstance(op, str) else None
     if found is None:
         raise unavailable(call, "op", op, tuple(_OPS))
     return found

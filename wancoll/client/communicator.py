@@ -13,9 +13,9 @@ from __future__ import annotations
 import inspect
 import operator
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -48,6 +48,7 @@ from wancoll.client.tensors import (
     region,
     require_writable,
 )  # fmt: skip
+from wancoll.client.things import things_of
 from wancoll.client.work import Work
 from wancoll.collective import ROOTED, Descriptor, DType, Kind, Receipt
 from wancoll.errors import ConfigError
@@ -56,7 +57,18 @@ from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
 
 Blocking: TypeAlias = Literal[False]
 Async: TypeAlias = Literal[True]
-Op: TypeAlias = Literal["sum", "avg", "min", "max", "prod"]
+OpName: TypeAlias = Literal["sum", "avg", "min", "max", "prod"]
+
+
+class TorchOp(Protocol):
+    """torch.distributed.ReduceOp.SUM and the like."""
+
+    @property
+    def name(self) -> str:
+        """SUM, AVG, MIN, MAX or PRODUCT."""
+
+
+Op: TypeAlias = OpName | TorchOp
 CodecName: TypeAlias = Literal["none", "bf16", "fp16", "int8", "int4", "fp8"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 OnFailure: TypeAlias = Literal["retry", "raise"]
@@ -113,7 +125,7 @@ torch tensors, or anything with DLPack or the buffer protocol. Do not change the
 tensor lies in the arena."""
 
 _ARGUMENTS = {
-    "op": '"sum", "avg", "min", "max" or "prod".',
+    "op": '"sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.',
     "codec": """how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only), "int8",
         "int4", "fp8" (e4m3).""",
     "max_rel_error": """instead of codec: take the smallest format whose error is at most this. Nominal relative L2
@@ -249,13 +261,13 @@ class Communicator:
 
     @overload
     def all_reduce_many(
-        self, tensors: Sequence[Any], *, async_op: Blocking = False, **options: Unpack[Many]
+        self, tensors: Iterable[Any], *, async_op: Blocking = False, **options: Unpack[Many]
     ) -> ManyReceipt: ...
     @overload
-    def all_reduce_many(self, tensors: Sequence[Any], *, async_op: Async, **options: Unpack[Many]) -> ManyWork: ...
+    def all_reduce_many(self, tensors: Iterable[Any], *, async_op: Async, **options: Unpack[Many]) -> ManyWork: ...
     @_documented
     def all_reduce_many(
-        self, tensors: Sequence[Any], *, op: Op = "sum", codec: CodecName = "none", max_rel_error: float | None = None,
+        self, tensors: Iterable[Any], *, op: Op = "sum", codec: CodecName = "none", max_rel_error: float | None = None,
         rounding: Rounding = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
         bucket_bytes: int = BUCKET_BYTES, algorithm: Algorithm = "auto", async_op: bool = False,
         on_failure: OnFailure = "retry", timeout: float | None = None,
@@ -269,7 +281,8 @@ class Communicator:
         a residual, named "NAME/0", "NAME/1", ...; for a list that stays the same from call to call.
 
         Args:
-            tensors: writable; no two may share memory. The same list (dtypes and sizes) on all members.
+            tensors: writable; no two may share memory. The same list (dtypes and sizes) on all members. Also
+                model.parameters(): their data is reduced; for gradients there is wancoll.torch.all_reduce_gradients.
             name: of the list in *feedback*.
             bucket_bytes: a bucket takes tensors up to this size together; a larger tensor is a bucket of its own.
             async_op: return a ManyWork when all buckets are under way.
@@ -618,7 +631,7 @@ class Communicator:
         return _Call(self._connection, Kind.update_membership, timeout=timeout).wait_for_all()
 
     def sync_state(
-        self, state: Mapping[str, Any], *, revision: int, strategy: Strategy = MAJORITY,
+        self, *state: Any, revision: int, strategy: Strategy = MAJORITY,
         on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> SyncReceipt:  # fmt: skip
         """Give all members the same state: parameters, optimizer state, counters. A collective: all members call it.
@@ -633,7 +646,11 @@ class Communicator:
         Args:
             state: name -> tensor, with the same names, shapes and dtypes on all members. Of any dtype of fixed size;
                 else as in all_reduce; on CUDA devices on some members or all, too. Do not change the tensors before the
-                call is finished. Two names may stand for the very same memory, if they do so on all members.
+                call is finished. Two names may stand for the very same memory, if they do so on all members. Or things,
+                the same kinds in the same order: torch modules; whatever has state_dict() and load_state_dict(), such
+                as optimizers, schedulers and samplers, whose states may differ in all; random generators of torch,
+                numpy and Python; dicts that nest. Plain values in them (None, bool, int, float, str, bytes, list,
+                tuple, dict) are synchronised, too.
             revision: which state this is, 0 to 2^63 - 1, for example the step that it is the result of.
             strategy: of this member. "majority": it votes, sends and receives. "send-only": it votes and is never
                 changed; if another state wins, the call fails. "receive-only": it has no vote and sends nothing.
@@ -662,8 +679,9 @@ class Communicator:
                 "revision cannot be used", who="sync_state(revision=...)",
                 expected="a whole number from 0 to 2^63 - 1", got=repr(revision),
             )  # fmt: skip
-        found = tensors_of(state, changing=strategy != SEND_ONLY)
-        work = SyncWork(self.all_gather, self._connection, found, number, strategy, on_failure, deadline)
+        things = things_of(state)
+        found = tensors_of(state[0] if things is None else things.tensors, changing=strategy != SEND_ONLY)
+        work = SyncWork(self.all_gather, self._connection, found, number, strategy, on_failure, deadline, things)
         return work.wait(seconds_left(deadline))
 
     # ---- arrays --------------------------------------------------------------------------------------
@@ -750,7 +768,7 @@ class _Call:
 
     def __init__(
         self, connection: Connection, kind: Kind, async_op: bool = False, on_failure: str = "retry",
-        timeout: float | None = None, algorithm: str = "auto", op: str = "sum", root: int = -1,
+        timeout: float | None = None, algorithm: str = "auto", op: Op = "sum", root: int = -1,
     ) -> None:  # fmt: skip
         self._connection, self._kind, self.place = connection, kind, connection.place
         self.name = name = kind._name_  # .name is a property that Enum computes each time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from wancoll.client.checks import check_seconds, whole
 from wancoll.client.codecs import FLOATS, Coding, ErrorFeedback, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.placement import Placement
-from wancoll.client.tensors import Region, region, require_writable
+from wancoll.client.tensors import Region, is_torch, region, require_writable
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, DType, Receipt
 from wancoll.errors import ArenaFull, ConfigError, TimeoutError, WancollError
@@ -47,7 +47,7 @@ class ManyWork:
     def __init__(
         self,
         connection: Connection,
-        tensors: Sequence[Any],
+        tensors: Iterable[Any],
         like: Descriptor,
         coding: Callable[[DType], Coding],
         bucket_bytes: int,
@@ -186,6 +186,8 @@ def buckets(sizes: Sequence[tuple[DType, int]], bucket_bytes: int) -> list[list[
 
 def _regions(tensors: Any) -> list[Region]:
     who = f"{_CALL}(tensors)"
+    if isinstance(tensors, Iterator):
+        tensors = list(tensors)
     if not isinstance(tensors, list | tuple):
         raise ConfigError(
             "tensors is no list", who=who, expected="a list or tuple of tensors", got=type(tensors).__name__
@@ -193,7 +195,9 @@ def _regions(tensors: Any) -> list[Region]:
     regions = []
     for i, tensor in enumerate(tensors):
         name = f"{_CALL}(tensors[{i}])"
-        found = region(tensor, name)
+        parameter = is_torch(tensor) and tensor.requires_grad and tensor.is_leaf
+        found = region(tensor.detach() if parameter else tensor, name)
+        found.owner = tensor
         require_writable(found, name)
         regions.append(found)
     laid = sorted((each.address, i) for i, each in enumerate(regions) if each.nbytes)

@@ -64,7 +64,7 @@ def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
             raise ConfigError("a key is no string", who=f"{_CALL}(state)", expected="names", got=repr(key)[:200])
     for key in sorted(state):
         who = f"{_CALL}(state[{key!r}])"
-        memory, dtype, shape = _look(state[key], who)
+        memory, dtype, shape = look(state[key], who)
         if changing and not memory.writable:
             raise ConfigError(
                 "a read-only tensor cannot be brought up to date", who=who, expected="a writable tensor",
@@ -106,7 +106,7 @@ def digest_stripes(address: int, nbytes: int) -> bytes:
     return out.astype("<u8", copy=False).tobytes()
 
 
-def _look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
+def look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
     """Memory as bytes, name of the dtype, shape."""
     if isinstance(x, np.ndarray):
         return _array(x, x, None, x.flags.writeable, who)

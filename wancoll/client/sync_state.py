@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from wancoll.client.checks import LIBRARY_TAGS, check_seconds
 from wancoll.client.connection import Connection, deadline_after, seconds_left
@@ -27,9 +28,18 @@ from wancoll.client.cuda.staging import Landing
 from wancoll.client.placement import Placement
 from wancoll.client.state import Incoming, Tensor, content, digest_stripes
 from wancoll.client.tensors import Region
+from wancoll.client.things import Things
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, DType, Kind, Receipt
-from wancoll.errors import ArenaFull, ConfigError, DeviceError, OperationAborted, TimeoutError, WancollError
+from wancoll.errors import (
+    ArenaFull,
+    ConfigError,
+    DeviceError,
+    OperationAborted,
+    ProtocolError,
+    TimeoutError,
+    WancollError,
+)
 from wancoll.sync.manifest import Header, decode, encode, fingerprint, pack_header, unpack_header
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.rounds import Delivery, Report, decode_report, encode_report, next_round
@@ -47,20 +57,23 @@ class SyncWork:
 
     def __init__(
         self, all_gather: Callable[..., Work], connection: Connection, tensors: list[Tensor], revision: int,
-        strategy: str, on_failure: str, deadline: float | None = None,
+        strategy: str, on_failure: str, deadline: float | None = None, things: Things | None = None,
     ) -> None:  # fmt: skip
         self._deadline = deadline  # of devices
         self._stalled = False  # a device did not hand a stripe over by then
         self._landings: list[Landing] = []
+        self._won: Goal | None = None  # which the things have not been told
         self._began = time.monotonic()
         self._all_gather, self._connection, self._on_failure = all_gather, connection, on_failure
-        self._tensors = tensors
+        self._tensors, self._things = tensors, things
         connection.check_usable()
         regions = tuple(tensor.memory for tensor in tensors if tensor.memory.nbytes)
         targets = regions if strategy != SEND_ONLY else ()
         touched = Placement(connection.arena, regions, targets, staging=connection.staging)
         connection.check_free(touched, "sync_state(state)", "tensors that no pending call uses")
         self._content = content(tensors, connection.staging, deadline)  # kernels that use them are done then
+        if things is not None:
+            self._content = replace(self._content, things=things.described)
         self._encoded = encode(self._content)
         self._header = Header(revision, strategy, fingerprint(self._encoded), len(self._encoded))
         self._incoming: Incoming | None = None
@@ -102,6 +115,13 @@ class SyncWork:
                 self._connection.staging.order(landing, seconds_left(deadline))
             except TimeoutError as late:
                 late.work = self
+                raise
+        if self._things is not None and self._won is not None:
+            won, self._won = self._won, None
+            try:
+                self._things.load(won, won.missing[self._connection.place.member])
+            except WancollError as bad:
+                self._answer = bad
                 raise
         return self._answer
 
@@ -160,6 +180,7 @@ class SyncWork:
                 bad.hint = "the state is committed; this member's tensors have undefined contents"
                 raise
             self._landings = self._incoming.landings
+        self._won = found
         return self._finished(receipt, verdict, found)
 
     def _finished(self, receipt: Receipt, verdict: Verdict, found: Goal | None) -> SyncReceipt:
@@ -188,12 +209,14 @@ class SyncWork:
         """Take memory for what is missing here; says why that is not possible."""
         missing = found.missing[self._connection.place.member]
         self._missing = set(missing)
-        if not missing:
-            return ""
         try:
+            if self._things is not None:
+                self._tensors = self._things.fit(found, self._tensors)
+            if not missing:
+                return ""
             self._incoming = Incoming(self._connection.arena, self._connection.staging, found, missing, self._tensors)
-        except ArenaFull as bad:
-            return str(bad)
+        except (ArenaFull, ProtocolError, MemoryError) as bad:
+            return str(bad) or repr(bad)
         return ""
 
     # ---- gathers -------------------------------------------------------------------------------------

@@ -45,11 +45,36 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return f"{self.dtype}{list(self.shape)}"
 
 
+class Thing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Something that has tensors and plain values, such as a model or an optimizer.
+
+    Attributes:
+        name: of it; its tensors' keys begin with this and a slash.
+        loose: what it holds may differ from member to member: it takes the state that won as a whole.
+        plain: what it has beside the bytes of its tensors; see plain.py.
+    """
+
+    name: str
+    loose: bool
+    plain: bytes
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether a tensor is this one's."""
+        return entry.key.startswith(f"{self.name}/")
+
+
 class Content(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All tensors, ascending by key, and the digests of all stripes in that order, 8 bytes each, little endian."""
+    """What a member holds.
+
+    Attributes:
+        entries: all tensors, ascending by key.
+        digests: of all stripes in that order, 8 bytes each, little endian.
+        things: what the tensors belong to; empty: to a plain mapping.
+    """
 
     entries: tuple[Entry, ...]
     digests: bytes
+    things: tuple[Thing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from wancoll.errors import ConfigError, OperationAborted, WancollError
-from wancoll.sync.manifest import Content, Entry, Header, Stripe, stripes
+from wancoll.sync.manifest import STRIPE, Content, Entry, Header, Stripe, Thing, lengths, stripes
 from wancoll.sync.strategy import RECEIVE_ONLY, SEND_ONLY
 
 _CALL = "sync_state"
@@ -39,6 +41,7 @@ class Goal:
         digests: of the winning state's stripes, 8 bytes each.
         missing: per member, the numbers of its stripes that differ.
         silent: members that send nothing.
+        things: of the winning state.
     """
 
     entries: tuple[Entry, ...]
@@ -46,6 +49,7 @@ class Goal:
     digests: bytes
     missing: Mapping[str, frozenset[int]]
     silent: frozenset[str]
+    things: tuple[Thing, ...] = ()
 
     def digest(self, stripe: int) -> int:
         """The right one of a stripe."""
@@ -102,13 +106,24 @@ def goal(verdict: Verdict, headers: Mapping[str, Header], contents: Mapping[str,
         ConfigError: a member has other keys, shapes or dtypes than the winner.
     """
     won = contents[verdict.member]
+    expected = _fixed(won)
     for name, content in contents.items():
-        if content.entries != won.entries:
-            raise _misfit(verdict.member, won.entries, name, content.entries)
-    count = len(won.digests) // 8
-    missing = {name: _differing(content.digests, won.digests, count) for name, content in contents.items()}
+        if [(thing.name, thing.loose) for thing in content.things] != [(each.name, each.loose) for each in won.things]:
+            raise ConfigError(
+                "passes other things", who=f"{name}, {_CALL}", expected=f"{_names(won)}, as on {verdict.member}",
+                got=_names(content), hint="pass the same kinds of things, in the same order, on all members",
+            )  # fmt: skip
+        if content.entries != won.entries and (got := _fixed(content)) != expected:
+            raise _misfit(verdict.member, expected, name, got)
+    cut = tuple(stripes(won.entries))
+    missing = {name: _lacking(content, won, cut) for name, content in contents.items()}
     silent = frozenset(name for name, header in headers.items() if header.strategy == RECEIVE_ONLY)
-    return Goal(won.entries, tuple(stripes(won.entries)), won.digests, missing, silent)
+    return Goal(won.entries, cut, won.digests, missing, silent, won.things)
+
+
+def alike(one: Entry, other: Entry) -> bool:
+    """Whether a tensor can take the other's bytes."""
+    return (one.key, one.dtype, one.shape, one.nbytes) == (other.key, other.dtype, other.shape, other.nbytes)
 
 
 def lost_holders(goal: Goal, stripe: int, who: str) -> OperationAborted:
@@ -120,6 +135,41 @@ def lost_holders(goal: Goal, stripe: int, who: str) -> OperationAborted:
         got="none that can be reached",
         hint="all tensors are as they were; call sync_state again: the members that are left elect anew",
     )
+
+
+def _names(content: Content) -> str:
+    return ", ".join(thing.name for thing in content.things) or "a plain mapping"
+
+
+def _fixed(content: Content) -> tuple[Entry, ...]:
+    """The tensors that all members must have alike, as if there were no others."""
+    loose = [thing for thing in content.things if thing.loose]
+    if not loose:
+        return content.entries
+    kept = [i for i, entry in enumerate(content.entries) if not any(thing.holds(entry) for thing in loose)]
+    places = {i: place for place, i in enumerate(kept)}
+    return tuple(replace(content.entries[i], shares=places.get(content.entries[i].shares, -1)) for i in kept)
+
+
+def _lacking(content: Content, won: Content, cut: Sequence[Stripe]) -> frozenset[int]:
+    """Numbers of the winner's stripes that a member does not have."""
+    if content.entries == won.entries:
+        return _differing(content.digests, won.digests, len(cut))
+    mine: dict[str, tuple[Entry | None, int]] = {}  # with the number of its first stripe
+    first = 0
+    for entry in content.entries:
+        if entry.shares < 0:
+            mine[entry.key] = entry, first
+            first += len(lengths(entry.nbytes))
+    lacking = set()
+    for number, stripe in enumerate(cut):
+        right = won.entries[stripe.entry]
+        held, first = mine.get(right.key, (None, 0))
+        at = 8 * (first + stripe.offset // STRIPE)
+        right_digest = won.digests[8 * number : 8 * number + 8]
+        if held is None or not alike(held, right) or content.digests[at : at + 8] != right_digest:
+            lacking.add(number)
+    return frozenset(lacking)
 
 
 def _differing(mine: bytes, right: bytes, count: int) -> frozenset[int]:
