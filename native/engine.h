@@ -143,6 +143,8 @@ int wc_post(wc_engine *engine, const wc_op *op);
    just finished; however often it is said before the answer, there is one. Cannot fail for a live op. An unknown one is
    answered with WC_EV_CANCELLED too. */
 int wc_cancel(wc_engine *engine, uint64_t op);
+/* Whether parts of the op wait for bytes of front that are not filled yet; 0 for an unknown one. */
+int wc_op_lacks_input(wc_engine *engine, uint64_t op);
 
 /* From now on a write to the eventfd makes the workers look which blocks of front are there. Nobody has to read it. The
    caller keeps it, and removes it before closing it. 0, or -1 with errno. */

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Self
 from wancoll._native import ffi, lib
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
-from wancoll.limits import KIB
+from wancoll.limits import BLOCK, KIB
 from wancoll.schedule.steps import Place, Schedule, Step
 
 if TYPE_CHECKING:
     from wancoll import _native as c
 
-DIGEST_BLOCK = 64 * KIB
+DIGEST_BLOCK = BLOCK
 SEGMENT = 256 * KIB
 STRIPE = 256 * KIB
 _EVENTS_AT_ONCE = 64
@@ -306,6 +306,10 @@ class Engine:
     def cancel(self, op_id: int) -> None:
         """Give op *op_id* up; answered by Cancelled, with a Done before it if the op had just finished."""
         _check(lib.wc_cancel(self._live, op_id), f"op {op_id} cannot be cancelled")
+
+    def lacks_input(self, op_id: int) -> bool:
+        """Whether steps of op *op_id* wait for blocks of an input that is being filled. False for unknown ones."""
+        return bool(lib.wc_op_lacks_input(self._live, op_id))
 
     def add_bell(self, fd: int) -> None:
         """From now on a write to the eventfd *fd* makes the workers look which blocks of inputs have been filled.

@@ -9,6 +9,7 @@ PROTOCOL_VERSION = 7
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+BLOCK = 64 * KIB  # of an operation's input or result: what is filled, and hashed, as one
 
 
 @dataclass(frozen=True, slots=True)

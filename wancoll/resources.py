@@ -13,7 +13,7 @@ from wancoll.limits import Limits
 
 ARENA = "memfd:wancoll-arena"
 _ROOT = Path("/")  # of the file system that is looked at
-FILES_OF_A_CLIENT = 4  # its socket, its arena and what watches its process; lanes come on top
+FILES_OF_A_CLIENT = 5  # its socket, its arena and bell, and what watches its process; lanes come on top
 _OWN_FILES = 64  # listeners, the engine's, the journal's
 
 

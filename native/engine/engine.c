@@ -273,6 +273,15 @@ int wc_cancel(wc_engine *engine, uint64_t id)
     return error ? fail(error) : 0;
 }
 
+int wc_op_lacks_input(wc_engine *engine, uint64_t id)
+{
+    pthread_mutex_lock(&engine->mutex);
+    const wc_work *work = work_find(engine, id);
+    int lacks = work && atomic_load(&work->gated) > 0;
+    pthread_mutex_unlock(&engine->mutex);
+    return lacks;
+}
+
 static uint64_t counter(const atomic_ullong *value)
 {
     return atomic_load_explicit(value, memory_order_relaxed);

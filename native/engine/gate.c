@@ -33,6 +33,18 @@ void wc_gate_join(wc_gate *gate, wc_part *part)
 {
     *(gate->tail ? &gate->tail->next_gated : &gate->head) = part;
     gate->tail = part;
+    atomic_fetch_add(&part->work->gated, 1);
+}
+
+/* Forgets a part whose front is all there: for good, whatever becomes of the bytes that say so. */
+static bool opened(wc_part *part, wc_part **at)
+{
+    if (wc_gate_bound(part, part->end) < part->end)
+        return false;
+    *at = part->next_gated;
+    part->gates = 0;
+    atomic_fetch_sub(&part->work->gated, 1);
+    return true;
 }
 
 void wc_gate_enter(wc_worker *worker, wc_work *work)
@@ -43,6 +55,9 @@ void wc_gate_enter(wc_worker *worker, wc_work *work)
     gate->work = work;
     gate->next = worker->gates;
     worker->gates = gate;
+    for (wc_part **at = &gate->head; *at;) /* what was filled before: no bell will ring for it */
+        if (!opened(*at, at))
+            at = &(*at)->next_gated;
 }
 
 void wc_gate_leave(wc_worker *worker, wc_work *work)
@@ -74,9 +89,7 @@ static void look(wc_worker *worker, wc_work *work)
     for (wc_part **at = &gate->head; *at && work->remaining[worker->index];) {
         wc_part *part = *at;
         receives |= part->direction == WC_RECV;
-        if (wc_gate_bound(part, part->end) == part->end)
-            *at = part->next_gated;
-        else
+        if (!opened(part, at))
             at = &part->next_gated;
         go(worker, part);
     }

@@ -101,6 +101,7 @@ static void post(wc_worker *worker, wc_work *work)
         if (share->worker == worker->index)
             wc_track_post(share->track, share);
     }
+    wc_gate_enter(worker, work); /* before anything is looked at: what is filled from here on, a bell tells */
     for (size_t i = 0; i < work->parts_count; i++) {
         wc_part *part = &work->parts[i];
         if (part->worker != worker->index)
@@ -110,7 +111,6 @@ static void post(wc_worker *worker, wc_work *work)
         else if (part->direction == WC_LOCAL && !wc_part_waits(part))
             wc_local_offer(worker, part);
     }
-    wc_gate_enter(worker, work);
     for (size_t i = 0; i < work->shares_count; i++)
         if (work->shares[i].worker == worker->index && work->shares[i].track) /* else the op is done already */
             wc_track_go(work->shares[i].track);

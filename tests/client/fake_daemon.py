@@ -59,6 +59,7 @@ class FakeDaemon:
         os.ftruncate(self.fd, ARENA)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.map = mmap.mmap(self.fd, ARENA)
+        self.bell = os.eventfd(0)
         self.bytes = np.frombuffer(self.map, np.uint8)
         self.client: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name="fake daemon")
@@ -201,6 +202,7 @@ class FakeDaemon:
         del self.bytes
         self.map.close()
         os.close(self.fd)
+        os.close(self.bell)
         assert not self.errors, self.errors
 
     def __enter__(self) -> Self:
@@ -237,7 +239,7 @@ class FakeDaemon:
             instead = self.on_attach(message)
             if instead is None:
                 assert self.client is not None
-                socket.send_fds(self.client, [encode(m.Attached("fake", ARENA))], [self.fd])
+                socket.send_fds(self.client, [encode(m.Attached("fake", ARENA))], [self.fd, self.bell])
                 self.epoch(1, self.world)
             else:
                 self.send(*instead)

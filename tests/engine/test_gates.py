@@ -151,6 +151,38 @@ def test_a_step_starts_with_its_first_bytes() -> None:
             assert same(back, inputs[0].whole + inputs[1].whole)
 
 
+def test_what_was_there_once_stays_there() -> None:
+    """Bytes of the table that are taken back keep nobody waiting; and who lacks input, the engine says."""
+    with mesh_of(2, lanes=1) as mesh, bells_of(mesh) as bells:
+        inputs = [Input(random_bits(DType.int32, 64 * KIB, rank), bell) for rank, bell in enumerate(bells)]
+        backs = [np.zeros_like(one.whole) for one in inputs]
+        call = Descriptor(Kind.all_reduce, DType.int32, count=64 * KIB)
+        assert not mesh.engines[0].lacks_input(1)  # it knows no such op
+        mesh.run(0, 1, call, "ring", inputs[0].front, backs[0], filled=inputs[0].filled, op_id=1)
+        assert mesh.engines[0].lacks_input(1)
+        inputs[0].fill(0, 1, 2)
+        assert mesh.engines[0].lacks_input(1)
+        inputs[0].fill(3)
+        wait_until(lambda: not mesh.engines[0].lacks_input(1))
+        inputs[0].filled[:] = 0
+        os.eventfd_write(bells[0], 1)
+        inputs[1].fill(0, 1, 2, 3)
+        mesh.run(1, 1, call, "ring", inputs[1].front, backs[1], filled=inputs[1].filled, op_id=1)
+        for engine, back in zip(mesh.engines, backs, strict=True):
+            wait_for(engine, Done)
+            assert same(back, inputs[0].whole + inputs[1].whole)
+            assert not engine.lacks_input(1)
+
+
+def test_what_is_filled_before_the_post_needs_no_bell() -> None:
+    with mesh_of(2, lanes=1) as mesh, bells_of(mesh) as bells:
+        inputs = [Input(random_bits(DType.int32, 64 * KIB, rank), bell) for rank, bell in enumerate(bells)]
+        call = Descriptor(Kind.all_reduce, DType.int32, count=64 * KIB)
+        inputs[0].fill(0, 1, 2, 3)
+        mesh.run(0, 1, call, "ring", inputs[0].front, np.zeros_like(inputs[0].whole), filled=inputs[0].filled, op_id=1)
+        wait_until(lambda: not mesh.engines[0].lacks_input(1))
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_shut_gate_costs_no_processor_time(world: int) -> None:
     with mesh_of(world, lanes=1, stripe=4096 * KIB) as mesh, bells_of(mesh) as bells:

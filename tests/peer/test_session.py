@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.peer.test_member import data, epoch, post
+from wancoll import resources
 from wancoll.errors import ConfigError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import DEFAULT
@@ -24,12 +25,16 @@ class Engine:
         self.refuses: dict[str, Exception] = {}
         self.posted: list[int] = []
 
+    def add_bell(self, _: int) -> None:
+        if "bell" in self.refuses:
+            raise self.refuses["bell"]
+
     def prepare(self, *_: Any, **__: Any) -> object:
         if "prepare" in self.refuses:
             raise self.refuses["prepare"]
         return object()
 
-    def post(self, _: object, op_id: int, *__: Any) -> None:
+    def post(self, _: object, op_id: int, *__: Any, **___: Any) -> None:
         if "post" in self.refuses:
             raise self.refuses["post"]
         self.posted.append(op_id)
@@ -106,5 +111,19 @@ async def test_a_bug_in_a_member_that_is_out_is_no_word_about_another_by_its_nam
         raise RuntimeError("a bug")
     assert session.member.over
     assert [type(one) for one in told] == ([] if out else [m.Leave])
+    client.close()
+    daemon.close()
+
+
+@pytest.mark.parametrize("bad", [OSError(28, "No space left on device"), MemoryError("bell 9 cannot be added")])
+async def test_a_bell_that_the_engine_does_not_take_keeps_nothing(bad: Exception) -> None:
+    """The door tells the client: there is no room for it."""
+    engine = Engine()
+    engine.refuses["bell"] = bad
+    client, daemon = socket.socketpair()
+    before = resources.of_process()["fds"]
+    with pytest.raises(type(bad)):
+        session_with(engine, client)
+    assert resources.of_process()["fds"] == before
     client.close()
     daemon.close()

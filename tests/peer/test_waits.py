@@ -49,6 +49,22 @@ def test_an_operation_that_moves_names_its_links_the_bad_ones_first() -> None:
     )
 
 
+def test_an_operation_that_waits_for_its_own_client() -> None:
+    d = Driver(1, 2, 3)
+    d.post()
+    asked = []
+
+    def lacks_input(op: object) -> bool:
+        asked.append(op)
+        return True
+
+    told = waits.report(d.member, [seen(2), seen(3)], 4.0, SLOW, lacks_input)
+    assert told is not None
+    assert told.ops[0].stage == "input"
+    assert waits.local_words(told, names).endswith("its own client has not filled its input")
+    assert asked == list(d.member.collectives.open.values())
+
+
 def test_an_operation_that_waits_for_links() -> None:
     d = Driver(1, 2, 3, linked=(2,))
     d.member.link_lost(2, "cut")

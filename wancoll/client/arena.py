@@ -140,19 +140,21 @@ class Arena:
     Args:
         fd: the arena's file, owned from here on.
         nbytes: its size.
+        bell: an eventfd, owned from here on: it is rung when something of an input was filled, see Post.filled.
 
     Raises:
         ConfigError: the process may not have that much address space.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
-        self._fd, self.nbytes = fd, nbytes
+    def __init__(self, fd: int, nbytes: int, bell: int) -> None:
+        self._fd, self.nbytes, self.bell = fd, nbytes, bell
         self._base = 0
         address = ffi.new("uint64_t *")
         # The second half is the spare room that swapping needs for a moment.
         error = lib.wc_pages_reserve(2 * nbytes, address)
         if error:
             os.close(fd)
+            os.close(bell)
             raise ConfigError(
                 "the arena cannot be mapped",
                 who="wancoll client",
@@ -357,6 +359,7 @@ class Arena:
         self._lock = threading.Lock()  # another thread of the parent may have held it
         self._closed = True
         os.close(self._fd)
+        os.close(self.bell)
         self._fd = -1
 
     @property
@@ -378,3 +381,4 @@ class Arena:
             lib.wc_pages_release(self._base, 2 * self.nbytes)
             if self._fd >= 0:
                 os.close(self._fd)
+                os.close(self.bell)

@@ -240,14 +240,17 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
         sock.sendall(encode(attach))
         answer = _answer(sock, path, fds)
         who = f"peer daemon {answer.daemon!r} at {path}"
-        if len(fds) != 1:
-            raise ProtocolError("sent no arena", who=who, expected="one file descriptor", got=str(len(fds)))
+        if len(fds) != 2:
+            raise ProtocolError(
+                "sent no arena", who=who, expected="two file descriptors, of arena and bell", got=str(len(fds))
+            )
         size = os.fstat(fds[0]).st_size
         if size != answer.arena_bytes:
             raise ProtocolError(
                 "sent an arena of another size", who=who, expected=str(answer.arena_bytes), got=str(size)
             )
-        arena = Arena(fds.pop(), size)
+        bell = fds.pop()
+        arena = Arena(fds.pop(), size, bell)
         sock.setblocking(True)
         channel = Channel(sock, who, DEFAULT.message_bytes)
         return Connection(attach.group, channel, arena, private)

@@ -156,7 +156,8 @@ class Connection:
     def _send(self, work: Work) -> bool:
         number, placement = self._last_id + 1, work.placement
         front, back = (placement.front, placement.back) if placement is not None else (0, 0)
-        data = encode(m.Post(number, work.descriptor, front, back, work.epoch, work.peer, work.tag))
+        filled = placement.filled if placement is not None else -1
+        data = encode(m.Post(number, work.descriptor, front, back, work.epoch, work.peer, work.tag, filled))
         sent: list[int] = []
         work.id = number
         work.posted_at = time.monotonic()

@@ -39,6 +39,7 @@ class Placement:
         "_unwanted",
         "back",
         "feed",
+        "filled",
         "front",
         "landings",
         "pins",
@@ -70,6 +71,7 @@ class Placement:
         self._back: Lease | Pinned | None = None
         self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
         self.front = self.back = 0
+        self.filled = -1  # as in Post
         # The block that front is a part of; what lies outside the arena, or in pieces, is copied first.
         self._inside: Block | None = None
         if len(sources) == 1 and feed is None:

@@ -1,4 +1,4 @@
-"""One client's arena: a sparse, sealed memfd that daemon and client both map."""
+"""One client's arena: a sparse, sealed memfd that daemon and client both map, and the bell that the client rings."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ class Arena:
 
     Args:
         nbytes: address range, rounded up to whole pages.
+
+    Attributes:
+        bell: an eventfd: whoever fills an input that the engine waits for writes to it.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -29,6 +32,7 @@ class Arena:
             os.ftruncate(self.fd, nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self._map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED)
+            self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except BaseException:
             os.close(self.fd)
             raise
@@ -43,6 +47,7 @@ class Arena:
         """Unmap. The engine must have let go of every op in it."""
         self._map.close()
         os.close(self.fd)
+        os.close(self.bell)
 
 
 def default_arena_bytes() -> int:

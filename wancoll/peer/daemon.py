@@ -154,7 +154,7 @@ class Daemon:
             if member.over or not member.mid:
                 continue
             if member.epoch is not None:
-                called.append((member.mid, member.epoch_number, member.collectives.called))
+                called.append((member.mid, member.epoch_number, session.called))
             state, seconds = session.trainer.look(now)
             if state:
                 still.append((member.mid, seconds, state))

@@ -63,7 +63,7 @@ class FrontDoor:
             client.send(
                 encode(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
             )
-        except OSError as bad:  # no descriptor or memory left for one more
+        except (OSError, MemoryError) as bad:  # no descriptor or memory left for one more
             log.warning("client cannot be served", reason=str(bad))
             client.send(encode(m.Failure(0, "PeerDaemonLost", "has no room for one more client", got=str(bad))))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 from collections.abc import Iterable
 from typing import Protocol
@@ -14,6 +15,7 @@ from wancoll.collective import DATALESS, Kind
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
+from wancoll.limits import BLOCK
 from wancoll.net.contain import contained
 from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena
@@ -32,6 +34,7 @@ from wancoll.wire.framing import Decoder, encode
 log = structlog.get_logger("wancoll.session")
 
 _SHAPES_KEPT = 256  # schedules ready for the engine
+_ALIGN = 64  # of tables in the arena: a cache line
 
 
 class Host(Protocol):
@@ -81,6 +84,11 @@ class Session:
         self.attached_at = trio.current_time()
         self.pid = attach.pid
         self.arena = Arena(daemon.arena_bytes)  # first: it may be refused, and then nothing else is held
+        try:
+            daemon.engine.add_bell(self.arena.bell)
+        except BaseException:
+            self.arena.close()
+            raise
         self.trainer = Trainer(stream.socket)
         self.member = Member(
             attach.group,
@@ -127,10 +135,11 @@ class Session:
         """Serve the client until it goes; *first* are messages that came with the attach."""
         attached = encode(m.Attached(self._daemon.name, self.arena.nbytes))
         try:
-            socket.send_fds(self._stream.socket, [attached], [self.arena.fd])
+            socket.send_fds(self._stream.socket, [attached], [self.arena.fd, self.arena.bell])
         except OSError:  # the client has gone already
             self._daemon.links.step(links.Leave(self.links))
             self.trainer.close()
+            self._daemon.engine.remove_bell(self.arena.bell)
             self.arena.close()
             return
         self._daemon.add(self)
@@ -158,6 +167,7 @@ class Session:
                 await self._stream.drain()
             self._daemon.remove(self)
             self.trainer.close()
+            self._daemon.engine.remove_bell(self.arena.bell)
             self._stream.close()
             if not self._in_engine:
                 self.arena.close()
@@ -189,18 +199,26 @@ class Session:
         self.run(self.member.post(post, call, trio.current_time()))
 
     def _check_regions(self, post: m.Post, call: Call) -> None:
-        front_bytes, back_bytes, what = call.front_bytes, call.back_bytes, call.posted
-        for region, nbytes in ((post.front, front_bytes), (post.back, back_bytes)):
-            if nbytes and not self.arena.holds(region, nbytes):
+        """Refuse what does not lie in the arena, or not apart: the engine reads and writes there."""
+        who = f"{self.member.name}, {call.posted}"
+        regions = [("front", post.front, call.front_bytes), ("back", post.back, call.back_bytes)]
+        if post.filled >= 0:
+            regions.append(("filled", post.filled, -(-call.front_bytes // BLOCK)))
+            if post.filled % _ALIGN:
                 raise ProtocolError(
-                    "an operation's region lies outside the arena",
-                    who=f"{self.member.name}, {what}",
-                    expected=f"within {self.arena.nbytes} bytes",
-                    got=f"{nbytes} bytes at {region}",
-                )
-        apart = post.front >= post.back + back_bytes or post.back >= post.front + front_bytes
-        if front_bytes and back_bytes and not apart:
-            raise ProtocolError("front and back overlap", who=f"{self.member.name}, {what}")
+                    "an operation's table of what is filled is not aligned", who=who,
+                    expected=f"a multiple of {_ALIGN}", got=str(post.filled),
+                )  # fmt: skip
+        regions = [region for region in regions if region[2]]
+        for _, at, nbytes in regions:
+            if not self.arena.holds(at, nbytes):
+                raise ProtocolError(
+                    "an operation's region lies outside the arena", who=who,
+                    expected=f"within {self.arena.nbytes} bytes", got=f"{nbytes} bytes at {at}",
+                )  # fmt: skip
+        for (one, at, nbytes), (other, start, size) in itertools.combinations(regions, 2):
+            if at < start + size and start < at + nbytes:
+                raise ProtocolError(f"{one} and {other} overlap", who=who)
 
     def tell(self, message: m.FromDaemon) -> None:
         """Send to the client; one that does not read is cut off."""
@@ -266,9 +284,11 @@ class Session:
         front, back, rounding = base + op.front, base + op.back, noise(meaning.descriptor, op.seq, seat.mid)
         try:
             prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
+            filled = base + op.filled if op.filled >= 0 and op.call.front_bytes else 0
             self._daemon.engine.post(
-                prepared, op.engine_id, seat.epoch.epoch, op.seq, meaning.fingerprint, front, back, rounding
-            )
+                prepared, op.engine_id, seat.epoch.epoch, op.seq, meaning.fingerprint, front, back, rounding,
+                filled_address=filled,
+            )  # fmt: skip
         except (ConfigError, MemoryError, OverflowError, OSError) as bad:
             reason = str(bad) or type(bad).__name__
             log.error("the engine refuses an operation", member=self.member.name, op=str(op), reason=reason)
@@ -278,6 +298,17 @@ class Session:
         self._daemon.started(op.engine_id, self)
         if self._daemon.failpoints.armed:
             self._daemon.watch_first_bytes(self.links.numbers(channel).values())
+
+    def lacks_input(self, op: Op) -> bool:
+        """Whether the op waits for its own client, which still fills its input."""
+        return op.filled >= 0 and op.engine_id in self._in_engine and self._daemon.engine.lacks_input(op.engine_id)
+
+    @property
+    def called(self) -> int:
+        """The highest seq that the client has called; a call counts when its input is there, and so do those after."""
+        book = self.member.collectives
+        lacking = (seq for seq, op in book.open.items() if self.lacks_input(op))
+        return min(lacking, default=book.called + 1) - 1
 
     def _prepare(self, meaning: Meaning, seat: Seat, channel: int) -> Prepared:
         """The op's schedule in the engine's terms; kept, since training repeats its shapes."""

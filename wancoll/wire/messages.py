@@ -125,6 +125,9 @@ class Post(Message, frozen=True):
     The call's root and counts, and peer, are by the ranks of *epoch*, the one that the client knew when it called.
     Blocks for or from other ranks lie in front in the order of that epoch's ranks; in back, in the order of the
     contributors.
+
+    *filled* is another offset, a multiple of 64 and apart from front and back: of a byte for each BLOCK of front, 0
+    until the block is there. -1: all of it is there. Who sets bytes rings the bell: writes to the eventfd of Attached.
     """
 
     id: Number  # counts the client's calls from 1
@@ -134,6 +137,7 @@ class Post(Message, frozen=True):
     epoch: Number
     peer: Rank = -1  # of send and recv
     tag: Bits = 0
+    filled: Annotated[int, Meta(ge=-1, le=MOST)] = -1
 
 
 class Detach(Message, frozen=True):
@@ -160,7 +164,7 @@ FromClient = Attach | Post | Detach | Arm | LocalStatusRequest
 
 
 class Attached(Message, frozen=True):
-    """Answer to Attach; the arena's descriptor travels with it (SCM_RIGHTS)."""
+    """Answer to Attach; the descriptors of the arena and of the bell (Post.filled) travel with it (SCM_RIGHTS)."""
 
     daemon: Name
     arena_bytes: Number
@@ -450,7 +454,7 @@ class Heartbeat(Message, frozen=True):
     """I am alive; *number* counts up and comes back in the Pong."""
 
     number: Number
-    # Of each member in an epoch: mid, epoch, and the highest seq that its client has called.
+    # Of each member in an epoch: mid, epoch, and the highest seq that its client has called, inputs and all.
     called: Annotated[list[tuple[Number, Number, Number]], Meta(max_length=1024)] = []
     # Of each member whose client's process stands still: mid, since how many seconds, and "stopped" or "dead".
     still: Annotated[list[tuple[Number, Seconds, Name]], Meta(max_length=1024)] = []
@@ -486,8 +490,9 @@ class LinkDown(Message, frozen=True):
 class OpWait(Message, frozen=True):
     """An operation that has not ended at a member for longer than Limits.slow_after.
 
-    stage: "links": it waits for links; "moving": the engine has it; "done": it is finished here; of a send or recv
-    also "alone": the other half has not been called.
+    stage: "links": it waits for links; "moving": the engine has it; "input": it has it, and the member's own client
+    has not filled all of the input; "done": it is finished here; of a send or recv also "alone": the other half has not
+    been called.
     """
 
     seq: Number  # 0: a send or recv

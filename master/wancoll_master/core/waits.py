@@ -20,6 +20,7 @@ FRESH = 3.5  # heartbeat intervals during which what a member said counts
 SILENT = 2.5  # heartbeat intervals without a word after which a daemon is suspected
 HEARD = 0.3  # seconds after the last progress from which packets that still come show which direction is dead
 MOST = 8  # operations, and causes of each, that are told
+NO_INPUT = "its client has not filled its input"
 _STALE = 1.0  # seconds that links must have been up to be made anew
 STALLS = 2  # times that links are made anew for one operation before it is given up
 SAID_AGAIN = 30.0  # seconds between two waits of a group that are logged
@@ -138,11 +139,21 @@ def _causes(limits: Limits, group: Group, seq: int, entry: Pending | None, age: 
             quiet = now - member.daemon.heard_at
             why = f"its daemon {member.daemon.name} has said nothing"
             found.append(m.WaitCause(member.name, rank, "", -1, why, quiet))
+        elif lacks_input(member, seq):
+            found.append(m.WaitCause(member.name, rank, "", -1, NO_INPUT, age))
         elif member.called[0] == group.epoch and member.called[1] < seq and now - member.called[2] < age:
             found.append(m.WaitCause(member.name, rank, "", -1, "it has not called the operation", age))
     found += _bad_links(limits, group, silent, ranks, now)
     found.sort(key=lambda cause: -cause.seconds)
     return found
+
+
+def lacks_input(member: Member, seq: int) -> bool:
+    """Whether it has said, when it last said what it waits for, that its own client still fills the input of *seq*."""
+    told = member.told
+    if told is None or told.message.epoch != member.group.epoch:
+        return False
+    return any(op.seq == seq and op.stage == "input" for op in told.message.ops)
 
 
 def _silent(limits: Limits, group: Group, now: float) -> list[Member]:
@@ -199,6 +210,12 @@ def _p2p(limits: Limits, group: Group, now: float) -> Iterator[m.WaitStatus]:
     ranks = {member.mid: rank for rank, member in enumerate(group.members)}
     silent = {member.mid for member in _silent(limits, group, now)}
     links = _bad_links(limits, group, silent, ranks, now)
+    shut = {
+        (member.mid, op.other)
+        for member, told in _fresh(limits, group, now)
+        for op in told.message.ops
+        if op.seq == 0 and op.stage == "input"
+    }
     for member, told in _fresh(limits, group, now):
         for op in told.message.ops:
             if op.seq or op.other not in ranks:
@@ -210,6 +227,9 @@ def _p2p(limits: Limits, group: Group, now: float) -> Iterator[m.WaitStatus]:
             if other.mid in silent:
                 why = f"its daemon {other.daemon.name} has said nothing"
                 causes = [m.WaitCause(other.name, ranks[other.mid], "", -1, why, now - other.daemon.heard_at)]
+            elif op.stage == "input" or (other.mid, member.mid) in shut:
+                sender = member if op.stage == "input" else other
+                causes = [m.WaitCause(sender.name, ranks[sender.mid], "", -1, NO_INPUT, age)]
             elif op.stage == "alone":
                 causes = [m.WaitCause(other.name, ranks[other.mid], "", -1, "it has not called its half", age)]
             done = int(op.stage == "done")

@@ -63,7 +63,7 @@ class Collectives(Book):
     def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
         """The client calls *call*. It takes the next seq, whatever comes of it."""
         self.called = seq = self.called + 1
-        op = self.open[seq] = Op(seq, post.id, call, post.front, post.back, 0, now, seq)
+        op = self.open[seq] = Op(seq, post.id, call, post.front, post.back, 0, now, seq, post.filled)
         commands = [self._answer(op)] if self._asked == seq else []
         void = self._voids.pop(seq, None)
         if void is not None:

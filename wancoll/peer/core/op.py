@@ -55,6 +55,7 @@ class Op:
         tag: of a send or recv.
         posted_at: seconds on the shell's clock.
         seq: its number on the wire; of a send or recv the master gives one in each epoch.
+        filled: offset of the table that says which blocks of front are there; -1: all of them are.
     """
 
     number: int
@@ -65,6 +66,7 @@ class Op:
     tag: int
     posted_at: float
     seq: int
+    filled: int = -1
     kind: Kind = field(init=False)
     p2p: bool = field(init=False)  # whether it is a send or recv
     state: OpState = OpState.waiting

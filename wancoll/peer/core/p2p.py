@@ -61,7 +61,7 @@ class P2P(Book):
     def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
         """The client calls send or recv."""
         self._called = number = self._called + 1
-        op = self.open[number] = Op(number, post.id, call, post.front, post.back, post.tag, now, 0)
+        op = self.open[number] = Op(number, post.id, call, post.front, post.back, post.tag, now, 0, post.filled)
         return self._tell_master(op)
 
     # ---- from the master -----------------------------------------------------------------------------

@@ -32,7 +32,13 @@ class Seen(NamedTuple):
     reason: str = ""
 
 
-def report(member: Member, links: list[Seen], now: float, slow_after: float) -> m.Waits | None:
+def report(
+    member: Member,
+    links: list[Seen],
+    now: float,
+    slow_after: float,
+    lacks_input: Callable[[Op], bool] = lambda _: False,
+) -> m.Waits | None:
     """What the master is to know now; None if nothing is slow.
 
     Args:
@@ -40,12 +46,13 @@ def report(member: Member, links: list[Seen], now: float, slow_after: float) -> 
         links: all that it has, or needs.
         now: on the clock of Op.posted_at.
         slow_after: seconds, see Limits.
+        lacks_input: whether an op of the engine's waits for its own client.
     """
     seat = member.seat
     if seat is None:
         return None
     slow = list(_slow(member, now, slow_after))
-    ops = [_op(member, seat, op, links, now) for op in slow]
+    ops = [_op(member, seat, op, links, now, lacks_input) for op in slow]
     needed = {(mid, op.p2p) for op in slow for mid in _needs(member, seat, op)}
     told = []
     for seen in links:
@@ -85,10 +92,14 @@ def _needs(member: Member, seat: Seat, op: Op) -> frozenset[int]:
     return member.meaning(op).needs
 
 
-def _op(member: Member, seat: Seat, op: Op, links: list[Seen], now: float) -> m.OpWait:
+def _op(
+    member: Member, seat: Seat, op: Op, links: list[Seen], now: float, lacks_input: Callable[[Op], bool]
+) -> m.OpWait:
     needs = _needs(member, seat, op)
     still = min((seen.view.still for seen in links if seen.p2p is op.p2p and seen.other in needs), default=0.0)
     stage, age, what = _STAGES[op.state], now - op.posted_at, member.meaning(op).descriptor
+    if stage == "moving" and lacks_input(op):
+        stage = "input"
     if op.p2p:
         stage = "alone" if op.state is OpState.waiting else stage
         return m.OpWait(0, str(op), what.nbytes, stage, age, still, op.other)
@@ -135,6 +146,8 @@ def local_words(waits: m.Waits, names: Callable[[int], str]) -> str:
     text = f"{what} has not ended {op.age:.1f} s after it was called"
     if op.stage == "alone":
         return f"{text}: {names(op.other)} has not called its half"
+    if op.stage == "input":
+        return f"{text}: its own client has not filled its input"
     if op.stage == "done":
         return f"{text}: it is finished here and waits for the others"
     bad = [link for link in waits.links if link.state in ("down", "dead", "blocked")]

@@ -89,12 +89,16 @@ class Watcher:
             member = session.member
             watched.waits = None
             if not member.over:
-                watched.waits = waits.report(member, self._seen(session.links, now), now, self._limits.slow_after)
+                watched.waits = self._waits_of(session, now)
             if watched.waits is not None and not member.standing.reporting:
                 self._send(watched.waits)
             self._note(session, watched, now)
             if member.seat is None and member.mid and not member.over:
                 self._ask_place(session, watched, now)
+
+    def _waits_of(self, session: Session, now: float) -> m.Waits | None:
+        links = self._seen(session.links, now)
+        return waits.report(session.member, links, now, self._limits.slow_after, session.lacks_input)
 
     def _ask_place(self, session: Session, watched: _Watched, now: float) -> None:
         if now >= max(watched.asked_at, session.attached_at) + _ASK_PLACE:
@@ -160,9 +164,7 @@ class Watcher:
         """Of the session's member, for the daemon's status."""
         watched, now = self._watched.get(session) or _Watched(), trio.current_time()
         text = watched.verdict.text if watched.verdict is not None else ""
-        member = session.member
-        found = waits.report(member, self._seen(session.links, now), now, self._limits.slow_after)
-        return {**waits.plain(found, self._namer(session)), "master_says": text}
+        return {**waits.plain(self._waits_of(session, now), self._namer(session)), "master_says": text}
 
     def _namer(self, session: Session) -> Callable[[int], str]:
         epoch = session.member.epoch

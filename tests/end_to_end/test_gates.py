@@ -1,0 +1,383 @@
+"""Inputs that are still being filled when the call is posted: client, daemon and master."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.faults.support import Background, attempt, new_group, wait_until
+from tests.later import later
+from wancoll._native import ffi
+from wancoll.chaos import Cluster, in_threads
+from wancoll.client import communicator
+from wancoll.client.arena import Lease
+from wancoll.client.placement import Placement
+from wancoll.errors import Evicted
+from wancoll.limits import BLOCK
+
+WORLD = 3
+COUNT = 300_001  # 19 blocks, the last one short
+
+
+def memory(lease: Any) -> Any:
+    return np.frombuffer(ffi.buffer(ffi.cast("char *", lease.block.address), lease.block.nbytes), np.uint8)
+
+
+class Gated(Placement):
+    """Posts before its input is there; fill() brings it, block by block."""
+
+    made: list[Gated]
+    lease: Lease
+    whole: Any  # the input's bytes
+    missing: list[int]
+
+    def prepare(self, deadline: float | None = None) -> None:
+        super().prepare(deadline)
+        self.missing = []
+        if self.sources:
+            given = sum(each.nbytes for each in self.sources)
+            front = memory(self._front)[:given]
+            self.whole = front.copy()
+            front[:] = 0xA7
+            self.missing = list(range(-(-given // BLOCK)))
+            self.lease = self._arena.take(len(self.missing))
+            memory(self.lease)[: len(self.missing)] = 0
+            self.filled = self.lease.block.offset
+        self.made.append(self)
+
+    def fill(self, *blocks: int) -> None:
+        for block in blocks:
+            part = slice(block * BLOCK, min((block + 1) * BLOCK, len(self.whole)))
+            memory(self._front)[part] = self.whole[part]
+            memory(self.lease)[block] = 1
+            self.missing.remove(block)
+        self.ring()
+
+    def ring(self) -> None:
+        os.eventfd_write(self._arena.bell, 1)
+
+    def fill_all(self, seed: int) -> None:
+        """All that is missing, a few blocks at a time, in any order."""
+        draw = random.Random(seed)
+        while self.missing:
+            self.fill(*draw.sample(self.missing, min(len(self.missing), draw.randint(1, 4))))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    soon = ["--slow-after=0.3"]
+    with Cluster(WORLD, fork=True, master_args=soon, peer_args=soon) as cluster:
+        yield cluster
+        for i in range(len(cluster)):
+            assert cluster.running(i), cluster.logs(i)
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> list[Gated]:
+    """All that is posted from here on, in the order of the calls."""
+    Gated.made = []
+    monkeypatch.setattr(communicator, "Placement", Gated)
+    return Gated.made
+
+
+def join(cluster: Cluster, peers: list[int], **options: Any) -> list[Any]:
+    group = new_group()
+    comms = in_threads(
+        lambda i: cluster.connect(peers[i], group=group, start_world=len(peers), **options), len(peers), 30
+    )
+    return sorted(comms, key=lambda comm: comm.rank)
+
+
+def inputs(world: int, count: int = COUNT) -> list[Any]:
+    return [np.random.default_rng(rank).integers(-999, 999, count).astype(np.float32) for rank in range(world)]
+
+
+def fed(made: list[Gated]) -> None:
+    for seed, one in enumerate(made):
+        one.fill_all(seed)
+
+
+def start(comms: list[Any], given: list[Any]) -> list[Any]:
+    return [comm.all_reduce(given[comm.rank].copy(), async_op=True) for comm in comms]
+
+
+def close(*comms: Any) -> None:
+    for comm in comms:
+        comm.close()
+
+
+def test_values(cluster: Cluster, gated: list[Gated]) -> None:
+    """Of every collective that reads front, and of send, in and out of place, fed late."""
+    comms = join(cluster, [0, 1, 2])
+    given = inputs(WORLD, 3 * 100_000)
+    total = given[0] + given[1] + given[2]
+
+    def check(call: Any, wanted: list[Any]) -> None:
+        gated.clear()
+        works = [call(comm, given[comm.rank].copy()) for comm in comms[: len(wanted)]]
+        assert [one.filled >= 0 for one in gated] == [bool(one.sources) for one in gated]
+        fed(gated)
+        for rank, work in enumerate(works):
+            found, right = work.wait(30).out, wanted[rank]
+            assert right is None or np.array_equal(found.ravel(), right), rank
+
+    thirds = [total.reshape(3, -1)[rank] for rank in range(WORLD)]
+    for algorithm in ("ring", "direct", "tree", "naive"):
+        check(lambda comm, x, how=algorithm: comm.all_reduce(x, algorithm=how, async_op=True), [total] * WORLD)
+    check(lambda comm, x: comm.all_reduce(x, np.empty_like(x), async_op=True), [total] * WORLD)
+    check(lambda comm, x: comm.reduce_scatter(x, async_op=True), thirds)
+    check(lambda comm, x: comm.all_gather(x, async_op=True), [np.concatenate(given)] * WORLD)
+    check(lambda comm, x: comm.broadcast(x, 1, async_op=True), [given[1]] * WORLD)
+    check(lambda comm, x: comm.reduce(x, root=2, async_op=True), [None, None, total])
+    swapped = [np.concatenate([one.reshape(3, -1)[rank] for one in given]) for rank in range(WORLD)]
+    check(lambda comm, x: comm.all_to_all(x, async_op=True), swapped)
+
+    def pass_on(comm: Any, x: Any) -> Any:
+        return comm.recv(x, 0, async_op=True) if comm.rank else comm.send(x, 1, async_op=True)
+
+    check(pass_on, [None, given[0]])
+    close(*comms)
+
+
+@pytest.mark.parametrize("seed", [0, *later(1, 2)])
+def test_a_loss_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated], seed: int) -> None:
+    """A client dies before it has filled its input: that is a leave. The others' retry waits for the same gates."""
+    draw = random.Random(seed)
+    comms = join(cluster, [0, 1, 2])
+    given = inputs(WORLD)
+    tensors = [one.copy() for one in given]
+    works = [comm.all_reduce(tensors[comm.rank], async_op=True) for comm in comms]
+    for one in gated:
+        one.fill(*draw.sample(one.missing, draw.randint(1, len(one.missing) - 1)))
+    lost = draw.randrange(WORLD)
+    comms[lost]._connection._channel.socket.shutdown(socket.SHUT_RDWR)  # no goodbye
+    rest = [rank for rank in range(WORLD) if rank != lost]
+    wait_until(lambda: all(_world(comms[rank]) == 2 for rank in rest), 30, "the loss is known")
+    assert all(np.array_equal(tensors[rank], given[rank]) for rank in range(WORLD))  # untouched until the commit
+    feeder = threading.Thread(target=fed, args=([gated[rank] for rank in rest],))
+    feeder.start()
+    for rank in rest:
+        receipt = works[rank].wait(30)
+        assert receipt.attempts == 2
+        assert receipt.world_size == 2
+        assert np.array_equal(receipt.out, given[rest[0]] + given[rest[1]])
+    feeder.join()
+    # The daemon of the one that died has let go of its memory, and takes others.
+    again = join(cluster, [0, 1, 2])
+    works = [comm.all_reduce(np.ones(5, np.float32), async_op=True) for comm in again]
+    fed(gated[-3:])
+    assert all(work.wait(30).out.tolist() == [3] * 5 for work in works)
+    close(*comms, *again)
+
+
+def _world(comm: Any) -> int:
+    comm._connection._step(None, 0)
+    return int(comm.world_size)
+
+
+def test_who_is_waited_for(cluster: Cluster, gated: list[Gated]) -> None:
+    """The client whose gate stays shut, by name: in status, in its daemon's, in timeouts; no link, and nobody else."""
+    comms = join(cluster, [0, 1, 2])
+    given = inputs(WORLD)
+    slow = comms[1].name
+    before = comms[0].epoch
+    works = start(comms, given)
+    for rank in (0, 2):
+        gated[rank].fill_all(rank)
+    gated[1].fill(3, 0, 7)
+
+    def causes() -> set[tuple[str, str]]:
+        found = [group for group in cluster.status().groups if group.name == comms[0]._connection.group]
+        return {(cause.member, cause.why) for wait in found[0].waits for cause in wait.causes}
+
+    wait_until(lambda: causes() == {(slow, "its client has not filled its input")}, 20, "the master says who")
+
+    def here(stage: str) -> bool:
+        members = [one for i in range(WORLD) for one in cluster.peer_status(i)["members"] if one["name"] == slow]
+        return [op["stage"] for op in members[0]["waits"]["operations"]] == [stage]
+
+    wait_until(lambda: here("input"), 20, "its daemon says so")
+    for rank in range(WORLD):
+        wait_until(lambda rank=rank: "has not filled its input" in _timeout(works[rank]), 20, "timeouts say who")
+        assert f"waits for {slow} (rank 1)" in _timeout(works[rank])
+    gated[1].fill_all(1)
+    for work in works:
+        receipt = work.wait(30)
+        assert np.array_equal(receipt.out, sum(given))
+        assert receipt.attempts == 1
+    assert comms[0].epoch == before
+    close(*comms)
+
+
+def _timeout(work: Any) -> str:
+    with pytest.raises(TimeoutError, match="still pending") as caught:
+        work.wait(0.05)
+    return str(caught.value)
+
+
+def test_the_call_timeout_is_the_slow_clients(cluster: Cluster, gated: list[Gated]) -> None:
+    comms = join(cluster, [0, 1, 2], call_timeout=1.0)
+    given = inputs(WORLD)
+    works = start(comms, given)
+    for rank in (0, 1):
+        gated[rank].fill_all(rank)
+    gated[2].fill(1)
+    with pytest.raises(Evicted, match=r"it has not filled its input \(call_timeout\)"):
+        works[2].wait(20)
+    for rank in (0, 1):
+        receipt = works[rank].wait(20)
+        assert np.array_equal(receipt.out, given[0] + given[1])
+    close(*comms)
+
+
+def test_a_timeout_and_a_close_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated]) -> None:
+    comms = join(cluster, [0, 1])
+    given = inputs(2)
+    works = start(comms, given)
+    gated[0].fill_all(1)
+    gated[1].fill(0, 7)
+    with pytest.raises(TimeoutError, match="still pending"):
+        works[0].wait(0.2)
+    assert not works[1].done()
+    begun = time.monotonic()
+    comms[1].close()
+    receipt = works[0].wait(30)
+    assert time.monotonic() - begun < 10
+    assert receipt.world_size == 1
+    assert np.array_equal(receipt.out, given[0])
+    close(comms[0])
+
+
+def shut(socket_path: str, group: str) -> Iterator[str]:
+    """A client that posts, and never fills its input."""
+    import wancoll
+
+    Gated.made = []
+    communicator.Placement = Gated  # type: ignore[misc]
+    comm = wancoll.connect(socket=socket_path, group=group, start_world=2)
+    work = comm.all_reduce(np.ones(COUNT, np.float32), async_op=True)
+    Gated.made[0].fill(0)
+    yield comm.name
+    work.wait()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, *later(signal.SIGSTOP)])
+def test_a_process_that_is_killed_or_stopped_with_its_gate_shut(cluster: Cluster, how: signal.Signals) -> None:
+    """At once, or after heartbeat_timeout, as any other; the other's operation is committed without it."""
+    group, x = new_group(), np.full(COUNT, 5, np.float32)
+    client = cluster.client(1, shut, group)
+    comm = cluster.connect(0, group=group, start_world=2)
+    running = Background(lambda _: attempt(lambda: comm.all_reduce(x, timeout=30)), 1)
+    client.next(20)
+    begun = time.monotonic()
+    client.signal(how)
+    [outcome] = running.results()
+    assert outcome.receipt is not None, outcome.error
+    assert outcome.receipt.contributors == (comm.name,)
+    assert (x == 5).all()
+    assert outcome.ended - begun < (2 if how == signal.SIGKILL else 10)
+    client.kill()
+    close(comm)
+
+
+def test_tables_that_cannot_be(cluster: Cluster, gated: list[Gated], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside the arena, over what is read or written, not aligned: the client is cut off with the reason, alone."""
+
+    def over(region: str) -> Any:
+        return lambda one: getattr(one, region) + 64
+
+    honest = Gated.prepare
+    for where, says in (
+        (lambda _: 1 << 61, "outside the arena"),
+        (lambda one: one.filled + 1, "not aligned"),
+        (over("front"), "front and filled overlap"),
+        (over("back"), "back and filled overlap"),
+    ):
+        comms = join(cluster, [0, 1])
+        given = inputs(2)
+
+        def prepare(self: Gated, deadline: float | None = None, where: Any = where) -> None:
+            honest(self, deadline)
+            self.filled = where(self)
+
+        with monkeypatch.context() as bent:
+            bent.setattr(Gated, "prepare", prepare)
+            with pytest.raises(Exception, match=says):
+                comms[1].all_reduce(given[1].copy(), timeout=20)
+        work = comms[0].all_reduce(given[0].copy(), async_op=True)
+        gated[-1].fill_all(1)
+        receipt = work.wait(30)
+        assert receipt.world_size == 1
+        assert np.array_equal(receipt.out, given[0])
+        close(*comms)
+
+
+@pytest.mark.parametrize("seed", [0, *later(1, 2, 3)])
+def test_a_client_that_writes_what_it_likes(cluster: Cluster, gated: list[Gated], seed: int) -> None:
+    """Opens and shuts its gate at random, rings all the time: what is committed is the same bytes on all members.
+
+    Its tensor alone may suffer; what the others gave is in the sum as they gave it.
+    """
+    draw = random.Random(seed)
+    comms = join(cluster, [0, 1, 2])
+    given = inputs(WORLD)
+    works = start(comms, given)
+    hostile = gated[1]
+    ended = threading.Event()
+
+    def torment() -> None:
+        table = memory(hostile.lease)
+        while not ended.is_set():
+            table[draw.randrange(len(hostile.missing))] = draw.choice((0, 1, 0x80, 0xFF))
+            if draw.random() < 0.5:
+                hostile.ring()
+
+    thread = threading.Thread(target=torment)
+    thread.start()
+    try:
+        fed([gated[0], gated[2]])
+        receipts = [work.wait(30) for work in works]
+    finally:
+        ended.set()
+        thread.join()
+    assert len({receipt.digest for receipt in receipts}) == 1
+    first = np.asarray(receipts[0].out).tobytes()
+    assert all(np.asarray(receipt.out).tobytes() == first for receipt in receipts)
+    # Nothing of its own was ever there, and what is there instead is -5e-15.
+    assert np.abs(receipts[0].out - (given[0] + given[2])).max() < 1e-9
+    again = start(comms, given)
+    fed(gated[-3:])
+    assert all(np.array_equal(work.wait(30).out, sum(given)) for work in again)
+    close(*comms)
+
+
+def test_the_engine_lets_go_of_a_bell_that_its_client_keeps(cluster: Cluster) -> None:
+    def bells() -> int:
+        """Bells that the daemon's workers listen to: their epolls have 1 for each."""
+        found = 0
+        for info in Path(f"/proc/{cluster.pid(0)}/fdinfo").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                lines = [line.split() for line in info.read_text().splitlines() if line.startswith("tfd:")]
+                found += sum(line[line.index("data:") + 1] == "1" for line in lines)
+        return found
+
+    wait_until(lambda: bells() == 0, 10, "other tests' clients have gone")
+    comm = cluster.connect(0, group=new_group())
+    kept = os.dup(comm._connection.arena.bell)
+    assert bells() > 0
+    close(comm)
+    try:
+        wait_until(lambda: bells() == 0, 10, "the daemon has let go of the client's")
+    finally:
+        os.close(kept)
