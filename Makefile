@@ -5,11 +5,12 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH ?= torch==2.13.0
 CUDA ?= cuda-bindings>=13.0.3,<14
+NVRTC ?= nvidia-cuda-nvrtc>=13,<14
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
-BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h,native/*.$e native/*/*.$e))
+BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h cu,native/*.$e native/*/*.$e))
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses=2 --dist=worksteal
 # Tests start hundreds of processes: each would compile all that it imports.
@@ -83,7 +84,7 @@ $(VENV)/.dev: $(VENV)/.made $(BUILT_FROM)
 
 # What not every platform has: tests that need it skip where it is missing.
 $(VENV)/.torch: $(VENV)/.made
-	@for what in "$(TORCH)" "$(CUDA)"; do \
+	@for what in "$(TORCH)" "$(CUDA)" "$(NVRTC)"; do \
 		echo "$(PIP) install $$what"; \
 		if ! $(PIP) install --quiet $$what >$@.log 2>&1; then \
 			cat $@.log >&2; \

@@ -9,6 +9,10 @@ from cffi import FFI
 HERE = Path(__file__).resolve().parent
 FACES = ("kernels.h", "engine.h", "digest.h", "pages.h")
 ROOMS = ("engine", "kernels")
+TEXTS = {
+    "wc_cuda_text": "kernels/cuda.cu",
+    "wc_arithmetic_text": "kernels/arithmetic.h",
+}  # that devices' kernels are of
 FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
 
 
@@ -29,14 +33,27 @@ def relative(path: Path) -> str:
     return path.relative_to(HERE.parent).as_posix()
 
 
+def text(name: str) -> str:
+    """The definition of a constant that holds a file."""
+    lines = (HERE / TEXTS[name]).read_text().replace("\\", "\\\\").replace('"', '\\"').splitlines()
+    return "\n".join([f"static const char {name}[] =", *(f'    "{line}\\n"' for line in lines)]) + ";"
+
+
 ffi_builder = FFI()
 for _face in FACES:
     ffi_builder.cdef(declarations(HERE / _face))
+for _name in TEXTS:
+    ffi_builder.cdef(f"static const char {_name}[];")
 ffi_builder.set_source(
     "wancoll._native",
-    "\n".join(f'#include "{face}"' for face in FACES),
+    "\n".join([*(f'#include "{face}"' for face in FACES), *(text(name) for name in TEXTS)]),
     sources=[relative(source) for room in (".", *ROOMS) for source in sorted((HERE / room).glob("*.c"))],
-    depends=[relative(header) for room in (".", "vendor", *ROOMS) for header in sorted((HERE / room).glob("*.h"))],
+    depends=[
+        relative(header)
+        for room in (".", "vendor", *ROOMS)
+        for end in ("h", "cu")
+        for header in sorted((HERE / room).glob(f"*.{end}"))
+    ],
     include_dirs=[relative(HERE)],
     extra_compile_args=FLAGS,
     extra_link_args=["-pthread"],

@@ -159,6 +159,8 @@ class _Lib:
     WC_EV_CANCELLED: int
     WC_EV_LANE_DOWN: int
     WC_EV_MISMATCH: int
+    wc_cuda_text: Pointer
+    wc_arithmetic_text: Pointer
 
     def wc_kernels_default(self) -> Kernels: ...
     def wc_kernels_named(self, name: bytes, /) -> Kernels: ...

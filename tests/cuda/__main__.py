@@ -18,10 +18,11 @@ import numpy as np
 
 from tests.bench.report import table
 from tests.cuda.gpu import DeviceArray, Gpu, build
+from tests.cuda.kernels import kernels
 from tests.cuda.test_matrix import Member
 from tests.faults.support import attempt, close_all, contribution, join, total
 from wancoll.chaos import Cluster, in_threads
-from wancoll.client.cuda.driver import driver
+from wancoll.client.cuda.driver import Driver, driver
 from wancoll.client.cuda.staging import PIECE
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
@@ -124,6 +125,17 @@ def copies(gpu: Gpu, nbytes: int) -> Iterator[Row]:
     yield f"pinned copies of {format_size(nbytes)}", f"{5 * nbytes / spent / 1e9:.2f} GB/s", "each way, both at once"
 
 
+def codecs(gpu: Gpu) -> Iterator[Row]:
+    if gpu.lib is not None:
+        yield "codecs on the device", "not run", "the stand-in runs no kernels"
+        return
+    gpu("cuCtxPushCurrent", gpu.contexts[0])
+    try:
+        yield from kernels(Driver(gpu.driver), gpu("cuDeviceGet", 0))
+    finally:
+        gpu("cuCtxPopCurrent")
+
+
 @contextmanager
 def device() -> Iterator[Gpu]:
     if "--stand-in" in sys.argv:
@@ -145,6 +157,7 @@ def main() -> None:
             lambda: correct(cluster, gpu),
             lambda: aborted(cluster, gpu, 3 if small else 20),
             lambda: flat(cluster, gpu),
+            lambda: codecs(gpu),
             lambda: copies(gpu, 64 * MIB),
             lambda: fast(cluster, gpu, [MIB] if small else [MIB, 64 * MIB, 256 * MIB, 1024 * MIB]),
         ]

@@ -46,9 +46,11 @@ def test_structs_have_their_fields(name: str) -> None:
 
 
 def test_constants_are_there() -> None:
-    named = [node.target.id for node in STUB["_Lib"].body if isinstance(node, ast.AnnAssign)]
+    named = {node.target.id: node.annotation.id for node in STUB["_Lib"].body if isinstance(node, ast.AnnAssign)}
     assert named
-    assert all(isinstance(getattr(_native.lib, name), int) for name in named)
+    for name, kind in named.items():
+        constant = getattr(_native.lib, name)
+        assert isinstance(constant, int) if kind == "int" else _native.ffi.string(constant)
 
 
 def test_without_a_compiler_the_build_says_so_in_one_line(tmp_path: Path) -> None:

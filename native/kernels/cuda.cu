@@ -1,0 +1,152 @@
+/* Codecs for CUDA devices: what arithmetic.h says, one warp for each block. wancoll/client/cuda/encode.py has NVRTC
+   compile this at run time, without contraction; the tests compile it for the host, too (tests/cuda/warps.c), so it
+   is both C and C++. The bits are those of the other tables. Pointers are aligned to what they hold; codes and
+   scales to nothing. */
+#include "arithmetic.h"
+
+#if defined(__cplusplus)
+#define KERNEL extern "C" __global__ void
+#else
+#define KERNEL __global__ void
+#endif
+
+enum { WARP = 32, BLOCK = 128, BLOCK_BYTES = 132, LINE = 64, LINE_LANES = 16, WORDS = 4 };
+
+/* ---- elements ----------------------------------------------------------------------------------------------------- */
+
+#define LOAD_f32(src, i) (((const float *)(src))[i])
+#define LOAD_f64(src, i) ((float)((const double *)(src))[i])
+#define LOAD_f16(src, i) f16_widened(((const u16 *)(src))[i])
+#define LOAD_bf16(src, i) f32_from((u32)((const u16 *)(src))[i] << 16)
+
+#define STORE_f32(dst, i, x) (((u32 *)(dst))[i] = f32_result(x))
+#define STORE_f64(dst, i, x) ((x) != (x) ? (void)(((u64 *)(dst))[i] = 0x7ff8000000000000u) : (void)(((double *)(dst))[i] = (x)))
+#define STORE_f16(dst, i, x) (((u16 *)(dst))[i] = f16_rounded(x))
+#define STORE_bf16(dst, i, x) (((u16 *)(dst))[i] = (u16)(bf16_rounded(x) >> 16))
+
+/* The random words of elements 64 * line + lane + 0, 16, 32, 48 of the tensor. */
+INLINE void random_words(u32 *words, u64 key, u64 line, u32 lane)
+{
+    u32 c0 = (u32)(line << 4) | lane, c1 = (u32)(line >> 28), c2 = 0, c3 = 0, k0 = (u32)key, k1 = (u32)(key >> 32);
+    PHILOX_ROUNDS
+    words[0] = c0;
+    words[1] = c1;
+    words[2] = c2;
+    words[3] = c3;
+}
+
+/* ---- blocks of codes with a scale ---------------------------------------------------------------------------------- */
+
+INLINE i32 greatest_of_warp(i32 most)
+{
+    for (int apart = WARP / 2; apart > 0; apart /= 2) {
+        const i32 other = __shfl_xor_sync(0xffffffffu, most, apart);
+        most = other > most ? other : most;
+    }
+    return most;
+}
+
+/* The block of a thread's warp, of x[0 .. 3], its elements. */
+INLINE void encode_block(u8 *out, const float *x, const u32 *random, int codes, u32 lane)
+{
+    i32 most = 0;
+    for (int w = 0; w < WORDS; w++)
+        most = magnitude(x[w]) > most ? magnitude(x[w]) : most;
+    most = greatest_of_warp(most);
+    const int flagged = most >= F32_INF;
+    if (flagged) {
+        most = 0;
+        for (int w = 0; w < WORDS; w++)
+            most = magnitude(x[w]) < F32_INF && magnitude(x[w]) > most ? magnitude(x[w]) : most;
+        most = greatest_of_warp(most);
+    }
+    const float scale = block_scale(most, greatest_number(codes, flagged));
+    const float lift = scale_lift(scale), inverse = scale_inverse(scale), divisor = scale > 0 ? scale : 1;
+    const u32 place = 4 + lane / LINE_LANES * LINE + lane % LINE_LANES;
+    for (int w = 0; w < WORDS; w++) {
+        i8 code;
+        if (magnitude(x[w]) >= F32_INF)
+            code = special_code(codes, x[w]);
+        else if (random)
+            code = random_code(codes, flagged, x[w] / divisor, random[w]);
+        else
+            code = nearest_code(codes, flagged, x[w] * lift * inverse);
+        out[place + LINE_LANES * w] = (u8)code;
+    }
+    if (lane < 4)
+        out[lane] = (u8)((f32_bits(scale) | (flagged ? 0x80000000u : 0)) >> 8 * lane);
+}
+
+/* One warp for each block; n elements from a block's begin on, which are the tensor's from `first` on. */
+#define ENCODE_BLOCKS(codec, codes, type)                                                                                       \
+    KERNEL encode_##codec##_##type(u8 *coded, const void *src, u64 n, int stochastic, u64 key, u64 first) {                     \
+        const u64 block = (u64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;                                           \
+        const u32 lane = threadIdx.x % WARP;                                                                                    \
+        const u64 begin = block * BLOCK + lane / LINE_LANES * LINE;                                                             \
+        float x[WORDS];                                                                                                         \
+        u32 random[WORDS];                                                                                                      \
+        if (block * BLOCK >= n)                                                                                                 \
+            return;                                                                                                             \
+        for (int w = 0; w < WORDS; w++) {                                                                                       \
+            const u64 i = begin + (u32)w * LINE_LANES + lane % LINE_LANES;                                                      \
+            x[w] = i < n ? LOAD_##type(src, i) : 0;                                                                             \
+        }                                                                                                                       \
+        if (stochastic)                                                                                                         \
+            random_words(random, key, (first + begin) / LINE, lane % LINE_LANES);                                               \
+        encode_block(coded + block * BLOCK_BYTES, x, stochastic ? random : 0, codes, lane);                                     \
+    }
+
+/* One thread for each element. */
+#define DECODE_BLOCKS(codec, codes, type)                                                                                       \
+    KERNEL decode_##codec##_##type(void *dst, const u8 *coded, u64 n) {                                                         \
+        const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;                                                               \
+        if (i >= n)                                                                                                             \
+            return;                                                                                                             \
+        const u8 *in = coded + i / BLOCK * BLOCK_BYTES;                                                                         \
+        const u32 bits = in[0] | (u32)in[1] << 8 | (u32)in[2] << 16 | (u32)in[3] << 24;                                         \
+        const float scale = f32_from(bits);                                                                                     \
+        const i8 code = (i8)in[4 + i % BLOCK];                                                                                  \
+        const float x = bits >> 31 ? flagged_value(codes, code, scale) : code_value(codes, code) * scale;                       \
+        STORE_##type(dst, i, x);                                                                                                \
+    }
+
+#define BLOCKS(codec, codes, type)                                                                                              \
+    ENCODE_BLOCKS(codec, codes, type)                                                                                           \
+    DECODE_BLOCKS(codec, codes, type)
+
+BLOCKS(int8, INT8_CODES, f32)
+BLOCKS(int8, INT8_CODES, f64)
+BLOCKS(int8, INT8_CODES, f16)
+BLOCKS(int8, INT8_CODES, bf16)
+BLOCKS(fp8, E4M3_CODES, f32)
+BLOCKS(fp8, E4M3_CODES, f64)
+BLOCKS(fp8, E4M3_CODES, f16)
+BLOCKS(fp8, E4M3_CODES, bf16)
+
+/* ---- bf16 ---------------------------------------------------------------------------------------------------------- */
+
+/* 16 threads for each line of 64 elements of the tensor, of which n from `first` on are meant. */
+#define BF16(type)                                                                                                              \
+    KERNEL encode_bf16_##type(u16 *coded, const void *src, u64 n, int stochastic, u64 key, u64 first) {                         \
+        const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, line = first / LINE + thread / LINE_LANES;               \
+        const u32 lane = (u32)(thread % LINE_LANES);                                                                            \
+        u32 random[WORDS];                                                                                                      \
+        if (stochastic)                                                                                                         \
+            random_words(random, key, line, lane);                                                                              \
+        for (int w = 0; w < WORDS; w++) {                                                                                       \
+            const u64 i = line * LINE + (u32)w * LINE_LANES + lane - first; /* wraps below the first */                         \
+            if (i < n) {                                                                                                        \
+                const float x = LOAD_##type(src, i);                                                                            \
+                coded[i] = (u16)((stochastic ? bf16_rounded_at_random(x, random[w]) : bf16_rounded(x)) >> 16);                  \
+            }                                                                                                                   \
+        }                                                                                                                       \
+    }                                                                                                                           \
+    KERNEL decode_bf16_##type(void *dst, const u16 *coded, u64 n) {                                                             \
+        const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;                                                               \
+        if (i >= n)                                                                                                             \
+            return;                                                                                                             \
+        const float x = f32_from((u32)coded[i] << 16);                                                                          \
+        STORE_##type(dst, i, x);                                                                                                \
+    }
+BF16(f32)
+BF16(f64)

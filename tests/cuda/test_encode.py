@@ -1,0 +1,282 @@
+"""Kernels of codecs for devices: what NVRTC makes of them, and their text on the host, bit for bit as the CPU's."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cuda.kernels import differences, kernels
+from tests.engine.test_codec import elements, hard, same
+from tests.later import later
+from wancoll.client.cuda import encode as device
+from wancoll.client.cuda.driver import Driver
+from wancoll.collective import Codec, DType
+from wancoll.errors import ConfigError
+from wancoll.schedule import codec as reference
+from wancoll.schedule.build import takes
+from wancoll.schedule.numbers import storage
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parents[1] / "native" / "kernels"
+FLAGS = ("-std=gnu11", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror")
+PAIRS = [(codec, dtype) for codec in device.CODECS for dtype in DType if takes(codec, dtype)]
+NIGHTLY = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 50)]
+GUARD = 0x5A
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+pairs = pytest.mark.parametrize(("codec", "dtype"), PAIRS, ids=[f"{codec.name}-{dtype.name}" for codec, dtype in PAIRS])
+
+
+class Host:
+    """The kernels on the host, launched as the product launches them; nothing may change beside the results."""
+
+    def __init__(self, path: Path) -> None:
+        self._launch = ctypes.CDLL(str(path)).launch
+        whole, place = ctypes.c_uint64, ctypes.c_void_p
+        self._launch.argtypes = (
+            ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, place, place, whole, ctypes.c_int, whole, whole,
+        )  # fmt: skip
+
+    def _run(self, launch: device.Launch, out: Array, given: Array, n: int, noise: tuple[int, int] | None) -> Array:
+        room = np.full(out.nbytes + 64, GUARD, np.uint8)
+        inside = room[32 : 32 + out.nbytes]
+        key, first = noise or (0, 0)
+        violations = self._launch(
+            launch.kernel.encode(), launch.blocks, launch.threads, inside.ctypes.data, given.ctypes.data, n,
+            noise is not None, key, first,
+        )  # fmt: skip
+        assert violations == 0
+        assert (room[:32] == GUARD).all()
+        assert (room[32 + out.nbytes :] == GUARD).all()
+        return inside.view(out.dtype)
+
+    def encode(self, codec: Codec, dtype: DType, x: Array, noise: tuple[int, int] | None = None) -> Array:
+        launch = device.encode_launch(codec, dtype, x.size, noise[1] if noise else 0)
+        return self._run(launch, np.zeros(reference.coded_bytes(codec, x.size), np.uint8), x, x.size, noise)
+
+    def decode(self, codec: Codec, dtype: DType, coded: Array, n: int) -> Array:
+        return self._run(device.decode_launch(codec, dtype, n), np.zeros(n, storage(dtype)), coded, n, None)
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    path = tmp_path_factory.mktemp("warps") / "warps.so"
+    compiler = shutil.which("cc") or "gcc"
+    subprocess.run([compiler, *FLAGS, "-shared", "-fPIC", f"-I{KERNELS}", "-o", path, HERE / "warps.c"], check=True)
+    return Host(path)
+
+
+# ---- on the host ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("codec", "dtype"), [(c, d) if d is DType.float32 else later((c, d))[0] for c, d in PAIRS])
+def test_hard_values(host: Host, codec: Codec, dtype: DType) -> None:
+    """Random bits, all sizes, infinities and NaNs, ties, denormals, zeros, the greatest floats; tails of blocks."""
+    x = hard(dtype)
+    x = x[: x.size - 77]
+    for noise in (None, (0x0123456789ABCDEF, 0), (1, 2**40 - 128)):
+        key, first = noise or (None, 0)
+        coded = reference.encode(codec, dtype, x, key=key, first=first)
+        same(host.encode(codec, dtype, x, noise), coded)
+    same(host.decode(codec, dtype, coded, x.size), reference.decode(codec, dtype, coded, x.size))
+
+
+@pairs
+@pytest.mark.parametrize("seed", [0, *later(1, 2, 3), *NIGHTLY])
+def test_random_values(host: Host, codec: Codec, dtype: DType, seed: int) -> None:
+    """Any bits; numbers of like size, with few specials; any part of a tensor; any length."""
+    rng = np.random.default_rng(seed)
+    elements_of_block = reference.block(codec)[0]
+    for _ in range(4):
+        n = int(rng.integers(0, 1500))
+        bits = np.frombuffer(rng.bytes(n * dtype.itemsize), storage(dtype)).copy()
+        plain = elements(dtype, rng.normal(size=n) * 2.0 ** rng.integers(-140, 127))
+        if n:
+            plain[rng.integers(0, n, 2)] = elements(dtype, [rng.choice([np.inf, -np.inf, np.nan, 0.0, -0.0]), 1e38])
+        for x in (bits, plain):
+            first = int(rng.integers(0, 1 << 33)) * elements_of_block
+            key = int(rng.integers(0, 1 << 63)) * 2 + 1
+            same(host.encode(codec, dtype, x), reference.encode(codec, dtype, x))
+            coded = reference.encode(codec, dtype, x, key=key, first=first)
+            same(host.encode(codec, dtype, x, (key, first)), coded)
+            same(host.decode(codec, dtype, coded, n), reference.decode(codec, dtype, coded, n))
+        wire = np.frombuffer(rng.bytes(reference.coded_bytes(codec, n)), np.uint8)
+        same(host.decode(codec, dtype, wire, n), reference.decode(codec, dtype, wire, n))
+
+
+def test_what_is_launched() -> None:
+    assert device.encode_launch(Codec.int8, DType.float32, 129) == device.Launch("encode_int8_f32", 1, 256)
+    assert device.encode_launch(Codec.fp8, DType.bfloat16, 8 * 128 + 1).blocks == 2
+    assert device.encode_launch(Codec.int8, DType.float32, 0).blocks == 0
+    assert device.encode_launch(Codec.bf16, DType.float64, 2, first=63).blocks == 1
+    assert device.decode_launch(Codec.bf16, DType.float64, 257) == device.Launch("decode_bf16_f64", 2, 256)
+    for call, words in (
+        (lambda: device.encode_launch(Codec.int4, DType.float32, 1), "got int4 of float32"),
+        (lambda: device.encode_launch(Codec.bf16, DType.float16, 1), "got bf16 of float16"),
+        (lambda: device.decode_launch(Codec.int8, DType.int8, 1), "expected bf16 of float32, bf16 of float64, int8 of"),
+        (lambda: device.encode_launch(Codec.fp8, DType.float32, 1, first=64), "a multiple of 128; got 64"),
+        (lambda: device.decode_launch(Codec.fp8, DType.float32, 1 << 40), "encode it in several parts"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            call()
+
+
+def test_the_text_is_the_one_that_was_compiled() -> None:
+    assert device.source() == ((KERNELS / "cuda.cu").read_bytes(), (KERNELS / "arithmetic.h").read_bytes())
+
+
+# ---- launched -------------------------------------------------------------------------------------------
+
+
+class HostDriver:
+    """What `Codecs` and make gpu-check ask of cuda-bindings, with main memory and the kernels on the host."""
+
+    class CUdevice_attribute:
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 75, 76
+
+    class CUstream_flags:
+        CU_STREAM_NON_BLOCKING = 1
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._memory, self.streams, self.modules = host, {}, 0, 0
+
+    def cuDeviceGetAttribute(self, attribute: int, number: int) -> Any:
+        return 0, {75: 9, 76: 0}[attribute]
+
+    def cuModuleLoadData(self, image: bytes) -> Any:
+        self.modules += 1
+        return 0, image
+
+    def cuModuleUnload(self, module: bytes) -> Any:
+        self.modules -= 1
+        return (0,)
+
+    def cuModuleGetFunction(self, module: bytes, name: bytes) -> Any:
+        return 0, name
+
+    def cuLaunchKernel(self, function: bytes, *how: Any) -> Any:
+        *shape, shared, stream, (values, types), extra = how
+        assert (len(shape), shape[1:3], shape[4:], shared, stream, extra) == (6, [1, 1], [1, 1], 0, "stream", 0)
+        assert [ctypes.sizeof(kind) for kind in types] == [8, 8, 8, 4, 8, 8][: len(values)]
+        more = values[3:] or (0, 0, 0)
+        return (self._host._launch(function, shape[0], shape[3], *values[:3], *more),)
+
+    def cuStreamCreate(self, flags: int) -> Any:
+        self.streams += 1
+        return 0, "stream"
+
+    def cuStreamDestroy(self, stream: str) -> Any:
+        self.streams -= 1
+        return (0,)
+
+    def cuStreamSynchronize(self, stream: str) -> Any:
+        return (0,)
+
+    def cuMemAlloc(self, nbytes: int) -> Any:
+        room = np.zeros(nbytes, np.uint8)
+        self._memory[room.ctypes.data] = room
+        return 0, room.ctypes.data
+
+    def cuMemFree(self, address: int) -> Any:
+        del self._memory[address]
+        return (0,)
+
+    def cuMemcpyHtoD(self, address: int, source: int, nbytes: int) -> Any:
+        assert nbytes <= self._memory[address].size
+        ctypes.memmove(address, source, nbytes)
+        return (0,)
+
+    def cuMemcpyDtoH(self, target: int, address: int, nbytes: int) -> Any:
+        assert nbytes <= self._memory[address].size
+        ctypes.memmove(target, address, nbytes)
+        return (0,)
+
+
+def test_the_rows_of_gpu_check(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run on the host, each codec and dtype is right; with one bit off each is WRONG. What was taken is given back."""
+    monkeypatch.setattr(device, "compiled", lambda major, minor: f"{major}.{minor}".encode())
+    api = HostDriver(host)
+    rows = list(kernels(Driver(api), 0, nbytes=1 << 14, values=lambda dtype: np.ascontiguousarray(hard(dtype)[::99])))
+    assert [result for _, result, _ in rows[:-3]] == ["ok"] * len(PAIRS)
+    assert [what for what, _, _ in rows[-3:]] == [f"{c.name} encodes 16 KiB of float32" for c in device.CODECS]
+    assert (api._memory, api.streams, api.modules) == ({}, 0, 0)
+    copy = HostDriver.cuMemcpyDtoH
+
+    def one_bit_off(api: HostDriver, target: int, address: int, nbytes: int) -> Any:
+        api._memory[address][nbytes - 1] ^= 1
+        return copy(api, target, address, nbytes)
+
+    monkeypatch.setattr(HostDriver, "cuMemcpyDtoH", one_bit_off)
+    wrong = differences(
+        Driver(api), device.Codecs(Driver(api), 0), "stream", Codec.fp8, DType.float16, hard(DType.float16)[:300]
+    )
+    assert len(wrong) == 3 * 2 * 4  # all but those of no elements
+
+
+# ---- NVRTC ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def known() -> list[int]:
+    """Compute capabilities that NVRTC makes code for; no device is needed."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    try:
+        return list(nvrtc.nvrtcGetSupportedArchs()[1])
+    except RuntimeError as bad:
+        pytest.skip(f"nvidia-cuda-nvrtc is not installed: {bad}")
+
+
+def test_nvrtc_rounds_each_operation_once(known: list[int]) -> None:
+    """PTX without contraction, flushing or guesses; every kernel that may be launched is in it."""
+    ptx = device.build("compute_80").decode()
+    assert re.search(r"\.target sm_80\b", ptx)
+    operations = set(re.findall(r"\b((?:add|sub|mul|div|rcp|fma|mad|sqrt|rsqrt|ex2)\.[a-z0-9.]*f(?:32|64))\b", ptx))
+    assert {"add.rn.f32", "sub.rn.f32", "mul.rn.f32", "div.rn.f32"} <= operations
+    assert operations <= {"add.rn.f32", "sub.rn.f32", "mul.rn.f32", "div.rn.f32", "rcp.rn.f32"}
+    assert not re.search(r"\.(ftz|approx|full)\b", ptx)
+    entries = set(re.findall(r"\.entry (\w+)\(", ptx))
+    launches = {
+        f(codec, dtype, 1).kernel for f in (device.encode_launch, device.decode_launch) for codec, dtype in PAIRS
+    }
+    assert entries == launches
+
+
+@pytest.mark.parametrize(
+    ("major", "minor"),
+    [*later((9, 0)), *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((7, 0), (7, 5), (8, 0), (12, 1)))],
+)
+def test_nvrtc_compiles_for_devices(known: list[int], major: int, minor: int) -> None:
+    """Machine code, an ELF file; 7.0 is gone from CUDA 13."""
+    if 10 * major + minor not in known:
+        with pytest.raises(ConfigError, match="too old"):
+            device.compiled(major, minor)
+        return
+    assert device.compiled(major, minor)[:4] == b"\x7fELF"
+
+
+def test_a_device_that_nvrtc_does_not_know(known: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(device, "build", lambda name: asked.append(name) or b"")
+    for major, minor in ((99, 0), (max(known) // 10, max(known) % 10)):
+        device.compiled.__wrapped__(major, minor)
+    assert asked == [f"compute_{max(known)}", f"sm_{max(known)}"]
+    with pytest.raises(ConfigError, match=r"too old .*5\.2"):
+        device.compiled.__wrapped__(5, 2)
+
+
+def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r'pip install "wancoll\[cuda\]"'):
+        device.build("compute_80")

@@ -1,0 +1,231 @@
+"""Codecs on CUDA devices: kernels that NVRTC compiles at run time from the text that the CPU's are compiled from.
+
+A tensor encoded on its device crosses the bus in the wire's bytes, the same bytes as the engine's. `Codecs` queues
+kernels; whoever calls it orders streams. The text is native/kernels/cuda.cu, kept in the extension.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from wancoll._native import ffi, lib
+from wancoll.client.cuda.driver import Driver
+from wancoll.collective import Codec, DType
+from wancoll.errors import ConfigError, DeviceError
+from wancoll.schedule.build import takes
+from wancoll.schedule.codec import block
+
+CODECS = (Codec.bf16, Codec.int8, Codec.fp8)  # those that have kernels
+
+_NAMES = {DType.float32: "f32", DType.float64: "f64", DType.float16: "f16", DType.bfloat16: "bf16"}
+_THREADS = 256  # of a thread block
+_LINE, _LINE_THREADS, _WARP = 64, 16, 32  # as in cuda.cu
+_MOST_BLOCKS = (1 << 31) - 1  # of a grid
+# One rounding for each operation, as on the CPU.
+_EXACT = (b"--fmad=false", b"--ftz=false", b"--prec-div=true", b"--std=c++17")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel of cuda.cu, and how many thread blocks of how many threads run it."""
+
+    kernel: str
+    blocks: int
+    threads: int = _THREADS
+
+
+def encode_launch(codec: Codec, dtype: DType, n: int, first: int = 0) -> Launch:
+    """What encodes *n* elements of a tensor, from element *first* on, which begins a block.
+
+    Raises:
+        ConfigError: no kernel has this codec and dtype, or *first* is within a block.
+    """
+    kernel = _kernel("encode", codec, dtype)
+    elements = block(codec)[0]
+    if first % elements:
+        raise ConfigError(
+            "an encoded part begins at a block", who=f"{codec.name} on a device", expected=f"a multiple of {elements}",
+            got=str(first),
+        )  # fmt: skip
+    if codec is Codec.bf16:
+        return Launch(kernel, _blocks(-(-(first % _LINE + n) // _LINE) * _LINE_THREADS))
+    return Launch(kernel, _blocks(-(-n // elements) * _WARP))
+
+
+def decode_launch(codec: Codec, dtype: DType, n: int) -> Launch:
+    """What decodes *n* elements, from a block's begin on.
+
+    Raises:
+        ConfigError: no kernel has this codec and dtype.
+    """
+    return Launch(_kernel("decode", codec, dtype), _blocks(n))
+
+
+def _kernel(verb: str, codec: Codec, dtype: DType) -> str:
+    if codec not in CODECS or not takes(codec, dtype):
+        raise ConfigError(
+            "no kernel for devices has this codec and dtype", who=f"{codec.name} on a device",
+            expected=", ".join(f"{c.name} of {d.name}" for c in CODECS for d in DType if takes(c, d)),
+            got=f"{codec.name} of {dtype.name}", hint="encode on the host",
+        )  # fmt: skip
+    return f"{verb}_{codec.name}_{_NAMES[dtype]}"
+
+
+def _blocks(threads: int) -> int:
+    needed = -(-threads // _THREADS)
+    if needed > _MOST_BLOCKS:
+        raise ConfigError(
+            "a part is too long for one kernel", expected=f"{_MOST_BLOCKS} thread blocks", got=str(needed),
+            hint="encode it in several parts",
+        )  # fmt: skip
+    return needed
+
+
+# ---- compiling ------------------------------------------------------------------------------------------
+
+
+def source() -> tuple[bytes, bytes]:
+    """cuda.cu, and arithmetic.h, which it includes, as the extension was built from them."""
+    return ffi.string(lib.wc_cuda_text), ffi.string(lib.wc_arithmetic_text)
+
+
+@lru_cache(maxsize=8)
+def compiled(major: int, minor: int) -> bytes:
+    """The kernels for devices of a compute capability: machine code, or PTX for a device newer than NVRTC.
+
+    Takes some seconds, once in a process for each capability.
+
+    Raises:
+        ConfigError: NVRTC is not there, or knows no device as old.
+        DeviceError: it does not compile.
+    """
+    nvrtc = _nvrtc()
+    known = _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs())
+    number = 10 * major + minor
+    older = [each for each in known if each <= number]
+    if not older:
+        raise ConfigError(
+            "the device is too old for the kernels of codecs", who=f"compute capability {major}.{minor}",
+            expected=f"{min(known) // 10}.{min(known) % 10} or newer, for this NVRTC", got=f"{major}.{minor}",
+            hint="encode on the host",
+        )  # fmt: skip
+    return build(f"sm_{number}" if number in known else f"compute_{max(older)}")
+
+
+def build(architecture: str) -> bytes:
+    """The kernels for *architecture*: machine code for sm_..., PTX for compute_....
+
+    Raises:
+        ConfigError: NVRTC is not there.
+        DeviceError: it does not compile.
+    """
+    nvrtc = _nvrtc()
+    text, header = source()
+    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(text, b"cuda.cu", 1, [header], [b"arithmetic.h"]))
+    try:
+        options = [f"--gpu-architecture={architecture}".encode(), *_EXACT]
+        code, *_ = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if int(code):
+            said = _text(nvrtc, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
+            raise DeviceError("the kernels of codecs do not compile", who=f"NVRTC, {architecture}", got=said)
+        return _text(nvrtc, "CUBIN" if architecture.startswith("sm_") else "PTX", program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _nvrtc() -> Any:
+    try:
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as bad:  # the bindings, or the library
+        raise ConfigError(
+            "encoding on a device needs NVRTC, which compiles its kernels", who="WANCOLL_CUDA_ENCODE",
+            expected="cuda-bindings and nvidia-cuda-nvrtc, 13", got=str(bad),
+            hint='pip install "wancoll[cuda]", or encode on the host',
+        ) from bad  # fmt: skip
+    return nvrtc
+
+
+def _text(nvrtc: Any, what: str, program: Any) -> bytes:
+    text = bytes(_checked(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program)))
+    _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, text))  # which writes into it
+    return text
+
+
+def _checked(nvrtc: Any, returned: Any) -> Any:
+    code, *values = returned
+    if int(code):
+        raise DeviceError("NVRTC failed", got=str(nvrtc.nvrtcGetErrorString(code)[1]))
+    return values[0] if values else None
+
+
+# ---- running --------------------------------------------------------------------------------------------
+
+
+class Codecs:
+    """The kernels on one device, whose context is the thread's in all calls.
+
+    Raises:
+        ConfigError: NVRTC is not there, or the device is too old.
+        DeviceError: the driver refuses.
+    """
+
+    def __init__(self, driver: Driver, number: Any) -> None:
+        self._driver = driver
+        attribute = driver.api.CUdevice_attribute
+        major, minor = (
+            driver("cuDeviceGetAttribute", each, number)
+            for each in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        self._module = driver("cuModuleLoadData", compiled(int(major), int(minor)))
+        self._functions: dict[str, Any] = {}
+
+    def encode(
+        self, stream: Any, codec: Codec, dtype: DType, coded: int, source: int, n: int,
+        noise: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Queue on *stream*: the *n* elements of *dtype* at *source* become coded_bytes(codec, n) bytes at *coded*.
+
+        Args:
+            stream: a CUstream of this device.
+            codec: one of CODECS.
+            dtype: that the codec takes.
+            coded: address on the device; of bf16 a multiple of 2.
+            source: address on the device, a multiple of the dtype's size.
+            n: elements, from a block's begin on.
+            noise: round stochastically: the 64 bits of the key, and the index in the tensor of the first element.
+
+        Raises:
+            ConfigError: no kernel has this codec and dtype, or the part begins within a block.
+            DeviceError: the driver refuses.
+        """
+        key, first = noise or (0, 0)
+        launch = encode_launch(codec, dtype, n, first)
+        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
+        self._run(stream, launch, (coded, source, n, int(noise is not None), key, first), types)
+
+    def decode(self, stream: Any, codec: Codec, dtype: DType, out: int, coded: int, n: int) -> None:
+        """Queue on *stream*: the bytes at *coded* become *n* elements at *out*; see encode."""
+        self._run(stream, decode_launch(codec, dtype, n), (out, coded, n), (ctypes.c_uint64,) * 3)
+
+    def close(self) -> None:
+        """Unload the kernels; only when none of them runs."""
+        self._driver.code("cuModuleUnload", self._module)
+
+    def _run(self, stream: Any, launch: Launch, values: tuple[int, ...], types: tuple[Any, ...]) -> None:
+        if not launch.blocks:
+            return
+        function = self._functions.get(launch.kernel)
+        if function is None:
+            function = self._driver("cuModuleGetFunction", self._module, launch.kernel.encode())
+            self._functions[launch.kernel] = function
+        self._driver(
+            "cuLaunchKernel", function, launch.blocks, 1, 1, launch.threads, 1, 1, 0, stream, (values, types), 0
+        )
