@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from wancoll.torch.diloco import DiLoCo, OuterStep
     from wancoll.torch.elastic import ElasticDataParallel, StepReceipt, all_reduce_gradients
     from wancoll.torch.process_group import WancollProcessGroup
+    from wancoll.torch.sampler import ElasticSampler
 
 __all__ = [
     "DiLoCo",
     "ElasticDataParallel",
+    "ElasticSampler",
     "OuterStep",
     "StepReceipt",
     "WancollProcessGroup",
@@ -29,6 +31,7 @@ __all__ = [
 _LAZY = {
     "DiLoCo": "wancoll.torch.diloco",
     "ElasticDataParallel": "wancoll.torch.elastic",
+    "ElasticSampler": "wancoll.torch.sampler",
     "OuterStep": "wancoll.torch.diloco",
     "StepReceipt": "wancoll.torch.elastic",
     "WancollProcessGroup": "wancoll.torch.process_group",
