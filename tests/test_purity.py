@@ -74,6 +74,7 @@ MAY_IMPORT = {
     "wancoll.peer.core": (*BASE, "wancoll.peer.core", "wancoll.schedule", "wancoll.wire"),
     "wancoll.torch.diloco": (*BASE, "wancoll.client", "wancoll.schedule.codec", "wancoll.torch.fragments"),
     "wancoll.torch.elastic": (*BASE, "wancoll.client", "wancoll.schedule.build"),
+    "wancoll.torch.sampler": (*BASE, "wancoll.client"),
     "wancoll.torch.entry": ("wancoll.torch.process_group",),
     "wancoll.torch.fragments": (),
     "wancoll.torch.process_group": (*BASE, "wancoll.client", "wancoll.torch", "wancoll.wire"),

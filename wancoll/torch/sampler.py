@@ -178,7 +178,7 @@ class ElasticSampler:
     def _pool(self, start: int, most: int) -> list[int]:
         back = self._returned[start : start + most]
         at = self._position + max(0, start - len(self._returned))
-        return back + self._samples()[at : at + most - len(back)].tolist()
+        return [*back, *map(int, self._samples()[at : at + most - len(back)])]
 
     @property
     def _left(self) -> int:
