@@ -40,6 +40,7 @@ def shared(standin: Any, seed: int) -> Iterator[Any]:
     standin.lib.standin_break(0)
     standin.lib.standin_release()
     standin.lib.standin_most_registered(1 << 62)
+    standin.lib.standin_no_words(0)
     gc.collect()
     standin.lib.standin_drain()
     standin.free_all()

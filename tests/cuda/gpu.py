@@ -86,6 +86,10 @@ class Gpu:
         assert not self.lib.standin_hold(array.stream)
         self("cuCtxPopCurrent")
 
+    def waiting(self) -> int:
+        """How many streams wait for memory now."""
+        return int(self.lib.standin_waiting())
+
     def violations(self) -> str:
         text = ctypes.create_string_buffer(256)
         number = self.lib.standin_violations(text)

@@ -18,15 +18,17 @@
 #include <unistd.h>
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713 };
+       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
+       NOT_SUPPORTED = 801 };
 enum { DEVICE, HOST, MANAGED, REGISTERED };
-enum { COPY, WAIT, HOLD };
+enum { COPY, WAIT, HOLD, VALUE };
 enum { DEVICES = 2, MANY = 4096, LATE_US = 400000 };
 
 typedef struct { bool alive; int device, retained; struct stream *legacy; } context;
-typedef struct { bool alive; uint64_t at, bytes; char *alias; int kind; context *ctx; } memory;
+typedef struct { bool alive; uint64_t at, bytes; char *alias; int kind; context *ctx; unsigned flags; } memory;
 typedef struct item { struct item *next; int kind; uint64_t seq, due; char *to, *from, *host; uint64_t bytes; bool to_host;
-                      struct stream *other; uint64_t other_seq; } item;
+                      struct stream *other; uint64_t other_seq;
+                      const volatile uint32_t *word; uint32_t value; } item;
 typedef struct stream { bool alive, blocking; context *ctx; item *first, *last; uint64_t given, done, urgent;
                         pthread_t thread; struct stream *next; } stream;
 typedef struct { bool alive; context *ctx; stream *on; uint64_t seq; int asked; } event;
@@ -40,7 +42,7 @@ static stream *streams;
 static __thread context *stack[16];
 static __thread int depth;
 static uint64_t state = 1, seed, calls, fail_at, items;
-static int fail_code, sticky, streams_alive, events_alive, violations, holds;
+static int fail_code, sticky, streams_alive, events_alive, violations, holds, no_words;
 static uint64_t most_registered = UINT64_MAX;
 static char said[256];
 static const char *failed_call = "";
@@ -55,6 +57,8 @@ void standin_fail(uint64_t number, int code) { fail_at = number ? calls + number
 void standin_break(int code) { sticky = code; }
 /* How many bytes may be registered. */
 void standin_most_registered(uint64_t bytes) { most_registered = bytes; }
+/* Whether streams cannot wait on memory, as with some devices and drivers. */
+void standin_no_words(int value) { no_words = value; }
 uint64_t standin_calls(void) { return calls; }
 /* The name of the call that was let fail. */
 const char *standin_failed_call(void) { return failed_call; }
@@ -133,6 +137,8 @@ static void *work(void *argument) {
             pthread_cond_wait(&changed, &lock);
         } else if (i->kind == WAIT ? i->other->done < i->other_seq : i->kind == HOLD && holds) {
             pthread_cond_wait(&changed, &lock);
+        } else if (i->kind == VALUE && (int32_t)(*i->word - i->value) < 0) {
+            nap(now_us() + 100);
         } else if (i->kind == COPY && s->urgent < i->seq && now_us() < i->due) {
             nap(i->due);
         } else {
@@ -204,8 +210,22 @@ int standin_hold(uint64_t handle) {
     return leave(s ? 0 : 1);
 }
 void standin_release(void) { pthread_mutex_lock(&lock); holds = 0; pthread_cond_broadcast(&changed); pthread_mutex_unlock(&lock); }
+/* How many streams wait on memory; those before them in their streams do not count. */
+int standin_waiting(void) {
+    pthread_mutex_lock(&lock);
+    int n = 0;
+    for (stream *s = streams; s; s = s->next) n += s->first && s->first->kind == VALUE;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
 void standin_drain(void) {
     pthread_mutex_lock(&lock);
+    for (stream *s = streams; s; s = s->next)
+        for (item *i = s->first; i; i = i->next)
+            if (i->kind == VALUE && (int32_t)(*i->word - i->value) < 0) {
+                violation("a stream waits on memory that nobody is going to write");
+                i->value = *i->word;
+            }
     for (stream *s = streams; s; s = s->next) drain(s, s->given);
     pthread_mutex_unlock(&lock);
 }
@@ -270,7 +290,7 @@ int cuCtxPopCurrent_v2(context **out) {
 int cuCtxGetCurrent(context **out) { ENTER(false); *out = current(); return leave(OK); }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { ENTER(true); *least = 0; *greatest = -5; return leave(OK); }
 
-static int allocate(uint64_t *out, uint64_t bytes, int kind) {
+static int allocate(uint64_t *out, uint64_t bytes, int kind, unsigned flags) {
     memory *m = room();
     if (!m || !bytes) return m ? INVALID_VALUE : OUT_OF_MEMORY;
     int fd = memfd_create("standin", MFD_CLOEXEC);
@@ -280,7 +300,7 @@ static int allocate(uint64_t *out, uint64_t bytes, int kind) {
     close(fd);
     if (alias == MAP_FAILED || shown == MAP_FAILED) return OUT_OF_MEMORY;
     memset(alias, 0xA5, bytes);
-    *m = (memory){ true, (uint64_t)(uintptr_t)shown, bytes, alias, kind, current() };
+    *m = (memory){ true, (uint64_t)(uintptr_t)shown, bytes, alias, kind, current(), flags };
     *out = m->at;
     return OK;
 }
@@ -294,19 +314,24 @@ static bool in_use(memory *m) {
 static int release(uint64_t at, int kind) {
     memory *m = find(at, 0);
     if (!m || m->at != at || (m->kind == DEVICE ? DEVICE : m->kind) != kind) return INVALID_VALUE;
+    for (stream *s = streams; s; s = s->next)
+        for (item *i = s->first; i; i = i->next)
+            if (i->kind == VALUE && (char *)i->word >= m->alias && (char *)i->word < m->alias + m->bytes) {
+                violation("memory was freed that a stream waits on");
+                i->word = &i->value;
+            }
     for (stream *s = streams; s; s = s->next) if (!holds) drain(s, s->given); /* as the real ones do */
     if ((char *)(uintptr_t)m->at != m->alias) munmap((void *)(uintptr_t)m->at, m->bytes);
     munmap(m->alias, m->bytes);
     m->alive = false;
     return OK;
 }
-int cuMemAlloc_v2(uint64_t *out, size_t bytes) { ENTER(true); return leave(allocate(out, bytes, DEVICE)); }
-int cuMemAllocManaged(uint64_t *out, size_t bytes, unsigned flags) { (void)flags; ENTER(true); return leave(allocate(out, bytes, MANAGED)); }
-int cuMemHostAlloc(void **out, size_t bytes, unsigned flags) { (void)flags; ENTER(true); return leave(allocate((uint64_t *)out, bytes, HOST)); }
+int cuMemAlloc_v2(uint64_t *out, size_t bytes) { ENTER(true); return leave(allocate(out, bytes, DEVICE, 0)); }
+int cuMemAllocManaged(uint64_t *out, size_t bytes, unsigned flags) { ENTER(true); return leave(allocate(out, bytes, MANAGED, flags)); }
+int cuMemHostAlloc(void **out, size_t bytes, unsigned flags) { ENTER(true); return leave(allocate((uint64_t *)out, bytes, HOST, flags)); }
 int cuMemFree_v2(uint64_t at) { ENTER(true); memory *m = find(at, 0); return leave(release(at, m && m->kind == MANAGED ? MANAGED : DEVICE)); }
 int cuMemFreeHost(void *at) { ENTER(true); return leave(release((uint64_t)(uintptr_t)at, HOST)); }
 int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
-    (void)flags;
     ENTER(true);
     memory *m = room();
     if (!m || total(REGISTERED) + bytes > most_registered) return leave(OUT_OF_MEMORY);
@@ -316,7 +341,7 @@ int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
     /* Of shared memory an old size of nothing makes another mapping of the very same pages. */
     char *alias = mremap(at, 0, bytes, MREMAP_MAYMOVE);
     if (alias == MAP_FAILED) return leave(INVALID_VALUE);
-    *m = (memory){ true, (uint64_t)(uintptr_t)at, bytes, alias, REGISTERED, current() };
+    *m = (memory){ true, (uint64_t)(uintptr_t)at, bytes, alias, REGISTERED, current(), flags };
     return leave(OK);
 }
 int cuMemHostUnregister(void *at) {
@@ -326,6 +351,14 @@ int cuMemHostUnregister(void *at) {
     if (in_use(m)) violation("memory was unregistered under a copy");
     munmap(m->alias, m->bytes);
     m->alive = false;
+    return leave(OK);
+}
+int cuMemHostGetDevicePointer_v2(uint64_t *out, void *at, unsigned flags) {
+    (void)flags;
+    ENTER(true);
+    memory *m = find((uint64_t)(uintptr_t)at, 1);
+    if (!m || !(m->flags & 2)) return leave(INVALID_VALUE); /* only what was asked to be mapped */
+    *out = (uint64_t)(uintptr_t)at;
     return leave(OK);
 }
 int cuPointerGetAttributes(unsigned count, int *attributes, void **data, uint64_t at) {
@@ -400,6 +433,17 @@ int cuStreamWaitEvent(uint64_t handle, event *e, unsigned flags) {
     if (e->on) wait_for(s, e->on, e->seq);
     return leave(OK);
 }
+int cuStreamWaitValue32_v2(uint64_t handle, uint64_t at, uint32_t value, unsigned flags) {
+    ENTER(true);
+    stream *s = stream_of(handle);
+    memory *m = find(at, 4);
+    if (no_words) return leave(NOT_SUPPORTED);
+    if (!s || s->ctx != current()) return leave(INVALID_HANDLE);
+    if (!m || m->kind == MANAGED || at % 4 || flags) return leave(INVALID_VALUE);
+    item *i = add(s, VALUE);
+    i->word = (uint32_t *)(m->alias + (at - m->at)); i->value = value;
+    return leave(OK);
+}
 int cuEventCreate(event **out, unsigned flags) {
     (void)flags;
     ENTER(true);
@@ -443,6 +487,7 @@ static const struct { const char *name; void *symbol; } table[] = {
     HAS("cuCtxPushCurrent", cuCtxPushCurrent_v2), HAS("cuCtxPopCurrent", cuCtxPopCurrent_v2), HAS("cuCtxGetCurrent", cuCtxGetCurrent),
     HAS("cuCtxGetStreamPriorityRange", cuCtxGetStreamPriorityRange), HAS("cuMemAlloc", cuMemAlloc_v2), HAS("cuMemFree", cuMemFree_v2),
     HAS("cuMemAllocManaged", cuMemAllocManaged), HAS("cuMemHostAlloc", cuMemHostAlloc), HAS("cuMemFreeHost", cuMemFreeHost),
+    HAS("cuMemHostGetDevicePointer", cuMemHostGetDevicePointer_v2), HAS("cuStreamWaitValue32", cuStreamWaitValue32_v2),
     HAS("cuMemHostRegister", cuMemHostRegister_v2), HAS("cuMemHostUnregister", cuMemHostUnregister),
     HAS("cuPointerGetAttributes", cuPointerGetAttributes), HAS("cuMemcpyHtoD", cuMemcpyHtoD_v2), HAS("cuMemcpyDtoH", cuMemcpyDtoH_v2),
     HAS("cuMemcpyHtoDAsync", cuMemcpyHtoDAsync_v2), HAS("cuMemcpyDtoHAsync", cuMemcpyDtoHAsync_v2),

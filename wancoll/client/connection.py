@@ -43,6 +43,7 @@ class Connection:
 
     Attributes:
         place: in the group: rank and members of the current epoch.
+        regrets: why streams waited for these calls in vain, by number of the call; the next call raises them.
     """
 
     place: m.EpochInfo
@@ -55,6 +56,7 @@ class Connection:
         self._over: m.Failure | None = None  # why the connection is over
         self._pending: dict[int, Work] = {}  # posted, not finished; in program order
         self._last_id = 0
+        self.regrets: dict[int, WancollError] = {}
         self._slow: m.Slow | None = None  # what the daemon said last of a call that waits
         self._posting = threading.Lock()
         self._turn = threading.Lock()
@@ -116,9 +118,12 @@ class Connection:
             ConfigError: its memory is in use, or the arena is full; nothing was sent.
             TimeoutError: the daemon, or a device, did not take it in time; nothing was sent.
             DeviceError: a device failed; nothing was sent.
-            WancollError: the connection is over.
+            WancollError: the connection is over, or a stream waited for an earlier call in vain; nothing was sent.
         """
         self.check_usable()
+        for number in list(self.regrets):
+            if (regret := self.regrets.pop(number, None)) is not None:
+                raise regret
         pending = self._pending
         if len(pending) >= _READ_WHILE_POSTING:
             self._step(None, 0)

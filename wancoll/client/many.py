@@ -15,7 +15,7 @@ from wancoll.client.codecs import FLOATS, Coding, ErrorFeedback, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.placement import Placement
 from wancoll.client.tensors import Region, is_torch, region, require_writable
-from wancoll.client.work import Work
+from wancoll.client.work import STREAM_SECONDS, Work
 from wancoll.collective import Descriptor, DType, Receipt
 from wancoll.errors import ArenaFull, ConfigError, TimeoutError, WancollError
 from wancoll.limits import MIB
@@ -131,6 +131,12 @@ class ManyWork:
             )
             raise failures[0]
         return ManyReceipt(self.out, tuple(receipts))
+
+    def wait_stream(self, stream: int | None = None, timeout: float = STREAM_SECONDS) -> None:
+        """As Work.wait_stream(), of each bucket: all of them are for tensors on CUDA devices."""
+        self.post()
+        for work in self.works:
+            work.wait_stream(stream, timeout)
 
     def __await__(self) -> Generator[Any, Any, ManyReceipt]:
         """Of `await work`, in asyncio or trio: as wait(), while other tasks run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from wancoll._native import lib
 from wancoll.client.arena import Arena, Block, Lease
 from wancoll.client.codecs import Feed
+from wancoll.client.cuda.held import Holding, check_holdable
 from wancoll.client.cuda.pinned import Pinned
 from wancoll.client.cuda.staging import Landing, Staging
 from wancoll.client.tensors import Region
@@ -33,6 +34,7 @@ class Placement:
         "_back",
         "_fresh",
         "_front",
+        "_holding",
         "_inside",
         "_staging",
         "_swapped",
@@ -67,6 +69,7 @@ class Placement:
         if self._staging is not None:
             self._staging.check((*sources, *targets))
         self.landings: list[Landing] = []
+        self._holding: Holding | None = None  # the caller's streams that wait for the result
         self._front: Lease | Pinned | None = None
         self._back: Lease | Pinned | None = None
         self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
@@ -159,10 +162,25 @@ class Placement:
         if swapped is None or not self._arena.swap(swapped, back.block, self.back):
             self._copy_out(target, at, nbytes, back)
 
+    def hold(self, stream: int | None) -> Holding | None:
+        """Let the caller's streams wait for the result; None: there is none here.
+
+        Raises:
+            ConfigError: they cannot.
+            DeviceError: the driver fails.
+        """
+        if self._staging is None:
+            check_holdable([target for target in self.targets if target.nbytes], pinned=False)
+            return None
+        return self._staging.hold(self.targets, stream, self._back, self._attach)
+
+    def _attach(self, holding: Holding) -> None:
+        self._holding = holding
+
     def _copy_out(self, target: Region, at: int, nbytes: int, back: Lease | Pinned) -> None:
         if target.device is None or self._staging is None:
             lib.wc_pages_copy(target.address, at, nbytes)
-        elif landing := self._staging.write(target, at, nbytes, back):
+        elif landing := self._staging.write(target, at, nbytes, back, self._holding):
             self.landings.append(landing)
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Generator
 from typing import Any, Protocol
 
 from wancoll import errors
 from wancoll.client.awaiting import awaited
+from wancoll.client.checks import check_seconds
+from wancoll.client.cuda.held import Holding
 from wancoll.client.cuda.staging import Landing, Staging
 from wancoll.client.placement import Placement
 from wancoll.client.tensors import Region, leading
 from wancoll.collective import Descriptor, Receipt
 from wancoll.wire import messages as m
+
+STREAM_SECONDS = 60.0  # a stream waits this long for a result
+_WENT_ON = "streams that waited for it went on, and kernels read the old bytes"
 
 
 class Waiter(Protocol):
@@ -21,6 +28,7 @@ class Waiter(Protocol):
     group: str
     place: m.EpochInfo
     staging: Staging
+    regrets: dict[int, errors.WancollError]
 
     def wait(self, work: Work, timeout: float | None) -> None:
         """Return once *work* is finished, or raise TimeoutError."""
@@ -49,6 +57,7 @@ class Work:
         "_connection",
         "_landings",
         "_out",
+        "_told",
         "descriptor",
         "epoch",
         "finished",
@@ -77,6 +86,7 @@ class Work:
         self.id = 0  # counts the connection's calls from 1, once posted
         self._answer: m.Result | m.Failure | None = None
         self._landings: list[Landing] = []
+        self._told = False  # that it failed
         self.finished = False
         self.posted_at = 0.0
 
@@ -101,7 +111,10 @@ class Work:
             self._connection.wait(self, timeout)
         answer = self._answer
         assert answer is not None
+        if (regret := self._connection.regrets.pop(self.id, None)) is not None:
+            raise regret
         if isinstance(answer, m.Failure):
+            self._told = True
             raise rebuild(answer)
         for landing in self._landings:
             left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
@@ -126,6 +139,67 @@ class Work:
             bytes_saved=answer.bytes_saved,
             codec_error=answer.codec_error,
         )
+
+    def wait_stream(self, stream: int | None = None, timeout: float = STREAM_SECONDS) -> None:
+        """Let the caller's stream wait for the result, and not the host: returns at once, without a receipt.
+
+        What the caller queues on the stream from now on finds the result, if the operation is committed and copied by
+        then. **If it fails, or *timeout* is over, the stream goes on and kernels read the old bytes**: the error is
+        raised by wait(), or else by the next call on this communicator. Until then all that waits for that stream waits
+        too: synchronising the device, freeing its memory.
+
+        Args:
+            stream: a CUDA stream as a number (1: legacy default, 2: the thread's). None: torch's current one, or that
+                of __cuda_array_interface__.
+            timeout: seconds after which the stream goes on, whatever has become of the operation.
+
+        Raises:
+            ConfigError: no stream is known, this device's cannot wait on memory, the result is for main memory, or
+                *timeout* has no end. Nothing waits.
+            DeviceError: the driver failed. Nothing waits.
+            WancollError: the operation has failed already.
+        """
+        given: float | None = timeout
+        check_seconds("wait_stream", "timeout", given)
+        if given is None or math.isinf(given):
+            raise errors.ConfigError(
+                "a stream must not wait without end", who="wait_stream(timeout=...)", expected="seconds",
+                got=repr(timeout),
+            )  # fmt: skip
+        placement = self.placement
+        if self.done() or placement is None:
+            if isinstance(self._answer, m.Failure):
+                self.wait()
+            for landing in self._landings:
+                self._connection.staging.follow(landing, stream)
+            return
+        holding = placement.hold(stream)
+        if holding is None:
+            return
+        try:
+            threading.Thread(
+                target=self._attend, args=(holding, time.monotonic() + timeout), name="wancoll-stream", daemon=True
+            ).start()
+        except BaseException:
+            self._connection.staging.let_go(holding)
+            raise
+
+    def _attend(self, holding: Holding, deadline: float) -> None:
+        """Let the streams go on when the result is where it belongs, or will not come."""
+        staging, regret = self._connection.staging, None
+        try:
+            self._connection.wait(self, max(0.0, deadline - time.monotonic()))
+            if isinstance(self._answer, m.Failure):
+                raise rebuild(self._answer)
+            if not all(staging.landed(landing, deadline) for landing in self._landings):
+                raise errors.TimeoutError("the result is committed, and still on its way to the device", work=self)
+        except errors.WancollError as bad:
+            regret = bad
+        finally:
+            staging.let_go(holding)
+        if regret is not None and not self._told:
+            regret.hint = "; ".join(filter(None, (_WENT_ON, regret.hint)))
+            self._connection.regrets[self.id] = regret
 
     def __await__(self) -> Generator[Any, Any, Receipt]:
         """Of `await work`, in asyncio or trio: as wait(), while other tasks run."""

@@ -121,20 +121,21 @@ class Device:
         self._closed = False  # all that was queued is done
         self._events: list[Any] = []  # that no mark uses
         self._all_events: list[Any] = []
-        self._streams: list[Any] = []
+        self.streams: list[Any] = []  # all of ours
+        self._lent: list[tuple[Any, Mark]] = []  # and when each is free
+        self._loose: list[Mark] = []  # that nobody else looks at
         self._number = driver("cuDeviceGet", ordinal)
         self.context = driver("cuDevicePrimaryCtxRetain", self._number)
         try:
             with self.current():
-                _, greatest = driver("cuCtxGetStreamPriorityRange")
-                flags = driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
+                _, self._priority = driver("cuCtxGetStreamPriorityRange")
                 for _ in range(2):
-                    self._streams.append(driver("cuStreamCreateWithPriority", flags, greatest))
+                    self._new_stream()
                 self._turn = self._new_event()
         except BaseException:
             self.close("it could not be set up")
             raise
-        self.inward, self.outward = self._streams
+        self.inward, self.outward = self.streams
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -156,7 +157,7 @@ class Device:
             self._driver("cuStreamWaitEvent", stream, mark.event, 0)
 
     def mark(self, stream: Any) -> Mark:
-        """A mark behind what is queued on *stream*."""
+        """A mark behind what is queued on *stream*. Whoever drops one that was not reached gives it to forget()."""
         event = self._events.pop() if self._events else self._new_event()
         try:
             self._driver("cuEventRecord", event, stream)
@@ -164,6 +165,22 @@ class Device:
             self._events.append(event)
             raise
         return Mark(self, event)
+
+    def forget(self, mark: Mark) -> None:
+        """Nobody will look at the mark any more: its event comes back when it is reached."""
+        self._loose = [each for each in [*self._loose, mark] if not each.settled()]
+
+    def lend(self) -> Any:
+        """A stream of ours on which nothing waits for anything; return_after() gives it back."""
+        for i, (stream, mark) in enumerate(self._lent):
+            if mark.settled():
+                del self._lent[i]
+                return stream
+        return self._new_stream()
+
+    def return_after(self, stream: Any, mark: Mark) -> None:
+        """A stream that was lent is free behind *mark*."""
+        self._lent.append((stream, mark))
 
     def reached(self, event: Any) -> bool:
         """Whether all before a mark is done; its event is free then."""
@@ -190,6 +207,11 @@ class Device:
         self._destroy()
         self._driver.code("cuDevicePrimaryCtxRelease", self._number)
 
+    def _new_stream(self) -> Any:
+        flags = self._driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self.streams.append(self._driver("cuStreamCreateWithPriority", flags, self._priority))
+        return self.streams[-1]
+
     def _new_event(self) -> Any:
         event = self._driver("cuEventCreate", self._driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._all_events.append(event)
@@ -198,8 +220,8 @@ class Device:
     def _destroy(self) -> None:
         while self._all_events:
             self._driver.code("cuEventDestroy", self._all_events.pop())
-        while self._streams:
-            self._driver.code("cuStreamDestroy", self._streams.pop())
+        while self.streams:
+            self._driver.code("cuStreamDestroy", self.streams.pop())
 
 
 class Mark:
@@ -219,6 +241,13 @@ class Mark:
         if self.event is not None and self._device.reached(self.event):
             self.event = None
         return self.event is None
+
+    def settled(self) -> bool:
+        """Whether it has, or never will, as the device failed."""
+        try:
+            return self.ready()
+        except DeviceError:
+            return True
 
 
 def until(ready: Callable[[], bool], deadline: float | None) -> bool:

@@ -16,12 +16,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from wancoll.client.arena import Arena, Lease
 from wancoll.client.cuda.driver import Device, Driver, Mark, driver, until
+from wancoll.client.cuda.held import Holding, Words, check_holdable, hold, stream_of
 from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Entry, Pinned, Pool
 from wancoll.client.tensors import Region
@@ -60,6 +61,7 @@ class Staging:
         self._driver: Driver | None = None
         self._devices: dict[int, Device] = {}
         self._pool: Pool | None = None
+        self._words: Words | None = None
         self._closed = self._warned = False
 
     # ---- looking at tensors --------------------------------------------------------------------------
@@ -211,8 +213,12 @@ class Staging:
             with self._lock, device.current():
                 self._after_its_users(device, device.outward, target.device)
 
-    def write(self, target: Region, source: int, nbytes: int, held: Lease | Pinned) -> Landing | None:
+    def write(
+        self, target: Region, source: int, nbytes: int, held: Lease | Pinned, holding: Holding | None = None
+    ) -> Landing | None:  # fmt: skip
         """Queue the copy of a result from *source*, in the block that is *held*; None: it is done. In any thread.
+
+        Streams of *holding* wait for it already.
 
         Raises:
             DeviceError: the device fails.
@@ -224,10 +230,20 @@ class Staging:
         assert origin is not None
         stream = origin.lasting
         with self._lock, device.current():
+            parts = [(target.address + start, source + start, size) for start, size in pieces(nbytes)]
+            if isinstance(held, Pinned) and holding is not None and not holding.released:
+                ours = device.lend()
+                for before in holding.before[device.ordinal]:
+                    device.follow_mark(ours, before)
+                mark = self._queue(held.entry, device, ours, parts, True)
+                held.entry.marks.append(mark)
+                device.return_after(ours, mark)
+                device.follow_mark(device.outward, mark)
+                device.last = mark
+                return Landing(device, mark, origin)
             if stream is not None:
                 device.follow(device.outward, stream)
             if isinstance(held, Pinned):
-                parts = [(target.address + start, source + start, size) for start, size in pieces(nbytes)]
                 mark = self._queue(held.entry, device, device.outward, parts, True)
                 held.entry.marks.append(mark)
                 device.last = mark
@@ -262,6 +278,51 @@ class Staging:
         deadline = None if seconds is None else time.monotonic() + seconds
         if origin.lasting is None and not self._reached(mark, deadline):
             raise TimeoutError("the result is committed, and still on its way to the device")
+
+    # ---- streams that wait ---------------------------------------------------------------------------
+
+    def hold(
+        self, targets: Iterable[Region], stream: int | None, held: Lease | Pinned | None,
+        attach: Callable[[Holding], None],
+    ) -> Holding | None:  # fmt: skip
+        """Let the caller's streams wait for a result for *targets*, which is built in the block that is *held*.
+
+        *attach* is told before a result can be written, so that write() gets it. None: there is nothing to wait for.
+
+        Raises:
+            ConfigError: they cannot.
+            DeviceError: the driver fails.
+        """
+        found = [target for target in targets if target.nbytes]
+        check_holdable(found, isinstance(held, Pinned))
+        if not found:
+            return None
+        with self._lock:
+            assert self._driver is not None
+            devices = [(self._devices[each.on], each.device) for each in found if each.device is not None]
+            if self._words is None:
+                with devices[0][0].current():
+                    self._words = Words(self._driver)
+            holding = hold(self._words, devices, stream)
+            attach(holding)
+            return holding
+
+    def let_go(self, holding: Holding) -> None:
+        """The streams go on. Safe to call again."""
+        with self._lock:
+            holding.release()
+            for ordinal, marks in holding.before.items():
+                while marks and ordinal in self._devices:
+                    self._devices[ordinal].forget(marks.pop())
+
+    def follow(self, landing: Landing, stream: int | None) -> None:
+        """What is queued on the caller's stream from now on comes after the copies."""
+        with self._lock, landing.device.current():
+            landing.device.follow_mark(stream_of(landing.origin, stream), landing.mark)
+
+    def landed(self, landing: Landing, deadline: float) -> bool:
+        """Wait for the copies; whether they were done by *deadline*."""
+        return self._reached(landing.mark, deadline)
 
     # ---- what both directions need -------------------------------------------------------------------
 
@@ -307,6 +368,9 @@ class Staging:
             if pool is not None and not (idle and pool.close()):
                 _abandoned.append(self._arena)
                 log.warning("a CUDA device still copies, or its driver fails: pinned memory is kept")
+            words, self._words = self._words, None
+            if words is not None and not words.close(next(iter(self._devices.values())), deadline):
+                log.warning("a stream still waits for a result, or the driver fails: a page of pinned memory is kept")
             while self._devices:
                 self._devices.popitem()[1].close("" if idle else "it still copied when the communicator was closed")
 
@@ -322,7 +386,7 @@ class Staging:
 def _is_idle(device: Device, deadline: float) -> bool:
     try:
         with device.current():
-            marks = [device.mark(stream) for stream in (device.inward, device.outward)]
+            marks = [device.mark(stream) for stream in device.streams]
             return all(until(mark.ready, deadline) for mark in marks)
     except DeviceError:
         return False
