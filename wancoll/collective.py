@@ -112,6 +112,8 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         on_failure: "retry" or "raise".
         rounding: of the codec, "nearest" or "stochastic".
         seed: of stochastic rounding.
+        grace: seconds for which a member that has not called it is waited for, once another has; then its daemon takes
+            part with zeros (all_reduce of a sum; R20). 0.0: it is waited for.
     """
 
     kind: Kind
@@ -125,6 +127,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     on_failure: _Name = "retry"
     rounding: _Name = "nearest"
     seed: Annotated[int, Meta(ge=0)] = 0
+    grace: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +152,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
                 ("on_failure", self.on_failure, "retry"),
                 ("rounding", self.rounding, "nearest"),
                 ("seed", self.seed, 0),
+                ("grace", self.grace, 0.0),
             )
             if value != default
         )
@@ -179,6 +183,8 @@ class Receipt:
         codec: name of the wire format, "none" for the raw elements.
         bytes_saved: what the codec kept off this member's wire.
         codec_error: relative L2 error of what this member encoded last (its share of the result), 0.0 without codec.
+        counted: whether this member's tensor is in the result: not where it came after the grace time, and its daemon
+            took part with zeros.
     """
 
     out: Any
@@ -195,3 +201,4 @@ class Receipt:
     codec: str = "none"
     bytes_saved: int = 0
     codec_error: float = 0.0
+    counted: bool = True

@@ -25,6 +25,7 @@ import msgspec
 
 from tests.master.transcript import GROUP, Room, report_of
 from wancoll.cli import status
+from wancoll.collective import Descriptor, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll_master.core import report
@@ -105,6 +106,7 @@ _WORDS: dict[str, Any] = {
     if isinstance(kind, type) and issubclass(kind, m.Message)
 }
 _WORDS |= {"report": report_of, "PROTOCOL_VERSION": PROTOCOL_VERSION}
+_WORDS |= {"Descriptor": Descriptor, "Kind": Kind, "ReduceOp": ReduceOp}
 
 
 def _message(text: str) -> Any:

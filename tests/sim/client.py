@@ -64,6 +64,7 @@ class Client:
         self.name = f"c{index}"
         self.alive = True
         self.slow = 1.0
+        self.late_until = 0.0
         self.next_seq = 0  # 0: the group has not begun for it
         self.members: list[str] = []
         self.epoch = 0
@@ -130,6 +131,10 @@ class Client:
 
     def _think(self) -> None:
         self._thinking = False
+        if self.world.clock.now < self.late_until:
+            self._thinking = True
+            self.world.clock.at(self.late_until, self._think)
+            return
         if not self.member or self.over or self.next_seq > self.world.last_seq:
             return
         collectives = [called for called in self.open.values() if called.seq]

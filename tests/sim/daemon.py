@@ -359,6 +359,8 @@ class Session:
                     self.daemon.after(0.0, self._room)
                 case cmd.StartOp(op):
                     self._start(op)
+                case cmd.HandOver(op):
+                    self.arena[op.client_id][1][:] = op.memory[1]
                 case cmd.CancelOp(engine_id):
                     self.daemon.engine.cancel(engine_id)
                 case cmd.EnterEpoch(epoch, neighbours, spares):
@@ -386,9 +388,12 @@ class Session:
     def _start(self, op: Op) -> None:
         self._in_engine.add(op.engine_id)
         self.daemon.by_engine_id[op.engine_id] = self
-        front, back = self.arena[op.client_id]
         meaning = op.meaning
         assert meaning is not None
+        if op.covers:
+            self.world.judge.covers(self.member.name, op.seq, op.call.posted.grace)
+            op.memory = op.memory or ([0] * (meaning.front_bytes // ITEM), [])
+        front, back = op.memory if op.covers else self.arena[op.client_id]
         head = (op.engine_id, self.member.epoch_number, op.seq, meaning.fingerprint, meaning.schedule)
         back[:] = [-1] * (meaning.back_bytes // ITEM)
         digests = op.kind not in DATALESS and op.kind is not Kind.send

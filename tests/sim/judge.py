@@ -22,6 +22,9 @@ DEFINITE = frozenset(
 )
 
 
+_NEVER = float("inf")
+
+
 class Violation(AssertionError):
     """Something that must be true is not."""
 
@@ -48,6 +51,7 @@ class Judge:
         self.refused: dict[tuple[int, int], dict[str, str]] = {}  # (life, seq) -> member -> definite failure
         self.posted: dict[tuple[str, int], Called] = {}
         self._results: set[tuple[str, int]] = set()  # (member, seq)
+        self._covered: set[tuple[str, int]] = set()  # (member, seq) in which its daemon took part with zeros (R20)
         self.sent: dict[tuple[str, str, int], tuple[int, ...]] = {}  # (from, to, tag) -> the bytes
         self.exchanged: dict[tuple[str, str, int], dict[str, str]] = {}  # the same -> member -> how it ended
         self.updates: dict[tuple[int, int], dict[str, tuple[int, tuple[str, ...]]]] = {}  # member -> epoch, members
@@ -174,6 +178,13 @@ class Judge:
                 for seq in updates:
                     self._done(member.name, epoch, seq, (0, 0))
 
+    def covers(self, name: str, seq: int, grace: float) -> None:
+        """R20: the daemon of *name* takes part for it: not before another has called it for so long."""
+        self._covered.add((name, seq))
+        first = min((called.at for (_, at), called in self.posted.items() if at == seq), default=_NEVER)
+        if self._world.clock.now < first + grace - 1e-6:
+            raise Violation(f"the daemon of {name} takes part in op {seq}, first called at {first}")
+
     def _done(self, name: str, epoch: int, seq: int, what: tuple[int, int]) -> None:
         known = self.done.setdefault((name, epoch, seq), what)
         if not (known == what):
@@ -215,7 +226,8 @@ class Judge:
         heard = self.heard_void.get((life, seq), set()) & set(names)
         if heard:
             raise Violation(f"{name} has a result of op {seq} over {names}, void for {heard}")
-        want = self._expected(called.what, called.root, seq, name, names)
+        names_in = self._counted(name, called, result, names)
+        want = self._expected(called.what, called.root, seq, name, names_in)
         if called.back != want:
             raise Violation(f"{name}: op {seq} over {names} is {called.back}, expected {want}")
         same = tuple(called.back) if called.what.kind in SAME_RESULT else ()
@@ -228,11 +240,28 @@ class Judge:
             if error is not None:
                 raise Violation(f"op {seq} is committed with {other}, who was told {error}")
             theirs = self.posted.get((other, seq))
+            if (other, seq) in self._covered:
+                continue  # nobody has seen what it calls
             if theirs is not None and (_needs_all(called.what) or (other, seq) in self._results):
                 both = _plain(theirs), _plain(called)
                 if not (both[0] == both[1]):
                     raise Violation(f"op {seq}: {other} called {both[0]}, {name} {both[1]}")
         self._results.add((name, seq))
+
+    def _counted(self, name: str, called: Called, result: m.Result, names: tuple[str, ...]) -> tuple[str, ...]:
+        """R20: whose tensors are in the result. Each contributor's, but of those whose daemons took part for them."""
+        seq = called.seq
+        if not result.counted and (name, seq) not in self._covered:
+            raise Violation(f"{name} is told that op {seq} does not count it, and its daemon took no part for it")
+        if called.what.kind is not Kind.all_reduce or not called.back:
+            return names
+        held = tuple(one for one in names if called.back[0] // 10 ** index_of(one) % 10)
+        if (name in held) != result.counted:
+            raise Violation(f"{name} is told counted={result.counted} of op {seq}, which holds {held}")
+        for one in names:
+            if one not in held and (one, seq) not in self._covered:
+                raise Violation(f"op {seq} over {names} holds {held} only")
+        return held
 
     def _update_ends(self, name: str, life: int, seq: int, outcome: tuple[int, tuple[str, ...]]) -> None:
         """R5: in the epoch in which it was committed, and alike for all who go on.
@@ -284,6 +313,8 @@ class Judge:
         if error not in DEFINITE | {"OutcomeUnknown", "PeerDaemonLost"}:
             raise Violation(f"{name}: op {seq} ends in {failure}")
         self._world.judge_failure(client, called, failure)
+        if error == "CollectiveMismatch" and (name, seq) in self._covered:
+            return  # late, and alone with what it calls: the others' operation has happened without its tensor
         if error in DEFINITE and called.what.kind is not Kind.update_membership:
             life = self._life(name)
             self.refused.setdefault((life, seq), {})[name] = error

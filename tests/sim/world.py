@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tests.sim import odd as odds
 from tests.sim.client import Called, Client, sum_op
@@ -39,12 +40,17 @@ class World:
         seed: of everything that is drawn.
         trace: takes lines (time, who, what); None: nothing is written.
         faults: instead of those that the seed draws.
+        graces: seconds that some calls have, instead of those that the seed draws; (): all wait for whoever is late.
     """
 
     group = "g"
 
     def __init__(
-        self, seed: int, trace: Callable[[str], None] | None = None, faults: tuple[str, ...] | None = None
+        self,
+        seed: int,
+        trace: Callable[[str], None] | None = None,
+        faults: tuple[str, ...] | None = None,
+        graces: tuple[float, ...] | None = None,
     ) -> None:
         self.seed, self._trace = seed, trace
         self.random = Random(seed)
@@ -53,6 +59,9 @@ class World:
         self.clock = Clock(Random(seed + 1), shuffled=self.odd.shuffled)
         self.network = Network(self.clock, Random(seed + 2), self.odd.delays, self.odd.spikes)
         self._pace = Random(seed + 3)
+        self._late = Random(seed + 4)
+        drawn = self._late.choice(((), (0.05,), (0.05, 0.5)))
+        self.graces: tuple[float, ...] = drawn if graces is None else graces
         self.judge = Judge(self)
         self.journal = Journal()
         self.masters: list[Master] = []
@@ -123,10 +132,14 @@ class World:
         algorithm = random.choice(("auto", "auto", "ring", *ALGORITHMS[kind]))
         root = random.randint(0, 1) if kind in ROOTED else -1  # the oldest member, or the newest
         uneven = kind in UNEVEN and random.random() < 0.5
-        return Descriptor(
+        call = Descriptor(
             kind, DType.int64, count=count, counts=(1,) if uneven else (), root=root, algorithm=algorithm,
             on_failure=on_failure,
         )  # fmt: skip
+        graces = Random(self.seed * 7 + seq % 5)
+        if self.graces and kind is Kind.all_reduce and graces.random() < 0.7:
+            return replace(call, grace=graces.choice(self.graces))
+        return call
 
     # ---- the trace -----------------------------------------------------------------------------------
 
@@ -394,7 +407,17 @@ class World:
             at = begin + self.random.uniform(0.0, self.odd.chaos_seconds)
             kind = self.random.choice(self.odd.faults)
             self.clock.at(at, lambda kind=kind: None if self.healed else self._faults.inflict(kind))
+        for _ in range(3 if self.graces else 0):
+            self.clock.at(begin + self._late.uniform(0.0, self.odd.chaos_seconds), self._be_late)
         self.until(begin + self.odd.chaos_seconds + 0.5)
+
+    def _be_late(self) -> None:
+        """A client calls nothing for a while; some operations go on without it."""
+        living = [client for client in self.clients if client.alive]
+        if living and not self.healed:
+            client = self._late.choice(living)
+            client.late_until = self.clock.now + self._late.choice((0.1, 0.6, 3.0)) * self._late.random()
+            self.note(client.name, f"computes until {client.late_until:.3f}")
 
     def until(self, when: float) -> None:
         """Let it run."""
@@ -437,7 +460,7 @@ class World:
         for number, host in enumerate(self.hosts):
             self.start_daemon(f"d{number}", host)
         for client in self.clients:
-            client.slow = 1.0
+            client.slow, client.late_until = 1.0, 0.0
         self._fill_up()
 
     def _fill_up(self) -> None:

@@ -297,6 +297,40 @@ def test_what_did_not_happen_counts_in_the_next_outer_step(cluster: Cluster, joi
     assert not torch.equal(first, begun)
 
 
+def test_who_is_late_gets_the_same_and_counts_next_time(cluster: Cluster, joined: Any) -> None:
+    comms = joined(2)
+    ended = threading.Event()
+
+    def train(k: int) -> Any:
+        mine = parameters(0, (6,), (200,))
+        diloco = DiLoCo(mine, every=4, fragments=2, lr=1.0, momentum=0.0, codec="none", grace=0.2)
+        diloco.join(comms[k])
+        begun = diloco.outer[0].clone()
+        differences, records = [], []
+        for step in range(8):
+            moved(mine, k, step)
+            if step in (1, 5):
+                differences.append((begun if step == 1 else diloco.outer[0]) - mine[0].detach())
+            if step == 1 and k == 1:
+                assert ended.wait(30)  # the outer step has ended without this one
+            now = diloco.step(1.0 + k)
+            records += now
+            if now and k == 0:
+                ended.set()
+        return begun, differences, records, [each.clone() for each in diloco.outer]
+
+    (begun, of_one, records, outer), (_, of_late, others, other) = in_turn(comms, train)
+    assert all(torch.equal(a, b) for a, b in zip(outer, other, strict=True))
+    assert [each.weights for each in records] == [each.weights for each in others]
+    assert records[0].weights == {"m0": 2.0, "m1": 0.0}
+    assert [each.counted for each in records] == [True] * 4
+    assert [each.counted for each in others] == [False, True, True, True]
+    of_zero = [each for each in records if each.fragment == 0]
+    assert of_zero[1].weights == {"m0": 4.0, "m1": 4.0 + 8.0}  # what it had sent too late goes with the next
+    after = begun - of_one[0]
+    assert torch.allclose(outer[0], after - (4 * of_one[1] + 4 * of_late[0] + 8 * of_late[1]) / 16, atol=1e-6)
+
+
 # ---- refusals ----------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,19 @@ def check_seconds(
         )  # fmt: skip
 
 
+def check_grace(grace: Any, op: ReduceOp) -> float:
+    """*grace* of an all_reduce in seconds; 0.0 for None."""
+    if grace is None:
+        return 0.0
+    check_seconds("all_reduce", "grace", grace, zero=False, most=1e9, none="to wait for all")
+    if op is not ReduceOp.sum:
+        raise ConfigError(
+            "only a sum can go on without a tensor", who="all_reduce(grace=...)", expected='op="sum"', got=op.name,
+            hint="send weights beside the values, and divide by their sum",
+        )  # fmt: skip
+    return float(grace)
+
+
 def whole(value: Any) -> int:
     """*value* as a whole number; -1 where it is none."""
     try:

@@ -223,12 +223,13 @@ class ErrorFeedback:
 class Feed:
     """One call's use of a residual. A ConfigError: the residual of that name belongs to another tensor."""
 
-    __slots__ = ("_codec", "_count", "_dtype", "_feedback", "_name", "_next", "_rounded")
+    __slots__ = ("_codec", "_count", "_dtype", "_feedback", "_name", "_next", "_rounded", "_sent")
 
     def __init__(self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec) -> None:
         self._feedback, self._name, self._codec = feedback, name, codec
         self._dtype, self._count = dtype, count
         self._next: Array | None = None
+        self._sent: Array | None = None  # the tensor with what was added, where the daemon reads it
         self._rounded: Array | None = None  # of half types: what adding the residual lost
         residual = feedback._residuals.get(name)
         if residual is not None and (residual.size != count or residual.dtype != _kept(dtype)):
@@ -262,7 +263,14 @@ class Feed:
                     sent[:] = narrowed(self._dtype, wanted)
                 self._rounded = _finite(wanted - widened(self._dtype, sent))
                 lost = wanted - widened(self._dtype, lossy(self._codec, self._dtype, sent))
-        self._next = _finite(lost)
+        self._next, self._sent = _finite(lost), sent
+
+    def not_counted(self) -> None:
+        """The call is committed without this tensor, which came too late: all of it was lost, and is sent next time."""
+        if self._sent is not None:
+            kept = widened(self._dtype, self._sent)
+            kept = kept + self._rounded if self._rounded is not None else kept.copy()
+            self._feedback._residuals[self._name] = _finite(kept)
 
     def commit(self, algorithm: str, rank: int, world_size: int) -> None:
         """The call is committed, with that algorithm and rank among the contributors. Doing it again is harmless."""
@@ -282,9 +290,10 @@ def exact_part(algorithm: str, rank: int, world_size: int, count: int, codec: Co
 
 
 def feed(
-    call: str, feedback: ErrorFeedback | None, name: str, dtype: DType, count: int, op: ReduceOp, how: Coding
-) -> Feed | None:
-    """What *call* does with its feedback argument; None: nothing."""
+    call: str, feedback: ErrorFeedback | None, name: str, dtype: DType, count: int, op: ReduceOp, how: Coding, *,
+    late: bool = False,
+) -> Feed | None:  # fmt: skip
+    """What *call* does with its feedback argument; None: nothing. *late*: the whole tensor may come too late."""
     who = f"{call}(feedback=...)"
     named: Any = name  # the callers are not all type-checked
     if feedback is None:
@@ -314,7 +323,7 @@ def feed(
             "what stochastic rounding loses is not known here", who=who, expected="rounding='nearest'",
             got=repr(how.rounding), hint="stochastic rounding needs no feedback: its errors have mean zero",
         )  # fmt: skip
-    if how.codec is Codec.none and name not in feedback.names:
+    if how.codec is Codec.none and name not in feedback.names and not late:
         return None
     return Feed(call, feedback, name, dtype, count, how.codec)
 

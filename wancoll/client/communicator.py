@@ -23,6 +23,7 @@ from wancoll.client.checks import (
     ALGORITHMS,
     block_of,
     check_counts,
+    check_grace,
     check_options,
     check_other,
     check_rank,
@@ -101,6 +102,12 @@ class Coded(Reducing, total=False):
     seed: int
     feedback: ErrorFeedback | None
     name: str
+
+
+class Graced(Coded, total=False):
+    """Of calls that may go on without who is late."""
+
+    grace: float | None
 
 
 class Many(Coded, total=False):
@@ -229,25 +236,28 @@ class Communicator:
 
     @overload
     def all_reduce(
-        self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Coded]
+        self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Graced]
     ) -> Receipt: ...
     @overload
-    def all_reduce(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Coded]) -> Work: ...
+    def all_reduce(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Graced]) -> Work: ...
     @_documented
     def all_reduce(
         self, x: Any, out: Any = None, *, op: Op = "sum", codec: CodecName = "none", max_rel_error: float | None = None,
         rounding: Rounding = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
-        algorithm: Algorithm = "auto", async_op: bool = False,
+        grace: float | None = None, algorithm: Algorithm = "auto", async_op: bool = False,
         on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Reduce the members' tensors element by element; every member gets the same bytes.
 
-        All members must make the same call (op, dtype, count, codec, algorithm, on_failure) in the same order.
+        All members must make the same call (op, dtype, count, codec, algorithm, on_failure, grace) in the same order.
 
         Args:
             x: this member's tensor.
             out: takes the result: same dtype and shape, writable, either x's own memory or none of it. None: in
                 place. Untouched until the commit.
+            grace: seconds, of a sum: who has not called by so long after the first is not waited for any more, and
+                counts as zeros. It gets the same result when it calls, with receipt.counted False; with *feedback* its
+                tensor is sent with the next call. None: all are waited for.
 
         Returns:
             The receipt; its out is the caller's own object.
@@ -256,8 +266,10 @@ class Communicator:
         source, target = call.source_and_target(x, out)
         require_writable(target, "all_reduce(x)" if target is source else "all_reduce(out=...)")
         how = coding("all_reduce", source.dtype, codec, max_rel_error, rounding, seed)
-        fed = feed("all_reduce", feedback, name, source.dtype, source.count, call.op, how)
-        return call.start(source, target, source.count, coding=how, feed=fed)
+        waits = check_grace(grace, call.op)
+        late = waits > 0
+        fed = feed("all_reduce", feedback, name, source.dtype, source.count, call.op, how, late=late)
+        return call.start(source, target, source.count, coding=how, feed=fed, grace=waits)
 
     @overload
     def all_reduce_many(
@@ -810,7 +822,7 @@ class _Call:
     def start(
         self, source: Region | None, target: Region | None, count: int, *, counts: tuple[int, ...] = (),
         blocks: Sequence[int] = (), coding: Coding = RAW, feed: Feed | None = None, fresh: bool = False,
-        kept: bool = False,
+        kept: bool = False, grace: float = 0.0,
     ) -> Receipt | Work:  # fmt: skip
         """Post it, and wait for it unless it is asynchronous.
 
@@ -824,12 +836,13 @@ class _Call:
             feed: changes what is given.
             fresh: the target was made for the result.
             kept: the target has the result already.
+            grace: as Descriptor has it.
         """
         either = source or target
         assert either is not None
         descriptor = Descriptor(
             self._kind, either.dtype, self.op, count, counts, self.root, coding.codec, self._algorithm,
-            self._on_failure, coding.rounding, coding.seed,
+            self._on_failure, coding.rounding, coding.seed, grace,
         )  # fmt: skip
         placement = Placement(
             self._connection.arena, () if source is None else (source,), () if target is None or kept else (target,),

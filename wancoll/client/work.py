@@ -138,6 +138,7 @@ class Work:
             codec=self.descriptor.codec.name,
             bytes_saved=answer.bytes_saved,
             codec_error=answer.codec_error,
+            counted=answer.counted,
         )
 
     def wait_stream(self, stream: int | None = None, timeout: float = STREAM_SECONDS) -> None:
@@ -217,6 +218,8 @@ class Work:
             return
         if self.placement is not None and isinstance(answer, m.Result):
             names = answer.contributors
+            if not answer.counted and self.placement.feed is not None:
+                self.placement.feed.not_counted()  # before its input goes
             try:
                 self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize)
             except errors.DeviceError as bad:
@@ -224,7 +227,7 @@ class Work:
                 answer = as_failure(bad)
             else:
                 self._landings = self.placement.landings
-                if self.placement.feed is not None:
+                if self.placement.feed is not None and answer.counted:
                     rank = names.index(self._connection.place.member)
                     self.placement.feed.commit(answer.algorithm, rank, len(names))
         self.placement = None  # gives the blocks back: the daemon no longer touches them

@@ -7,7 +7,7 @@ import mmap
 import os
 
 from wancoll import resources
-from wancoll._native import ffi
+from wancoll._native import ffi, lib
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -48,6 +48,29 @@ class Arena:
         self._map.close()
         os.close(self.fd)
         os.close(self.bell)
+
+
+class Cover:
+    """Memory in which a daemon takes part in an operation for its client: zeros, and the result.
+
+    Zeros that nobody has written take no memory but for page tables. It lives as long as somebody refers to it: the
+    operation, which the engine's attempts refer to.
+
+    Args:
+        front_bytes: of the zeros.
+        back_bytes: of the result.
+    """
+
+    def __init__(self, front_bytes: int, back_bytes: int) -> None:
+        back_at = -(-front_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map = mmap.mmap(-1, max(1, back_at + back_bytes))  # only ours
+        with ffi.from_buffer(self._map, require_writable=True) as view:
+            self.front = int(ffi.cast("uintptr_t", view))
+        self.back, self._nbytes = self.front + back_at, back_bytes
+
+    def hand_over(self, address: int) -> None:
+        """Copy the result to where the client wants it."""
+        lib.wc_pages_copy(address, self.back, self._nbytes)
 
 
 def default_arena_bytes() -> int:

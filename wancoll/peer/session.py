@@ -18,7 +18,7 @@ from wancoll.failpoints import Failpoints
 from wancoll.limits import BLOCK
 from wancoll.net.contain import contained
 from wancoll.net.stream import Stream
-from wancoll.peer.arena import Arena
+from wancoll.peer.arena import Arena, Cover
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core import commands as cmd
@@ -236,6 +236,9 @@ class Session:
                     self._to_client(message)
                 case cmd.StartOp(op):
                     self._start(op)
+                case cmd.HandOver(op):
+                    assert isinstance(op.memory, Cover)
+                    op.memory.hand_over(self.arena.address + op.back)
                 case cmd.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
                 case cmd.EnterEpoch(epoch, neighbours, spares):
@@ -283,6 +286,11 @@ class Session:
         channel = links.P2P if op.p2p else links.COLLECTIVES
         front, back, rounding = base + op.front, base + op.back, noise(meaning.descriptor, op.seq, seat.mid)
         try:
+            if op.covers:
+                if op.memory is None:
+                    op.memory = Cover(meaning.front_bytes, meaning.back_bytes)
+                assert isinstance(op.memory, Cover)
+                front, back = op.memory.front, op.memory.back
             prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
             filled = base + op.filled if op.filled >= 0 and op.call.front_bytes else 0
             self._daemon.engine.post(

@@ -15,7 +15,9 @@ parameters over.
     admit   once a round: who waits is let in, and is handed the outer parameters, their momentum and the step
 
 What a codec loses of a difference is kept and sent with the next one (error feedback). A member that is lost in an
-outer step has sent nothing; the others go on with theirs, and lose no inner step.
+outer step has sent nothing; the others go on with theirs, and lose no inner step. With a grace time nor do they wait
+for one that is late: it counts as zeros with no tokens, gets the same outer parameters, and all that it would have sent
+goes with its next difference, as if a codec had lost it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wancoll.client.checks import whole
+from wancoll.client.checks import check_seconds, whole
 from wancoll.client.codecs import ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator
 from wancoll.client.work import Work
@@ -122,6 +124,8 @@ class DiLoCo:
         lr: of the outer SGD.
         momentum: of the outer SGD, Nesterov's.
         codec: how differences travel; see Communicator.all_reduce.
+        grace: seconds for which an outer step waits for members that have not begun it, once one has; None: as long as
+            it takes. Where members join all are waited for, once a round.
 
     Raises:
         ConfigError: an argument that cannot be used.
@@ -138,11 +142,14 @@ class DiLoCo:
         lr: float = 0.7,
         momentum: float = 0.9,
         codec: CodecName = "int8",
+        grace: float | None = None,
     ) -> None:
         trained = [each for each in parameters if each.requires_grad]
         _check(trained, every, fragments, delay, {"mixing": mixing, "momentum": momentum}, lr)
         self._every, self._delay, self._mixing = every, delay, float(mixing)
         self._lr, self._momentum, self._codec = float(lr), float(momentum), codec
+        check_seconds("DiLoCo", "grace", grace, zero=False, most=1e9, none="to wait for all")
+        self._grace = grace
         # A member's tokens have a block of the codec for themselves: a value alone in its block stays as it is.
         self._width = max(1, block(coding("DiLoCo", DType.float32, codec, None, "nearest", 0).codec)[0])
         self._fragments = []
@@ -321,7 +328,12 @@ class DiLoCo:
         values.mul_(fragment.sent)
         try:
             fragment.work = comm.all_reduce(
-                fragment.buffer.numpy(), codec=self._codec, feedback=self._feedback, name=fragment.name, async_op=True
+                fragment.buffer.numpy(),
+                codec=self._codec,
+                feedback=self._feedback,
+                name=fragment.name,
+                grace=self._grace,
+                async_op=True,
             )
         except BaseException:
             fragment.tokens += fragment.sent
@@ -347,7 +359,7 @@ class DiLoCo:
         self._counts[1] += 1
         weights = {name: weights[name] for name in receipt.contributors}
         p = self._fragments.index(fragment)
-        return OuterStep(p, fragment.begun, weights, total, True, receipt)
+        return OuterStep(p, fragment.begun, weights, total, receipt.counted, receipt)
 
     def _outer_step(self, fragment: _Fragment, gradient: torch.Tensor, total: float) -> None:
         """SGD with Nesterov's momentum, each operation rounded by itself: the same bits on every processor."""

@@ -193,6 +193,7 @@ class Result(Message, frozen=True):
     seconds: float
     bytes_saved: int
     codec_error: float
+    counted: bool = True  # false: the daemon took part with zeros (R20)
 
 
 class Failure(Message, frozen=True):
@@ -554,6 +555,16 @@ class GiveUp(Message, frozen=True):
     reason: Text
 
 
+class Grace(Message, frozen=True):
+    """The member has made this *call*, which does not wait for ever for those who have not (R20)."""
+
+    group: Name
+    mid: Number
+    epoch: Number
+    seq: Number
+    call: Descriptor
+
+
 class UpdateMembership(Message, frozen=True):
     """The member has reached update_membership at *seq*."""
 
@@ -684,6 +695,7 @@ FromPeer = (
     | Waits
     | Mismatch
     | GiveUp
+    | Grace
     | UpdateMembership
     | P2PCall
     | P2PDone
@@ -769,6 +781,16 @@ class Abort(Message, frozen=True):
     epoch: Number
     ask: Number
     reason: Text
+
+
+class Cover(Message, frozen=True):
+    """If the client of member *to* has not made this *call* at *seq*, the daemon takes part in it with zeros (R20)."""
+
+    group: Name
+    to: Number
+    epoch: Number
+    seq: Number
+    call: Descriptor
 
 
 class Matched(Message, frozen=True):
@@ -882,6 +904,7 @@ ToMember = (
     | Resumed
     | Updated
     | Abort
+    | Cover
     | Matched
     | Settled
     | Evicted

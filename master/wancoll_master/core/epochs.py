@@ -13,7 +13,7 @@ from math import inf
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
-from wancoll_master.core import measuring, probing
+from wancoll_master.core import graces, measuring, probing
 from wancoll_master.core.ready import Announce, Used
 from wancoll_master.core.state import Asking, Daemon, Gone, Group, Member, Pending, Slow, Step, clip, names, several
 from wancoll_master.plan import planning
@@ -272,6 +272,13 @@ def done(step: Step, member: Member, message: m.Done) -> None:
             advance(step, group)
 
 
+def grace(step: Step, member: Member, message: m.Grace) -> None:
+    """A member has called an op that does not wait for ever for the others (R20)."""
+    if message.seq > member.group.committed:
+        check_window(step, member.group, message.seq)
+    graces.called(step, member, message)
+
+
 def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
     """A member has reached update_membership (R5)."""
     group, seq = member.group, message.seq
@@ -315,6 +322,9 @@ def advance(step: Step, group: Group) -> None:
 def _commit(step: Step, group: Group, upto: int) -> None:
     _set_committed(step, group, upto)
     step.broadcast(group, m.Commit(group.name, group.epoch, upto, step.state.term))
+    if group.current.graces:
+        graces.forget(group, upto)
+        graces.look(step, group)
 
 
 def _set_committed(step: Step, group: Group, upto: int) -> None:

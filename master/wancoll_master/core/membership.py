@@ -9,6 +9,7 @@ member is out. Everything else is what it has to know before it may say so:
     epochs      Done of all members, equal: commit (R1). One decision ends an epoch, and all that was collected in it
                 goes with it: group.current is replaced as a whole (R2). Joiners enter where all stand at
                 update_membership (R5). What is given up is given up for all (R14)
+    graces      who is late with a call that does not wait for ever: its daemon takes part, with zeros (R20)
     p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
     links       who says that a link is down, and what is tried before anybody is put out (R17)
     presence    daemons that fall silent, break off and come back, or are there twice (R11, R18)
@@ -50,7 +51,19 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
 from wancoll.wire.kept import counts
-from wancoll_master.core import doubts, epochs, links, measuring, p2p, presence, probing, rebuilding, trainers, waits
+from wancoll_master.core import (
+    doubts,
+    epochs,
+    graces,
+    links,
+    measuring,
+    p2p,
+    presence,
+    probing,
+    rebuilding,
+    trainers,
+    waits,
+)
 from wancoll_master.core.ready import (
     Disconnected,
     Event,
@@ -318,6 +331,7 @@ _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
     m.UpdateMembership: epochs.update,
     m.Mismatch: epochs.mismatch,
     m.GiveUp: epochs.give_up,
+    m.Grace: epochs.grace,
     m.LinkDown: links.link_down,
     m.Waits: waits.take,
     m.P2PCall: p2p.call,
@@ -448,6 +462,8 @@ def _tick(step: Step) -> None:
             rebuilding.consider(step, group)
         if group.current.asking is not None and group.current.asking.deadline <= now:
             epochs.conclude_asking(step, group)
+        if group.current.grace_until <= now:
+            graces.look(step, group)
         if group.current.settle_at <= now:
             links.settle(step, group)
         if probing.deadline(group) <= now:
@@ -475,4 +491,5 @@ def _tick(step: Step) -> None:
 def _group_deadline(state: State, group: Group) -> float:
     asking = group.current.asking.deadline if group.current.asking is not None else inf
     rebuild = rebuilding.deadline(state, group.rebuild) if group.rebuild is not None else inf
-    return min(asking, rebuild, group.current.settle_at, group.current.hold_until, probing.deadline(group))
+    current = group.current
+    return min(asking, rebuild, current.settle_at, current.hold_until, current.grace_until, probing.deadline(group))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from wancoll.collective import Descriptor
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Record, Send, Used
@@ -142,6 +143,16 @@ class Pending:
 
 
 @dataclass(slots=True)
+class Grace:
+    """An operation that does not wait for ever for who has not called it (R20)."""
+
+    call: Descriptor
+    until: float  # then the daemons of the others take part for them, if nothing below it is open
+    called: set[int] = field(default_factory=set)  # mids
+    over: bool = False  # they have been told
+
+
+@dataclass(slots=True)
 class Asking:
     """The epoch is aborted; members are telling what they call at *seq*."""
 
@@ -217,6 +228,8 @@ class Current:
     hold_until: float = inf  # an update_membership waits for probes until then
     waited: bool = False  # it has waited long enough
     called: int = 0  # highest seq that any member's client has called
+    graces: dict[int, Grace] = field(default_factory=dict)  # by seq
+    grace_until: float = inf  # of the first that is open
     waits: tuple[float, list[m.WaitStatus]] | None = None  # when found, what
     parks: dict[int, dict[int, Member]] = field(default_factory=dict)  # by mid: who holds its bytes back, by mid
 

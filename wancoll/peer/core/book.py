@@ -77,11 +77,15 @@ class Book:
             return []
         if op.outcome is not None:
             del self.open[op.number]
-            return [cmd.ToClient(op.outcome)]
+            return self.tell(op, op.outcome)
         if op.state is OpState.running and op.finished:
             op.state = OpState.done
             return [cmd.ToMaster(self.done(op))]
         return []
+
+    def tell(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
+        """Nothing of *op* is under way any more: the client may hear its *outcome*."""
+        return [cmd.ToClient(outcome)]
 
     def end(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
         """Fix an op's outcome; the client hears of it once the engine has let go of the op's memory."""

@@ -176,6 +176,22 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
     return Call(call, knew, post.peer, front, back, p2p)
 
 
+def covering(cover: m.Cover, seat: Seat) -> Call:
+    """The call that a daemon shall take part in for its client.
+
+    Raises:
+        ProtocolError: it is none, or one that needs the client's own tensor.
+    """
+    call = cover.call
+    expected, got = _misfit(call, -1, seat.world, seat.mid)
+    if not expected and not call.grace:
+        expected, got = "a call with a grace time", str(call)[:300]
+    if expected:
+        raise ProtocolError("wants a call covered that cannot be", who="the master", expected=expected, got=got)
+    front, back = choose.sizes(call, seat.rank, len(seat.world.mids))
+    return Call(call, seat.world, -1, front, back, False)
+
+
 def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, str]:
     """What is expected in place of what, "" if all fits together."""
     kind, size = call.kind, len(knew.mids)
@@ -197,6 +213,8 @@ def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, st
         return "a codec that all_reduce has for this dtype", f"{call.codec.name} for {call.dtype.name}"
     if call.on_failure not in ON_FAILURE:
         return "on_failure " + " or ".join(ON_FAILURE), call.on_failure
+    if call.grace and not (kind is Kind.all_reduce and call.op is ReduceOp.sum):
+        return "grace for all_reduce of a sum only", f"grace={call.grace:g} for {kind.name} of {call.op.name}"
     if call.rounding not in ROUNDINGS:
         return "rounding " + " or ".join(ROUNDINGS), call.rounding
     return "", ""

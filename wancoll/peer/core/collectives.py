@@ -8,18 +8,25 @@ may be one that the client has not called yet.
 update_membership is an op, too (R5): the master is told when the member has reached it, and it is done from there on.
 The token that it sends to the right neighbour only finds out members whose call differs; it has no memory, so the
 outcome does not wait for it.
+
+A call with a grace time is told to the master when the client makes it, in each epoch again (R20). If the master says
+that the client is late, the daemon takes part for it (Op.covers): the op stands in the book like any other, its seq is
+above those that the client has called, and nobody is told its outcome before the client makes the call. Then it gets
+that outcome, whatever its own tensor was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from msgspec.structs import replace
+
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import outcomes
 from wancoll.peer.core.book import Attempts, Book
-from wancoll.peer.core.calls import Call, Seat
+from wancoll.peer.core.calls import Call, Seat, covering
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
@@ -39,6 +46,7 @@ class Collectives(Book):
         self._ready = False  # the neighbours' links are up and nothing stops ops from starting
         self._up: set[int] = set()  # members whose links are up, once ready
         self._held = False  # the oldest op that waits does so for a link
+        self._late: dict[int, Op] = {}  # that cover: ended or not, which the client has not called; open, which differ
         self._asked = 0  # the master wants to know what this member calls at this seq
 
     def done(self, op: Op) -> m.Done | m.UpdateMembership:
@@ -54,6 +62,11 @@ class Collectives(Book):
         return [self.done(op) for op in self.open.values() if op.state is OpState.done]
 
     @property
+    def in_flight(self) -> int:
+        """The client's calls that have not ended."""
+        return len(self.open) - sum(seq in self.open for seq in self._late)
+
+    @property
     def updated(self) -> m.UpdateOutcome | None:
         """What the client was told of its newest update_membership, while others may still stand at it."""
         return self._update if self._update is not None and self._update.seq >= self.committed else None
@@ -62,6 +75,9 @@ class Collectives(Book):
 
     def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
         """The client calls *call*. It takes the next seq, whatever comes of it."""
+        late = self._post_late(post, call)
+        if late is not None:
+            return late
         self.called = seq = self.called + 1
         op = self.open[seq] = Op(seq, post.id, call, post.front, post.back, 0, now, seq, post.filled)
         commands = [self._answer(op)] if self._asked == seq else []
@@ -72,7 +88,34 @@ class Collectives(Book):
             return commands + self.end(op, self._small(op))
         if self._ready and not self._held:
             commands += self._start(op)
-        return commands
+        return [*commands, *map(cmd.ToMaster, self._grace(op))]
+
+    def _post_late(self, post: m.Post, call: Call) -> list[cmd.Command] | None:
+        """The client calls the seq in which its daemon has taken part for it; None: it has not.
+
+        It is told how that has ended, or will be. A call that differs has not happened, for this client alone.
+        """
+        op = self._late.get(self.called + 1)
+        if op is None:
+            return None
+        self.called += 1
+        self._voids.pop(self.called, None)  # then that is the outcome
+        same, ended = call.posted == op.call.posted, op.number not in self.open
+        if same or ended:
+            del self._late[op.number]
+        if not same:
+            name = self.seat.world.names[self.seat.rank]
+            return [cmd.ToClient(outcomes.differs(op, post.id, str(call.posted), name))]
+        op.client_id, op.front, op.back = post.id, post.front, post.back
+        return self.tell(op, op.outcome) if ended and op.outcome is not None else []
+
+    def post_over(self, post: m.Post, call: Call, name: str) -> list[cmd.Command]:
+        """The client of the member *name*, which is out, calls *call*. What its daemon has taken part in has an end."""
+        late = self._post_late(post, call)
+        if late is None:
+            self.called += 1
+            return [cmd.ToClient(outcomes.over(post.id, name))]
+        return late
 
     # ---- from the master -----------------------------------------------------------------------------
 
@@ -154,7 +197,35 @@ class Collectives(Book):
         for seq, void in voids.items():
             if seq > self.called:
                 self._voids.setdefault(seq, void)  # the first telling says most
-        return commands + [self._give_up(reason, ops) for reason, ops in refused.items()]
+        commands += [self._give_up(reason, ops) for reason, ops in refused.items()]
+        return commands + [cmd.ToMaster(message) for message in self.graces()]
+
+    def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
+        """The client is late with a call: take part in it with zeros, unless it has called it (R20).
+
+        What lies below has been called, is void, or is taken part in, too.
+        """
+        seq, known = cover.seq, self._late.keys() | self._voids.keys()
+        between = range(self.called + 1, seq)
+        if self.aborted or self.seat.too_small or seq <= max(self.called, self.committed) or seq in known:
+            return []
+        if len(between) > len(known) or not all(each in known for each in between):
+            return []
+        call = covering(cover, self.seat)
+        held = [op.call for op in self._late.values()]
+        nbytes = sum(each.front_bytes + each.back_bytes for each in (*held, call))
+        if len(held) >= self._limits.covers or nbytes > self._limits.cover_bytes:
+            return []  # its results have to be kept: now the others wait for the client
+        op = self.open[seq] = self._late[seq] = Op(seq, 0, call, 0, 0, 0, now, seq, covers=True)
+        return self._start(op) if self._ready and not self._held else []
+
+    def graces(self) -> list[m.Grace]:
+        """What the client has called and is not to wait for ever for the others."""
+        return [said for op in self.open.values() for said in self._grace(op)]
+
+    def _grace(self, op: Op) -> list[m.Grace]:
+        called = op.client_id and op.state is not OpState.ended and len(self.seat.world.mids) > 1
+        return [m.Grace(*self.seat.head, op.seq, op.call.posted)] if called and op.call.posted.grace else []
 
     # ---- from the links and the engine ---------------------------------------------------------------
 
@@ -230,6 +301,17 @@ class Collectives(Book):
     def gone(self, engine_id: int) -> None:
         """The engine has nothing of *engine_id* any more."""
         self._tokens.discard(engine_id)
+
+    def tell(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
+        """See Book. A client that is late hears it when it makes the call, and one that calls another thing never."""
+        if not op.covers:
+            return super().tell(op, outcome)
+        if not op.client_id:
+            if op.number <= self.called:
+                del self._late[op.number]
+            return []
+        handed = [cmd.HandOver(op)] if isinstance(outcome, m.Result) else []
+        return [*handed, cmd.ToClient(replace(outcome, id=op.client_id))]
 
     def end(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
         """See Book. An update_membership's token has no memory: nothing to wait for."""

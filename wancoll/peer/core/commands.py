@@ -73,6 +73,13 @@ class StartOp:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """The late client has called what its daemon took part in: copy the result from op.memory to the client's back."""
+
+    op: Op
+
+
+@dataclass(frozen=True, slots=True)
 class CancelOp:
     """Take an attempt out of the engine; answered by op_cancelled."""
 
@@ -84,4 +91,4 @@ class Over:
     """The member has left the group; no command follows but those that end its ops."""
 
 
-Command = ToMaster | ToClient | EnterEpoch | NeedLinks | LetGo | Redial | StartOp | CancelOp | Over
+Command = ToMaster | ToClient | EnterEpoch | NeedLinks | LetGo | Redial | StartOp | HandOver | CancelOp | Over

@@ -104,12 +104,13 @@ class Member:
     @property
     def in_flight(self) -> int:
         """Calls that have not ended."""
-        return len(self.collectives.open) + len(self.p2p.open)
+        return self.collectives.in_flight + len(self.p2p.open)
 
     @property
     def oldest_call(self) -> int:
         """The client's number of its oldest call that has not ended; 0: none."""
-        return min((op.client_id for book in (self.collectives, self.p2p) for op in book.open.values()), default=0)
+        books = (self.collectives, self.p2p)
+        return min((op.client_id for book in books for op in book.open.values() if op.client_id), default=0)
 
     def waiting_for(self) -> str:
         """One phrase for status: what the oldest op waits for."""
@@ -150,6 +151,8 @@ class Member:
 
     def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
         """The client calls *call*."""
+        if self.over and not call.p2p:
+            return self.collectives.post_over(post, call, self.name)
         if self.over:
             return [cmd.ToClient(outcomes.over(post.id, self.name))]
         return (self.p2p if call.p2p else self.collectives).post(post, call, now)
@@ -201,6 +204,8 @@ class Member:
                 return self.settled(message, now)
             case m.Evicted():
                 return self.evicted(message, now)
+            case m.Cover():
+                return self.cover(message, now)
             case m.Updated():
                 return self.updated(message.outcome, now)
             case m.Redial() if message.epoch == self.epoch_number:
@@ -254,7 +259,7 @@ class Member:
         if self.over or not self.standing.reporting or resumed.epoch != self.epoch_number:
             return []
         self.standing.known()
-        again = [*self.collectives.finished(), *self.standing.said.values()]
+        again = [*self.collectives.finished(), *self.collectives.graces(), *self.standing.said.values()]
         return [cmd.ToMaster(message) for message in again] + self.p2p.tell_again()
 
     def refused(self, reason: str) -> list[cmd.Command]:
@@ -304,6 +309,16 @@ class Member:
         if self.over or abort.epoch != self.epoch_number:
             return []
         return self.collectives.abort(abort.ask)
+
+    def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
+        """Take part in a call for the client, if it has not made it (R20).
+
+        Raises:
+            ProtocolError: nothing that can be taken part in.
+        """
+        if self.over or self.seat is None or cover.epoch != self.epoch_number:
+            return []
+        return self.collectives.cover(cover, now)
 
     def matched(self, matched: m.Matched) -> list[cmd.Command]:
         """A send or recv has found its other half."""

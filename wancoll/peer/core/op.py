@@ -48,7 +48,7 @@ class Op:
 
     Args:
         number: in the order of the calls: a collective's seq; of a send or recv it counts this member's own.
-        client_id: the client's own number for it.
+        client_id: the client's own number for it; 0: it has not called this, which its daemon takes part in for it.
         call: what was called.
         front: offset of the caller's bytes in the arena.
         back: offset of the result in the arena.
@@ -80,6 +80,8 @@ class Op:
     bytes_saved: int = 0
     codec_error: float = 0.0
     outcome: m.Result | m.Failure | None = None
+    covers: bool = False  # the daemon takes part for a client that is late (R20), in memory of its own
+    memory: object = None  # then: that memory, which the shell holds
 
     def __post_init__(self) -> None:
         self.kind, self.p2p = self.call.posted.kind, self.call.p2p

@@ -28,6 +28,7 @@ def result(op: Op, epoch: int, contributors: list[str], digest: int, now: float)
         seconds=now - op.posted_at,
         bytes_saved=op.bytes_saved,
         codec_error=op.codec_error,
+        counted=not op.covers,
     )
 
 
@@ -51,6 +52,20 @@ def too_small(op: Op, who: str, epoch: m.Epoch) -> m.Failure:
         expected=f"at least min_world={epoch.min_world} members",
         got=f"{len(epoch.members)}: {names}",
         hint="call update_membership() to wait for joiners",
+    )
+
+
+def differs(op: Op, client_id: int, here: str, name: str) -> m.Failure:
+    """A client that is late calls something else than the others, with whom its daemon has taken part (R20)."""
+    return m.Failure(
+        client_id,
+        "CollectiveMismatch",
+        f"this member is late with operation {op.seq}, and calls something else than the others; tensors are untouched",
+        who=name,
+        expected=str(op.call.posted),
+        got=here,
+        hint="make the same calls in the same order on every member",
+        calls={name: here},
     )
 
 

@@ -1,0 +1,63 @@
+"""Calls that do not wait for ever for who is late with them: after the grace time its daemon takes part (R20). Pure.
+
+The master only says when. A daemon whose client has made the call meanwhile does nothing; one that takes part does so
+with zeros, and is done with the operation like any other: what commits it is unchanged (R1). All of it belongs to the
+epoch (R12): in the next one members say again what they have called, and the time begins anew.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from wancoll.collective import Descriptor, Kind, ReduceOp
+from wancoll.errors import ProtocolError
+from wancoll.wire import messages as m
+from wancoll_master.core.state import Grace, Group, Member, Step, names
+
+
+def called(step: Step, member: Member, message: m.Grace) -> None:
+    """A member has called an operation with a grace time, which begins with the first who says so."""
+    group, seq, call = member.group, message.seq, message.call
+    if group.current.asking is not None or seq <= group.committed or seq in group.voids or group.small:
+        return
+    if not covers(call):
+        raise ProtocolError("gives a grace time to what has none", expected="all_reduce of a sum", got=str(call)[:300])
+    entry = group.current.graces.get(seq)
+    if entry is None:
+        entry = group.current.graces[seq] = Grace(call, step.now + call.grace)
+    entry.called.add(member.mid)
+    look(step, group)
+
+
+def covers(call: Descriptor) -> bool:
+    """Whether zeros can stand for a member's tensor, and the call asks for it."""
+    return call.kind is Kind.all_reduce and call.op is ReduceOp.sum and call.grace > 0 and not call.counts
+
+
+def look(step: Step, group: Group) -> None:
+    """If the grace time of the first open operation is over, the daemons of the late take part. Else a tick follows.
+
+    Only of the first open one: whoever is late with it has called, or has been covered for, all below it.
+    """
+    current = group.current
+    current.grace_until = inf
+    entry = current.graces.get(group.first_open) if current.graces else None
+    if entry is None or entry.over or current.asking is not None or group.small:
+        return
+    if step.now < entry.until:
+        current.grace_until = entry.until
+        step.alarm(entry.until)
+        return
+    entry.over = True
+    late = [member for member in group.members if member.mid not in entry.called]
+    for member in late:
+        step.send(member.daemon.conn, m.Cover(group.name, member.mid, group.epoch, group.first_open, entry.call))
+    if late:
+        text = f"operation {group.first_open} goes on without {names(late)}: not called within {entry.call.grace:g} s"
+        step.record(group, "late", text, kept=False)
+
+
+def forget(group: Group, upto: int) -> None:
+    """What is committed waits for nobody."""
+    for seq in [seq for seq in group.current.graces if seq <= upto]:
+        del group.current.graces[seq]
