@@ -16,7 +16,7 @@ SIDE_BY_SIDE := --numprocesses=2 --dist=worksteal
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check nightly gpu-check chaos fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
+.PHONY: demo test check nightly torch-suite gpu-check chaos fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -33,6 +33,11 @@ check: $(VENV)/.dev $(VENV)/.torch
 # What takes long, one after the other.
 nightly: $(VENV)/.dev $(VENV)/.torch
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m nightly --timeout=1800 $(PYTEST_OPTIONS)
+
+# torch's own tests, with gloo and with wancoll; FAULT_TOLERANCE=FILE adds torch's test_c10d_fault_tolerance.py (2.14).
+torch-suite: $(VENV)/.dev $(VENV)/.torch
+	$(PIP) install --quiet expecttest
+	$(BIN)/python -m tests.torch $(if $(FAULT_TOLERANCE),--fault-tolerance $(FAULT_TOLERANCE))
 
 # Tensors of CUDA devices, on a device.
 gpu-check: $(VENV)/.dev $(VENV)/.torch

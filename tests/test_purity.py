@@ -78,9 +78,11 @@ MAY_IMPORT = {
     "wancoll.torch.entry": ("wancoll.torch.process_group",),
     "wancoll.torch.fragments": (),
     "wancoll.torch.process_group": (*BASE, "wancoll.client", "wancoll.torch", "wancoll.wire"),
+    "wancoll.torch.reconfigure": (*BASE, "wancoll.local", "wancoll.torch.errors", "wancoll.torch.rendezvous"),
     "wancoll.torch.rendezvous": (*BASE, "wancoll.client", "wancoll.local"),
     "wancoll.torch.tensors": BASE,
-    "wancoll.torch.work": (*BASE, "wancoll.client"),
+    "wancoll.torch.untraced": (),
+    "wancoll.torch.work": (*BASE, "wancoll.client", "wancoll.torch.untraced"),
     "wancoll_master.core": (
         *BASE,
         "wancoll.local",

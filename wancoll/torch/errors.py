@@ -29,7 +29,7 @@ def raised(bad: WancollError, call: str, also: str = "") -> WancollError:
 
 @cache
 def _both(name: str) -> Any:
-    kind = errors.BY_NAME.get(name, WancollError)
+    kind = getattr(errors, name, WancollError)
     return type(
         name, (kind, DistBackendError), {"__reduce__": _reduce, "__module__": kind.__module__, "__doc__": kind.__doc__}
     )

@@ -29,8 +29,10 @@ from wancoll.collective import Descriptor, Kind, Receipt
 from wancoll.errors import ConfigError, OperationAborted, WancollError
 from wancoll.torch.entry import BACKEND, DEVICES
 from wancoll.torch.errors import raised
+from wancoll.torch.reconfigure import Reconfigurable
 from wancoll.torch.rendezvous import Cluster, member
 from wancoll.torch.tensors import Reduction, flat, moved, put_back
+from wancoll.torch.untraced import untraced
 from wancoll.torch.work import Completer, Operation
 from wancoll.wire import messages as m
 
@@ -53,7 +55,12 @@ def create(given: Any, options: Any) -> WancollProcessGroup:
     timeout = given.timeout.total_seconds()
     world = dist.group.WORLD if given.global_ranks_in_group else None
     shared = world.cluster if isinstance(world, WancollProcessGroup) else None
-    return WancollProcessGroup(given.store, given.group_rank, given.group_size, timeout, given.group_id, shared)
+    if isinstance(world, WancollProcessGroup) and shared is None:
+        raise ConfigError(
+            "the default group has no world", who="new_group()", expected="reconfigure() of the default group first"
+        )
+    later = bool(getattr(given, "enable_reconfigure", False)) and world is None
+    return WancollProcessGroup(given.store, given.group_rank, given.group_size, timeout, given.group_id, shared, later)
 
 
 class Seat:
@@ -94,7 +101,8 @@ class _Held:
 _ProcessGroup: Any = dist.ProcessGroup  # its overloads cannot be said again in Python
 
 
-class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
+@untraced
+class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     """One group of torch's, over wancoll. Made by init_process_group("wancoll") and new_group().
 
     Args:
@@ -104,42 +112,60 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
         timeout: seconds that joining, and then each operation, may take.
         name: torch's name of the group.
         cluster: of the default group; None: make one.
+        later: no world yet: reconfigure() makes the first one.
 
     Attributes:
-        cluster: this process's daemon and master.
+        cluster: this process's daemon and master; None: there is no world.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout: float, name: str, cluster: Cluster | None = None
-    ) -> None:
+        self, store: Store, rank: int, size: int, timeout: float, name: str, cluster: Cluster | None = None,
+        later: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(rank, size)  # with a store it makes no Python object
         self._store = store
         self._rank, self._size, self._timeout = rank, size, timeout
+        self._name, self._description = name, ""
         self._coalesced: list[Operation] | None = None
         self._seating = threading.Lock()
         self._gone: WancollError | None = None  # why no call can be made any more
         self._owner = cluster is None
-        self.cluster = Cluster(store, rank, size, timeout) if cluster is None else cluster
+        self._comm: Communicator | None = None
+        self.cluster = cluster
+        if later:
+            self._gone = ConfigError(
+                "the group has no world yet", who="init_process_group(enable_reconfigure=True)",
+                expected="reconfigure() first",
+            )  # fmt: skip
+            return
         try:
-            self._join(name)
+            if cluster is None:
+                self.cluster = Cluster(store, rank, size, timeout)
+            self._join()
         except BaseException:
-            if self._owner:
-                self.cluster.close(wait=False)
+            self._leave(wait=False)
             raise
 
-    # A world that is made anew under the same object (reconfiguration) leaves and joins through these two, with _rank,
-    # _size and _gone set in between; getRank and getSize follow.
-
-    def _join(self, name: str) -> None:
-        self._comm = self.cluster.join(name, self._rank, self._size, self._timeout)
+    def _join(self) -> None:
+        assert self.cluster is not None
+        self._comm = self.cluster.join(self._name, self._rank, self._size, self._timeout)
         if self._owner:
             self.cluster.met()
+        self._group = self._comm.group
         self._connection = self._comm._connection
         self._completer = Completer(self._connection)
         self._seat = Seat(self._connection, self._connection.place, self._size)
 
-    def _leave(self) -> None:
-        self._comm.close()
+    def _leave(self, *, wait: bool) -> None:
+        """Pending operations fail. Of the default group: end this process's daemon, too."""
+        if self._comm is not None:
+            self._comm.close()
+        if self._owner and self.cluster is not None:
+            self.cluster.close(wait=wait)
+            self.cluster = None
+
+    def _finished(self, call: str) -> Operation:
+        return Operation(call, [], None, self._completer, lambda bad: bad, lambda _receipts: None, [])
 
     # ---- what torch asks of a group ------------------------------------------------------------------
 
@@ -157,6 +183,22 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     rank = getRank
     size = getSize
+
+    def getGroupName(self) -> str:
+        """Its name, as torch made it."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Torch says it again when the group is made."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """What the group is for, in torch's words."""
+        return self._description
+
+    def setGroupDesc(self, text: str) -> None:
+        """Torch says what the group is for."""
+        self._description = text
 
     def name(self) -> str:
         """The backend's."""
@@ -197,60 +239,62 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group: pending operations fail. Of the default group: end this process's daemon, too."""
-        self._leave()
-        if self._owner:
-            self.cluster.close()
-
-    def abort(self) -> None:
-        """As shutdown(), without waiting for anybody."""
-        self._leave()
-        if self._owner:
-            self.cluster.close(wait=False)
+        self._gone = OperationAborted("the group was shut down", who=f"group {self._name!r}")
+        self._leave(wait=True)
 
     # ---- making a call -------------------------------------------------------------------------------
 
-    def _sit(self, call: str) -> Seat:
-        """The current epoch's, if nobody is lost."""
+    def _sit(self, call: str, other: int | None) -> Seat:
+        """The current epoch's, if nobody is lost; where a pair talks, if *other* is not: ranks may end one by one."""
         with self._seating:
-            place = self._connection.place
-            if self._seat.place is not place:
-                self._seat = Seat(self._connection, place, self._size)
-            if self._gone is None and self._seat.lost:
-                self._gone = OperationAborted(
-                    self._who_is_lost(), who=f"group {self._comm.group!r}", expected=f"all {self._size} ranks",
-                    hint="destroy_process_group() and init_process_group() again make a group of those that are left",
-                )  # fmt: skip
+            if self._gone is None:
+                place = self._connection.place
+                if self._seat.place is not place:
+                    self._seat = Seat(self._connection, place, self._size)
+                if self._seat.lost and (other is None or other in self._seat.lost):
+                    self._gone = OperationAborted(
+                        self._who_is_lost(), who=f"group {self._group!r}", expected=f"all {self._size} ranks",
+                        hint="destroy_process_group() and init_process_group() again make a group of those that are "
+                        "left",
+                    )  # fmt: skip
             if self._gone is not None:
                 raise raised(self._gone, call)
             return self._seat
 
     def _who_is_lost(self) -> str:
+        if self._comm is None:
+            return ""
         here = set(self._connection.place.members)
         names = [member(rank) for rank in range(self._size) if member(rank) not in here]
         return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} lost" if names else ""
 
     def _explain(self, call: str, bad: WancollError) -> Exception:
+        self._note(bad)
         return raised(bad, call, self._who_is_lost())
 
     def _run(
         self, call: str, given: Sequence[torch.Tensor], result: Sequence[torch.Tensor], timeout: Any,
-        start: Callable[[Seat], list[Work]], finish: Callable[[list[Receipt]], None] | None = None, pair: bool = False,
+        start: Callable[[Seat], list[Work]], finish: Callable[[list[Receipt]], None] | None = None,
+        other: int | None = None, pairs: bool = False,
     ) -> Operation:  # fmt: skip
-        """Make an operation: *start* posts its calls, *finish* brings their results to where they belong."""
+        """Make an operation: *start* posts its calls, *finish* brings their results to where they belong.
+
+        It is between this rank and *other*, or between *pairs*, or of all ranks.
+        """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else -1.0
         deadline = time.monotonic() + (seconds if seconds > 0 else self._timeout)
 
         def check(receipts: list[Receipt]) -> None:
             for receipt in receipts:
-                if receipt.world_size != self._size and not pair:
-                    raise OperationAborted("was committed without all ranks", who=f"group {self._comm.group!r}",
+                if receipt.world_size != self._size and other is None and not pairs:
+                    raise OperationAborted("was committed without all ranks", who=f"group {self._group!r}",
                         expected=f"all {self._size} ranks", got=", ".join(receipt.contributors))  # fmt: skip
             if finish is not None:
                 finish(receipts)
 
         with cast("AbstractContextManager[None]", _RecordFunctionFast(f"{BACKEND}:{call}", list(given))):
             try:
-                parts = start(self._sit(call))
+                parts = start(self._sit(call, other))
             except WancollError as bad:
                 raise self._explain(call, bad) from bad
         operation = Operation(
@@ -336,7 +380,7 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
         for x, tensor, blocks in zip(given, inputs, outputs, strict=True):
             if blocks[self._rank].numel() != tensor.numel() or any(each.dtype != tensor.dtype for each in blocks):
                 raise raised(ConfigError(
-                    "the output does not fit the input", who=f"group {self._comm.group!r}",
+                    "the output does not fit the input", who=f"group {self._group!r}",
                     expected=f"a tensor of {tensor.numel()} elements of {tensor.dtype} at this rank",
                     got=f"{blocks[self._rank].numel()} of {blocks[self._rank].dtype}",
                 ), call)  # fmt: skip
@@ -379,8 +423,10 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> Operation:
         given = [moved(each, call) for each in inputs]
         taken = [moved(each, call) for each in outputs]
-        for x, y in zip(given, taken, strict=True):
+        for i, (x, y) in enumerate(zip(given, taken, strict=True)):
             self._check_stack(call, x, y, "output", "input")
+            if x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr():
+                given[i] = x.clone()  # FSDP passes the place in the output where it belongs
 
         def start(seat: Seat) -> list[Work]:
             return [
@@ -437,7 +483,7 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
         for target, each in zip(targets, counts, strict=True):
             if target.numel() != each[self._rank]:
                 raise raised(ConfigError(
-                    "the output does not fit the input", who=f"group {self._comm.group!r}",
+                    "the output does not fit the input", who=f"group {self._group!r}",
                     expected=f"{each[self._rank]} elements", got=str(target.numel()),
                 ), call)  # fmt: skip
 
@@ -486,7 +532,7 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
         x, y = moved(input, call), moved(output, call)
         if x.numel() != y.numel() or x.dtype != y.dtype or x.numel() % self._size:
             raise raised(ConfigError(
-                "the tensors do not fit", who=f"group {self._comm.group!r}",
+                "the tensors do not fit", who=f"group {self._group!r}",
                 expected=f"two tensors of one dtype and size, which {self._size} divides",
                 got=f"{tuple(input.shape)} of {input.dtype} and {tuple(output.shape)} of {output.dtype}",
             ), call)  # fmt: skip
@@ -519,7 +565,7 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
         cut = list(sizes) or [rows // self._size] * self._size
         if len(cut) != self._size or sum(cut) != rows:
             raise raised(ConfigError(
-                "the split sizes do not fit the tensor", who=f"group {self._comm.group!r}",
+                "the split sizes do not fit the tensor", who=f"group {self._group!r}",
                 expected=f"{self._size} sizes that add up to {rows}", got=str(cut),
             ), call)  # fmt: skip
         return list(torch.split(tensor.detach(), cut))
@@ -548,7 +594,7 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 put_back(target, x)
 
         result = outputs if whole is None else [whole]
-        return self._run(call, inputs, result, _timeout(opts, timeout), start, finish, pair=True)
+        return self._run(call, inputs, result, _timeout(opts, timeout), start, finish, pairs=True)
 
     # ---- with a root ---------------------------------------------------------------------------------
 
@@ -634,7 +680,7 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
         def start(seat: Seat) -> list[Work]:
             return [seat.comm.send(given, seat.at[dst], tag, async_op=True)]
 
-        return self._run("send", [tensor], [tensor], None, start, pair=True)
+        return self._run("send", [tensor], [tensor], None, start, other=dst)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Operation:
         """Take what the other rank sends with this tag."""
@@ -648,14 +694,14 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
         def finish(_receipts: list[Receipt]) -> None:
             put_back(tensor, taken)
 
-        operation = self._run("recv", [tensor], [tensor], None, start, finish, pair=True)
+        operation = self._run("recv", [tensor], [tensor], None, start, finish, other=src)
         operation.source = src
         return operation
 
     def _check_other(self, call: str, other: int, tag: int) -> None:
         if not 0 <= other < self._size or other == self._rank or not 0 <= tag < _OWN_TAGS:
             raise raised(ConfigError(
-                "cannot be", who=f"group {self._comm.group!r}",
+                "cannot be", who=f"group {self._group!r}",
                 expected=f"another rank, 0 to {self._size - 1}, and a tag from 0 to 2^62 - 1",
                 got=f"rank {other}, tag {tag}; this is rank {self._rank}",
             ), call)  # fmt: skip
@@ -683,19 +729,20 @@ class WancollProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _check_blocks(self, call: str, lists: Sequence[Sequence[torch.Tensor]], count: int) -> None:
         if len(lists) != count or any(len(each) != self._size for each in lists):
             raise raised(ConfigError(
-                "the lists do not fit the group", who=f"group {self._comm.group!r}",
+                "the lists do not fit the group", who=f"group {self._group!r}",
                 expected=f"{count} lists of {self._size} tensors", got=str([len(each) for each in lists]),
             ), call)  # fmt: skip
 
     def _check_stack(self, call: str, part: torch.Tensor, whole: torch.Tensor, larger: str, smaller: str) -> None:
         if whole.numel() != part.numel() * self._size or whole.dtype != part.dtype:
             raise raised(ConfigError(
-                f"the {larger} does not fit the {smaller}", who=f"group {self._comm.group!r}",
+                f"the {larger} does not fit the {smaller}", who=f"group {self._group!r}",
                 expected=f"{part.numel() * self._size} elements of {part.dtype}",
                 got=f"{whole.numel()} of {whole.dtype}",
             ), call)  # fmt: skip
 
 
+@untraced
 class Together(dist.Work):
     """Several operations as one."""
 

@@ -30,7 +30,7 @@ _LOOK_SECONDS = 0.01  # between two looks at the store
 _AGAIN_SECONDS = 0.5  # then a rank says hello once more: an earlier run's rank 0 may have taken the first
 _DIAL_SECONDS = 3.0  # for one address of the master to answer
 _LEAVE_SECONDS = 3.0  # that rank 0 waits for the others' end before it leaves the master to itself
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Answer(msgspec.Struct):
@@ -89,11 +89,11 @@ class Cluster:
         if named := os.environ.get("WANCOLL_MASTER"):
             found = split_addresses(named, what="WANCOLL_MASTER", default_port=MASTER_PORT)
             return Answer(run, [",".join(join_address(*each) for each in found)])
-        host = _host_of(self._store)
-        local = host in _LOOPBACK
+        host = host_of(self._store)
+        local = host in LOOPBACK
         self._master = PrivateMaster("127.0.0.1:0" if local else "*:0", _left(deadline))
         port = self._master.port
-        hosts = ["127.0.0.1"] if local else [each for each in dict.fromkeys([host, *_own_hosts(), "127.0.0.1"]) if each]
+        hosts = ["127.0.0.1"] if local else [each for each in dict.fromkeys([host, *own_hosts(), "127.0.0.1"]) if each]
         return Answer(run, [join_address(each, port) for each in hosts])
 
     def _serve(self) -> None:
@@ -168,7 +168,7 @@ class Cluster:
         """
         use = self._uses[group] = self._uses.get(group, -1) + 1
         return connect(
-            f"torch-{self._answer.run}-{group}.{use}"[:128], start_world=size, min_world=size,
+            f"torch-{self._answer.run}-{group}.{use}"[:128], start_world=size, min_world=1,
             name=member(rank), socket=self.socket, timeout=timeout,
         )  # fmt: skip
 
@@ -219,7 +219,7 @@ def _left(deadline: float) -> float:
     return max(1.0, deadline - time.monotonic())
 
 
-def _host_of(store: Store) -> str:
+def host_of(store: Store) -> str:
     """The host by which all ranks reach rank 0, as far as the store knows; "": it does not."""
     inner: Any = store
     while isinstance(inner, PrefixStore):
@@ -227,7 +227,7 @@ def _host_of(store: Store) -> str:
     return inner.host if isinstance(inner, TCPStore) else ""
 
 
-def _own_hosts() -> list[str]:
+def own_hosts() -> list[str]:
     """Addresses of this machine by which others may reach it."""
     with contextlib.suppress(OSError):
         return [str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]

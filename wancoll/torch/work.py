@@ -21,6 +21,7 @@ from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.work import Work
 from wancoll.collective import Receipt
 from wancoll.errors import TimeoutError, WancollError
+from wancoll.torch.untraced import untraced
 
 log = logging.getLogger("wancoll")
 
@@ -30,6 +31,7 @@ _IDLE_SECONDS = 5.0  # then a thread without work ends
 _MOST_THREADS = 64  # callbacks that may block at once; more of them wait for these
 
 
+@untraced
 class Operation(dist.Work):
     """One operation, made of one or more calls of the client.
 
