@@ -202,14 +202,17 @@ def test_a_call_while_a_stream_waits(gpu: Any, held: Communicator, manual: FakeD
     same(x.get(), 2 * numbers(100))
 
 
-def test_a_result_that_is_still_on_its_way_is_waited_for(gpu: Any, held: Communicator, manual: FakeDaemon) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_result_that_is_still_on_its_way_is_waited_for(
+    gpu: Any, held: Communicator, manual: FakeDaemon, count: int
+) -> None:
     """By who reads the tensor again, on whichever stream, also where another result came after it."""
     x, y, side = (array(gpu, numbers(100, k), "dlpack") for k in (1, 2, 3))
     gpu.lib.standin_drain()
     gpu.hold(side)
-    works = [held.all_reduce(each, async_op=True) for each in (x, y)]
+    works = [held.all_reduce(each, async_op=True) for each in (x, y)[:count]]
     works[0].wait_stream(side.stream)
-    manual.answer_all(2)
+    manual.answer_all(count)
     until(lambda: all(work.done() for work in works))
     with refused("did not hand the tensor over in time", error=TimeoutError):
         held.all_reduce(x, timeout=0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -128,26 +129,51 @@ def test_blocks_are_used_again_only_when_the_device_has_read_them(gpu: Any, comm
 @pytest.mark.parametrize("style", ["interface", "dlpack"])
 def test_a_device_that_does_not_get_on(gpu: Any, held: Communicator, manual: FakeDaemon, style: str) -> None:
     """A deadline ends it, nothing was sent, and what was left in the streams harms nobody."""
-    x, z = array(gpu, numbers(1000), style), array(gpu, numbers(1000, 5), style)
+    x = array(gpu, numbers(1000), style)
+    others = [array(gpu, numbers(1000, 5), style) for _ in range(3)]
     comm = held
     gpu.hold(x)
     with refused("did not hand the tensor over in time", "nothing was sent", error=TimeoutError):
         comm.all_reduce(x, timeout=0.1)
     assert manual.seen == []
-    work = comm.recv(z, 1, async_op=True)  # its block is not the one that the copy that was left behind goes to
-    post = manual.next_post()
-    manual.compute(post)
+    # Their blocks are not the one that the copy that was left behind goes to.
+    gc.collect()  # of what the error holds
+    works = [comm.recv(z, 1, tag=k, async_op=True) for k, z in enumerate(others)]
+    manual.wait_for_posts(3)
+    posts = list(manual.posts)
+    for post in posts:
+        manual.compute(post)
     gpu.lib.standin_release()
     gpu.lib.standin_drain()
-    manual.drop(post)
-    manual.send(manual.result(post))
-    work.wait(5)
-    same(z.get(), made(4000, 1).view(np.float32))
+    for post in posts:
+        manual.drop(post)
+        manual.send(manual.result(post))
+    for k, (work, z) in enumerate(zip(works, others, strict=True)):
+        work.wait(5)
+        same(z.get(), made(4000, 1 + k).view(np.float32))
     same(x.get(), numbers(1000))
     work = comm.all_reduce(x, async_op=True)
     manual.answer(manual.next_post())
     work.wait(5)
     same(x.get(), 2 * numbers(1000))
+
+
+def test_a_result_leaves_its_block_before_another_one_comes(gpu: Any, held: Communicator, manual: FakeDaemon) -> None:
+    """The copy out waits for a kernel; meanwhile results for tensors that nobody has to read are built."""
+    x, others = array(gpu, numbers(1000)), [array(gpu, numbers(1000, 5)) for _ in range(3)]
+    work = held.all_reduce(x, async_op=True)
+    gpu.hold(x)
+    manual.answer(manual.next_post())
+    until(work.done)
+    works = [held.recv(z, 1, tag=k, async_op=True) for k, z in enumerate(others)]
+    manual.answer_all(3)
+    until(lambda: all(each.done() for each in works))
+    gpu.lib.standin_release()
+    same(x.get(), 2 * numbers(1000))
+    for k, z in enumerate(others):
+        works[k].wait(5)
+        same(z.get(), made(4000, 1 + k).view(np.float32))
+    work.wait(5)
 
 
 @pytest.mark.parametrize("style", UNKNOWN[1:])
