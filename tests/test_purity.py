@@ -72,6 +72,7 @@ MAY_IMPORT = {
         "wancoll.wire",
     ),
     "wancoll.peer.core": (*BASE, "wancoll.peer.core", "wancoll.schedule", "wancoll.wire"),
+    "wancoll.torch.anysource": (*BASE, "wancoll.client", "wancoll.torch"),
     "wancoll.torch.diloco": (*BASE, "wancoll.client", "wancoll.schedule.codec", "wancoll.torch.fragments"),
     "wancoll.torch.elastic": (*BASE, "wancoll.client", "wancoll.schedule.build"),
     "wancoll.torch.sampler": (*BASE, "wancoll.client"),
@@ -80,7 +81,7 @@ MAY_IMPORT = {
     "wancoll.torch.process_group": (*BASE, "wancoll.client", "wancoll.torch", "wancoll.wire"),
     "wancoll.torch.reconfigure": (*BASE, "wancoll.local", "wancoll.torch.errors", "wancoll.torch.rendezvous"),
     "wancoll.torch.rendezvous": (*BASE, "wancoll.client", "wancoll.local"),
-    "wancoll.torch.tensors": BASE,
+    "wancoll.torch.tensors": (*BASE, "wancoll.torch.errors"),
     "wancoll.torch.untraced": (),
     "wancoll.torch.work": (*BASE, "wancoll.client", "wancoll.torch.untraced"),
     "wancoll_master.core": (

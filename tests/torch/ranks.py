@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -113,7 +114,9 @@ class Ranks:
             if not pipe.poll(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"rank {rank} has not answered in time")
             try:
-                kind, value = pickle.loads(pipe.recv_bytes())  # recv() would have torch share memory
+                kind, value, *where = pickle.loads(pipe.recv_bytes())  # recv() would have torch share memory
+                if kind == "raise":
+                    value.add_note(f"rank {rank}: {where[0]}")
             except (EOFError, ConnectionResetError):
                 kind, value = "raise", RuntimeError(f"rank {rank} ended without a result")
             if kind == "yield":
@@ -183,6 +186,7 @@ def _be_one(address: str, where: str, arguments: tuple[Any, ...]) -> None:
     with Client(address) as pipe:
         pipe.send((rank, os.getpid()))
         outcome: tuple[str, Any]
+        where_it_was = ""
         try:
             module, _, name = where.partition(":")
             target = getattr(importlib.import_module(module), name)
@@ -197,11 +201,13 @@ def _be_one(address: str, where: str, arguments: tuple[Any, ...]) -> None:
             else:
                 outcome = "return", target(rank, size, *arguments)
         except BaseException as bad:
+            where_it_was = traceback.format_exc()
             outcome = "raise", bad
         try:
-            said = pickle.dumps(outcome)
+            said = pickle.dumps((*outcome, where_it_was))
             pickle.loads(said)
         except Exception:
-            said = pickle.dumps(("raise", RuntimeError(f"{type(outcome[1]).__name__}: {outcome[1]}")))
+            bad = RuntimeError(f"{type(outcome[1]).__name__}: {outcome[1]}")
+            said = pickle.dumps(("raise", bad, where_it_was))
         with contextlib.suppress(BrokenPipeError):
             pipe.send_bytes(said)

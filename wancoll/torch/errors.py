@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from torch.distributed import DistBackendError
 
-from wancoll import errors
-from wancoll.errors import WancollError
+from wancoll.errors import TimeoutError, WancollError
 
 
 def raised(bad: WancollError, call: str, also: str = "") -> WancollError:
@@ -22,26 +21,27 @@ def raised(bad: WancollError, call: str, also: str = "") -> WancollError:
     if isinstance(bad, DistBackendError):
         return bad
     text = f"{call}: {bad.what}" + (f" ({also})" if also else "")
-    found = _made(type(bad).__name__, text, {name: value for name, value in vars(bad).items() if name != "what"})
+    found = _made(type(bad), text, {name: value for name, value in vars(bad).items() if name not in _OWN})
     found.__cause__ = bad.__cause__
+    if isinstance(bad, TimeoutError):
+        found.work = bad.work  # type: ignore[attr-defined]
     return found
+
+
+_OWN = ("what", "work")
 
 
 @cache
-def _both(name: str) -> Any:
-    kind = getattr(errors, name, WancollError)
-    return type(
-        name, (kind, DistBackendError), {"__reduce__": _reduce, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    )
+def _both(kind: Any) -> Any:
+    members = {"__reduce__": _reduce, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind, DistBackendError), {**members, "__doc__": kind.__doc__, "_kind": kind})
 
 
-def _made(name: str, what: str, fields: dict[str, Any]) -> WancollError:
-    public = {key: value for key, value in fields.items() if not key.startswith("_") and key != "work"}
-    found: WancollError = _both(name)(what, **public)
-    found.__dict__.update(fields)
+def _made(kind: type[WancollError], what: str, fields: dict[str, Any]) -> WancollError:
+    found: WancollError = _both(cast("Any", kind))(what, **fields)
     return found
 
 
-def _reduce(self: WancollError) -> tuple[Any, ...]:
-    fields = {name: value for name, value in vars(self).items() if name not in ("what", "work") and name[:1] != "_"}
-    return _made, (type(self).__name__, self.what, fields)
+def _reduce(self: Any) -> tuple[Any, ...]:
+    fields = {name: value for name, value in vars(self).items() if name not in _OWN and name[:1] != "_"}
+    return _made, (self._kind, self.what, fields)

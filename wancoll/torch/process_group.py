@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -27,6 +28,7 @@ from wancoll.client.connection import Connection
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, Kind, Receipt
 from wancoll.errors import ConfigError, OperationAborted, WancollError
+from wancoll.torch.anysource import FromAny, Mailbox
 from wancoll.torch.entry import BACKEND, DEVICES
 from wancoll.torch.errors import raised
 from wancoll.torch.reconfigure import Reconfigurable
@@ -155,11 +157,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         self._connection = self._comm._connection
         self._completer = Completer(self._connection)
         self._seat = Seat(self._connection, self._connection.place, self._size)
+        self._mailbox = Mailbox([rank for rank in range(self._size) if rank != self._rank])
 
     def _leave(self, *, wait: bool) -> None:
         """Pending operations fail. Of the default group: end this process's daemon, too."""
         if self._comm is not None:
             self._comm.close()
+            self._completer.close()
         if self._owner and self.cluster is not None:
             self.cluster.close(wait=wait)
             self.cluster = None
@@ -228,6 +232,17 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     def _get_backend_name(self) -> str:
         return BACKEND
 
+    # Torch's C++ finds no name of a group that has no backend below it; Python asks by these.
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, text: str) -> None:
+        self._description = text
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
     def _set_sequence_number_for_group(self) -> None:
         pass
 
@@ -248,15 +263,12 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         """The current epoch's, if nobody is lost; where a pair talks, if *other* is not: ranks may end one by one."""
         with self._seating:
             if self._gone is None:
+                self._connection.wait_any([], 0)  # a loss that is known here is seen before the call is made
                 place = self._connection.place
                 if self._seat.place is not place:
                     self._seat = Seat(self._connection, place, self._size)
                 if self._seat.lost and (other is None or other in self._seat.lost):
-                    self._gone = OperationAborted(
-                        self._who_is_lost(), who=f"group {self._group!r}", expected=f"all {self._size} ranks",
-                        hint="destroy_process_group() and init_process_group() again make a group of those that are "
-                        "left",
-                    )  # fmt: skip
+                    self._gone = self._loss(f"{self._who_is_lost()} of group {self._group!r}")
             if self._gone is not None:
                 raise raised(self._gone, call)
             return self._seat
@@ -266,11 +278,18 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             return ""
         here = set(self._connection.place.members)
         names = [member(rank) for rank in range(self._size) if member(rank) not in here]
-        return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} lost" if names else ""
+        return f"lost {', '.join(names)}" if names else ""
+
+    def _loss(self, what: str) -> OperationAborted:
+        return OperationAborted(
+            what, who=member(self._rank), expected=f"all {self._size} ranks",
+            hint="destroy_process_group(), and init_process_group() with those that are left",
+        )  # fmt: skip
 
     def _explain(self, call: str, bad: WancollError) -> Exception:
         self._note(bad)
-        return raised(bad, call, self._who_is_lost())
+        also = self._who_is_lost()
+        return raised(bad, call, "" if also in str(bad) else also)
 
     def _run(
         self, call: str, given: Sequence[torch.Tensor], result: Sequence[torch.Tensor], timeout: Any,
@@ -292,14 +311,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             if finish is not None:
                 finish(receipts)
 
-        with cast("AbstractContextManager[None]", _RecordFunctionFast(f"{BACKEND}:{call}", list(given))):
+        with _range(call, given):
             try:
                 parts = start(self._sit(call, other))
             except WancollError as bad:
                 raise self._explain(call, bad) from bad
-        operation = Operation(
-            call, parts, deadline, self._completer, lambda bad: self._explain(call, bad), check, list(result)
-        )
+        explain = partial(self._explain, call)
+        operation = Operation(call, parts, deadline, self._completer, explain, check, list(result))
         if self._coalesced is not None:
             self._coalesced.append(operation)
         return operation
@@ -687,16 +705,32 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         (tensor,) = _listed(tensors)
         taken = moved(tensor, "recv")
         self._check_other("recv", src, tag)
+        early = self._mailbox.take(src, tag, taken)
 
         def start(seat: Seat) -> list[Work]:
-            return [seat.comm.recv(taken, seat.at[src], tag, async_op=True)]
+            return [early.work if early else seat.comm.recv(taken, seat.at[src], tag, async_op=True)]
 
         def finish(_receipts: list[Receipt]) -> None:
-            put_back(tensor, taken)
+            put_back(tensor, early.x if early else taken)
 
         operation = self._run("recv", [tensor], [tensor], None, start, finish, other=src)
         operation.source = src
         return operation
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Operation:
+        """Take what any other rank sends with this tag; source_rank() says which it was."""
+        (tensor,) = _listed(tensors)
+        call = "recv_anysource"
+        with _range(call, [tensor]):
+            self._sit(call, None)
+            return FromAny(
+                self._mailbox, tensor, tag, self._receive, name=call, deadline=time.monotonic() + self._timeout,
+                completer=self._completer, explain=partial(self._explain, call),
+            )  # fmt: skip
+
+    def _receive(self, source: int, tag: int, x: torch.Tensor) -> Work:
+        seat = self._sit("recv_anysource", source)
+        return seat.comm.recv(x, seat.at[source], tag, async_op=True)
 
     def _check_other(self, call: str, other: int, tag: int) -> None:
         if not 0 <= other < self._size or other == self._rank or not 0 <= tag < _OWN_TAGS:
@@ -761,6 +795,11 @@ class Together(dist.Work):
     def get_future(self) -> Any:
         """Complete when all are."""
         return torch.futures.collect_all([each.get_future() for each in self._operations])
+
+
+def _range(call: str, given: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+    """What torch's profiler shows."""
+    return cast("AbstractContextManager[None]", _RecordFunctionFast(f"{BACKEND}:{call}", list(given)))
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from wancoll.errors import ConfigError
+from wancoll.torch.errors import raised
 
 KNOWN = frozenset(
     {
@@ -29,10 +30,10 @@ def flat(tensor: torch.Tensor, call: str) -> torch.Tensor:
         ConfigError: its layout cannot be used.
     """
     if tensor.layout is not torch.strided:
-        raise ConfigError(
-            "the tensor has no plain layout", who=call, expected="torch.strided", got=str(tensor.layout),
+        raise raised(ConfigError(
+            "the tensor has no plain layout", expected="torch.strided", got=str(tensor.layout),
             hint="pass x.to_dense()",
-        )  # fmt: skip
+        ), call)  # fmt: skip
     found = tensor.detach()
     if found.is_conj() or found.is_neg():
         found = found.resolve_conj().resolve_neg()
@@ -83,12 +84,12 @@ class Reduction:
         if self._factor is not None and not (dtype.is_floating_point or dtype.is_complex):
             fits = False
         if not fits:
-            raise ConfigError(
-                "there is no such reduction of this dtype", who=call,
+            raise raised(ConfigError(
+                "there is no such reduction of this dtype",
                 expected="SUM, AVG, MIN, MAX, PRODUCT, of floats PREMUL_SUM, of whole numbers BAND, BOR, BXOR; "
                 "of bool no AVG; of complex SUM, AVG, PREMUL_SUM",
                 got=f"{kind} of {dtype}", hint="convert the tensor first",
-            )  # fmt: skip
+            ), call)  # fmt: skip
 
     def given(self, tensor: torch.Tensor, call: str) -> torch.Tensor:
         """What this member gives of *tensor*, flat, in a dtype that the client reduces."""

@@ -25,7 +25,7 @@ from wancoll.torch.untraced import untraced
 
 log = logging.getLogger("wancoll")
 
-_UNSET = timedelta(0)  # torch's word for no timeout, in wait(); in options it is -1 ms
+UNSET = timedelta(0)  # torch's word for no timeout, in wait(); in options it is -1 ms
 _LOOK_SECONDS = 0.2  # at the most between two looks at deadlines
 _IDLE_SECONDS = 5.0  # then a thread without work ends
 _MOST_THREADS = 64  # callbacks that may block at once; more of them wait for these
@@ -77,7 +77,7 @@ class Operation(dist.Work):
         if self._settled:  # another thread was first
             return
         try:
-            self._finish([part.wait() for part in self._parts])
+            self._run_to_end()
         except WancollError as bad:
             self._error = self._explain(bad)
         except Exception as bad:
@@ -86,7 +86,10 @@ class Operation(dist.Work):
         self._finish = _nothing
         self._settled = True
 
-    def wait(self, timeout: timedelta = _UNSET) -> bool:
+    def _run_to_end(self) -> None:
+        self._finish([part.wait() for part in self._parts])
+
+    def wait(self, timeout: timedelta = UNSET) -> bool:
         """Block until it has ended.
 
         Raises:
@@ -94,13 +97,21 @@ class Operation(dist.Work):
         """
         own = timeout.total_seconds()
         deadline = deadline_after(own) if own > 0 else self.deadline
-        for part in list(self._parts):
-            if not part.finished and not self._completer.connection.wait_any([part], seconds_left(deadline)):
+        while (part := self._pending_part()) is not None:
+            if not self._await(seconds_left(deadline)):
                 raise self._still_pending(part)
         self.settle()
         if self._error is not None:
             raise self._error
         return True
+
+    def _pending_part(self) -> Work | None:
+        return next((part for part in list(self._parts) if not part.finished), None)
+
+    def _await(self, left: float | None) -> bool:
+        """Whether the first part that was pending has ended, *left* seconds later at the most."""
+        part = self._pending_part()
+        return part is None or self._completer.connection.wait_any([part], left)
 
     def _still_pending(self, part: Work) -> Exception:
         try:
@@ -111,7 +122,9 @@ class Operation(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether wait() would return or raise at once."""
-        return all(part.done() for part in list(self._parts)) and self.settle()
+        if not self.finished:
+            self._completer.connection.wait_any(cast("list[Work]", [self]), 0)
+        return self.settle()
 
     def is_success(self) -> bool:
         """Whether it has ended, and well."""
@@ -162,9 +175,9 @@ class Operation(dist.Work):
 
     def complete(self) -> None:
         """Complete the future: with what it has come to, or because it is late. Runs callbacks."""
-        pending = [part for part in self._parts if not part.finished]
-        if pending:
-            self._late = self._still_pending(pending[0])
+        pending = self._pending_part()
+        if pending is not None:
+            self._late = self._still_pending(pending)
         else:
             self.settle()
         assert self._base is not None
@@ -184,6 +197,7 @@ class Completer:
         self._watched: list[Operation] = []
         self._leads = False  # some thread looks for what is finished
         self._threads = self._idle = 0
+        self._closed = False
 
     def watch(self, operation: Operation) -> None:
         """Complete its future when it has ended or is late."""
@@ -191,6 +205,12 @@ class Completer:
             self._watched.append(operation)
             if not self._leads:
                 self._call_one()
+
+    def close(self) -> None:
+        """Threads end when they have nothing to do."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def _call_one(self) -> None:
         if self._idle:
@@ -218,12 +238,12 @@ class Completer:
         with self._changed:
             until = time.monotonic() + _IDLE_SECONDS
             while self._leads or not self._watched:
+                if self._closed or time.monotonic() >= until:
+                    self._threads -= 1
+                    return False
                 self._idle += 1
                 self._changed.wait(until - time.monotonic())
                 self._idle -= 1
-                if (self._leads or not self._watched) and time.monotonic() >= until:
-                    self._threads -= 1
-                    return False
             self._leads = True
             return True
 

@@ -1,0 +1,100 @@
+"""How torch comes to know the backend, and scripts that are started as users start them."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import wancoll
+
+
+def python(*arguments):
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=55, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.check
+def test_import_torch_knows_it_says_nothing_and_loads_nothing():
+    """What the entry point takes of the time of `import torch` is measured inside of it."""
+    done = python(
+        "-c",
+        """
+import time
+import importlib.metadata as metadata
+whole = metadata.EntryPoint.load
+took = []
+def load(self):
+    began = time.process_time()
+    function = whole(self)
+    def call():
+        function()
+        took.append(time.process_time() - began)
+    return call if self.name == "wancoll" else function
+metadata.EntryPoint.load = load
+import torch, sys
+from torch.distributed import Backend
+assert "WANCOLL" in Backend._plugins
+assert took and took[0] < 0.005, took
+heavy = ("wancoll.client", "wancoll._native", "wancoll.torch.process_group", "msgspec", "trio")
+assert not [name for name in sys.modules if name.startswith(heavy)]
+""",
+    )
+    assert done.stdout == done.stderr == ""
+
+
+@pytest.mark.check
+def test_import_torch_survives_a_backend_that_cannot_be_registered():
+    done = python(
+        "-c",
+        """
+import torch.distributed.distributed_c10d as c10d
+def refuse(*_, **__):
+    raise OSError("no")
+c10d.Backend.register_backend = refuse
+c10d.Backend._plugins.clear()
+from wancoll.torch.entry import autoload
+autoload()
+""",
+    )
+    assert done.stdout == done.stderr == ""
+
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("wancoll")
+x = torch.arange(4, dtype=torch.float32) + dist.get_rank()
+dist.all_reduce(tensor=x, op=dist.ReduceOp.SUM, async_op=False)
+print(f"rank {dist.get_rank()}: {x.int().tolist()}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.check
+def test_torchrun(tmp_path):
+    """Four ranks whose arange(4) + rank add up to [6, 10, 14, 18], with nothing running before."""
+    script = tmp_path / "reduce.py"
+    script.write_text(SCRIPT)
+    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(script))
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: [6, 10, 14, 18]" for rank in range(4)]
+
+
+def test_errors_are_both_and_travel():
+    from wancoll.torch.errors import raised
+
+    late = raised(wancoll.TimeoutError("is pending", who="me", work=object()), "send")
+    for each in (late, pickle.loads(pickle.dumps(late))):
+        assert isinstance(each, wancoll.TimeoutError)
+        assert isinstance(each, RuntimeError)
+        assert str(each) == "me: send: is pending"
+    assert late.work is not None
+    mismatch = raised(wancoll.CollectiveMismatch("differ", calls={"a": "x", "b": "y"}), "all_reduce", "lost c")
+    assert pickle.loads(pickle.dumps(mismatch)).calls == {"a": "x", "b": "y"}
+    assert "all_reduce: differ (lost c)" in str(mismatch)

@@ -1,0 +1,170 @@
+"""What happens when ranks die, are late or end, and what is left then."""
+
+import gc
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import wancoll
+from tests.torch.ranks import Ranks, free_port, run
+
+
+def futures(rank, size):
+    """Futures: after the result, in callbacks that call collectives themselves, and with errors."""
+    dist.init_process_group("wancoll", timeout=timedelta(seconds=50))
+    world = dist.group.WORLD
+
+    x = torch.full((1 << 20,), float(rank))
+    seen = []
+    future = dist.all_reduce(x, async_op=True).get_future()
+    chained = future.then(lambda done: seen.append(done.value()[0][-1].item()))
+    chained.wait()
+    assert seen == [sum(range(size))]
+    assert future.done()
+
+    def again(done):
+        y = done.value()[0].clone()
+        dist.all_reduce(y)  # blocks in the thread that completes futures
+        inner = dist.all_reduce(y, async_op=True).get_future()
+        inner.wait()  # which needs another one
+        return y
+
+    # One after the other: nested calls in one order on all ranks.
+    for _ in range(3):
+        y = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(again).wait()
+        assert y.item() == size**3
+    works = [dist.all_reduce(torch.full((100,), float(i)), async_op=True) for i in range(20)]
+    values = torch.futures.wait_all([work.get_future() for work in works])
+    assert [each[0][0].item() for each in values] == [float(size * i) for i in range(20)]
+
+    # One rank calls something else: all get the error, from wait() and from the future, and go on.
+    x = torch.ones(3 + rank)
+    work = dist.all_reduce(x, async_op=True)
+    future = work.get_future()
+    with pytest.raises(RuntimeError, match="all_reduce"):
+        future.wait()
+    with pytest.raises(wancoll.CollectiveMismatch, match="all_reduce"):
+        work.wait()
+    assert isinstance(work.exception(), RuntimeError)
+    assert not work.is_success()
+    assert x.tolist() == [1.0] * (3 + rank)
+
+    # Late: the call goes on.
+    if rank == 0:
+        work = world.recv([x], 1, 0)
+        with pytest.raises(wancoll.TimeoutError, match="recv"):
+            work.wait(timedelta(milliseconds=50))
+        opts = dist.AllreduceOptions()
+        opts.timeout = timedelta(milliseconds=100)
+        late = world.allreduce([torch.ones(2)], opts)
+        with pytest.raises(RuntimeError, match="pending"):
+            late.get_future().wait()
+        world.get_group_store().set("late", "1")
+    else:
+        world.get_group_store().wait(["late"])
+        dist.send(torch.zeros(3), 0)
+    if rank == 0:
+        assert work.wait()
+        assert late.wait(timedelta(seconds=30))
+    else:
+        dist.all_reduce(torch.ones(2))
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+def test_futures(sockets):
+    run(2, futures, env=sockets, timeout=100)
+
+
+def loses_one(rank, size, port):
+    dist.init_process_group("wancoll", timeout=timedelta(seconds=50))
+    group = dist.new_group([0, 1])
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    yield "ready"
+    if rank == 2:
+        time.sleep(100)
+    began = time.monotonic()
+    y = torch.ones(4)
+    with pytest.raises(wancoll.OperationAborted, match=r"all_reduce.*rank-2") as caught:
+        dist.all_reduce(y)
+    took = time.monotonic() - began
+    assert isinstance(caught.value, RuntimeError)
+    assert y.tolist() == [1.0] * 4
+    for call in (lambda: dist.broadcast(y, 0), dist.barrier, lambda: dist.send(y, 1 - rank)):
+        with pytest.raises(wancoll.OperationAborted, match=r"rank-2"):
+            call()
+    dist.all_reduce(y, group=group)
+    assert y.tolist() == [2.0] * 4
+    dist.destroy_process_group()
+    os.environ.update(MASTER_PORT=str(port), WORLD_SIZE="2")
+    dist.init_process_group("wancoll")
+    y = torch.ones(4)
+    dist.all_reduce(y)
+    dist.destroy_process_group()
+    return y.tolist(), took
+
+
+def test_a_loss_fails_all_calls_until_the_world_is_made_again(sockets):
+    with Ranks(3, loses_one, free_port(), env=sockets) as ranks:
+        for rank in range(3):
+            assert ranks.next(rank) == "ready"
+        ranks.kill(2)
+        for rank in range(2):
+            result, took = ranks.result(rank)
+            assert result == [2.0] * 4
+            assert took < 5
+
+
+def children():
+    mine = str(os.getpid())
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                fields = stat.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[1] == mine and fields[0] != "Z":
+            found.append(int(pid))
+    return found
+
+
+def private(rank, size):
+    counts = []
+    for _ in range(2):  # the same store, and the same names
+        dist.init_process_group("wancoll")
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        assert x.tolist() == [size] * 4
+        dist.all_reduce(x, group=dist.new_group([0, 1]))
+        assert len(children()) == 1 + (rank == 0)  # its daemon, and the master
+        dist.destroy_process_group()
+        assert children() == []
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[0] == counts[1], counts
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    dist.init_process_group("wancoll", init_method=f"file://{os.environ['RANKS_FILE']}", rank=rank, world_size=size)
+    dist.barrier()
+    yield children()
+    time.sleep(100)
+
+
+@pytest.mark.check
+@pytest.mark.timeout(200)
+def test_private_daemons_end_with_their_ranks(tmp_path):
+    with Ranks(2, private, env={"RANKS_FILE": str(tmp_path / "store")}) as ranks:
+        services = [pid for rank in range(2) for pid in ranks.next(rank, 150)]
+        assert len(services) == 3
+        for rank in range(2):
+            ranks.kill(rank, signal.SIGKILL)
+        until = time.monotonic() + 20
+        while any(os.path.exists(f"/proc/{pid}") for pid in services):
+            assert time.monotonic() < until, "a daemon or master is left"
+            time.sleep(0.05)
