@@ -61,9 +61,10 @@ def differences(driver: Driver, codecs: Codecs, stream: Any, codec: Codec, dtype
     """What the device does otherwise than the CPU, in words."""
     found = []
     for noise in (None, (KEY, 0), (1, (1 << 40) - block(codec)[0])):
-        for n in (0, 1, 129, x.size - 77, x.size):
-            coded = on_the_cpu("encode", codec, dtype, x[:n], noise)
-            with memory(driver, x[:n]) as source, memory(driver, np.zeros_like(coded)) as target:
+        for part in (x[:0], x[:1], x[:129], x[:-77], x):
+            n = part.size
+            coded = on_the_cpu("encode", codec, dtype, part, noise)
+            with memory(driver, part) as source, memory(driver, np.zeros_like(coded)) as target:
                 codecs.encode(stream, codec, dtype, target, source, n, noise)
                 if read(driver, stream, target, coded).tobytes() != coded.tobytes():
                     found.append(f"encode of {n} elements, noise {noise}")

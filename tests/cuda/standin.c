@@ -26,9 +26,12 @@ enum { DEVICES = 2, MANY = 4096, LATE_US = 400000 };
 
 typedef struct { bool alive; int device, retained; struct stream *legacy; } context;
 typedef struct { bool alive; uint64_t at, bytes; char *alias; int kind; context *ctx; unsigned flags; } memory;
+/* tests/cuda/warps.c's `launch`, which runs a kernel on the host. */
+typedef int runner(const char *name, unsigned grid, unsigned block, void *dst, const void *src, uint64_t n, int stochastic, uint64_t key, uint64_t first);
+typedef struct { const char *name; unsigned grid, block; uint64_t n; int stochastic; uint64_t key, first; } kernel;
 typedef struct item { struct item *next; int kind; uint64_t seq, due; char *to, *from, *host; uint64_t bytes; bool to_host;
                       struct stream *other; uint64_t other_seq;
-                      const volatile uint32_t *word; uint32_t value; } item;
+                      const volatile uint32_t *word; uint32_t value; kernel *kernel; } item;
 typedef struct stream { bool alive, blocking; context *ctx; item *first, *last; uint64_t given, done, urgent;
                         pthread_t thread; struct stream *next; } stream;
 typedef struct { bool alive; context *ctx; stream *on; uint64_t seq; int asked; } event;
@@ -46,6 +49,7 @@ static int fail_code, sticky, streams_alive, events_alive, violations, holds, no
 static uint64_t most_registered = UINT64_MAX;
 static char said[256];
 static const char *failed_call = "";
+static runner *run_kernel;
 
 /* ---- what tests set and read ---------------------------------------------------------------------------- */
 
@@ -59,6 +63,8 @@ void standin_break(int code) { sticky = code; }
 void standin_most_registered(uint64_t bytes) { most_registered = bytes; }
 /* Whether streams cannot wait on memory, as with some devices and drivers. */
 void standin_no_words(int value) { no_words = value; }
+/* What runs kernels; NULL: none can be loaded. */
+void standin_kernels(runner *run) { run_kernel = run; }
 uint64_t standin_calls(void) { return calls; }
 /* The name of the call that was let fail. */
 const char *standin_failed_call(void) { return failed_call; }
@@ -117,6 +123,13 @@ static void force(stream *s, uint64_t seq) {
 }
 
 static void execute(item *i) {
+    if (i->kernel) {
+        kernel *k = i->kernel;
+        if (!run_kernel || run_kernel(k->name, k->grid, k->block, i->to, i->from, k->n, k->stochastic, k->key, k->first))
+            violation("kernel %s does not run", k->name);
+        free(k);
+        return;
+    }
     if (i->host && msync((void *)((uintptr_t)i->host & ~(uintptr_t)4095), i->bytes, MS_ASYNC))
         violation("host memory of a copy was unmapped before it ran");
     uint64_t half = i->bytes / 2;
@@ -401,6 +414,42 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, uint64_t s) { 
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, uint64_t s) { ENTER(true); return copy(stream_of(s), P(to), from, n, true, false, false); }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, uint64_t s) { ENTER(true); return copy(stream_of(s), to, from, n, false, false, false); }
 
+int cuDeviceGetAttribute(int *out, int attribute, int device) {
+    (void)device;
+    ENTER(false);
+    *out = attribute == 75 ? 9 : 0; /* compute capability 9.0 */
+    return leave(OK);
+}
+int cuModuleLoadData(void **out, const void *image) { (void)image; ENTER(true); *out = &run_kernel; return leave(run_kernel ? OK : NOT_SUPPORTED); }
+int cuModuleUnload(void *module) { ENTER(true); return leave(module == &run_kernel ? OK : INVALID_HANDLE); }
+/* A function is its name. */
+int cuModuleGetFunction(const char **out, void *module, const char *name) {
+    static const char *names[64];
+    ENTER(true);
+    for (size_t i = 0; module == &run_kernel && i < sizeof names / sizeof *names; i++) {
+        if (!names[i]) names[i] = strdup(name);
+        if (!strcmp(names[i], name)) { *out = names[i]; return leave(OK); }
+    }
+    return leave(NOT_FOUND);
+}
+int cuLaunchKernel(const char *name, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   uint64_t handle, void **given, void **extra) {
+    ENTER(true);
+    stream *s = stream_of(handle);
+    memory *to = find(*(uint64_t *)given[0], 1), *from = find(*(uint64_t *)given[1], 1);
+    if (!s || s->ctx != current()) return leave(INVALID_HANDLE);
+    if (!to || !from || !gx || !bx || bx > 1024 || gy != 1 || gz != 1 || by != 1 || bz != 1 || shared || extra) return leave(INVALID_VALUE);
+    item *i = add(s, COPY);
+    i->kernel = calloc(1, sizeof *i->kernel);
+    *i->kernel = (kernel){ .name = name, .grid = gx, .block = bx, .n = *(uint64_t *)given[2] };
+    if (!strncmp(name, "encode", 6)) {
+        i->kernel->stochastic = *(int *)given[3];
+        i->kernel->key = *(uint64_t *)given[4]; i->kernel->first = *(uint64_t *)given[5];
+    }
+    i->to = to->alias + (*(uint64_t *)given[0] - to->at); i->from = from->alias + (*(uint64_t *)given[1] - from->at);
+    return leave(OK);
+}
+
 int cuStreamCreateWithPriority(stream **out, unsigned flags, int priority) {
     (void)priority;
     ENTER(true);
@@ -495,7 +544,9 @@ static const struct { const char *name; void *symbol; } table[] = {
     HAS("cuStreamCreateWithPriority", cuStreamCreateWithPriority), HAS("cuStreamDestroy", cuStreamDestroy_v2),
     HAS("cuStreamSynchronize", cuStreamSynchronize), HAS("cuStreamWaitEvent", cuStreamWaitEvent), HAS("cuEventCreate", cuEventCreate),
     HAS("cuEventDestroy", cuEventDestroy_v2), HAS("cuEventRecord", cuEventRecord), HAS("cuEventQuery", cuEventQuery),
-    HAS("cuEventSynchronize", cuEventSynchronize),
+    HAS("cuEventSynchronize", cuEventSynchronize), HAS("cuDeviceGetAttribute", cuDeviceGetAttribute),
+    HAS("cuModuleLoadData", cuModuleLoadData), HAS("cuModuleUnload", cuModuleUnload), HAS("cuModuleGetFunction", cuModuleGetFunction),
+    HAS("cuLaunchKernel", cuLaunchKernel),
 };
 int cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
     (void)version; (void)flags;

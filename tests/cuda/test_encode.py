@@ -7,19 +7,21 @@ import importlib
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.cuda.kernels import differences, kernels
+from tests.cuda import kernels as checks
+from tests.cuda.kernels import differences, kernels, read, stream_of
 from tests.engine.test_codec import elements, hard, same
 from tests.later import later
 from wancoll.client.cuda import encode as device
 from wancoll.client.cuda.driver import Driver
 from wancoll.collective import Codec, DType
-from wancoll.errors import ConfigError
+from wancoll.errors import ConfigError, DeviceError
 from wancoll.schedule import codec as reference
 from wancoll.schedule.build import takes
 from wancoll.schedule.numbers import storage
@@ -40,9 +42,9 @@ class Host:
     """The kernels on the host, launched as the product launches them; nothing may change beside the results."""
 
     def __init__(self, path: Path) -> None:
-        self._launch = ctypes.CDLL(str(path)).launch
+        self.launch = ctypes.CDLL(str(path)).launch
         whole, place = ctypes.c_uint64, ctypes.c_void_p
-        self._launch.argtypes = (
+        self.launch.argtypes = (
             ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, place, place, whole, ctypes.c_int, whole, whole,
         )  # fmt: skip
 
@@ -50,7 +52,7 @@ class Host:
         room = np.full(out.nbytes + 64, GUARD, np.uint8)
         inside = room[32 : 32 + out.nbytes]
         key, first = noise or (0, 0)
-        violations = self._launch(
+        violations = self.launch(
             launch.kernel.encode(), launch.blocks, launch.threads, inside.ctypes.data, given.ctypes.data, n,
             noise is not None, key, first,
         )  # fmt: skip
@@ -137,89 +139,45 @@ def test_the_text_is_the_one_that_was_compiled() -> None:
 # ---- launched -------------------------------------------------------------------------------------------
 
 
-class HostDriver:
-    """What `Codecs` and make gpu-check ask of cuda-bindings, with main memory and the kernels on the host."""
-
-    class CUdevice_attribute:
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 75, 76
-
-    class CUstream_flags:
-        CU_STREAM_NON_BLOCKING = 1
-
-    def __init__(self, host: Host) -> None:
-        self._host, self._memory, self.streams, self.modules = host, {}, 0, 0
-
-    def cuDeviceGetAttribute(self, attribute: int, number: int) -> Any:
-        return 0, {75: 9, 76: 0}[attribute]
-
-    def cuModuleLoadData(self, image: bytes) -> Any:
-        self.modules += 1
-        return 0, image
-
-    def cuModuleUnload(self, module: bytes) -> Any:
-        self.modules -= 1
-        return (0,)
-
-    def cuModuleGetFunction(self, module: bytes, name: bytes) -> Any:
-        return 0, name
-
-    def cuLaunchKernel(self, function: bytes, *how: Any) -> Any:
-        *shape, shared, stream, (values, types), extra = how
-        assert (len(shape), shape[1:3], shape[4:], shared, stream, extra) == (6, [1, 1], [1, 1], 0, "stream", 0)
-        assert [ctypes.sizeof(kind) for kind in types] == [8, 8, 8, 4, 8, 8][: len(values)]
-        more = values[3:] or (0, 0, 0)
-        return (self._host._launch(function, shape[0], shape[3], *values[:3], *more),)
-
-    def cuStreamCreate(self, flags: int) -> Any:
-        self.streams += 1
-        return 0, "stream"
-
-    def cuStreamDestroy(self, stream: str) -> Any:
-        self.streams -= 1
-        return (0,)
-
-    def cuStreamSynchronize(self, stream: str) -> Any:
-        return (0,)
-
-    def cuMemAlloc(self, nbytes: int) -> Any:
-        room = np.zeros(nbytes, np.uint8)
-        self._memory[room.ctypes.data] = room
-        return 0, room.ctypes.data
-
-    def cuMemFree(self, address: int) -> Any:
-        del self._memory[address]
-        return (0,)
-
-    def cuMemcpyHtoD(self, address: int, source: int, nbytes: int) -> Any:
-        assert nbytes <= self._memory[address].size
-        ctypes.memmove(address, source, nbytes)
-        return (0,)
-
-    def cuMemcpyDtoH(self, target: int, address: int, nbytes: int) -> Any:
-        assert nbytes <= self._memory[address].size
-        ctypes.memmove(target, address, nbytes)
-        return (0,)
+@pytest.fixture
+def driver(gpu: Any, host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """The real bindings over the stand-in, whose streams run the kernels on the host; a context is current."""
+    monkeypatch.setattr(device, "compiled", lambda major, minor: f"code for {major}.{minor}".encode())
+    gpu.lib.standin_kernels.argtypes = [ctypes.c_void_p]
+    gpu.lib.standin_kernels(ctypes.cast(host.launch, ctypes.c_void_p))
+    gpu("cuCtxPushCurrent", gpu.contexts[0])
+    yield Driver(gpu.driver)
+    gpu.driver.cuCtxPopCurrent()
+    gpu.lib.standin_kernels(None)
 
 
-def test_the_rows_of_gpu_check(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run on the host, each codec and dtype is right; with one bit off each is WRONG. What was taken is given back."""
-    monkeypatch.setattr(device, "compiled", lambda major, minor: f"{major}.{minor}".encode())
-    api = HostDriver(host)
-    rows = list(kernels(Driver(api), 0, nbytes=1 << 14, values=lambda dtype: np.ascontiguousarray(hard(dtype)[::99])))
-    assert [result for _, result, _ in rows[:-3]] == ["ok"] * len(PAIRS)
+def test_the_rows_of_gpu_check(driver: Driver) -> None:
+    """Each codec and dtype is right, as late as the order of the stream allows."""
+    rows = list(kernels(driver, 0, nbytes=1 << 14, values=lambda dtype: np.ascontiguousarray(hard(dtype)[::199])))
+    assert [(what, result) for what, result, _ in rows[:-3]] == [
+        (f"{codec.name} of {dtype.name} on the device", "ok") for codec, dtype in PAIRS
+    ]
     assert [what for what, _, _ in rows[-3:]] == [f"{c.name} encodes 16 KiB of float32" for c in device.CODECS]
-    assert (api._memory, api.streams, api.modules) == ({}, 0, 0)
-    copy = HostDriver.cuMemcpyDtoH
 
-    def one_bit_off(api: HostDriver, target: int, address: int, nbytes: int) -> Any:
-        api._memory[address][nbytes - 1] ^= 1
-        return copy(api, target, address, nbytes)
 
-    monkeypatch.setattr(HostDriver, "cuMemcpyDtoH", one_bit_off)
-    wrong = differences(
-        Driver(api), device.Codecs(Driver(api), 0), "stream", Codec.fp8, DType.float16, hard(DType.float16)[:300]
-    )
+def test_one_wrong_bit_is_seen(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_bit_off(*arguments: Any) -> Array:
+        found = read(*arguments)
+        found.view(np.uint8)[-1:] ^= 1
+        return found
+
+    monkeypatch.setattr(checks, "read", one_bit_off)
+    with stream_of(driver) as stream:
+        codecs = device.Codecs(driver, 0)
+        wrong = differences(driver, codecs, stream, Codec.fp8, DType.float16, hard(DType.float16)[:300])
+        codecs.close()
     assert len(wrong) == 3 * 2 * 4  # all but those of no elements
+
+
+def test_a_device_whose_driver_takes_no_code(gpu: Any, driver: Driver) -> None:
+    gpu.lib.standin_kernels(None)
+    with pytest.raises(DeviceError, match="cuModuleLoadData"):
+        device.Codecs(driver, 0)
 
 
 # ---- NVRTC ----------------------------------------------------------------------------------------------
