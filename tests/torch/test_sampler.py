@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -182,6 +183,32 @@ def test_batches_are_those_of_the_step_whatever_was_fetched_ahead(ahead: int) ->
         [16, 17],
     ]  # fmt: skip
     assert a.epoch == 1
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_loader_with_and_without_workers(workers: int) -> None:
+    group = Group(40, 2, seed=5)
+    group.join("a", "b")
+    a = group.samplers["a"]
+    loader: Any = torch.utils.data.DataLoader(range(40), batch_sampler=a, num_workers=workers)  # type: ignore[arg-type]
+    seen: list[int] = []
+    for number, batch in enumerate(a.batches(loader)):
+        seen += batch.tolist()
+        a.commit(Agreed(("a", "b") if number < 3 else ("a",)))
+    b = {sample for samples in theirs(40, 2, 5, 3) for sample in samples}
+    assert sorted([*seen, *b]) == list(range(40))
+
+
+def theirs(size: int, batch_size: int, seed: int, steps: int) -> list[list[int]]:
+    """What the second of two members has in the first steps."""
+    group = Group(size, batch_size, seed=seed)
+    group.join("a", "b")
+    found = []
+    for _ in range(steps):
+        found.append(next(iter(group.samplers["b"])))
+        group.samplers["b"].commit(Agreed(("a", "b")))
+    return found
 
 
 def test_batches_end_with_the_epoch_and_say_so_where_nothing_is_committed() -> None:

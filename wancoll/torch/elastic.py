@@ -215,9 +215,9 @@ class ElasticDataParallel(nn.Module):
 
     def _begin(self) -> _Step:
         """A step, or the one that an exception in backward interrupted."""
+        weight = self.weight if self.sampler is None else self.weight * self.sampler.weight
         step = self._step
         if step is None:
-            weight = self.weight if self.sampler is None else self.weight * self.sampler.weight
             step = self._step = _Step(self._buckets, weight)
         elif step.marked:
             raise ConfigError(
@@ -225,7 +225,7 @@ class ElasticDataParallel(nn.Module):
                 hint="call wait() until it returns",
             )  # fmt: skip
         else:
-            step.begun_again = True
+            step.begun_again, step.weight = True, weight
         for bucket in self._buckets:
             bucket.taken = [False] * len(bucket.parameters)
         return step
@@ -269,8 +269,12 @@ class ElasticDataParallel(nn.Module):
                 flying = next((work for work in step.works.values() if not work.finished), None)
                 if flying is None:
                     raise
-                with contextlib.suppress(WancollError):  # wait() meets it again
+                try:
                     flying.wait(self._timeout)
+                except TimeoutError:
+                    raise
+                except WancollError:
+                    pass  # wait() meets it again
         step.posted = max(step.posted, bucket.number + 1)
 
     def _finish(self, step: _Step, deadline: float | None) -> None:
