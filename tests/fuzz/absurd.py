@@ -96,6 +96,8 @@ class Absurd:
         several = inspect.ListType | inspect.VarTupleType | inspect.TupleType | inspect.DictType
         if known is None or isinstance(info, several) != bool(known and isinstance(known[0], list | tuple)):
             return made  # fields of this name have different types
+        if isinstance(info, inspect.EnumType) and not all(isinstance(one, info.cls) for one in known):
+            return made
         return lambda chance: known[chance.pick(len(known))] if known and chance.pick(8) else made(chance)
 
     def _of(self, info: Any) -> Make:

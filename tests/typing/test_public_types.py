@@ -19,7 +19,7 @@ from wancoll.sync.strategy import STRATEGIES
 
 PUBLIC = Path(__file__).parent / "public.py"
 OPTIONS = {
-    "all_reduce": communicator.Coded,
+    "all_reduce": communicator.Graced,
     "all_reduce_many": communicator.Many,
     "reduce_scatter": communicator.ReducedBlocks,
     "reduce": communicator.Reducing,
