@@ -304,6 +304,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         deadline = time.monotonic() + (seconds if seconds > 0 else self._timeout)
 
         def check(receipts: list[Receipt]) -> None:
+            if self.cluster is not None:
+                self.cluster.bytes_sent += sum(receipt.bytes_sent for receipt in receipts)
             for receipt in receipts:
                 if receipt.world_size != self._size and other is None and not pairs:
                     raise OperationAborted("was committed without all ranks", who=f"group {self._group!r}",

@@ -66,6 +66,7 @@ class Cluster:
         self._daemon: PrivateDaemon | None = None
         self._master: PrivateMaster | None = None
         self._uses: dict[str, int] = {}
+        self.bytes_sent = 0  # by this process, in all groups: payload and headers of what was committed
         deadline = time.monotonic() + timeout
         try:
             if rank == 0:

@@ -1,0 +1,67 @@
+"""DiLoCo: members train alone for H steps and average what they have come to. One is killed, another one joins.
+
+The bytes are those of data parallel, divided by H, and by four with int8; two halves of the model take turns, and each
+is under way while the next steps are computed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+import torch._dynamo  # torch's optimizers want it: once, before members are forked
+
+from wancoll.cli.units import format_bytes
+from wancoll.examples.common import (
+    LEARNING_RATE,
+    Options,
+    backward,
+    batch,
+    count,
+    loss_of,
+    parsed,
+    text,
+    train_alone,
+    transformer,
+)
+from wancoll.examples.story import Member, Story, digest, play
+from wancoll.torch import DiLoCo
+
+if TYPE_CHECKING:
+    from wancoll.client.communicator import Communicator
+
+H = 10
+
+
+def train(comm: Communicator, member: Member) -> None:
+    """One member's life."""
+    options, source, model = member.options, text(), transformer(member.options)
+    inner = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    diloco = DiLoCo(model.parameters(), every=H, fragments=2, delay=2, mixing=0.5)
+    diloco.join(comm)
+    tokens = options.batch // options.world * options.sequence
+    while diloco.steps < options.steps:
+        step = diloco.steps
+        x, y = (each.chunk(options.world)[comm.rank] for each in batch(source, step, options))
+        loss = loss_of(model(x), y)
+        backward(loss)
+        inner.step()
+        inner.zero_grad()
+        ended = diloco.step(tokens=tokens)
+        sent = sum(each.receipt.bytes_sent for each in ended)
+        weights = digest(diloco.outer) if diloco.steps == options.steps else ""
+        member.tell(diloco.steps, loss.item(), comm.members, sent, weights)
+
+
+def main(options: Options) -> Story:
+    """Play it: the kill comes after a third of the steps."""
+    return play(train, options, kill_in=options.steps // 3)
+
+
+if __name__ == "__main__":
+    title = "DiLoCo"
+    options = parsed(title, Options(steps=120, hidden=64, dtype="float32"))
+    size = count(transformer(options))  # a byte for each parameter
+    formula = f"{format_bytes(2 * (options.world - 1) / options.world * size / H)} = 2(p-1)/p S / (4 H) of 4"
+    sys.exit(0 if main(options).show(title, train_alone(options), options, formula, points=10.0) else 1)

@@ -1,0 +1,70 @@
+"""Elastic data parallel: a member is killed, another one joins, and training goes on without losing a step.
+
+Gradients are averaged over whoever took part. A newcomer is handed weights, optimizer and step.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import torch
+import torch._dynamo  # torch's optimizers want it: once, before members are forked
+
+from wancoll.cli.units import format_bytes
+from wancoll.examples.common import (
+    LEARNING_RATE,
+    Options,
+    backward,
+    batch,
+    count,
+    loss_of,
+    parsed,
+    text,
+    train_alone,
+    transformer,
+)
+from wancoll.examples.story import Member, Story, digest, play
+from wancoll.torch import ElasticDataParallel
+
+if TYPE_CHECKING:
+    from wancoll.client.communicator import Communicator
+
+
+def train(comm: Communicator, member: Member) -> None:
+    """One member's life."""
+    options, source, model = member.options, text(), transformer(member.options)
+    elastic = ElasticDataParallel(model, comm)
+    adam = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    step = comm.sync_state(model, adam, revision=0).revision  # a newcomer's is the members'
+    while step < options.steps:
+        x, y = (each[comm.rank :: comm.world_size] for each in batch(source, step, options))
+        elastic.weight = len(x)  # batches differ by one where the members do not divide the samples
+        loss = loss_of(elastic(x), y)
+        backward(loss)  # the gradients are the mean over receipt.contributors
+        adam.step()
+        adam.zero_grad()
+        step, receipt = step + 1, elastic.receipt
+        assert receipt is not None
+        weights = digest(model.parameters()) if step == options.steps else ""
+        member.tell(step, loss.item(), receipt.contributors, receipt.bytes_sent, weights)
+        while step < options.steps:
+            comm.update_membership()  # lets in who waits
+            step = comm.sync_state(model, adam, revision=step).revision
+            if step != options.steps * 2 // 3 or comm.world_size >= options.world:
+                break
+            time.sleep(0.01)  # here all wait for the newcomer, so that it is there for a while
+
+
+def main(options: Options) -> Story:
+    """Play it: the kill comes after a third of the steps."""
+    return play(train, options, kill_in=options.steps // 3)
+
+
+if __name__ == "__main__":
+    title = "elastic data parallel"
+    options = parsed(title, Options(steps=60, hidden=64, dtype="float32"))
+    size = 4 * count(transformer(options))
+    formula = f"{format_bytes(2 * (options.world - 1) / options.world * size)} = 2(p-1)/p S of {options.world}"
+    sys.exit(0 if main(options).show(title, train_alone(options), options, formula, points=5.0) else 1)

@@ -1,0 +1,185 @@
+"""Pipeline: each rank has some of the layers; micro-batches go through them one after another.
+
+A stage waits at the start and at the end of a step: of GPipe and 1F1B that bubble is (p-1)/(m+p-1) of the time. GPipe
+runs all forwards first and keeps what m micro-batches need for backward, 1F1B at most p. The zero-bubble schedule
+(ZB-H1: Qi et al., 2023) takes backward apart: gradients of inputs go back at once, those of weights fill the gaps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from wancoll.examples.common import (
+    Adam,
+    Options,
+    Report,
+    Sent,
+    batch,
+    count,
+    launch,
+    loss_of,
+    mean,
+    nbytes,
+    text,
+    transformer,
+)
+from wancoll.schedule.training import bubble
+
+Step = tuple[str, int]  # F: forward of a micro-batch; B: backward; I: backward to the inputs only; W: to the weights
+
+
+def gpipe(stage: int, p: int, m: int) -> list[Step]:
+    """All forwards, then all backwards."""
+    return [*(("F", i) for i in range(m)), *(("B", i) for i in range(m))]
+
+
+def one_forward_one_backward(stage: int, p: int, m: int) -> list[Step]:
+    """As many forwards as stages follow; then one of each in turn."""
+    first = min(p - 1 - stage, m)
+    steps = [("F", i) for i in range(first)]
+    for i in range(m):
+        steps += [("F", first + i), ("B", i)] if first + i < m else [("B", i)]
+    return steps
+
+
+def zero_bubble(stage: int, p: int, m: int) -> list[Step]:
+    """What stages do that take, tick after tick, what they can: forward, then backward to inputs, then to weights.
+
+    As in 1F1B stage s has p - s micro-batches under way at most, and of p at most it keeps what backward needs.
+    """
+    plans: list[list[Step]] = [[] for _ in range(p)]
+    done = [dict.fromkeys("FIW", 0) for _ in range(p)]
+    while any(each["W"] < m for each in done):
+        before = [each.copy() for each in done]  # what was there when the tick began
+        for s, n in enumerate(done):
+            room = n["F"] < m and n["F"] - n["I"] < p - s and n["F"] - n["W"] < p
+            if room and (s == 0 or before[s - 1]["F"] > n["F"]):
+                what = "F"
+            elif n["I"] < n["F"] and (s == p - 1 or before[s + 1]["I"] > n["I"]):
+                what = "I"
+            elif n["W"] < n["I"]:
+                what = "W"
+            else:
+                continue
+            plans[s].append((what, n[what]))
+            n[what] += 1
+    return plans[stage]
+
+
+class Stage:
+    """This rank's layers, between those of the ranks before and after it (None: there is none)."""
+
+    def __init__(self, part: nn.Module, before: int | None, after: int | None, options: Options) -> None:
+        self.part, self.before, self.after, self.options = part, before, after, options
+        self.parameters = list(part.parameters())
+        self.loss = 0.0  # of a step, on the last stage
+
+    def run(self, plan: Sequence[Step], inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
+        """One step of micro-batches *inputs*: gradients stand at the parameters; seconds that it computed.
+
+        Each forward takes device_ms at least and a backward twice that: the rest is slept, as if each stage had a
+        device of its own. Else stages that share a processor would wait for each other, not for what they need.
+        """
+        self.loss, busy, sending = 0.0, 0.0, []
+        kept: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # input, output, gradient of the output
+        for what, i in plan:
+            x, out, gradient = kept.get(i, (inputs[i], inputs[i], None))
+            if what == "F" and self.before is not None:
+                x = self._receive(self.before, inputs[i]).requires_grad_()
+            elif what in "BI" and self.after is not None:
+                gradient = self._receive(self.after, inputs[i])
+            began = time.perf_counter()
+            to, sent = None, x
+            if what == "F":
+                out = self.part(x)
+                if self.after is None:
+                    out = loss_of(out, targets[i]) / len(inputs)
+                    self.loss += out.item()
+                to, sent = self.after, out
+            elif what == "I":
+                if self.before is not None:
+                    (sent,) = torch.autograd.grad(out, x, gradient, retain_graph=True)
+                to = self.before
+            else:
+                torch.autograd.backward(out, gradient, inputs=self.parameters if what == "W" else None)
+                to, sent = (self.before, x.grad) if what == "B" and x.grad is not None else (None, x)
+            kept[i] = (x, out, gradient)
+            if what in "BW":
+                del kept[i]
+            wanted = self.options.device_ms / 1000 * (2 if what == "B" else 1)
+            time.sleep(max(0.0, began + wanted - time.perf_counter()))
+            busy += time.perf_counter() - began
+            if to is not None:
+                sent = sent.detach().contiguous()
+                sending.append((dist.isend(sent, to), sent))
+        for work, _ in sending:
+            if work is not None:
+                work.wait()
+        return busy
+
+    def _receive(self, source: int, like: Tensor) -> Tensor:
+        x = torch.empty(*like.shape[:2], self.options.hidden)
+        dist.recv(x, source)
+        return x
+
+
+def cut(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
+    """The embedding goes with the first layers, the head with the last."""
+    layers = len(model) - 2
+    ends = [1 + layers * (s + 1) // stages for s in range(stages)]
+    ends[-1] = len(model)
+    parts = list(model)
+    return [nn.Sequential(*parts[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+SCHEDULES = {"GPipe": gpipe, "1F1B": one_forward_one_backward, "zero bubble": zero_bubble}
+
+
+def train(options: Options) -> Report:
+    """Train; the group stands. The three schedules take turns: their gradients are the same."""
+    rank, p, m = dist.get_rank(), dist.get_world_size(), options.micro_batches
+    source, model = text(), transformer(options)
+    n, each = count(model), options.precision
+    part = cut(model, p)[rank]
+    stage = Stage(part, rank - 1 if rank else None, rank + 1 if rank < p - 1 else None, options)
+    adam, sent, losses, gradients = Adam(stage.parameters), Sent(), [], 0
+    waited: dict[str, list[float]] = {name: [] for name in SCHEDULES}
+    for step, name in zip(range(options.steps), itertools.cycle(SCHEDULES)):
+        x, y = (each.chunk(m) for each in batch(source, step, options))
+        plan = SCHEDULES[name](rank, p, m)
+        dist.barrier()
+        began = time.perf_counter()
+        with sent:
+            busy = stage.run(plan, x, y)
+        dist.barrier()
+        waited[name].append(1 - busy / (time.perf_counter() - began))
+        gradients = nbytes(each.grad for each in stage.parameters)
+        adam.step(each.grad for each in stage.parameters)
+        part.zero_grad()
+        losses.append(mean(stage.loss) * p)
+    rows = [("bubble", "of the time", "")]
+    for name, values in waited.items():
+        had = mean(min(values)) if values else math.nan
+        theirs = (p - 1) / (3 * m + p - 1) if name == "zero bubble" else bubble(p, m)
+        words = "(p-1)/(3m+p-1)" if name == "zero bubble" else "(p-1)/(m+p-1)"
+        rows.append((f"  {name}", f"{100 * had:.1f} %", f"{100 * theirs:.1f} % = {words}"))
+    edges = options.batch * options.sequence * options.hidden * 4  # a step's activations between stages, float32
+    return Report(
+        losses,
+        sent.per_step,
+        (edges * min(2, p - 1), "activations on, gradients back"),
+        (nbytes(stage.parameters), gradients, adam.nbytes()),
+        (n * each.weight / p, n * each.gradient / p, n * each.optimizer / p),
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    launch("pipeline", train, steps=12)

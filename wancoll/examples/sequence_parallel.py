@@ -1,0 +1,135 @@
+"""Sequence parallel: tensor parallel, whose ranks also share the sequence where matrices are not split.
+
+Around norm, dropout and sums each rank has its part of the sequence, and keeps only that for backward. Where tensor
+parallel has an all-reduce, a reduce-scatter leaves the matrices and an all-gather enters them: the same bytes
+(Korthikanti et al., 2022). Weights outside the matrices see part of the sequence: their gradients are summed up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from wancoll.examples.common import (
+    Adam,
+    Block,
+    Embed,
+    Options,
+    Report,
+    Sent,
+    backward,
+    batch,
+    count,
+    launch,
+    loss_of,
+    mean,
+    nbytes,
+    text,
+    transformer,
+)
+from wancoll.examples.tensor_parallel import ParallelBlock, split
+
+
+def gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """(batch, sequence / p, hidden) of each rank to (batch, sequence, hidden)."""
+    mine = part.transpose(0, 1).contiguous()
+    whole = mine.new_empty(mine.shape[0] * dist.get_world_size(group), *mine.shape[1:])
+    dist.all_gather_single(whole, mine, group=group)
+    return whole.transpose(0, 1)
+
+
+def scatter(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of all ranks' (batch, sequence, hidden), of which each gets its part of the sequence."""
+    given = whole.transpose(0, 1).contiguous()
+    mine = given.new_empty(given.shape[0] // dist.get_world_size(group), *given.shape[1:])
+    dist.reduce_scatter_single(mine, given, group=group)
+    return mine.transpose(0, 1)
+
+
+class Gather(torch.autograd.Function):
+    """gather, whose backward is scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
+        ctx.group = group
+        return gather(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: D102
+        return scatter(gradient, ctx.group), None
+
+
+class Scatter(torch.autograd.Function):
+    """scatter, whose backward is gather."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
+        ctx.group = group
+        return scatter(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: D102
+        return gather(gradient, ctx.group), None
+
+
+class SequenceBlock(ParallelBlock):
+    """A layer whose norms, dropouts and sums have this rank's part of the sequence."""
+
+    def __init__(self, options: Options, number: int, whole: Block, group: dist.ProcessGroup) -> None:
+        super().__init__(options, number, whole, group)
+        each = options.sequence // dist.get_world_size(group)
+        self.part = slice(dist.get_rank(group) * each, (dist.get_rank(group) + 1) * each)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The parts become whole."""
+        return Gather.apply(x, self.group)  # type: ignore[no-any-return, no-untyped-call]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sums become parts."""
+        return self._drop(Scatter.apply(x, self.group))  # type: ignore[no-untyped-call]
+
+
+def train(options: Options) -> Report:
+    """Train; the group stands. All ranks have the whole batch, and a part of each sample."""
+    world, group = dist.get_world_size(), dist.group.WORLD
+    source, model = text(), transformer(options)
+    n, p = count(model), options.precision
+    assert group is not None
+    split(model, options, group, SequenceBlock)
+    embed, first = model[0], model[1]
+    assert isinstance(embed, Embed)
+    assert isinstance(first, SequenceBlock)
+    parameters, split_ones = list(model.parameters()), [w for b in model if isinstance(b, Block) for w in b.matrices()]
+    shared = [each for each in parameters if not any(each is other for other in split_ones)]
+    activations = options.batch * options.sequence * options.hidden * 4  # float32
+    adam, sent, losses, gradients = Adam(parameters), Sent(), [], 0
+    for step in range(options.steps):
+        x, y = (each[:, first.part] for each in batch(source, step, options))
+        with sent:
+            places = embed.places.weight[first.part].float()
+            loss = loss_of(model[1:](embed.bytes(x).float() + places), y) / world
+            backward(loss)
+            for each in shared:
+                dist.all_reduce(each.grad)
+        gradients = nbytes(each.grad for each in parameters)
+        adam.step(each.grad for each in parameters)
+        model.zero_grad()
+        losses.append(mean(loss) * world)
+    return Report(
+        losses,
+        sent.per_step,
+        (
+            2 * (world - 1) / world * (4 * options.layers * activations + nbytes(shared)),
+            "2(p-1)/p (4 L activations + rest)",
+        ),
+        (nbytes(parameters), gradients, adam.nbytes()),
+        (n * p.weight / world, n * p.gradient / world, n * p.optimizer / world),
+        [("embedding and head", "whole on each rank", "")],
+    )
+
+
+if __name__ == "__main__":
+    launch("sequence parallel", train, dropout=0.1)
