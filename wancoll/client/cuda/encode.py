@@ -143,7 +143,7 @@ def _nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as bad:  # the bindings, or the library
         raise ConfigError(
-            "encoding on a device needs NVRTC, which compiles its kernels", who="WANCOLL_CUDA_ENCODE",
+            "encoding on a device needs NVRTC, which compiles its kernels", who="codecs on a device",
             expected="cuda-bindings and nvidia-cuda-nvrtc, 13", got=str(bad),
             hint='pip install "wancoll[cuda]", or encode on the host',
         ) from bad  # fmt: skip
