@@ -1,16 +1,21 @@
-"""make gpu-check: tensors of CUDA devices on a real device: right, aborted, flat, and how fast; as a table.
+"""make gpu-check: tensors of CUDA devices on a real device: right, aborted, flat, and how fast.
 
+A table, also in build/ with the date and the device's name; the last column says what was missed, and so does the exit.
 `python -m tests.cuda --stand-in` runs the same without a device, on the stand-in: its speeds mean nothing.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import random
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ import numpy as np
 from tests.bench.report import table
 from tests.cuda.gpu import DeviceArray, Gpu, build
 from tests.cuda.kernels import kernels
+from tests.cuda.speed import Row, reduced, staging
 from tests.cuda.test_matrix import Member
 from tests.faults.support import attempt, close_all, contribution, join, total
 from wancoll.chaos import Cluster, in_threads
@@ -26,12 +32,12 @@ from wancoll.client.cuda.driver import Driver, driver
 from wancoll.client.cuda.staging import PIECE
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
-from wancoll.limits import MIB, format_size
+from wancoll.limits import MIB
 
-Row = tuple[str, str, str]
+Found = tuple[str, str, str]
 
 
-def correct(cluster: Cluster, gpu: Gpu) -> Iterator[Row]:
+def correct(cluster: Cluster, gpu: Gpu) -> Iterator[Found]:
     counts = [0, 1, 1024, *([] if gpu.lib is not None else [PIECE + 1])]
     for world in (1, 2, 4):
         comms = sorted(join(cluster, range(world)), key=lambda comm: comm.rank)
@@ -48,7 +54,7 @@ def correct(cluster: Cluster, gpu: Gpu) -> Iterator[Row]:
         yield f"all collectives, world {world}", "ok", f"{len(DType)} dtypes, {counts} elements, as in main memory"
 
 
-def aborted(cluster: Cluster, gpu: Gpu, times: int) -> Iterator[Row]:
+def aborted(cluster: Cluster, gpu: Gpu, times: int) -> Iterator[Found]:
     for number in range(times):
         comms = join(cluster, range(4))
         tensors = [DeviceArray(gpu, contribution(k, 16 * MIB // 4), "dlpack") for k in range(4)]
@@ -70,7 +76,7 @@ def aborted(cluster: Cluster, gpu: Gpu, times: int) -> Iterator[Row]:
     yield f"{times} kills", "ok", "each tensor is the result of those named, or untouched"
 
 
-def flat(cluster: Cluster, gpu: Gpu) -> Iterator[Row]:
+def flat(cluster: Cluster, gpu: Gpu) -> Iterator[Found]:
     (comm,) = join(cluster, range(1))
     x = DeviceArray(gpu, np.ones(MIB // 4, np.float32), "dlpack")
     free = []
@@ -83,49 +89,7 @@ def flat(cluster: Cluster, gpu: Gpu) -> Iterator[Row]:
     yield "1000 operations", "ok" if free[0] == free[1] else "WRONG", f"device memory {free[0]}, then {free[1]} bytes"
 
 
-def fast(cluster: Cluster, gpu: Gpu, sizes: list[int]) -> Iterator[Row]:
-    comms = join(cluster, range(2))
-    for nbytes in sizes:
-        values = np.ones(nbytes // 4, np.float32)
-        tensors = [DeviceArray(gpu, values, "dlpack") for _ in range(2)]
-        hosts = [comm.empty(values.shape) for comm in comms]
-
-        def seconds(given: list[Any]) -> float:
-            found = []
-            for _ in range(5):
-                begun = time.perf_counter()
-                in_threads(lambda k: comms[k].all_reduce(given[k], op="max", timeout=60), 2)
-                found.append(time.perf_counter() - begun)
-            return sorted(found)[2]
-
-        device, host = seconds(tensors), seconds(hosts)
-        gpu.free_all()
-        yield (
-            f"all_reduce of {format_size(nbytes)}, 2 members", f"{nbytes / device / 1e9:.2f} GB/s",
-            f"{host / device:.2f} of the same in the arena, {nbytes / host / 1e9:.2f} GB/s",
-        )  # fmt: skip
-    close_all(comms)
-
-
-def copies(gpu: Gpu, nbytes: int) -> Iterator[Row]:
-    """What the bus gives: pinned copies both ways at once, and nothing else."""
-    values = np.zeros(nbytes, np.uint8)
-    a, b = DeviceArray(gpu, values), DeviceArray(gpu, values)
-    pinned = [int(gpu.on(0, "cuMemHostAlloc", nbytes, 1)) for _ in range(2)]
-    begun = time.perf_counter()
-    for _ in range(5):
-        gpu.on(0, "cuMemcpyDtoHAsync", pinned[0], a.address, nbytes, a.stream)
-        gpu.on(0, "cuMemcpyHtoDAsync", b.address, pinned[1], nbytes, b.stream)
-    for x in (a, b):
-        gpu.on(0, "cuStreamSynchronize", x.stream)
-    spent = time.perf_counter() - begun
-    for address in pinned:
-        gpu.on(0, "cuMemFreeHost", address)
-    gpu.free_all()
-    yield f"pinned copies of {format_size(nbytes)}", f"{5 * nbytes / spent / 1e9:.2f} GB/s", "each way, both at once"
-
-
-def codecs(gpu: Gpu) -> Iterator[Row]:
+def codecs(gpu: Gpu) -> Iterator[Found]:
     if gpu.lib is not None:
         yield "codecs on the device", "not run", "on the stand-in test_encode.py runs them"
         return
@@ -137,38 +101,53 @@ def codecs(gpu: Gpu) -> Iterator[Row]:
 
 
 @contextmanager
-def device() -> Iterator[Gpu]:
+def device() -> Iterator[tuple[Gpu, str]]:
+    """What is checked, and its name."""
     if "--stand-in" in sys.argv:
         with tempfile.TemporaryDirectory() as folder:
-            yield Gpu(build(Path(folder)))
+            yield Gpu(build(Path(folder))), "stand-in"
         return
     try:
         name = driver("make gpu-check")("cuDeviceGetName", 64, 0)
     except ConfigError as bad:
         sys.exit(f"There is no GPU that can be checked here. {bad}")
-    print(f"device: {name.rstrip(bytes(1)).decode()}")
-    yield Gpu(None)
+    yield Gpu(None), name.rstrip(bytes(1)).decode()
+
+
+def judged(row: tuple[str, ...]) -> Row:
+    """With a verdict in the last column: some parts have only what was found."""
+    return (*row[:3], row[3] if len(row) > 3 else {"ok": "PASS", "WRONG": "MISS"}.get(row[1], ""))
 
 
 def main() -> None:
-    with device() as gpu, Cluster(4) as cluster:
+    with device() as (gpu, name), Cluster(4) as cluster:
         small = gpu.lib is not None
-        parts: list[Callable[[], Iterator[Row]]] = [
+        sizes = [MIB] if small else [64 * MIB, 256 * MIB, 1024 * MIB]
+        parts: list[Callable[[], Iterator[tuple[str, ...]]]] = [
             lambda: correct(cluster, gpu),
             lambda: aborted(cluster, gpu, 3 if small else 20),
             lambda: flat(cluster, gpu),
             lambda: codecs(gpu),
-            lambda: copies(gpu, 64 * MIB),
-            lambda: fast(cluster, gpu, [MIB] if small else [MIB, 64 * MIB, 256 * MIB, 1024 * MIB]),
+            lambda: staging(gpu, sizes),
+            lambda: reduced(cluster, gpu, sizes),
         ]
-        rows = []
+        rows: list[Row] = []
         for part in parts:
             for row in part():
-                print(*row, sep="  ", flush=True)
-                rows.append(row)
-    print()
-    print(table(("what", "result", ""), rows))
-    sys.exit(any(result == "WRONG" for _, result, _ in rows))
+                rows.append(judged(row))
+                print(*rows[-1], sep="  ", flush=True)
+    missed = sum(row[-1] == "MISS" for row in rows)
+    today = time.strftime("%Y-%m-%d")
+    text = "\n".join((
+        f"make gpu-check, {today}: {name}, wancoll {version('wancoll')}, {platform.platform()}, {os.cpu_count()} cores",
+        "", table(("what", "result", "", "verdict"), rows), "",
+        f"{missed} missed" + (", on the stand-in: its speeds mean nothing and are not judged" if small else ""), "",
+    ))  # fmt: skip
+    path = Path("build") / f"gpu-check-{today}-{re.sub('[^A-Za-z0-9]+', '-', name)}.txt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    print(f"\n{text}\n{path}")
+    sys.exit(missed > 0)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from wancoll.client.tensors import _CODES, _Versioned
-
 SOURCE = Path(__file__).with_name("standin.c")
 FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread")
 NON_BLOCKING = 1
+
+CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}  # DLPack's
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,6 +30,19 @@ def build(folder: Path) -> Path:
     compiler = shutil.which("cc") or "gcc"
     subprocess.run([compiler, *FLAGS, f"-Wl,-soname,{path.name}", "-o", path, SOURCE], check=True)
     return path
+
+
+class Exported(ctypes.Structure):
+    """DLManagedTensorVersioned of dlpack.h 1.0."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]  # fmt: skip
 
 
 class Gpu:
@@ -177,14 +190,13 @@ class DeviceArray:
             self.orders.append(stream)
             self.gpu.on(self.device, "cuEventRecord", self.event, self.stream)
             self.gpu.on(self.device, "cuStreamWaitEvent", stream, self.event, 0)
-        found = _Versioned(major=1, minor=0)
+        found = tensor = Exported(major=1, minor=0)
         shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
         name = "bfloat" if self.dtype == ml_dtypes.bfloat16 else self.dtype.name.rstrip("0123456789")
-        tensor = found.tensor
         tensor.data, tensor.ndim, tensor.lanes = self.address - 8, len(self.shape), 1
         tensor.byte_offset = 8
         tensor.device_type, tensor.device_id = self.__dlpack_device__()
-        tensor.code = next(code for code, known in _CODES.items() if known == name)
+        tensor.code = CODES[name]
         tensor.bits, tensor.shape = 8 * self.dtype.itemsize, shape
         self._kept += [found, shape]
         make = ctypes.pythonapi.PyCapsule_New

@@ -77,6 +77,7 @@ def lose_a_daemon(cluster: Cluster, gpu: Any, rng: random.Random) -> None:
     receipts = [outcome.receipt for outcome, _ in running.results() if outcome.receipt is not None]
     assert len({receipt.contributors for receipt in receipts}) == 1
     assert gpu.waiting() == 0
+    assert cluster.wait(victim) == -signal.SIGKILL  # after_commit may come after all receipts
     close_all(comms)
 
 
