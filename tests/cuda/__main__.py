@@ -36,6 +36,8 @@ from wancoll.limits import MIB
 
 Found = tuple[str, str, str]
 
+_FLAT = 16 * MIB  # a driver may take so much for itself
+
 
 def correct(cluster: Cluster, gpu: Gpu) -> Iterator[Found]:
     counts = [0, 1, 1024, *([] if gpu.lib is not None else [PIECE + 1])]
@@ -86,7 +88,11 @@ def flat(cluster: Cluster, gpu: Gpu) -> Iterator[Found]:
         if number in (100, 999):
             free.append(gpu.on(0, "cuMemGetInfo")[0] if gpu.lib is None else gpu.counts()["memory"])
     comm.close()
-    yield "1000 operations", "ok" if free[0] == free[1] else "WRONG", f"device memory {free[0]}, then {free[1]} bytes"
+    yield (
+        "1000 operations",
+        "ok" if abs(free[0] - free[1]) <= _FLAT else "WRONG",
+        f"device memory {free[0]}, then {free[1]} bytes",
+    )
 
 
 def codecs(gpu: Gpu) -> Iterator[Found]:

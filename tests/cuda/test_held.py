@@ -101,6 +101,60 @@ def test_who_was_told_is_not_told_again(gpu: Any, held: Communicator, manual: Fa
     assert not held._connection.regrets
 
 
+def test_the_tensors_own_stream_comes_first_too(gpu: Any, held: Communicator, manual: FakeDaemon) -> None:
+    """Where another stream waits: kernels on the tensor's own one that were queued before still read the old bytes."""
+    x, side = array(gpu, numbers(100)), gpu.stream()
+    gpu.lib.standin_drain()
+    work = held.all_reduce(x, async_op=True)
+    gpu.hold(x)
+    early = x.snapshot()
+    work.wait_stream(side)
+    manual.answer(manual.next_post())
+    until(work.done)
+    time.sleep(0.05)  # a copy that does not wait has run by now
+    gpu.lib.standin_release()
+    same(x.seen(early), numbers(100))
+    same(x.get(), 2 * numbers(100))
+    work.wait(5)
+    until(nobody_attends)
+    gpu.on(0, "cuStreamDestroy", side)
+
+
+def test_a_page_that_streams_may_look_at_is_kept(
+    gpu: Any, manual: FakeDaemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """close() comes while the stream has not reached its wait: freed memory would be looked at."""
+    monkeypatch.setattr("wancoll.client.cuda.staging._CLOSE_SECONDS", 0.2)
+    x, y = array(gpu, numbers(100)), array(gpu, numbers(100))
+    gpu.lib.standin_drain()
+    with wancoll.connect(socket=manual.path, timeout=10) as comm:
+        work = comm.all_reduce(x, y, async_op=True)
+        gpu.hold(y)
+        work.wait_stream()
+    assert "a page of pinned memory is kept" in caplog.text
+    gpu.lib.standin_release()
+    same(y.get(), numbers(100))
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("seed", [0], indirect=True)
+def test_nor_is_it_freed_where_a_call_failed(shared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of the driver in turn, while the stream has not come to its wait."""
+    gpu = shared
+    monkeypatch.setattr("wancoll.client.cuda.staging._CLOSE_SECONDS", 0.1)
+    y = array(gpu, numbers(100))
+    for number in range(1, 14):
+        gpu.lib.standin_drain()
+        with FakeDaemon(str(tmp_path / f"{number}.sock"), ("me", "other"), manual=True) as daemon:
+            with wancoll.connect(socket=daemon.path, timeout=10) as comm:
+                work = comm.all_reduce(y, async_op=True)
+                gpu.hold(y)
+                gpu.lib.standin_fail(number, 719)
+                attempt(work.wait_stream)
+                gpu.lib.standin_fail(0, 0)
+            gpu.lib.standin_release()
+
+
 def test_time_lets_go(gpu: Any, held: Communicator, manual: FakeDaemon) -> None:
     """The result comes later: behind the kernels that ran meanwhile; wait() first says what went wrong."""
     x = array(gpu, numbers(100))
