@@ -7,7 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-FACES = ("kernels.h", "engine.h", "digest.h", "pages.h")
+FACES = ("kernels.h", "engine.h", "digest.h", "pages.h", "fill.h")
 ROOMS = ("engine", "kernels")
 TEXTS = {
     "wc_cuda_text": "kernels/cuda.cu",

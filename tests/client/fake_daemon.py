@@ -11,6 +11,7 @@ import mmap
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from wancoll.collective import DType, Kind, ReduceOp
+from wancoll.limits import BLOCK
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -181,6 +183,13 @@ class FakeDaemon:
         }.get(post.call.kind, (0, 0))
 
     def front(self, post: m.Post) -> np.ndarray[Any, Any]:
+        """When all of it is there."""
+        size = self.sizes(post)[0]
+        if post.filled >= 0:
+            deadline = time.monotonic() + 20
+            while not self.bytes[post.filled : post.filled + -(-size // BLOCK)].all():
+                assert time.monotonic() < deadline, f"the input of {post} was not filled"
+                time.sleep(0.0002)
         return self.bytes[post.front : post.front + self.sizes(post)[0]]
 
     def back(self, post: m.Post) -> np.ndarray[Any, Any]:

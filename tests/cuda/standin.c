@@ -21,8 +21,8 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALI
        INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
        NOT_SUPPORTED = 801 };
 enum { DEVICE, HOST, MANAGED, REGISTERED };
-enum { COPY, WAIT, HOLD, VALUE };
-enum { DEVICES = 2, MANY = 4096, LATE_US = 400000 };
+enum { COPY, WAIT, HOLD, VALUE, CALL };
+enum { DEVICES = 2, MANY = 4096, LATE_US = 400000, CALL_US = 5000 };
 
 typedef struct { bool alive; int device, retained; struct stream *legacy; } context;
 typedef struct { bool alive; uint64_t at, bytes; char *alias; int kind; context *ctx; unsigned flags; } memory;
@@ -30,9 +30,9 @@ typedef struct { bool alive; uint64_t at, bytes; char *alias; int kind; context 
 typedef int runner(const char *name, unsigned grid, unsigned block, void *dst, const void *src, uint64_t n, int stochastic, uint64_t key, uint64_t first);
 typedef struct { const char *name; unsigned grid, block; uint64_t n; int stochastic; uint64_t key, first; } kernel;
 typedef struct item { struct item *next; int kind; uint64_t seq, due; char *to, *from, *host; uint64_t bytes; bool to_host;
-                      struct stream *other; uint64_t other_seq;
+                      struct stream *other; uint64_t other_seq; void (*told)(void *); void *with;
                       const volatile uint32_t *word; uint32_t value; kernel *kernel; } item;
-typedef struct stream { bool alive, blocking; context *ctx; item *first, *last; uint64_t given, done, urgent;
+typedef struct stream { bool alive, blocking; int to_call; context *ctx; item *first, *last; uint64_t given, done, urgent;
                         pthread_t thread; struct stream *next; } stream;
 typedef struct { bool alive; context *ctx; stream *on; uint64_t seq; int asked; } event;
 
@@ -148,6 +148,10 @@ static void *work(void *argument) {
         if (!i) {
             if (!s->alive) break;
             pthread_cond_wait(&changed, &lock);
+        } else if (i->kind == WAIT && i->other->done < i->other_seq && s->to_call) { /* somebody waits to be called */
+            if (now_us() < i->due) nap(i->due);
+            else if (i->other->urgent < i->other_seq) { force(i->other, i->other_seq); pthread_cond_broadcast(&changed); }
+            else pthread_cond_wait(&changed, &lock);
         } else if (i->kind == WAIT ? i->other->done < i->other_seq : i->kind == HOLD && holds) {
             pthread_cond_wait(&changed, &lock);
         } else if (i->kind == VALUE && (int32_t)(*i->word - i->value) < 0) {
@@ -156,6 +160,7 @@ static void *work(void *argument) {
             nap(i->due);
         } else {
             if (i->kind == COPY) execute(i);
+            if (i->kind == CALL) { s->to_call--; pthread_mutex_unlock(&lock); i->told(i->with); pthread_mutex_lock(&lock); }
             s->first = i->next;
             if (!s->first) s->last = NULL;
             s->done = i->seq;
@@ -493,6 +498,16 @@ int cuStreamWaitValue32_v2(uint64_t handle, uint64_t at, uint32_t value, unsigne
     i->word = (uint32_t *)(m->alias + (at - m->at)); i->value = value;
     return leave(OK);
 }
+int cuLaunchHostFunc(uint64_t handle, void (*told)(void *), void *with) {
+    ENTER(true);
+    stream *s = stream_of(handle);
+    if (!s) return leave(INVALID_HANDLE);
+    item *call = add(s, CALL);
+    call->told = told; call->with = with;
+    s->to_call++;
+    for (item *i = s->first; i; i = i->next) if (i->kind == WAIT && i->due > now_us() + CALL_US) i->due = now_us() + CALL_US;
+    return leave(OK);
+}
 int cuEventCreate(event **out, unsigned flags) {
     (void)flags;
     ENTER(true);
@@ -546,7 +561,7 @@ static const struct { const char *name; void *symbol; } table[] = {
     HAS("cuEventDestroy", cuEventDestroy_v2), HAS("cuEventRecord", cuEventRecord), HAS("cuEventQuery", cuEventQuery),
     HAS("cuEventSynchronize", cuEventSynchronize), HAS("cuDeviceGetAttribute", cuDeviceGetAttribute),
     HAS("cuModuleLoadData", cuModuleLoadData), HAS("cuModuleUnload", cuModuleUnload), HAS("cuModuleGetFunction", cuModuleGetFunction),
-    HAS("cuLaunchKernel", cuLaunchKernel),
+    HAS("cuLaunchKernel", cuLaunchKernel), HAS("cuLaunchHostFunc", cuLaunchHostFunc),
 };
 int cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
     (void)version; (void)flags;

@@ -105,18 +105,18 @@ def test_memory_that_cannot_be_pinned(gpu: Any, comms: list[Any]) -> None:
 def before_stripes(comm: Any, act: Any) -> None:
     """Call *act* before each stripe that is to be sent is read. The first look at tensors is the call's own."""
     staging, looks = comm._connection.staging, []
-    read, check = staging.read, staging.check
+    fill, check = staging.fill, staging.check
 
     def looking(regions: Any) -> None:
         looks.append(regions)
         check(regions)
 
-    def reading(*arguments: Any) -> None:
+    def filling(*arguments: Any) -> Any:
         if len(looks) > 1:
             act()
-        read(*arguments)
+        return fill(*arguments)
 
-    staging.check, staging.read = looking, reading
+    staging.check, staging.fill = looking, filling
 
 
 def test_nothing_is_written_before_all_have_it(gpu: Any, comms: list[Any]) -> None:

@@ -126,6 +126,7 @@ class ReducedBlocks(Reducing, Blocks, total=False):
     """Of both kinds."""
 
 
+_IN_RINGS = (Kind.all_reduce, Kind.reduce_scatter)  # each rank begins with its own share
 _TENSORS = """\
 Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy arrays, CPU
 torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is finished. A new
@@ -847,6 +848,7 @@ class _Call:
         placement = Placement(
             self._connection.arena, () if source is None else (source,), () if target is None or kept else (target,),
             fresh=fresh, feed=feed, unwanted=either.nbytes if kept else 0, staging=self._connection.staging,
+            share=self._connection.share if self._kind in _IN_RINGS else (0, 1),
         )  # fmt: skip
         work = Work(
             self._connection, descriptor, self.place.epoch, placement, target,

@@ -22,7 +22,7 @@ from wancoll.client.cuda.staging import Staging
 from wancoll.client.placement import Placement
 from wancoll.client.private import PrivateDaemon
 from wancoll.client.work import Work, as_failure, rebuild
-from wancoll.errors import ConfigError, ProtocolError, TimeoutError, WancollError
+from wancoll.errors import ConfigError, DeviceError, ProtocolError, TimeoutError, WancollError
 from wancoll.limits import DEFAULT
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
@@ -73,6 +73,11 @@ class Connection:
         """For people: the daemon that it goes through."""
         private = f"; private, of master {self._private.master}" if self._private is not None else ""
         return self._channel.who + private
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which share of an input a ring begins with here, and of how many."""
+        return self.place.rank, len(self.place.members)
 
     @property
     def state(self) -> str:
@@ -217,6 +222,7 @@ class Connection:
         while not work.finished:
             left = seconds_left(deadline)
             self._step(work, left)
+            self._look_at_inputs()
             if left == 0 and not work.finished:
                 return False
         return True
@@ -238,6 +244,19 @@ class Connection:
         """Take in what is there, unless another thread reads."""
         self._check_process()
         self._step(work, 0)
+        self._look_at_inputs()
+
+    def _look_at_inputs(self) -> None:
+        """One that will never be there ends the connection: the others go on without this member."""
+        try:
+            for work in self.pending:
+                placement = work.placement  # another thread may be finishing it
+                if placement is not None:
+                    placement.look()
+        except DeviceError as bad:
+            bad.hint = "an operation was under way, so this member has left; " + (bad.hint or "connect again")
+            self._over = self._over or as_failure(bad)
+            self._channel.shutdown()  # wakes a thread that reads
 
     def _step(self, work: Work | _AnyOf | None, timeout: float | None) -> None:
         """Read the socket once, or, while another thread reads, wait until it has; nothing if *work* is finished."""

@@ -70,7 +70,9 @@ class ManyWork:
             if dtype in FLOATS:
                 fed = feed(_CALL, feedback, name and f"{name}/{number}", dtype, count, like.op, how)
             descriptor = replace(like, dtype=dtype, count=count, codec=how.codec, rounding=how.rounding, seed=how.seed)
-            placement = Placement(connection.arena, parts, parts, feed=fed, staging=connection.staging)
+            placement = Placement(
+                connection.arena, parts, parts, feed=fed, staging=connection.staging, share=connection.share
+            )
             connection.check_free(placement, descriptor)
             work = _Bucket(connection, descriptor, epoch, placement)
             work.parts = parts

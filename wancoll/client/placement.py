@@ -7,7 +7,7 @@ from wancoll.client.arena import Arena, Block, Lease
 from wancoll.client.codecs import Feed
 from wancoll.client.cuda.held import Holding, check_holdable
 from wancoll.client.cuda.pinned import Pinned
-from wancoll.client.cuda.staging import Landing, Staging
+from wancoll.client.cuda.staging import Filling, Landing, Staging
 from wancoll.client.tensors import Region
 
 Spans = tuple[tuple[int, int], ...]  # (start, end) addresses, ascending, apart from each other
@@ -24,6 +24,7 @@ class Placement:
         unwanted: bytes of a result that the daemon builds here and nobody needs; without targets.
         feed: changes the input on its way into front.
         staging: copies from and to devices; only if a source or a target is on one.
+        share: which share of the input its schedule needs first, and of how many.
 
     Attributes:
         landings: of results that a commit has sent on their way to devices.
@@ -32,10 +33,12 @@ class Placement:
     __slots__ = (
         "_arena",
         "_back",
+        "_filling",
         "_fresh",
         "_front",
         "_holding",
         "_inside",
+        "_share",
         "_staging",
         "_swapped",
         "_unwanted",
@@ -61,6 +64,7 @@ class Placement:
         unwanted: int = 0,
         feed: Feed | None = None,
         staging: Staging | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         self._arena, self._fresh, self._unwanted, self.feed = arena, fresh, unwanted, feed
         self.sources, self.targets = sources, targets
@@ -72,9 +76,11 @@ class Placement:
         self._holding: Holding | None = None  # the caller's streams that wait for the result
         self._front: Lease | Pinned | None = None
         self._back: Lease | Pinned | None = None
+        self._share = share
+        self._filling: Filling | None = None  # what is on its way from devices
         self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
         self.front = self.back = 0
-        self.filled = -1  # as in Post
+        self.filled = -1  # as in Post: what is not there yet, the daemon waits for
         # The block that front is a part of; what lies outside the arena, or in pieces, is copied first.
         self._inside: Block | None = None
         if len(sources) == 1 and feed is None:
@@ -82,7 +88,8 @@ class Placement:
         # The caller's memory.
         self.reads = _spans(sources)
         self.writes = _spans(targets)
-        self.pins: Spans = self.reads if self._inside is not None else ()
+        stays = self._inside is not None or any(source.device is not None for source in sources)
+        self.pins: Spans = self.reads if stays else ()
 
     def conflicts(self, earlier: Placement) -> bool:
         """Whether this call would use what *earlier* is going to write, or write what *earlier* still reads."""
@@ -99,7 +106,7 @@ class Placement:
 
         Raises:
             ArenaFull: so it is.
-            TimeoutError: a device had not handed its tensor over by *deadline*.
+            TimeoutError: a device had not handed over by *deadline* what the host changes first, or what is not pinned.
             DeviceError: a device failed.
         """
         arena = self._arena
@@ -122,17 +129,31 @@ class Placement:
         if self._inside is not None:
             self.front = self._inside.offset + self.sources[0].address - self._inside.address
         elif nbytes := sum(source.nbytes for source in self.sources):
-            self._front = self._block(self.sources, nbytes)
-            self.front = self._front.block.offset
-            at = self._front.block.address
+            self._front = front = self._block(self.sources, nbytes)
+            self.front = front.block.offset
+            at, late = 0, []
             for source in self.sources:
-                if source.device is not None and self._staging is not None:
-                    self._staging.read(source, at, self._front, deadline)
-                else:
-                    lib.wc_pages_copy(at, source.address, source.nbytes)
+                if source.device is None or self._staging is None:
+                    lib.wc_pages_copy(front.block.address + at, source.address, source.nbytes)
+                elif self.feed is not None or not isinstance(front, Pinned):
+                    self._staging.read(source, front.block.address + at, front, deadline)
+                elif source.nbytes:
+                    late.append((at, source))
                 at += source.nbytes
+            if late and self._staging is not None and isinstance(front, Pinned):
+                self._filling = self._staging.fill(late, nbytes, front, self._share)
+                self.filled = self._filling.table.block.offset
             if self.feed is not None:
-                self.feed.add(self._front.block.address)
+                self.feed.add(front.block.address)
+
+    def look(self) -> None:
+        """See whether what is on its way from devices will come.
+
+        Raises:
+            DeviceError: it will not.
+        """
+        if self._filling is not None and self._staging is not None and self._staging.filled(self._filling):
+            self._filling = None
 
     def _block(self, regions: tuple[Region, ...], nbytes: int) -> Lease | Pinned:
         if self._staging is None or all(region.device is None for region in regions):

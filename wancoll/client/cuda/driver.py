@@ -106,11 +106,12 @@ def _forked(who: str) -> ConfigError:
 
 
 class Device:
-    """One device as one connection uses it: its primary context, and a stream of our own in each direction.
+    """One device as one connection uses it: its primary context, and streams of our own.
 
     Attributes:
         inward: the stream of copies from the device.
         outward: the stream of copies to it.
+        telling: the stream of what is to be told of copies; they do not wait for that.
         last: the mark behind the last copy to it.
     """
 
@@ -129,13 +130,13 @@ class Device:
         try:
             with self.current():
                 _, self._priority = driver("cuCtxGetStreamPriorityRange")
-                for _ in range(2):
+                for _ in range(3):
                     self._new_stream()
                 self._turn = self._new_event()
         except BaseException:
             self.close("it could not be set up")
             raise
-        self.inward, self.outward = self.streams
+        self.inward, self.outward, self.telling = self.streams
 
     @contextmanager
     def current(self) -> Iterator[None]:

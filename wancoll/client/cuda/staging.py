@@ -1,9 +1,14 @@
 """The copies between tensors of devices and the arena: what is copied, in which order, and who waits for whom.
 
     before reading     our stream waits for the tensor's stream, or the tensor's owner orders it (DLPack)
-    reading            device -> front, in pieces; the host waits: the call is posted when all of it is there
+    reading            device -> front, in pieces, first those that the schedule needs first; the call is posted at once
+    a piece is there   the driver calls wc_fill_told (native/fill.h) in a thread of its own: the engine may use it
     after the commit   our other stream waits for the tensor's stream; back -> device; the tensor's stream waits for it
     wait()             so does the stream that is the caller's then; where no stream is known the host waits
+
+So nobody has to wait for a device, neither the caller nor a thread of ours, and the network has the first pieces while
+the others are still on their way. The calls of the driver wait in a stream of their own: copies do not wait for them.
+Only what the host changes first (a codec's feedback), and what cannot be pinned, it waits for.
 
 A block of the arena is used again when the copies from and to it are done. Nothing waits without end for a device: the
 host looks at marks, with a deadline, and our streams wait for streams of the caller only, never for the network.
@@ -16,10 +21,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from wancoll._native import ffi, lib
 from wancoll.client.arena import Arena, Lease
 from wancoll.client.cuda.driver import Device, Driver, Mark, driver, until
 from wancoll.client.cuda.held import Holding, Words, check_holdable, hold, stream_of
@@ -27,7 +33,7 @@ from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Entry, Pinned, Pool
 from wancoll.client.tensors import Region
 from wancoll.errors import ConfigError, DeviceError, TimeoutError
-from wancoll.limits import DEFAULT, MIB, format_size
+from wancoll.limits import BLOCK, DEFAULT, MIB, format_size
 
 log = logging.getLogger("wancoll")
 
@@ -46,6 +52,66 @@ class Landing:
     origin: Origin
 
 
+@dataclass(slots=True)
+class Filling:
+    """An input on its way from devices.
+
+    Attributes:
+        table: a byte for each BLOCK of it, see Post.filled.
+        calls: what the driver calls with.
+        mark: behind the last call; None: an error came before, so nobody knows when it will be over.
+    """
+
+    table: Lease
+    calls: Any
+    mark: Mark | None = None
+
+    def over(self) -> bool:
+        """Whether the driver uses it no more."""
+        try:
+            return self.mark is not None and self.mark.ready()
+        except DeviceError:
+            return False
+
+
+class Piece(NamedTuple):
+    """Bytes [start, start + nbytes) of an input, which lie at *address* of a device, in the tensor *source*."""
+
+    start: int
+    nbytes: int
+    address: int
+    source: Region
+
+
+def ordered(found: list[Piece], nbytes: int, share: tuple[int, int]) -> list[Piece]:
+    """Pieces of *nbytes* bytes as a ring needs them that begins with a share: that one, then those before it, around.
+
+    Args:
+        found: by start.
+        nbytes: of the input.
+        share: its number, and how many there are.
+    """
+    mine, shares = share
+
+    def turn(piece: Piece) -> int:
+        first, last = (at * shares // nbytes for at in (piece.start, piece.start + piece.nbytes - 1))
+        return 0 if first <= mine <= last else (mine - last) % shares
+
+    return sorted(found, key=turn)
+
+
+def told_by(found: list[Piece]) -> list[tuple[int, int]]:
+    """For each piece the blocks, [first, stop), that are there once it and those before it are."""
+    last = {}  # of the blocks at the ends of pieces: the last piece that has a part of them
+    ends = [(piece.start // BLOCK, -(-(piece.start + piece.nbytes) // BLOCK)) for piece in found]
+    for number, (first, stop) in enumerate(ends):
+        last[first] = last[stop - 1] = number
+    return [
+        (first + (last[first] != number), max(stop - (last[stop - 1] != number), first + (last[first] != number)))
+        for number, (first, stop) in enumerate(ends)
+    ]
+
+
 def pieces(nbytes: int, most: int = PIECE) -> list[tuple[int, int]]:
     """(start, size) of the pieces in which so many bytes are copied."""
     return [(start, min(most, nbytes - start)) for start in range(0, nbytes, most)]
@@ -62,6 +128,7 @@ class Staging:
         self._devices: dict[int, Device] = {}
         self._pool: Pool | None = None
         self._words: Words | None = None
+        self._fillings: list[Filling] = []  # that the driver may still use
         self._closed = self._warned = False
 
     # ---- looking at tensors --------------------------------------------------------------------------
@@ -196,6 +263,78 @@ class Staging:
                 flying.popleft()
         finally:
             entry.marks += flying
+
+    def fill(self, sources: Sequence[tuple[int, Region]], nbytes: int, held: Pinned, share: tuple[int, int]) -> Filling:
+        """Queue the copies of an input's tensors to the block that is *held*; returns at once.
+
+        Args:
+            sources: tensors of devices, each with its place in the input.
+            nbytes: of the input; what is not of these tensors is there already.
+            held: the input lies at its begin.
+            share: see ordered.
+
+        Raises:
+            ArenaFull: there is no room.
+            DeviceError: the device fails.
+        """
+        table = self._arena.take(-(-nbytes // BLOCK))
+        found = [
+            Piece(at + start, size, source.address + start, source)
+            for at, source in sources
+            for start, size in pieces(source.nbytes)
+        ]
+        found = ordered(found, nbytes, share)
+        ranges = told_by(found)
+        filled = bytearray(b"\1" * -(-nbytes // BLOCK))
+        for piece in found:
+            first, stop = piece.start // BLOCK, -(-(piece.start + piece.nbytes) // BLOCK)
+            filled[first:stop] = bytes(stop - first)
+        ffi.memmove(ffi.cast("char *", table.block.address), filled, len(filled))
+        calls = ffi.new("wc_fill[]", [(table.block.address, *each, self._arena.bell) for each in ranges])
+        filling = Filling(table, calls)
+        with self._lock:
+            for _, source in sources:
+                origin, device = source.device, self._devices[source.on]
+                assert origin is not None
+                with device.current():
+                    self._after_its_users(device, device.inward, origin)
+                    if device.last is not None:  # an earlier result for it, of which no stream knows
+                        device.follow_mark(device.inward, device.last)
+            self._fillings = [each for each in self._fillings if not each.over()]
+            self._fillings.append(filling)
+            self._queue_filling(filling, found, held)
+        return filling
+
+    def _queue_filling(self, filling: Filling, found: list[Piece], held: Pinned) -> None:
+        """Each device copies its pieces; the first one's stream of calls follows all of them, piece by piece."""
+        assert self._driver is not None
+        devices = {piece.source.on: self._devices[piece.source.on] for piece in found}
+        teller = devices[found[0].source.on]
+        held.entry.unmarked += 1  # and stays so if an error leaves copies without a mark
+        to, told, call = held.block.address, ffi.cast("uintptr_t", ffi.addressof(lib, "wc_fill_told")), filling.calls
+        for number, piece in enumerate(found):
+            device = devices[piece.source.on]
+            with device.current():
+                self._driver("cuMemcpyDtoHAsync", to + piece.start, piece.address, piece.nbytes, device.inward)
+                device.follow(teller.telling, device.inward)
+            with teller.current():
+                with_ = int(ffi.cast("uintptr_t", ffi.addressof(call, number)))
+                self._driver("cuLaunchHostFunc", teller.telling, self._driver.api.CUhostFn(int(told)), with_)
+        for device in devices.values():
+            with device.current():
+                held.entry.marks.append(device.mark(device.inward))
+        held.entry.unmarked -= 1
+        with teller.current():
+            filling.mark = teller.mark(teller.telling)
+
+    def filled(self, filling: Filling) -> bool:
+        """Whether the input is there.
+
+        Raises:
+            DeviceError: it will not be: a device failed.
+        """
+        with self._lock:
+            return filling.mark is None or filling.mark.ready()
 
     def _until(self, mark: Mark, deadline: float | None, source: Region) -> None:
         if not self._reached(mark, deadline):
@@ -366,11 +505,12 @@ class Staging:
             idle = all(_is_idle(each, deadline) or _is_idle(each, deadline) for each in self._devices.values())
             pool, self._pool = self._pool, None
             if pool is not None and not (idle and pool.close()):
-                _abandoned.append(self._arena)
+                _abandoned.append((self._arena, self._fillings))
                 log.warning("a CUDA device still copies, or its driver fails: pinned memory is kept")
             words, self._words = self._words, None
             if words is not None and not words.close(next(iter(self._devices.values())), deadline):
                 log.warning("a stream still waits for a result, or the driver fails: a page of pinned memory is kept")
+            self._fillings = []
             while self._devices:
                 self._devices.popitem()[1].close("" if idle else "it still copied when the communicator was closed")
 
@@ -392,4 +532,4 @@ def _is_idle(device: Device, deadline: float) -> bool:
         return False
 
 
-_abandoned: list[Arena] = []  # whose memory a device may still use
+_abandoned: list[tuple[Arena, list[Filling]]] = []  # whose memory a device may still use
