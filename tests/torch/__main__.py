@@ -25,7 +25,7 @@ def run(file: Path, environment: dict[str, str], options: tuple[str, ...] = ()) 
         root = str(HERE.parents[1])
         paths = os.pathsep.join(filter(None, (root, f"{root}/master", os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TEMP_DIR": folder, "PYTHONPATH": paths, **environment}
-        command = (*PYTEST, f"--junitxml={report}", "--timeout=100", *options, str(file))
+        command = (*PYTEST, f"--junitxml={report}", "--timeout=300", *options, str(file))
         output = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
         if not report.exists():
             sys.exit(f"{' '.join(command)} made no report:\n{output.stdout[-4000:]}{output.stderr[-4000:]}")

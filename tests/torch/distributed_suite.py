@@ -34,7 +34,7 @@ class TestDistributed(
     """All tests in one set of processes, and in a new one after whatever may have left gloo's connections broken."""
 
     world_size = int(os.environ["WORLD_SIZE"])
-    timeout = timedelta(seconds=30)
+    timeout = timedelta(seconds=120)
     _last = ""
 
     @classmethod
