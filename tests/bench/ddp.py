@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--profile", default="", help="file for torch's profile of rank 0")
     given = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, torch {torch.__version__}")
-    with Cluster(peers=given.ranks, fork=True) as cluster:
+    with Cluster(peers=given.ranks, startup_timeout=120) as cluster:
         env = [{"WANCOLL_SOCKET": cluster.socket(i)} for i in range(given.ranks)]
         from tests.bench import ddp  # not __main__, which the ranks do not know
 

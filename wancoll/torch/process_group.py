@@ -10,6 +10,7 @@ the same error, until the group is destroyed and made again.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ def create(given: Any, options: Any) -> WancollProcessGroup:
             "there are no options", who="init_process_group(pg_options=...)", expected="None",
             got=type(options).__name__,
         )  # fmt: skip
+    _refuse_a_mix()
     timeout = given.timeout.total_seconds()
     world = dist.group.WORLD if given.global_ranks_in_group else None
     shared = world.cluster if isinstance(world, WancollProcessGroup) else None
@@ -63,6 +65,25 @@ def create(given: Any, options: Any) -> WancollProcessGroup:
         )
     later = bool(getattr(given, "enable_reconfigure", False)) and world is None
     return WancollProcessGroup(given.store, given.group_rank, given.group_size, timeout, given.group_id, shared, later)
+
+
+def _refuse_a_mix() -> None:
+    """Torch takes a Python process group for the whole of "cpu:...,cuda:..." and drops the other backend unsaid.
+
+    Its caller, and nothing that it passes, knows what was asked for.
+    """
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    config = frame.f_locals.get("backend_config") if frame is not None else None
+    asked = config.get_device_backend_map() if config is not None else {}
+    if len(set(asked.values())) > 1:
+        raise ConfigError(
+            "cannot share a process group with another backend", who="init_process_group(backend=...)",
+            expected=f'"{BACKEND}" alone, for tensors of {" and ".join(DEVICES)}',
+            got=",".join(f"{device}:{name}" for device, name in asked.items()),
+            hint=f'or one group each: new_group(backend="{BACKEND}") beside the default one',
+        )  # fmt: skip
 
 
 class Seat:
