@@ -143,7 +143,7 @@ def test_schedules_are_complete_and_wait_as_long_as_they_must(p: int, m: int) ->
 
 
 def told(member: str, step: int, world: str, digest: str = "") -> Told:
-    return Told(member, step, 2.0, tuple(world), 100, digest, 0.0)
+    return Told(member, step, 2.0, tuple(world), 100, 10, digest, 0.0)
 
 
 def test_a_story_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +162,8 @@ def test_a_story_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4.8 % apart" in capsys.readouterr().out
     assert Story([*right[:-1], told("b", 3, "abd", "y")], "c", "d").faults == ["the replicas differ"]
     assert Story([*right[:3], told("a", 1, "ab"), *right[3:]], "c", "d").faults == ["a took a step twice"]
-    assert Story(right, "c", "e").faults == ["nobody joined, or nobody was killed"]
+    assert Story([*right[:4], told("a", 3, "abd", "x"), *right[5:6], *right[7:]], "c", "d").faults == ["b lost a step"]
+    assert Story(right, "c", "e").faults == ["nobody joined, or nobody was killed", "d lost a step"]
     assert "nobody joined, or nobody was killed" in Story(right, "b", "d").faults
     assert Story([*right[:5], told("a", 3, "ab", "x"), told("b", 3, "ab", "x")], "c", "d").faults
 

@@ -26,6 +26,13 @@ demo = App(
 )
 
 
+demo.command(
+    "wancoll.cli.demo_torch:torch",
+    name="torch",
+    help="Train a small transformer with PyTorch over slow links, by data parallel and by DiLoCo.",
+)
+
+
 @demo.default
 def run(
     *,
@@ -65,7 +72,7 @@ def run(
     """Train a small network on local peers, kill one in the middle of an all-reduce, let another one join."""
     from wancoll.demo.data import BATCH, check_extra
 
-    check_extra()
+    check_extra(sklearn="scikit-learn (the digits)")
     check_picture(picture, what="--picture")
     from rich.console import Console
 

@@ -31,21 +31,26 @@ class Digits:
         )
 
 
-def check_extra() -> None:
-    """Say what to install where the demo's packages are missing.
+def check_extra(who: str = "wancoll demo", extras: str = "demo", **needed: str) -> None:
+    """Say what to install where a demo's packages are missing.
+
+    Args:
+        who: the command.
+        extras: that have the packages.
+        needed: module -> "package (what for)"; matplotlib is, by all.
 
     Raises:
-        ConfigError: scikit-learn or matplotlib is not installed.
+        ConfigError: one is not installed.
     """
-    packages = (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib"))
-    missing = [name for module, name in packages if importlib.util.find_spec(module) is None]
+    needed["matplotlib"] = "matplotlib (the picture)"
+    missing = [words.split()[0] for module, words in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise ConfigError(
             "a package that only the demo needs is not installed",
-            who="wancoll demo",
-            expected="scikit-learn (the digits) and matplotlib (the picture)",
+            who=who,
+            expected=" and ".join(needed.values()),
             got=f"no {' and no '.join(missing)}",
-            hint="run, in the source folder: pip install '.[demo]'",
+            hint=f"run, in the source folder: pip install '.[{extras}]'",
         )
 
 

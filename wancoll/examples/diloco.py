@@ -7,6 +7,7 @@ is under way while the next steps are computed.
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,7 +41,6 @@ def train(comm: Communicator, member: Member) -> None:
     inner = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     diloco = DiLoCo(model.parameters(), every=H, fragments=2, delay=2, mixing=0.5)
     diloco.join(comm)
-    tokens = options.batch // options.world * options.sequence
     while diloco.steps < options.steps:
         step = diloco.steps
         x, y = (each.chunk(options.world)[comm.rank] for each in batch(source, step, options))
@@ -48,10 +48,14 @@ def train(comm: Communicator, member: Member) -> None:
         backward(loss)
         inner.step()
         inner.zero_grad()
-        ended = diloco.step(tokens=tokens)
+        ended = diloco.step(tokens=x.numel())
         sent = sum(each.receipt.bytes_sent for each in ended)
         weights = digest(diloco.outer) if diloco.steps == options.steps else ""
-        member.tell(diloco.steps, loss.item(), comm.members, sent, weights)
+        member.tell(diloco.steps, loss.item(), comm.members, sent, x.numel(), weights)
+        while diloco.steps == options.steps * 2 // 3 // H * H - 1 and comm.world_size < options.world:
+            time.sleep(0.05)  # here, where a round ends, all wait for the newcomer, so that it is there for a while
+            comm.update_membership()
+            diloco.join(comm)
 
 
 def main(options: Options) -> Story:

@@ -48,7 +48,7 @@ def train(comm: Communicator, member: Member) -> None:
         step, receipt = step + 1, elastic.receipt
         assert receipt is not None
         weights = digest(model.parameters()) if step == options.steps else ""
-        member.tell(step, loss.item(), receipt.contributors, receipt.bytes_sent, weights)
+        member.tell(step, loss.item(), receipt.contributors, receipt.bytes_sent, x.numel(), weights)
         while step < options.steps:
             comm.update_membership()  # lets in who waits
             step = comm.sync_state(model, adam, revision=step).revision

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,6 +21,7 @@ from wancoll.cli.units import format_bytes
 from wancoll.errors import WancollError
 from wancoll.process import die_with_parent
 from wancoll.testing import Cluster
+from wancoll.testing.proxy import proxied_cluster
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
@@ -37,6 +39,7 @@ class Told:
     loss: float
     contributors: tuple[str, ...]
     sent: int  # bytes
+    tokens: int  # that it has trained on
     digest: str = ""
     at: float = field(default_factory=time.monotonic)
 
@@ -52,9 +55,11 @@ class Member:
     def __init__(self, name: str, options: Options, pipe: Connection) -> None:
         self.name, self.options, self._pipe = name, options, pipe
 
-    def tell(self, step: int, loss: float, contributors: tuple[str, ...], sent: int, digest: str = "") -> None:
+    def tell(
+        self, step: int, loss: float, contributors: tuple[str, ...], sent: int, tokens: int, digest: str = ""
+    ) -> None:
         """Say what a step came to."""
-        self._pipe.send(Told(self.name, step, loss, contributors, sent, digest))
+        self._pipe.send(Told(self.name, step, loss, contributors, sent, tokens, digest))
 
 
 Train = Callable[[Any, Member], None]
@@ -73,11 +78,12 @@ def _be_member(train: Train, parent: int, socket: str, name: str, options: Optio
 
 @dataclass(slots=True)
 class Story:
-    """What happened: all that was told, in order, who was killed and who came."""
+    """What happened: all that was told, in order, who was killed, when, and who came."""
 
     told: list[Told]
-    victim: str
-    newcomer: str
+    victim: str = ""
+    newcomer: str = ""
+    killed_at: float = 0.0
 
     def of(self, member: str) -> list[Told]:
         """What this one told."""
@@ -95,6 +101,26 @@ class Story:
         return " -> ".join(str(n) for i, n in enumerate(sizes) if i == 0 or n != sizes[i - 1])
 
     @property
+    def losses(self) -> list[float]:
+        """Of each step, the mean of its members."""
+        return [sum(each.loss for each in step) / len(step) for step in self._steps]
+
+    @property
+    def times(self) -> list[float]:
+        """When the last member had taken each step, time.monotonic()."""
+        return [max(each.at for each in step) for step in self._steps]
+
+    @property
+    def joined_at(self) -> float:
+        """When the newcomer had taken its first step."""
+        return self.of(self.newcomer)[0].at
+
+    @property
+    def _steps(self) -> list[list[Told]]:
+        ordered = sorted(self.told, key=lambda each: each.step)
+        return [list(told) for _, told in itertools.groupby(ordered, key=lambda each: each.step)]
+
+    @property
     def faults(self) -> list[str]:
         """What should not have been."""
         found = []
@@ -107,16 +133,14 @@ class Story:
             steps = [each.step for each in self.of(name)]
             if any(b <= a for a, b in itertools.pairwise(steps)):
                 found.append(f"{name} took a step twice")
+            if any(b > a + 1 for a, b in itertools.pairwise(steps)) or (name != self.newcomer and steps[0] != 1):
+                found.append(f"{name} lost a step")
         return found
 
     def show(self, title: str, alone: Sequence[float], options: Options, formula: str, points: float) -> bool:
         """Print the table; whether all went well, and the loss is at most *points* percent from a single process's."""
         mine = self.of(self.survivors[0])
-        by_step: dict[int, list[float]] = {}
-        for each in self.told:
-            by_step.setdefault(each.step, []).append(each.loss)
-        losses = {step: sum(values) / len(values) for step, values in by_step.items()}
-        last = [sum(some[-8:]) / len(some[-8:]) for some in ([losses[step] for step in sorted(losses)], alone)]
+        last = [sum(some[-8:]) / len(some[-8:]) for some in (self.losses, alone)]
         apart = 100 * abs(last[0] - last[1]) / last[1]
         print(f"{title}: {self.victim} is killed, {self.newcomer} joins\n")
         for name, measured, expected in (
@@ -140,15 +164,40 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     return hashed.hexdigest()
 
 
-def play(train: Train, options: Options, kill_in: int) -> Story:
-    """Train on `options.world` members; in step *kill_in* SIGKILL one with its daemon, and start another one.
+@contextlib.contextmanager
+def _cluster(peers: int, rate: float) -> Iterator[Cluster]:
+    if not rate:
+        with Cluster(peers) as cluster:
+            yield cluster
+        return
+    with proxied_cluster(peers, lanes=1, peer_args=["--max-lanes=1"]) as (cluster, proxies):
+        proxies.throttle(rate)
+        yield cluster
+
+
+def play(
+    train: Train,
+    options: Options,
+    kill_in: int,
+    *,
+    rate: float = 0.0,
+    watch: Callable[[Story], None] = lambda _: None,
+) -> Story:
+    """Train on `options.world` members; after step *kill_in* SIGKILL one with its daemon, half as late start another.
+
+    Args:
+        train: a member's life.
+        options: of the example.
+        kill_in: the step.
+        rate: bytes per second that each member's link to each other one carries, each way; 0: what there is.
+        watch: called after each thing that was told.
 
     Raises:
         WancollError: a process ended that was not killed, or none said anything for a while.
     """
     fork = multiprocessing.get_context("fork")  # torch is loaded once
     torch.set_num_threads(1)
-    with Cluster(options.world) as cluster:
+    with _cluster(options.world + 1, rate) as cluster:  # the newcomer's daemon is there, and waits for a client
         live: dict[Connection, BaseProcess] = {}
 
         def start(i: int) -> BaseProcess:
@@ -161,7 +210,7 @@ def play(train: Train, options: Options, kill_in: int) -> Story:
             return process
 
         processes = [start(i) for i in range(options.world)]
-        story, last = Story([], "", ""), options.world - 1
+        story, last = Story([]), options.world - 1
         while live:
             heard = wait(list(live), SILENCE_SECONDS)
             if not heard:
@@ -182,7 +231,9 @@ def play(train: Train, options: Options, kill_in: int) -> Story:
                 if told.step >= kill_in and not story.victim:
                     processes[last].kill()
                     cluster.kill(last)
-                    story.victim, i = cluster.name(last), cluster.add_peer()
-                    story.newcomer = cluster.name(i)
-                    start(i)
+                    story.killed_at, story.victim = time.monotonic(), cluster.name(last)
+                if told.step >= kill_in * 3 // 2 and not story.newcomer:
+                    start(last + 1)
+                    story.newcomer = cluster.name(last + 1)
+                watch(story)
     return story

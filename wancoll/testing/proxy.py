@@ -37,7 +37,8 @@ class Proxies:
         self._fired: set[int] = set()
         self._saying, self._hearing = threading.Lock(), threading.Lock()
         self._pipe, theirs = multiprocessing.Pipe()
-        hosts = [f"127.0.0.{i + 1}" for i in range(len(targets))]
+        self._count = len(targets)
+        hosts = [f"127.0.0.{i + 1}" for i in range(self._count)]
         self._process = ClientProcess("the proxies", _forward, (theirs, hosts, list(targets)))
         theirs.close()
         try:
@@ -76,7 +77,7 @@ class Proxies:
             kind: "oneway" (bytes are lost, acknowledgements too), "slow", "delay", "freeze" (nothing more is read from
                 the lanes that there are), "refuse" (new lanes that *source* dials, as a firewall), "flip" (a bit) or
                 "truncate" (the connection ends); the last two apply once.
-            source: index of the daemon whose bytes are concerned.
+            source: index of the daemon whose bytes are concerned; -1: of a member that was not learnt.
             to: index of the one that they are for.
             lane: its number; -1: all.
             amount: slow: bytes per second; delay: seconds; truncate: bytes until the connection is closed.
@@ -98,6 +99,12 @@ class Proxies:
                 elif time.monotonic() > deadline:
                     return False
         return True
+
+    def throttle(self, rate: float) -> None:
+        """Let each lane carry *rate* bytes per second, each way. For members that were not learnt: call no learn()."""
+        for i in range(self._count):
+            self.add("slow", -1, i, amount=rate)
+            self.add("slow", i, -1, amount=rate)
 
     def clear(self, number: int) -> None:
         """Take the rule away."""
