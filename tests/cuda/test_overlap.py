@@ -17,6 +17,7 @@ from tests.client.fake_daemon import FakeDaemon
 from tests.client.tools import refused, until
 from tests.cuda.test_order import array, numbers, same
 from tests.faults.support import Background, attempt, close_all, join, wait_until
+from wancoll._native import ffi
 from wancoll.chaos import Cluster
 from wancoll.client.communicator import Communicator
 from wancoll.client.cuda.staging import PIECE, Piece, ordered, pieces, told_by
@@ -229,6 +230,25 @@ def test_a_device_that_does_not_get_on_is_named(gpu: Any, cluster: Cluster) -> N
     for work, tensor in zip(works, tensors, strict=True):
         assert work.wait(30).attempts == 1
         assert (tensor.get() == 111).all()
+    close_all(comms)
+
+
+def test_what_was_filled_stays_filled_until_the_end(gpu: Any, cluster: Cluster) -> None:
+    """Each attempt reads the table anew: until the operation has ended it is nobody else's."""
+    comms = sorted(join(cluster, range(3)), key=lambda comm: int(comm.name[1:]))
+    x, y = ([array(gpu, np.full(5000, 10**k, np.float32)) for k in range(3)] for _ in range(2))
+    first = [comms[k].all_reduce(x[k], async_op=True) for k in (0, 1)]
+    for work in first:
+        wait_until(lambda work=work: not work.done() and work.placement._filling is None, 10, "it is there")
+    second = [comms[k].all_reduce(y[k], async_op=True) for k in (0, 1)]
+    taken = [comms[k]._connection.arena.take(1) for k in (0, 1) for _ in range(8)]  # what a next call may get
+    for lease in taken:
+        ffi.memmove(ffi.cast("char *", lease.block.address), bytes(lease.block.nbytes), lease.block.nbytes)
+    comms[2].close()
+    for works, tensors in ((first, x), (second, y)):
+        for k in (0, 1):
+            assert set(works[k].wait(10).contributors) == {"m0", "m1"}
+            assert (tensors[k].get() == 11).all()
     close_all(comms)
 
 

@@ -41,6 +41,7 @@ class Placement:
         "_share",
         "_staging",
         "_swapped",
+        "_table",
         "_unwanted",
         "back",
         "feed",
@@ -78,6 +79,7 @@ class Placement:
         self._back: Lease | Pinned | None = None
         self._share = share
         self._filling: Filling | None = None  # what is on its way from devices
+        self._table: Lease | None = None  # filled lies there: each attempt reads it anew, until the operation ends
         self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
         self.front = self.back = 0
         self.filled = -1  # as in Post: what is not there yet, the daemon waits for
@@ -142,7 +144,8 @@ class Placement:
                 at += source.nbytes
             if late and self._staging is not None and isinstance(front, Pinned):
                 self._filling = self._staging.fill(late, nbytes, front, self._share)
-                self.filled = self._filling.table.block.offset
+                self._table = self._filling.table
+                self.filled = self._table.block.offset
             if self.feed is not None:
                 self.feed.add(front.block.address)
 
