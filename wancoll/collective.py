@@ -88,6 +88,8 @@ DATALESS = frozenset({Kind.update_membership, Kind.barrier})
 P2P_KINDS = frozenset({Kind.send, Kind.recv})  # kinds that two members call
 ON_FAILURE = ("retry", "raise")  # what a call does when the epoch is lost under it
 ROUNDINGS = ("nearest", "stochastic")  # of a codec
+MOST_LABEL = 128  # characters
+Label = Annotated[str, Meta(max_length=MOST_LABEL)]
 
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Name = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -114,6 +116,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         seed: of stochastic rounding.
         grace: seconds for which a member that has not called it is waited for, once another has; then its daemon takes
             part with zeros (all_reduce of a sum; R20). 0.0: it is waited for.
+        label: what the layer above calls it, where that is more than these fields say ("BOR of bool").
     """
 
     kind: Kind
@@ -128,6 +131,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     rounding: _Name = "nearest"
     seed: Annotated[int, Meta(ge=0)] = 0
     grace: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    label: Label = ""
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +144,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     def __str__(self) -> str:
         if self.kind in DATALESS:
-            return f"{self.kind.name}()"
+            return f"{self.kind.name}({f'label={self.label}' if self.label else ''})"
         size = f"{list(self.counts)}" if self.counts else str(self.count)
         extra = f", op={self.op.name}" if self.kind in REDUCING else ""
         extra += f", root={self.root}" if self.kind in ROOTED else ""
@@ -153,6 +157,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
                 ("rounding", self.rounding, "nearest"),
                 ("seed", self.seed, 0),
                 ("grace", self.grace, 0.0),
+                ("label", self.label, ""),
             )
             if value != default
         )

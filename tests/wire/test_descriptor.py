@@ -24,6 +24,7 @@ descriptors = st.builds(
     st.sampled_from(["nearest", "stochastic"]),
     st.integers(0, 2**64 - 1),
     st.sampled_from([0.0, 0.5, 30.0]),
+    st.sampled_from(["", "BOR of bool"]),
 )
 
 
@@ -41,6 +42,7 @@ def test_a_change_of_any_field_changes_the_fingerprint():
         "rounding": "stochastic",
         "seed": 1,
         "grace": 0.5,
+        "label": "BOR of bool",
     }
     assert set(other) == {field.name for field in fields(Descriptor)}
     prints = [replace(BASE, **{name: value}).fingerprint() for name, value in other.items()]
@@ -58,7 +60,7 @@ def test_the_fingerprint_is_the_same_in_every_process():
     assert BASE.fingerprint() == int.from_bytes(bytes.fromhex(KNOWN), "little")
 
 
-KNOWN = "33543e7a3410ba32"
+KNOWN = "acf84d9e450447db"
 
 
 def test_sizes_and_text():
@@ -69,6 +71,7 @@ def test_sizes_and_text():
         "all_reduce(1000 x float32, op=sum, codec=int8, on_failure=raise)"
     )
     assert str(Descriptor(Kind.update_membership)) == "update_membership()"
+    assert str(Descriptor(Kind.barrier, label="all_to_all")) == "barrier(label=all_to_all)"
     assert str(Descriptor(Kind.broadcast, DType.int8, count=5, root=2)) == "broadcast(5 x int8, root=2)"
     uneven = Descriptor(Kind.all_gather, counts=(1, 2))
     assert (str(uneven), uneven.nbytes, uneven.block_counts(2)) == ("all_gather([1, 2] x float32)", 12, (1, 2))

@@ -43,10 +43,12 @@ class Connection:
 
     Attributes:
         place: in the group: rank and members of the current epoch.
+        label: of every call's descriptor.
         regrets: why streams waited for these calls in vain, by number of the call; the next call raises them.
     """
 
     place: m.EpochInfo
+    label = ""
 
     def __init__(self, group: str, channel: Channel, arena: Arena, private: PrivateDaemon | None) -> None:
         self.group, self.arena = group, arena

@@ -34,7 +34,7 @@ from wancoll.torch.entry import BACKEND, DEVICES
 from wancoll.torch.errors import raised
 from wancoll.torch.reconfigure import Reconfigurable
 from wancoll.torch.rendezvous import Cluster, member
-from wancoll.torch.tensors import Reduction, flat, moved, put_back
+from wancoll.torch.tensors import Reduction, flat, label, moved, put_back, shortened
 from wancoll.torch.untraced import untraced
 from wancoll.torch.work import Completer, Operation
 from wancoll.wire import messages as m
@@ -95,7 +95,6 @@ class Seat:
         size: ranks.
 
     Attributes:
-        comm: makes calls by the ranks of this epoch, whatever comes meanwhile.
         order: the rank at each place of the ring.
         at: the place of each rank.
         straight: whether they are the same.
@@ -103,19 +102,23 @@ class Seat:
 
     def __init__(self, connection: Connection, place: m.EpochInfo, size: int) -> None:
         self.place = place
-        self.comm = Communicator(cast("Connection", _Held(connection, place)))
+        self._connection = connection
         where = {name: position for position, name in enumerate(place.members)}
         self.lost = [rank for rank in range(size) if member(rank) not in where]
         self.at = [where.get(member(rank), -1) for rank in range(size)]
         self.order = sorted(range(size), key=self.at.__getitem__)
         self.straight = self.order == list(range(size))
 
+    def comm(self, label: str) -> Communicator:
+        """Makes calls by the ranks of this epoch, whatever comes meanwhile; all ranks must label a call alike."""
+        return Communicator(cast("Connection", _Held(self._connection, self.place, label)))
+
 
 class _Held:
-    """A connection whose place in the group stays what it was."""
+    """A connection whose place in the group stays what it was, and whose calls are labelled."""
 
-    def __init__(self, connection: Connection, place: m.EpochInfo) -> None:
-        self._connection, self.place = connection, place
+    def __init__(self, connection: Connection, place: m.EpochInfo, label: str) -> None:
+        self._connection, self.place, self.label = connection, place, label
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
@@ -361,9 +364,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         def start(seat: Seat) -> list[Work]:
             return [
-                seat.comm.all_reduce(x, op=each.name, async_op=True, on_failure="raise")
+                seat.comm(each.label).all_reduce(x, op=each.name, async_op=True, on_failure="raise")
                 if each.bitwise is None
-                else seat.comm.all_gather(x, async_op=True, on_failure="raise")
+                else seat.comm(each.label).all_gather(x, async_op=True, on_failure="raise")
                 for each, x in zip(how, given, strict=True)
             ]
 
@@ -380,7 +383,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         given = [moved(each, "broadcast") for each in tensors]
 
         def start(seat: Seat) -> list[Work]:
-            return [seat.comm.broadcast(x, seat.at[root], async_op=True, on_failure="raise") for x in given]
+            return [
+                seat.comm(label(each.dtype)).broadcast(x, seat.at[root], async_op=True, on_failure="raise")
+                for each, x in zip(tensors, given, strict=True)
+            ]
 
         def finish(_receipts: list[Receipt]) -> None:
             for target, x in zip(tensors, given, strict=True):
@@ -430,11 +436,11 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         def start(seat: Seat) -> list[Work]:
             return [
-                seat.comm.all_gather(
+                seat.comm(label(tensor.dtype)).all_gather(
                     x, counts=None if len(set(each)) == 1 else [each[rank] for rank in seat.order],
                     async_op=True, on_failure="raise",
                 )
-                for x, each in zip(given, counts, strict=True)
+                for x, tensor, each in zip(given, inputs, counts, strict=True)
             ]  # fmt: skip
 
         def finish(receipts: list[Receipt]) -> None:
@@ -471,8 +477,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         def start(seat: Seat) -> list[Work]:
             return [
-                seat.comm.all_gather(x, y if seat.straight else None, async_op=True, on_failure="raise")
-                for x, y in zip(given, taken, strict=True)
+                seat.comm(label(each.dtype)).all_gather(
+                    x, y if seat.straight else None, async_op=True, on_failure="raise"
+                )
+                for each, x, y in zip(inputs, given, taken, strict=True)
             ]
 
         def finish(receipts: list[Receipt]) -> None:
@@ -536,11 +544,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 else:
                     x = torch.cat([each.given(blocks[rank], call) for rank in seat.order])
                 if each.bitwise is not None:
-                    works.append(seat.comm.all_gather(x, async_op=True, on_failure="raise"))
+                    cuts = "" if len(set(sizes)) == 1 else f", cut to {sizes}"
+                    comm = seat.comm(shortened(each.label + cuts))
+                    works.append(comm.all_gather(x, async_op=True, on_failure="raise"))
                     continue
                 scale = x.numel() // (sum(sizes) or 1)
                 uneven = None if len(set(sizes)) == 1 else [sizes[rank] * scale for rank in seat.order]
-                works.append(seat.comm.reduce_scatter(
+                works.append(seat.comm(each.label).reduce_scatter(
                     x, op=each.name, counts=uneven, async_op=True, on_failure="raise"
                 ))  # fmt: skip
             return works
@@ -580,10 +590,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         def start(seat: Seat) -> list[Work]:
             if seat.straight:
-                return [seat.comm.all_to_all(x, y, async_op=True, on_failure="raise")]
+                return [seat.comm(label(input.dtype)).all_to_all(x, y, async_op=True, on_failure="raise")]
             order = torch.tensor(seat.order, device=x.device)
             blocks = torch.index_select(x.view(self._size, -1), 0, order)
-            return [seat.comm.all_to_all(blocks, async_op=True, on_failure="raise")]
+            return [seat.comm(label(input.dtype)).all_to_all(blocks, async_op=True, on_failure="raise")]
 
         def finish(receipts: list[Receipt]) -> None:
             if receipts[0].out is y:
@@ -623,10 +633,12 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         def start(seat: Seat) -> list[Work]:
             return [
-                *(seat.comm.recv(taken[each], seat.at[each], _SPLIT_TAG, async_op=True) for each in others
-                  if taken[each].numel()),
-                *(seat.comm.send(given[each], seat.at[each], _SPLIT_TAG, async_op=True) for each in others
-                  if given[each].numel()),
+                *(seat.comm(label(outputs[each].dtype)).recv(
+                    taken[each], seat.at[each], _SPLIT_TAG, async_op=True
+                  ) for each in others if taken[each].numel()),
+                *(seat.comm(label(inputs[each].dtype)).send(
+                    given[each], seat.at[each], _SPLIT_TAG, async_op=True
+                  ) for each in others if given[each].numel()),
             ]  # fmt: skip
 
         def finish(_receipts: list[Receipt]) -> None:
@@ -649,11 +661,11 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         def start(seat: Seat) -> list[Work]:
             return [
-                seat.comm.reduce(
+                seat.comm(each.label).reduce(
                     x, x if here else None, seat.at[root], op=each.name, async_op=True, on_failure="raise"
                 )
                 if each.bitwise is None
-                else seat.comm.gather(x, root=seat.at[root], async_op=True, on_failure="raise")
+                else seat.comm(each.label).gather(x, root=seat.at[root], async_op=True, on_failure="raise")
                 for each, x in zip(how, given, strict=True)
             ]  # fmt: skip
 
@@ -676,7 +688,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             self._check_blocks("gather", outputs, len(inputs))
 
         def start(seat: Seat) -> list[Work]:
-            return [seat.comm.gather(x, root=seat.at[root], async_op=True, on_failure="raise") for x in given]
+            return [
+                seat.comm(label(each.dtype)).gather(x, root=seat.at[root], async_op=True, on_failure="raise")
+                for each, x in zip(inputs, given, strict=True)
+            ]
 
         def finish(receipts: list[Receipt]) -> None:
             for receipt, blocks in zip(receipts, outputs, strict=True) if here else ():
@@ -699,7 +714,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         def start(seat: Seat) -> list[Work]:
             blocks = [torch.cat([moved(each[rank], "scatter") for rank in seat.order]) for each in inputs if here]
             return [
-                seat.comm.scatter(blocks[i] if here else None, y, seat.at[root], async_op=True, on_failure="raise")
+                seat.comm(label(outputs[i].dtype)).scatter(
+                    blocks[i] if here else None, y, seat.at[root], async_op=True, on_failure="raise"
+                )
                 for i, y in enumerate(taken)
             ]
 
@@ -719,7 +736,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         self._check_other("send", dst, tag)
 
         def start(seat: Seat) -> list[Work]:
-            return [seat.comm.send(given, seat.at[dst], tag, async_op=True)]
+            return [seat.comm(label(tensor.dtype)).send(given, seat.at[dst], tag, async_op=True)]
 
         return self._run("send", [tensor], [tensor], None, start, other=dst)
 
@@ -731,7 +748,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         early = self._mailbox.take(src, tag, taken)
 
         def start(seat: Seat) -> list[Work]:
-            return [early.work if early else seat.comm.recv(taken, seat.at[src], tag, async_op=True)]
+            if early is not None:
+                return [early.work]
+            return [seat.comm(label(tensor.dtype)).recv(taken, seat.at[src], tag, async_op=True)]
 
         def finish(_receipts: list[Receipt]) -> None:
             put_back(tensor, early.x if early else taken)
@@ -747,13 +766,14 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         with _range(call, [tensor]):
             self._sit(call, None)
             return FromAny(
-                self._mailbox, tensor, tag, self._receive, name=call, deadline=time.monotonic() + self._timeout,
+                self._mailbox, tensor, tag, partial(self._receive, label(tensor.dtype)), name=call,
+                deadline=time.monotonic() + self._timeout,
                 completer=self._completer, explain=partial(self._explain, call),
             )  # fmt: skip
 
-    def _receive(self, source: int, tag: int, x: torch.Tensor) -> Work:
+    def _receive(self, label: str, source: int, tag: int, x: torch.Tensor) -> Work:
         seat = self._sit("recv_anysource", source)
-        return seat.comm.recv(x, seat.at[source], tag, async_op=True)
+        return seat.comm(label).recv(x, seat.at[source], tag, async_op=True)
 
     def _check_other(self, call: str, other: int, tag: int) -> None:
         if not 0 <= other < self._size or other == self._rank or not 0 <= tag < _OWN_TAGS:

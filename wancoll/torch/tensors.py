@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from wancoll.collective import MOST_LABEL
 from wancoll.errors import ConfigError
 from wancoll.torch.errors import raised
 
@@ -52,6 +54,19 @@ def put_back(target: torch.Tensor, carried: torch.Tensor) -> None:
         target.detach().copy_(carried.view(target.dtype).view(target.shape))
 
 
+def label(dtype: torch.dtype) -> str:
+    """What moved() does not show: the dtype that travels as bytes. All ranks must say the same of one call."""
+    return "" if dtype in KNOWN else str(dtype)
+
+
+def shortened(text: str) -> str:
+    """*text* as a label: its end becomes a digest where it is too long for one."""
+    if len(text) <= MOST_LABEL:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[: MOST_LABEL - 20]}... {digest}"
+
+
 class Reduction:
     """How a torch reduce op is done to tensors of one dtype.
 
@@ -63,6 +78,7 @@ class Reduction:
     Attributes:
         name: the client's op; for bitwise ones None.
         bitwise: what joins two members' values; None: the op is the client's.
+        label: what the client's call does not show: torch's op, and the dtype. All ranks must say the same of one call.
 
     Raises:
         ConfigError: there is no such op for that dtype.
@@ -81,6 +97,8 @@ class Reduction:
             self.name, fits = _PLAIN.get(kind), kind in _OF_COMPLEX and dtype is not torch.complex32
         else:
             self.name, fits = _PLAIN.get(kind), kind in _PLAIN and dtype in KNOWN
+        own = self.bitwise is None and self._factor is None and dtype in KNOWN
+        self.label = "" if own else f"{call.removesuffix('_coalesced').removesuffix('_single')} {kind} of {dtype}"
         if self._factor is not None and not (dtype.is_floating_point or dtype.is_complex):
             fits = False
         if not fits:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from wancoll.collective import Descriptor
+from wancoll.collective import Descriptor, Label
 
 # ---- fields ------------------------------------------------------------------------------------------
 
@@ -586,6 +586,7 @@ class P2PCall(Message, frozen=True):
     sends: bool
     dtype: Annotated[int, Meta(ge=0, le=8)]
     count: Number
+    label: Label = ""
 
 
 class P2PDone(Message, frozen=True):

@@ -53,7 +53,7 @@ def call(step: Step, member: Member, message: m.P2PCall) -> None:
 
 def _meet(step: Step, group: Group, match: Match) -> None:
     send, recv = match.send.call, match.recv.call
-    if (send.dtype, send.count) != (recv.dtype, recv.count):
+    if (send.dtype, send.count, send.label) != (recv.dtype, recv.count, recv.label):
         calls = {half.member.name: _described(half) for half in (match.send, match.recv)}
         _settle(step, group, match, "CollectiveMismatch", MISFIT, calls)
         return
@@ -115,4 +115,5 @@ def _settle(step: Step, group: Group, match: Match, error: str, text: str, calls
 
 def _described(half: Half) -> str:
     how = "send" if half.call.sends else "recv"
-    return f"{how}({half.call.count} x {DType(half.call.dtype).name}, tag={half.call.tag})"
+    label = f", label={half.call.label}" if half.call.label else ""
+    return f"{how}({half.call.count} x {DType(half.call.dtype).name}, tag={half.call.tag}{label})"

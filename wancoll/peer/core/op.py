@@ -101,4 +101,5 @@ class Op:
         if not self.p2p:
             return str(call)
         side = "dest" if call.kind is Kind.send else "source"
-        return f"{call.kind.name}({call.count} x {call.dtype.name}, {side}={self.other_name}, tag={self.tag})"
+        label = f", label={call.label}" if call.label else ""
+        return f"{call.kind.name}({call.count} x {call.dtype.name}, {side}={self.other_name}, tag={self.tag}{label})"

@@ -170,7 +170,8 @@ class P2P(Book):
             lost = m.Failure(op.client_id, "OperationAborted", refusal, who=str(op), got=got, hint=hint)
             return self.end(op, lost)
         sends = op.kind is Kind.send
-        return [cmd.ToMaster(m.P2PCall(*seat.head, op.number, op.other, op.tag, sends, call.dtype, call.count))]
+        said = m.P2PCall(*seat.head, op.number, op.other, op.tag, sends, call.dtype, call.count, call.label)
+        return [cmd.ToMaster(said)]
 
     def _start_with(self, other: int) -> list[cmd.Command]:
         """Start what is matched with member *other*, if the link is up; ask for it, if not."""

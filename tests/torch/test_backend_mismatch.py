@@ -1,0 +1,67 @@
+"""Ranks that call different things: a named error on all of them, and the next call goes through."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+import wancoll
+from tests.torch.ranks import run
+from wancoll.torch.tensors import shortened
+
+
+def both_fail(first, second):
+    """Rank 0 makes one call and rank 1 the other, and both hear of it."""
+    with pytest.raises(wancoll.CollectiveMismatch):
+        (second if dist.get_rank() else first)()
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 2
+
+
+def whole():
+    return torch.tensor([1, 3], dtype=torch.int32)
+
+
+def two(dtype):
+    return torch.ones(2).to(dtype)
+
+
+def gathered(x):
+    dist.all_gather([torch.empty_like(x) for _ in range(2)], x)
+
+
+def scattered(cuts):
+    blocks = [torch.ones(n, dtype=torch.int32) for n in cuts]
+    dist.reduce_scatter(torch.empty_like(blocks[dist.get_rank()]), blocks, op=ReduceOp.BOR)
+
+
+def labels(rank, size):
+    dist.init_process_group("wancoll", timeout=timedelta(seconds=20))
+    both_fail(lambda: dist.all_reduce(whole(), ReduceOp.BAND), lambda: dist.all_reduce(whole(), ReduceOp.BOR))
+    both_fail(lambda: dist.all_reduce(whole(), ReduceOp.BOR), lambda: gathered(whole()))
+    both_fail(lambda: dist.reduce(whole(), 0, ReduceOp.BOR), lambda: dist.gather(whole(), None, dst=0))
+    both_fail(lambda: scattered([1, 3]), lambda: scattered([2, 2]))
+    scaled = dist._make_nccl_premul_sum(0.5)
+    both_fail(lambda: dist.all_reduce(two(torch.float32), scaled), lambda: dist.all_reduce(two(torch.float32)))
+    both_fail(
+        lambda: dist.all_reduce(two(torch.bool), ReduceOp.MAX), lambda: dist.all_reduce(two(torch.uint8), ReduceOp.MAX)
+    )
+    both_fail(lambda: dist.broadcast(two(torch.bool), 0), lambda: dist.broadcast(two(torch.uint8), 0))
+    both_fail(lambda: gathered(two(torch.float8_e4m3fn)), lambda: gathered(two(torch.float8_e5m2)))
+    both_fail(lambda: dist.send(two(torch.bool), 1), lambda: dist.recv(two(torch.uint8), 0))
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(60)
+def test_what_the_wire_does_not_say_by_itself_is_compared_too(sockets):
+    run(2, labels, env=sockets, timeout=50)
+
+
+def test_a_long_label_keeps_what_tells_it_from_others():
+    one, other = (shortened("reduce_scatter BOR of torch.int32, cut to " + str([*range(100), n])) for n in (1, 2))
+    assert one != other
+    assert len(one) <= 128
+    assert shortened("BOR") == "BOR"
