@@ -160,6 +160,7 @@ BOUNDS = {
     "wancoll/peer/daemon.py: Daemon._by_engine_id": "ops_in_flight of each client",
     "wancoll/peer/daemon.py: Daemon._sessions": "clients",
     "wancoll/peer/session.py: Session._in_engine": "ops_in_flight",
+    "wancoll/peer/session.py: Session._behind": "ops_in_flight, and what is said while they are copied",
     "wancoll/peer/session.py: Session._prepared": "_SHAPES_KEPT",
     "wancoll/net/listen.py: Handshakes._open": "pending_connections",
     "wancoll/net/stream.py: Stream._batch": "its max_bytes",

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import mmap
+import re
 import socket
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
+from msgspec.structs import replace
 
+from tests.peer.test_grace import SUM, cover
 from tests.peer.test_member import data, epoch, post
 from wancoll import resources
+from wancoll._native import ffi
+from wancoll.engine import Done
 from wancoll.errors import ConfigError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import DEFAULT
+from wancoll.peer import arena
+from wancoll.peer.arena import Cover
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.session import Session
 from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder
 
 
 class Engine:
@@ -127,3 +140,55 @@ async def test_a_bell_that_the_engine_does_not_take_keeps_nothing(bad: Exception
     assert resources.of_process()["fds"] == before
     client.close()
     daemon.close()
+
+
+async def test_results_are_handed_over_beside_the_event_loop_and_told_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they are copied the daemon serves all others; nothing of the client's is told or closed before the end."""
+    nbytes, sent, goes_on = 20_000, [], threading.Event()
+    decoder: Decoder[Any] = Decoder(m.FromDaemon, 1 << 20)
+    client, daemon = socket.socketpair()
+    session, _, _ = session_with(Engine(), client)
+    copy = Cover._copy
+
+    def once_the_loop_goes_on(*args: Any) -> None:
+        assert goes_on.wait(10)
+        copy(*args)
+
+    monkeypatch.setattr(Cover, "_copy", once_the_loop_goes_on)
+    monkeypatch.setattr(arena, "_PIECE", 4096)
+    monkeypatch.setattr(session._stream, "send", lambda data: sent.extend(decoder.feed(data)))
+    call = replace(SUM, count=nbytes // 4)
+    session.run(session.member.cover(cover(1, call=call), 1.0))
+    [op] = session.member.collectives.open.values()
+    result = bytes(i % 251 for i in range(nbytes))
+    ffi.memmove(ffi.cast("char *", op.memory.back), result, nbytes)
+    session.op_finished(Done(op.engine_id, 7, 0))
+    session.run(session.member.commit(m.Commit("g", 1, 1, 1), 2.0))
+    assert sent == []
+    async with trio.open_nursery() as nursery:
+        monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
+        late = replace(post(1, call), front=0, back=65536)
+        session.run(session.member.post(late, session.member.call(late), 3.0))
+        session.tell(m.Slow(0, "later"))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert (sent, session.idle) == ([], False)
+        goes_on.set()
+        with trio.fail_after(10):
+            await session.wait_idle()
+        assert session.arena._map[65536 : 65536 + nbytes] == result
+        assert session.arena._map[65536 + nbytes] == 0
+        assert [type(each) for each in sent] == [m.Result, m.Slow]
+        assert (sent[0].id, sent[0].counted) == (1, False)
+    client.close()
+    daemon.close()
+
+
+def test_zeros_that_are_only_read_take_no_memory() -> None:
+    def taken() -> int:
+        return sum(int(kib) for kib in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", Path("/proc/self/status").read_text()))
+
+    nbytes = 32 << 20
+    zeros = Cover(nbytes, 4096)
+    before, buffer = taken(), ffi.buffer(ffi.cast("char *", zeros.front), nbytes)
+    assert {buffer[i] for i in range(0, nbytes, mmap.PAGESIZE)} == {b"\0"}
+    assert taken() - before < 4 << 10

@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from wancoll import resources
 from wancoll._native import ffi, lib
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_PIECE = 16 << 20  # bytes copied at once: what the daemon's end has to wait for
 
 
 class Arena:
@@ -63,14 +66,19 @@ class Cover:
 
     def __init__(self, front_bytes: int, back_bytes: int) -> None:
         back_at = -(-front_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._map = mmap.mmap(-1, max(1, back_at + back_bytes))  # only ours
+        # private: zeros that are only read are all one page
+        self._map = mmap.mmap(-1, max(1, back_at + back_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with ffi.from_buffer(self._map, require_writable=True) as view:
             self.front = int(ffi.cast("uintptr_t", view))
         self.back, self._nbytes = self.front + back_at, back_bytes
 
-    def hand_over(self, address: int) -> None:
-        """Copy the result to where the client wants it."""
-        lib.wc_pages_copy(address, self.back, self._nbytes)
+    def pieces(self, address: int) -> Iterator[Callable[[], None]]:
+        """Steps that copy the result to *address*, where the client wants it; each keeps this memory, and is short."""
+        for at in range(0, self._nbytes, _PIECE):
+            yield partial(self._copy, address + at, at)
+
+    def _copy(self, address: int, at: int) -> None:
+        lib.wc_pages_copy(address, self.back + at, min(_PIECE, self._nbytes - at))
 
 
 def default_arena_bytes() -> int:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -129,6 +129,10 @@ class Daemon:
         """An op of *session* is in the engine."""
         self._by_engine_id[engine_id] = session
         self.measurer.op_started()
+
+    def soon(self, task: Callable[[], Awaitable[None]]) -> None:
+        """See Host."""
+        self._nursery.start_soon(task)
 
     def watch_first_bytes(self, engine_links: Iterable[int]) -> None:
         """Fault injection: hit "mid_op" as soon as one of these links has received more than now."""
@@ -324,7 +328,7 @@ class Daemon:
         stopping = m.Failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint)
         self.ending = self.ending or stopping
         with trio.move_on_after(self.config.limits.drain_timeout):
-            while any(session.member.in_flight for session in self._sessions):  # noqa: ASYNC110 - once, at the very end
+            while any(one.member.in_flight or not one.idle for one in self._sessions):  # noqa: ASYNC110 - once, at the end
                 await trio.sleep(0.01)
         for session in list(self._sessions):
             with session.alone("the daemon's end"):
@@ -335,7 +339,7 @@ class Daemon:
             await self.control.flush()
         with trio.move_on_after(1):  # while the engine's events are still read
             for session in list(self._sessions):
-                await session.engine_idle()
+                await session.wait_idle()
 
 
 async def _watch_stdin(daemon: Daemon, stop: trio.Event) -> None:

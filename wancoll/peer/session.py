@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import structlog
@@ -62,6 +63,9 @@ class Host(Protocol):
     def remove(self, session: Session) -> None:
         """The session is over."""
 
+    def soon(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run *task* beside all others; it may be cancelled at the daemon's end."""
+
     def started(self, engine_id: int, session: Session) -> None:
         """The session's op is in the engine: its events are the session's."""
 
@@ -105,7 +109,8 @@ class Session:
         self.links = daemon.links.member(self._links_say)
         self._prepared: dict[Meaning, Prepared] = {}
         self._in_engine: set[int] = set()
-        self._room = trio.Event()  # set when an op left; wakes a reader held back by ops_in_flight
+        self._behind: deque[Op | m.FromDaemon] = deque()  # what is handed over, and what the client is told after it
+        self._room = trio.Event()  # set when an op left; wakes a reader that is held back
         self._idle = trio.Event()
         self._broken = False
         self._goodbye = False  # the client has said it
@@ -163,22 +168,22 @@ class Session:
                     log.warning("client died", member=self.member.name, pid=self.pid, reason=reason)
                 self.run(self.member.leave(reason, died=died))
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
-                await self.engine_idle()
+                await self.wait_idle()
                 await self._stream.drain()
             self._daemon.remove(self)
             self.trainer.close()
             self._daemon.engine.remove_bell(self.arena.bell)
             self._stream.close()
-            if not self._in_engine:
+            if self.idle:
                 self.arena.close()
             else:
-                log.error("the engine still holds an op; its arena is kept mapped", member=self.member.name)
+                log.error("an op still uses the arena, which is kept mapped", member=self.member.name)
 
     async def _take(self, messages: list[m.FromClient]) -> bool:
         for message in messages:
             if self._daemon.ending and not isinstance(message, m.Detach):
                 await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
-            while self.member.in_flight >= self._daemon.config.limits.ops_in_flight and not self.member.over:
+            while not isinstance(message, m.Detach) and self._is_full():
                 self._room = trio.Event()
                 if not await self._stream.unless_hung_up(self._room.wait):
                     return False
@@ -191,6 +196,11 @@ class Session:
                 )
             self._post(message)
         return True
+
+    def _is_full(self) -> bool:
+        """Whether the next call has to wait."""
+        full = self.member.in_flight >= self._daemon.config.limits.ops_in_flight and not self.member.over
+        return full or bool(self._behind)
 
     def _post(self, post: m.Post) -> None:
         call = self.member.call(post)
@@ -221,8 +231,32 @@ class Session:
                 raise ProtocolError(f"{one} and {other} overlap", who=who)
 
     def tell(self, message: m.FromDaemon) -> None:
-        """Send to the client; one that does not read is cut off."""
-        self._stream.send(encode(message))
+        """Send to the client, after what is handed over to it; one that does not read is cut off."""
+        if self._behind:
+            self._behind.append(message)
+        else:
+            self._stream.send(encode(message))
+
+    async def _hand_over(self) -> None:
+        """Task: copy results of ops that this daemon took part in to where the client wants them, then tell it.
+
+        Not in the event loop: they may be GiB. Until it is told, the client uses neither front nor back.
+        """
+        try:
+            with self.alone("what its daemon took part in"):
+                while self._behind:
+                    first = self._behind[0]
+                    if isinstance(first, Op):
+                        assert isinstance(first.memory, Cover)
+                        for copy in first.memory.pieces(self.arena.address + first.back):
+                            await trio.to_thread.run_sync(copy)
+                    else:
+                        self._stream.send(encode(first))
+                    self._behind.popleft()
+        finally:
+            self._behind.clear()
+            self._room.set()
+            self._idle.set()
 
     # ---- commands ------------------------------------------------------------------------------------
 
@@ -237,8 +271,9 @@ class Session:
                 case cmd.StartOp(op):
                     self._start(op)
                 case cmd.HandOver(op):
-                    assert isinstance(op.memory, Cover)
-                    op.memory.hand_over(self.arena.address + op.back)
+                    if not self._behind:
+                        self._daemon.soon(self._hand_over)
+                    self._behind.append(op)
                 case cmd.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
                 case cmd.EnterEpoch(epoch, neighbours, spares):
@@ -360,8 +395,14 @@ class Session:
         if not self._in_engine:
             self._idle.set()
 
-    async def engine_idle(self) -> None:
-        """Wait until the engine holds no op of this member."""
-        while self._in_engine:
-            self._idle = trio.Event()
+    @property
+    def idle(self) -> bool:
+        """Whether nothing touches the arena for this member: the engine holds no op, and nothing is handed over."""
+        return not self._in_engine and not self._behind
+
+    async def wait_idle(self) -> None:
+        """Return once it is idle."""
+        while not self.idle:
+            if self._idle.is_set():  # else others wait for it, too
+                self._idle = trio.Event()
             await self._idle.wait()
