@@ -6,9 +6,12 @@ A "kernel" is a copy on the device: it runs late, on the stream that it was give
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import os
 import shutil
 import subprocess
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,19 @@ NON_BLOCKING = 1
 CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}  # DLPack's
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def once(base: Path, name: str, compiles: Callable[[Path], Path]) -> Path:
+    """What is compiled into a folder, once for all processes of pytest-xdist; *base*: pytest's temporary folder."""
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.seek(0)
+        if not (found := lock.read()):
+            found = str(compiles(folder))
+            lock.write(found)
+    return Path(found)
 
 
 def build(folder: Path) -> Path:

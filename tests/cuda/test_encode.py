@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.cuda import kernels as checks
+from tests.cuda.gpu import once
 from tests.cuda.kernels import differences, kernels, read, stream_of
 from tests.engine.test_codec import elements, hard, same
 from tests.later import later
@@ -32,7 +33,7 @@ HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "native" / "kernels"
 FLAGS = ("-std=gnu11", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror")
 PAIRS = [(codec, dtype) for codec in device.CODECS for dtype in DType if takes(codec, dtype)]
-NIGHTLY = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 50)]
+NIGHTLY = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 50)]
 GUARD = 0x5A
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -73,10 +74,14 @@ class Host:
 
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    path = tmp_path_factory.mktemp("warps") / "warps.so"
+    return Host(once(tmp_path_factory.getbasetemp(), "warps", build))
+
+
+def build(folder: Path) -> Path:
+    path = folder / "warps.so"
     compiler = shutil.which("cc") or "gcc"
     subprocess.run([compiler, *FLAGS, "-shared", "-fPIC", f"-I{KERNELS}", "-o", path, HERE / "warps.c"], check=True)
-    return Host(path)
+    return path
 
 
 # ---- on the host ----------------------------------------------------------------------------------------
@@ -95,7 +100,7 @@ def test_hard_values(host: Host, codec: Codec, dtype: DType) -> None:
 
 
 @pairs
-@pytest.mark.parametrize("seed", [0, *later(1, 2, 3), *NIGHTLY])
+@pytest.mark.parametrize("seed", [0, *later(1), *NIGHTLY])
 def test_random_values(host: Host, codec: Codec, dtype: DType, seed: int) -> None:
     """Any bits; numbers of like size, with few specials; any part of a tensor; any length."""
     rng = np.random.default_rng(seed)

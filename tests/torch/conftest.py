@@ -5,8 +5,16 @@ import pytest
 pytest.importorskip("torch")
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from wancoll.testing import Cluster
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test with ranks has torch loaded for all: seconds of processor time, a minute on a busy machine."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(200))
 
 
 @pytest.fixture(scope="session")

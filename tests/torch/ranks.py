@@ -32,6 +32,7 @@ from typing import Any, Self
 from wancoll.process import die_with_parent
 
 ROOT = Path(__file__).parents[2]
+HANGS = 150.0  # seconds after which a rank will never answer, on a machine that does much else
 # torch._dynamo: the first DistributedDataParallel of a process loads it.
 _PRELOAD = ("torch.nn.parallel", "torch._dynamo", "torch.distributed.distributed_c10d", "wancoll.client.connect",
             "wancoll.torch.process_group")  # fmt: skip
@@ -74,13 +75,13 @@ class Ranks:
                 rank, self.pids[rank] = pipe.recv()
                 self._pipes[rank] = pipe
 
-    def next(self, rank: int, timeout: float = 60.0) -> Any:
+    def next(self, rank: int, timeout: float = HANGS) -> Any:
         """The next value that this rank yields."""
         kind, value = self._receive(rank, time.monotonic() + timeout)
         assert kind == "yield", f"rank {rank} has ended: {value!r}"
         return value
 
-    def result(self, rank: int, timeout: float = 60.0) -> Any:
+    def result(self, rank: int, timeout: float = HANGS) -> Any:
         """What this rank returned; raises what it raised."""
         deadline = time.monotonic() + timeout
         while True:
@@ -88,7 +89,7 @@ class Ranks:
             if kind == "return":
                 return value
 
-    def results(self, timeout: float = 60.0) -> list[Any]:
+    def results(self, timeout: float = HANGS) -> list[Any]:
         """What each rank returned; raises what one raised, the lowest."""
         deadline = time.monotonic() + timeout
         return [self.result(rank, max(0.0, deadline - time.monotonic())) for rank in sorted(self._pipes)]
@@ -129,7 +130,7 @@ class Ranks:
 
 
 def run(
-    size: int, target: Callable[..., Any], *arguments: Any, timeout: float = 60.0,
+    size: int, target: Callable[..., Any], *arguments: Any, timeout: float = HANGS,
     env: Mapping[str, str] | Sequence[Mapping[str, str]] = {},
 ) -> list[Any]:  # fmt: skip
     """What `target(rank, size, *arguments)` returned on each rank."""

@@ -12,7 +12,7 @@ import wancoll
 
 def python(*arguments):
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=55, check=False,
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=180, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -21,7 +21,7 @@ def python(*arguments):
 
 @pytest.mark.check
 def test_import_torch_knows_it_says_nothing_and_loads_nothing():
-    """What the entry point takes of the time of `import torch` is measured inside of it."""
+    """What the entry point takes of the time of `import torch` is measured inside of it; at last it cannot register."""
     done = python(
         "-c",
         """
@@ -43,23 +43,14 @@ assert "WANCOLL" in Backend._plugins
 assert took and took[0] < 0.005, took
 heavy = ("wancoll.client", "wancoll._native", "wancoll.torch.process_group", "msgspec", "trio")
 assert not [name for name in sys.modules if name.startswith(heavy)]
-""",
-    )
-    assert done.stdout == done.stderr == ""
 
-
-@pytest.mark.check
-def test_import_torch_survives_a_backend_that_cannot_be_registered():
-    done = python(
-        "-c",
-        """
-import torch.distributed.distributed_c10d as c10d
 def refuse(*_, **__):
     raise OSError("no")
-c10d.Backend.register_backend = refuse
-c10d.Backend._plugins.clear()
+Backend.register_backend = refuse
+Backend._plugins.clear()
 from wancoll.torch.entry import autoload
 autoload()
+assert not Backend._plugins
 """,
     )
     assert done.stdout == done.stderr == ""

@@ -83,8 +83,8 @@ def test_three_axes_on_eight_ranks(sockets: list[dict[str, str]]) -> None:
     assert reports[0].sent_formula[0] <= sent <= 1.1 * reports[0].sent_formula[0] + 8000
 
 
-@pytest.mark.check
-@pytest.mark.timeout(200)  # seconds of a machine that does much else
+@pytest.mark.nightly  # it measures, and shall have the machine for itself
+@pytest.mark.timeout(200)
 def test_bubbles_are_as_long_as_the_textbook_says(sockets: list[dict[str, str]]) -> None:
     options = dataclasses.replace(PLAIN, micro_batches=8, device_ms=40.0, steps=6)
     [report] = run(4, train, [("pipeline", options)], env=sockets, timeout=180)[0]

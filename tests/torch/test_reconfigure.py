@@ -84,8 +84,10 @@ def worlds(rank, size):
 
 @pytest.mark.check
 @pytest.mark.timeout(200)
-def test_shrinks_and_grows():
-    run(3, worlds, timeout=150)
+@pytest.mark.parametrize("private", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_shrinks_and_grows(sockets, private):
+    """Over daemons that run already, or with daemons and masters of each world's own."""
+    run(3, worlds, env={} if private else sockets, timeout=150)
 
 
 def survive(rank, size):
