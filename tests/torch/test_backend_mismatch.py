@@ -38,7 +38,13 @@ def scattered(cuts):
     dist.reduce_scatter(torch.empty_like(blocks[dist.get_rank()]), blocks, op=ReduceOp.BOR)
 
 
-def labels(rank, size):
+def exchanged(splits):
+    rank, y = dist.get_rank(), torch.zeros(2)
+    dist.all_to_all_single(y, torch.arange(2.0) + 10 * rank, *splits)
+    assert y.tolist() == [rank, 10 + rank]
+
+
+def calls(rank, size):
     dist.init_process_group("wancoll", timeout=timedelta(seconds=20))
     both_fail(lambda: dist.all_reduce(whole(), ReduceOp.BAND), lambda: dist.all_reduce(whole(), ReduceOp.BOR))
     both_fail(lambda: dist.all_reduce(whole(), ReduceOp.BOR), lambda: gathered(whole()))
@@ -52,12 +58,32 @@ def labels(rank, size):
     both_fail(lambda: dist.broadcast(two(torch.bool), 0), lambda: dist.broadcast(two(torch.uint8), 0))
     both_fail(lambda: gathered(two(torch.float8_e4m3fn)), lambda: gathered(two(torch.float8_e5m2)))
     both_fail(lambda: dist.send(two(torch.bool), 1), lambda: dist.recv(two(torch.uint8), 0))
+    # all_to_all: with and without sizes is one call; what does not fit leaves nothing behind.
+    for splits in ((), ([1, 1], [1, 1]), (None, [1, 1])):
+        exchanged(splits if rank else ())
+    both_fail(lambda: exchanged(()), lambda: dist.all_reduce(torch.ones(1)))
+    exchanged(())
+    blocks = [torch.zeros(2 - rank), torch.zeros(1 + rank)]
+    given = [torch.zeros(2), torch.ones(0)] if rank == 0 else [torch.ones(1), torch.zeros(2)]
+    with pytest.raises(wancoll.CollectiveMismatch):
+        dist.all_to_all(blocks, given)
+    exchanged(())
+    # Lists that do not fit are refused where they are.
+    one, three = torch.ones(1), torch.ones(3)
+    for call in (
+        lambda: dist.scatter(torch.zeros(2), [one, three], src=rank),
+        lambda: dist.gather(torch.zeros(2), [one, three], dst=rank),
+        lambda: dist.all_to_all([three, three], [one, one]),
+    ):
+        with pytest.raises(wancoll.ConfigError, match="do not fit"):
+            call()
+    exchanged(())
     dist.destroy_process_group()
 
 
 @pytest.mark.timeout(60)
 def test_what_the_wire_does_not_say_by_itself_is_compared_too(sockets):
-    run(2, labels, env=sockets, timeout=50)
+    run(2, calls, env=sockets, timeout=50)
 
 
 def test_a_long_label_keeps_what_tells_it_from_others():

@@ -206,6 +206,11 @@ class Work:
         """Of `await work`, in asyncio or trio: as wait(), while other tasks run."""
         return awaited(self.wait)
 
+    @property
+    def failed(self) -> bool:
+        """Whether it is finished, and wait() raises."""
+        return isinstance(self._answer, m.Failure)
+
     def done(self) -> bool:
         """Whether wait() would return or raise at once."""
         if not self.finished:

@@ -40,7 +40,6 @@ from wancoll.torch.work import Completer, Operation
 from wancoll.wire import messages as m
 
 _OWN_TAGS = 1 << 62  # from here on tags are ours, not the user's
-_SPLIT_TAG = _OWN_TAGS  # of all_to_all with uneven blocks
 
 
 def create(given: Any, options: Any) -> WancollProcessGroup:
@@ -181,6 +180,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         self._connection = self._comm._connection
         self._completer = Completer(self._connection)
         self._seat = Seat(self._connection, self._connection.place, self._size)
+        self._called = 0  # operations of all ranks: the same number on each
         self._mailbox = Mailbox([rank for rank in range(self._size) if rank != self._rank])
 
     def _leave(self, *, wait: bool) -> None:
@@ -340,6 +340,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         with _range(call, given):
             try:
                 parts = start(self._sit(call, other))
+                self._called += other is None
             except WancollError as bad:
                 raise self._explain(call, bad) from bad
         explain = partial(self._explain, call)
@@ -397,13 +398,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Operation:
         """Finished when all ranks have called it."""
+        return self._run("barrier", [], [], _timeout(opts, timeout), lambda seat: [self._barrier(seat)])
 
-        def start(seat: Seat) -> list[Work]:
-            work = Work(self._connection, Descriptor(Kind.barrier, on_failure="raise"), seat.place.epoch)
-            self._connection.post(work)
-            return [work]
-
-        return self._run("barrier", [], [], _timeout(opts, timeout), start)
+    def _barrier(self, seat: Seat, label: str = "") -> Work:
+        call = Descriptor(Kind.barrier, on_failure="raise", label=label)
+        work = Work(self._connection, call, seat.place.epoch)
+        self._connection.post(work)
+        return work
 
     # ---- blocks --------------------------------------------------------------------------------------
 
@@ -575,34 +576,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     ) -> Operation:  # fmt: skip
         """Block j of rank i becomes block i of rank j; blocks are rows of the first dimension."""
         call = "all_to_all_single"
-        if output_split_sizes or input_split_sizes:
-            return self._exchange(
-                call, self._rows(call, output, output_split_sizes), self._rows(call, input, input_split_sizes), output,
-                opts, timeout,
-            )  # fmt: skip
-        x, y = moved(input, call), moved(output, call)
-        if x.numel() != y.numel() or x.dtype != y.dtype or x.numel() % self._size:
-            raise raised(ConfigError(
-                "the tensors do not fit", who=f"group {self._group!r}",
-                expected=f"two tensors of one dtype and size, which {self._size} divides",
-                got=f"{tuple(input.shape)} of {input.dtype} and {tuple(output.shape)} of {output.dtype}",
-            ), call)  # fmt: skip
-
-        def start(seat: Seat) -> list[Work]:
-            if seat.straight:
-                return [seat.comm(label(input.dtype)).all_to_all(x, y, async_op=True, on_failure="raise")]
-            order = torch.tensor(seat.order, device=x.device)
-            blocks = torch.index_select(x.view(self._size, -1), 0, order)
-            return [seat.comm(label(input.dtype)).all_to_all(blocks, async_op=True, on_failure="raise")]
-
-        def finish(receipts: list[Receipt]) -> None:
-            if receipts[0].out is y:
-                put_back(output, y)
-            else:
-                at = torch.tensor(self._at(receipts[0]), device=y.device)
-                put_back(output, torch.index_select(receipts[0].out.view(self._size, -1), 0, at).view(-1))
-
-        return self._run(call, [input], [output], _timeout(opts, timeout), start, finish)
+        return self._exchange(
+            call, self._rows(call, output, output_split_sizes), self._rows(call, input, input_split_sizes), output,
+            opts, timeout,
+        )  # fmt: skip
 
     all_to_all_single = alltoall_base
 
@@ -625,20 +602,25 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         self, call: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], whole: torch.Tensor | None, opts: Any,
         timeout: Any,
     ) -> Operation:  # fmt: skip
-        """Between each two ranks by themselves: no rank knows the sizes of two others."""
+        """Between each two ranks by themselves: no rank knows the sizes of two others.
+
+        A barrier goes with it, and decides: who does not exchange is known by name. What was posted then stays, so tags
+        are used once.
+        """
         given = [moved(each, call) for each in inputs]
         taken = [moved(each, call) for each in outputs]
         self._check_blocks(call, [outputs, inputs], 2)
+        self._check_fit(call, outputs[self._rank], inputs[self._rank])
         others = [rank for rank in range(self._size) if rank != self._rank]
+        tag = _OWN_TAGS + self._called
 
         def start(seat: Seat) -> list[Work]:
             return [
-                *(seat.comm(label(outputs[each].dtype)).recv(
-                    taken[each], seat.at[each], _SPLIT_TAG, async_op=True
-                  ) for each in others if taken[each].numel()),
-                *(seat.comm(label(inputs[each].dtype)).send(
-                    given[each], seat.at[each], _SPLIT_TAG, async_op=True
-                  ) for each in others if given[each].numel()),
+                self._barrier(seat, "all_to_all"),
+                *(seat.comm(label(outputs[each].dtype)).recv(taken[each], seat.at[each], tag, async_op=True)
+                  for each in others),
+                *(seat.comm(label(inputs[each].dtype)).send(given[each], seat.at[each], tag, async_op=True)
+                  for each in others),
             ]  # fmt: skip
 
         def finish(_receipts: list[Receipt]) -> None:
@@ -647,7 +629,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 put_back(target, x)
 
         result = outputs if whole is None else [whole]
-        return self._run(call, inputs, result, _timeout(opts, timeout), start, finish, pairs=True)
+        operation = self._run(call, inputs, result, _timeout(opts, timeout), start, finish, pairs=True)
+        operation.led = True
+        return operation
 
     # ---- with a root ---------------------------------------------------------------------------------
 
@@ -686,6 +670,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         here = root == self._rank
         if here:
             self._check_blocks("gather", outputs, len(inputs))
+            for blocks, x in zip(outputs, inputs, strict=True):
+                self._check_fit("gather", x, *blocks)
 
         def start(seat: Seat) -> list[Work]:
             return [
@@ -710,6 +696,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         here = root == self._rank
         if here:
             self._check_blocks("scatter", inputs, len(outputs))
+            for blocks, y in zip(inputs, outputs, strict=True):
+                self._check_fit("scatter", y, *blocks)
 
         def start(seat: Seat) -> list[Work]:
             blocks = [torch.cat([moved(each[rank], "scatter") for rank in seat.order]) for each in inputs if here]
@@ -809,6 +797,14 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 "the lists do not fit the group", who=f"group {self._group!r}",
                 expected=f"{count} lists of {self._size} tensors", got=str([len(each) for each in lists]),
             ), call)  # fmt: skip
+
+    def _check_fit(self, call: str, like: torch.Tensor, *blocks: torch.Tensor) -> None:
+        for each in blocks:
+            if each.numel() != like.numel() or each.dtype != like.dtype:
+                raise raised(ConfigError(
+                    "the tensors do not fit", who=f"group {self._group!r}",
+                    expected=f"{like.numel()} elements of {like.dtype}", got=f"{each.numel()} of {each.dtype}",
+                ), call)  # fmt: skip
 
     def _check_stack(self, call: str, part: torch.Tensor, whole: torch.Tensor, larger: str, smaller: str) -> None:
         if whole.numel() != part.numel() * self._size or whole.dtype != part.dtype:

@@ -60,11 +60,13 @@ class Operation(dist.Work):
         self._base: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
         self.source = -1
+        self.led = False  # by its first call: if that fails, the others are not waited for
 
     @property
     def finished(self) -> bool:
-        """Whether all its calls are."""
-        return all(part.finished for part in self._parts)
+        """Whether all its calls are, or the first has failed where it leads."""
+        parts = self._parts
+        return all(part.finished for part in parts) or (self.led and parts[0].failed)
 
     def settle(self) -> bool:
         """Whether it has ended; if so its result is where it belongs."""
@@ -106,7 +108,7 @@ class Operation(dist.Work):
         return True
 
     def _pending_part(self) -> Work | None:
-        return next((part for part in list(self._parts) if not part.finished), None)
+        return None if self.finished else next((part for part in list(self._parts) if not part.finished), None)
 
     def _await(self, left: float | None) -> bool:
         """Whether the first part that was pending has ended, *left* seconds later at the most."""
