@@ -160,6 +160,8 @@ def test_a_loss_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated]
     works = [comm.all_reduce(tensors[comm.rank], async_op=True) for comm in comms]
     for one in gated:
         one.fill(*draw.sample(one.missing, draw.randint(1, len(one.missing) - 1)))
+    for comm in comms:  # before that there is no attempt that could be lost
+        wait_until(lambda name=comm.name: stages(cluster, name) == ["input"], 20, "the engine waits for its input")
     lost = draw.randrange(WORLD)
     comms[lost]._connection._channel.socket.shutdown(socket.SHUT_RDWR)  # no goodbye
     rest = [rank for rank in range(WORLD) if rank != lost]
@@ -179,6 +181,12 @@ def test_a_loss_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated]
     fed(gated[-3:])
     assert all(work.wait(30).out.tolist() == [3] * 5 for work in works)
     close(*comms, *again)
+
+
+def stages(cluster: Cluster, name: str) -> list[str]:
+    """What the operations of the member are at, by its daemon."""
+    members = [one for i in range(WORLD) for one in cluster.peer_status(i)["members"] if one["name"] == name]
+    return [op["stage"] for op in members[0]["waits"]["operations"]]
 
 
 def _world(comm: Any) -> int:
@@ -203,11 +211,7 @@ def test_who_is_waited_for(cluster: Cluster, gated: list[Gated]) -> None:
 
     wait_until(lambda: causes() == {(slow, "its client has not filled its input")}, 20, "the master says who")
 
-    def here(stage: str) -> bool:
-        members = [one for i in range(WORLD) for one in cluster.peer_status(i)["members"] if one["name"] == slow]
-        return [op["stage"] for op in members[0]["waits"]["operations"]] == [stage]
-
-    wait_until(lambda: here("input"), 20, "its daemon says so")
+    wait_until(lambda: stages(cluster, slow) == ["input"], 20, "its daemon says so")
     for rank in range(WORLD):
         wait_until(lambda rank=rank: "has not filled its input" in _timeout(works[rank]), 20, "timeouts say who")
         assert f"waits for {slow} (rank 1)" in _timeout(works[rank])
