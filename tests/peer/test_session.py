@@ -26,6 +26,7 @@ from wancoll.limits import DEFAULT
 from wancoll.peer import arena
 from wancoll.peer.arena import Cover
 from wancoll.peer.core import commands as cmd
+from wancoll.peer.core.op import OpState
 from wancoll.peer.session import Session
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder
@@ -192,3 +193,18 @@ def test_zeros_that_are_only_read_take_no_memory() -> None:
     before, buffer = taken(), ffi.buffer(ffi.cast("char *", zeros.front), nbytes)
     assert {buffer[i] for i in range(0, nbytes, mmap.PAGESIZE)} == {b"\0"}
     assert taken() - before < 4 << 10
+
+
+async def test_what_waits_for_a_link_is_called_once_its_client_has_filled_it() -> None:
+    """As in the engine: else the others count as late with a call that nobody has made (R11)."""
+    client, daemon = socket.socketpair()
+    session, _, _ = session_with(Engine(), client)
+    session.run(session.member.enter_epoch(epoch(2, 1, 2), 1.0))
+    call = replace(post(1, data(), epoch=2), filled=8192)
+    session._post(call)
+    [op] = session.member.collectives.open.values()
+    assert (op.state, session.lacks_input(op), session.called) == (OpState.waiting, True, 0)
+    session.arena._map[8192] = 1
+    assert (session.lacks_input(op), session.called) == (False, 1)
+    client.close()
+    daemon.close()

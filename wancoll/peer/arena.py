@@ -46,6 +46,10 @@ class Arena:
         """Whether [offset, offset + nbytes) lies inside."""
         return 0 <= offset and nbytes >= 0 and offset + nbytes <= self.nbytes
 
+    def has_zeros(self, offset: int, nbytes: int) -> bool:
+        """Whether a byte of [offset, offset + nbytes) is zero."""
+        return self._map.find(b"\0", offset, offset + nbytes) >= 0
+
     def close(self) -> None:
         """Unmap. The engine must have let go of every op in it."""
         self._map.close()

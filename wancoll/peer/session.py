@@ -26,7 +26,7 @@ from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.peer.core.calls import Call, Meaning, Seat, noise
 from wancoll.peer.core.member import Member
-from wancoll.peer.core.op import Op
+from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.trainer import Trainer
 from wancoll.wire import messages as m
@@ -344,7 +344,11 @@ class Session:
 
     def lacks_input(self, op: Op) -> bool:
         """Whether the op waits for its own client, which still fills its input."""
-        return op.filled >= 0 and op.engine_id in self._in_engine and self._daemon.engine.lacks_input(op.engine_id)
+        if op.filled < 0 or op.state in (OpState.done, OpState.ended):
+            return False
+        if op.state is OpState.running:
+            return self._daemon.engine.lacks_input(op.engine_id)
+        return self.arena.has_zeros(op.filled, -(-op.call.front_bytes // BLOCK))  # the engine has not seen it yet
 
     @property
     def called(self) -> int:

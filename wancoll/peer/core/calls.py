@@ -176,18 +176,14 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
     return Call(call, knew, post.peer, front, back, p2p)
 
 
-def covering(cover: m.Cover, seat: Seat) -> Call:
+def covering(cover: m.Cover, seat: Seat) -> Call | None:
     """The call that a daemon shall take part in for its client.
 
-    Raises:
-        ProtocolError: it is none, or one that needs the client's own tensor.
+    None: it is none, or one that needs the client's own tensor. Another member's daemon has made it up, or can do more.
     """
     call = cover.call
-    expected, got = _misfit(call, -1, seat.world, seat.mid)
-    if not expected and not call.grace:
-        expected, got = "a call with a grace time", str(call)[:300]
-    if expected:
-        raise ProtocolError("wants a call covered that cannot be", who="the master", expected=expected, got=got)
+    if _misfit(call, -1, seat.world, seat.mid)[0] or not call.grace:
+        return None
     front, back = choose.sizes(call, seat.rank, len(seat.world.mids))
     return Call(call, seat.world, -1, front, back, False)
 

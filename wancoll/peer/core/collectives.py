@@ -109,14 +109,6 @@ class Collectives(Book):
         op.client_id, op.front, op.back = post.id, post.front, post.back
         return self.tell(op, op.outcome) if ended and op.outcome is not None else []
 
-    def post_over(self, post: m.Post, call: Call, name: str) -> list[cmd.Command]:
-        """The client of the member *name*, which is out, calls *call*. What its daemon has taken part in has an end."""
-        late = self._post_late(post, call)
-        if late is None:
-            self.called += 1
-            return [cmd.ToClient(outcomes.over(post.id, name))]
-        return late
-
     # ---- from the master -----------------------------------------------------------------------------
 
     def commit(self, upto: int, now: float, *, out: bool = False) -> list[cmd.Command]:
@@ -212,6 +204,8 @@ class Collectives(Book):
         if len(between) > len(known) or not all(each in known for each in between):
             return []
         call = covering(cover, self.seat)
+        if call is None:
+            return []  # no client can call this: now the others wait for this one, as without a grace time
         held = [op.call for op in self._late.values()]
         nbytes = sum(each.front_bytes + each.back_bytes for each in (*held, call))
         if len(held) >= self._limits.covers or nbytes > self._limits.cover_bytes:

@@ -151,8 +151,6 @@ class Member:
 
     def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
         """The client calls *call*."""
-        if self.over and not call.p2p:
-            return self.collectives.post_over(post, call, self.name)
         if self.over:
             return [cmd.ToClient(outcomes.over(post.id, self.name))]
         return (self.p2p if call.p2p else self.collectives).post(post, call, now)
@@ -311,11 +309,7 @@ class Member:
         return self.collectives.abort(abort.ask)
 
     def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
-        """Take part in a call for the client, if it has not made it (R20).
-
-        Raises:
-            ProtocolError: nothing that can be taken part in.
-        """
+        """Take part in a call for the client, if it has not made it (R20)."""
         if self.over or self.seat is None or cover.epoch != self.epoch_number:
             return []
         return self.collectives.cover(cover, now)
