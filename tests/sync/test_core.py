@@ -77,7 +77,7 @@ def test_a_large_tensor_is_cut_without_gaps() -> None:
 
 
 def test_what_is_encoded_comes_back() -> None:
-    one = content([entry("ä" * 300, 5), entry("b", 2 * STRIPE + 1, "complex64")], {1: 2**64 - 1})
+    one = content([entry("b", 2 * STRIPE + 1, "complex64"), entry("ä" * 300, 5)], {1: 2**64 - 1})
     assert decode(encode(one), "m") == one
     assert fingerprint(encode(one)) != fingerprint(encode(content(list(one.entries))))
     for strategy in STRATEGIES:
@@ -97,6 +97,30 @@ def test_nonsense_is_refused_by_name(data: bytes) -> None:
         decode(data, "m7")
     with pytest.raises(ProtocolError, match="m7"):
         unpack_header(data.ljust(HEADER_BYTES, b"\0"), "m7")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [Entry("a", "float32", (1,), 1 << 60)],  # a list of its stripes would fill the memory
+        [Entry("a", "float32", (1,), -5)],
+        [Entry("a", "float32", (1,), 4), Entry("a", "float32", (1,), 4)],
+        [Entry("b", "float32", (1,), 4), Entry("a", "float32", (1,), 4)],
+        [Entry("a", "float32", (1,), 4, 77)],
+        [Entry("a", "float32", (1,), 4, 0)],
+        [Entry("a", "float32", (1,), 4, -7)],
+        [Entry("a", "float32", (1,), 4), Entry("b", "float32", (1,), 4, 0), Entry("c", "float32", (1,), 4, 1)],
+    ],
+    ids=range(8),
+)
+def test_a_manifest_that_contradicts_itself_is_refused_by_name(entries: list[Entry]) -> None:
+    with pytest.raises(ProtocolError, match="m7: sent a manifest that contradicts itself"):
+        decode(encode(Content(tuple(entries), b"8" * 8)), "m7")
+
+
+def test_a_key_that_is_no_text_is_refused_by_name() -> None:
+    with pytest.raises(ProtocolError, match="m7"):
+        decode(encode(content([entry("a", 4)])).replace(b"\xa1a", b"\xa1\xff"), "m7")
 
 
 # ---- the election ------------------------------------------------------------------------------------

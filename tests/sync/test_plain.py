@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import msgpack
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.sync.manifest import Content, Entry, Header, Thing
-from wancoll.sync.plain import MAX_DEPTH, Slot, fill, pack, unpack
+from wancoll.sync.plain import MAX_DEPTH, MAX_TUPLES, Slot, fill, pack, unpack
 from wancoll.sync.verdict import goal, judge
 
-KEYS = st.one_of(st.text(max_size=5), st.integers(), st.none(), st.tuples(st.integers(0, 3), st.text(max_size=2)))
+NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1)
+KEYS = st.one_of(st.text(max_size=5), NUMBERS, st.none(), st.tuples(st.integers(0, 3), st.text(max_size=2)))
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())
 TREES = st.recursive(
     LEAVES,
@@ -71,6 +73,11 @@ def nested(depth: int, around: Any) -> bytes:
     return data
 
 
+def mapping(keys: Iterable[bytes]) -> bytes:
+    found = list(keys)
+    return msgpack.Packer().pack_map_header(len(found)) + b"".join(key + b"\xc0" for key in found)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -89,12 +96,21 @@ def nested(depth: int, around: Any) -> bytes:
         nested(5000, lambda inner: b"\x91" + inner),
         nested(MAX_DEPTH * 2, lambda inner: msgpack.packb(msgpack.ExtType(1, b"\x91" + inner))),
         bytes(5 << 20),
+        mapping(msgpack.packb(msgpack.ExtType(4, (1 << 64).to_bytes(9, "little"))) for _ in range(1)),
+        mapping(msgpack.packb(msgpack.ExtType(1, msgpack.packb([1] * 9))) for _ in range(1)),
+        mapping(msgpack.packb(msgpack.ExtType(1, msgpack.packb([i]))) for i in range(MAX_TUPLES + 1)),
     ],
-    ids=range(15),
+    ids=range(18),
 )
 def test_what_is_hostile_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="m7"):
         unpack(data, "m7")
+
+
+@pytest.mark.parametrize("key", [1 << 64, -(1 << 63) - 1, (1, (2,)), tuple(range(9)), ((1 << 64),)])
+def test_keys_that_cannot_be_carried_are_refused_where_they_are(key: Any) -> None:
+    with pytest.raises(ConfigError, match="key that cannot be carried"):
+        pack({"a": {key: 1}}, "x", no_slot)
 
 
 @given(st.one_of(st.binary(max_size=60), TREES.map(lambda tree: pack(tree, "x", no_slot))), st.data())

@@ -180,6 +180,20 @@ def test_graphs_that_differ_make_no_mismatch(cluster: Cluster) -> None:
                 assert torch.allclose(three[0].double(), sums[name], rtol=1e-4), name
 
 
+def test_what_only_members_without_weight_used_is_no_gradient_of_anybody(cluster: Cluster) -> None:
+    def work(comm: Any, rank: int) -> Any:
+        module = Branches()
+        model = ElasticDataParallel(module, comm)
+        model.weight = float(rank == 0)
+        model(torch.ones(2, 3), "ab" if rank else "a").sum().backward()
+        return [each.grad is None for each in module.parameters()], module.a.weight.grad
+
+    (mine, one), (others, other) = members(cluster, work)
+    assert mine == others
+    assert mine[:4] == [False, False, True, True]  # a and b
+    assert torch.equal(one, other)
+
+
 def test_dtypes_together(cluster: Cluster) -> None:
     dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
 
@@ -472,6 +486,36 @@ def test_a_step_that_cannot_be_finished_has_not_happened(cluster: Cluster) -> No
     (one, receipt), _, (other, _) = in_threads(life, 3, 50)
     assert same(one, other)
     assert (set(receipt.contributors), receipt.rounds) == ({"m0", "m2"}, 1)
+
+
+def test_a_step_whose_backward_was_interrupted_is_not_waited_for(cluster: Cluster) -> None:
+    """What was not computed would count as zero."""
+    stopped = threading.Event()
+
+    def work(comm: Any, rank: int) -> Any:
+        module = net()
+        model = ElasticDataParallel(module, comm, bucket_bytes=SMALL)
+        if rank == 0:
+
+            def fail(*_: Any) -> None:
+                raise LookupError
+
+            handle = module[2].register_full_backward_pre_hook(fail)
+            with pytest.raises(LookupError):
+                loss(model, batch(0)).backward()
+            handle.remove()
+            with pytest.raises(ConfigError, match=r"interrupted.*skip_step"):
+                model.wait()
+            module.zero_grad()
+            stopped.set()
+        else:
+            assert stopped.wait(30)
+        loss(model, batch(rank)).backward()
+        return gradients(module)
+
+    one, other = members(cluster, work)
+    assert same(one, other)
+    close(one, expected([batch(0), batch(1)]))
 
 
 def test_a_timeout_leaves_the_step_under_way(cluster: Cluster) -> None:

@@ -22,6 +22,7 @@ STRIPE = 16 * MIB  # a multiple of the digest's block, 64 KiB
 _MAGIC = b"wcstate1"
 _HEADER = struct.Struct("<8sQ16sQB7x")
 HEADER_BYTES = _HEADER.size
+_MOST = 1 << 62  # bytes of a tensor, or of an encoded content: what counts in bytes can hold
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -132,15 +133,29 @@ def decode(data: bytes, who: str) -> Content:
     """
     try:
         content = msgspec.msgpack.decode(data, type=Content)
-    except msgspec.DecodeError as bad:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as bad:
         raise ProtocolError("sent no manifest of its state", who=who, got=str(bad)) from bad
-    expected = 8 * sum(len(lengths(entry.nbytes)) for entry in content.entries if entry.shares < 0)
+    if problem := _contradiction(content.entries):
+        raise ProtocolError("sent a manifest that contradicts itself", who=who, got=problem)
+    expected = 8 * sum(-(-entry.nbytes // STRIPE) for entry in content.entries if entry.shares < 0)
     if len(content.digests) != expected:
         raise ProtocolError(
             "sent a manifest that contradicts itself", who=who, expected=f"{expected} bytes of digests",
             got=str(len(content.digests)),
         )  # fmt: skip
     return content
+
+
+def _contradiction(entries: Sequence[Entry]) -> str:
+    """What is wrong with them, before anything of their size is made; empty: nothing."""
+    for number, entry in enumerate(entries):
+        if number and entry.key <= entries[number - 1].key:
+            return f"key {entry.key!r} after {entries[number - 1].key!r}"
+        if not 0 <= entry.nbytes <= _MOST:
+            return f"{entry.nbytes} bytes of {entry.key!r}"
+        if not -1 <= entry.shares < number or (entry.shares >= 0 and entries[entry.shares].shares >= 0):
+            return f"{entry.key!r} shares the memory of number {entry.shares}"
+    return ""
 
 
 def fingerprint(encoded: bytes) -> bytes:
@@ -161,7 +176,7 @@ def unpack_header(data: bytes, who: str) -> Header:
         ProtocolError: it is none.
     """
     magic, nbytes, print_, revision, strategy = _HEADER.unpack(data)
-    if magic != _MAGIC or strategy >= len(STRATEGIES):
+    if magic != _MAGIC or strategy >= len(STRATEGIES) or nbytes > _MOST:
         raise ProtocolError(
             "did not call sync_state here", who=who, expected="the header of a state", got=data[:16].hex(),
             hint="all members make the same calls in the same order, with the same version of wancoll",

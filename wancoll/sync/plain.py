@@ -18,10 +18,13 @@ from wancoll.limits import MIB
 
 MAX_BYTES = 4 * MIB  # of one thing's; an empty dict of one byte takes 64 in memory
 MAX_DEPTH = 32
+MAX_TUPLES = 4096  # that are keys: a sender can choose some that share a hash, and each is compared with all before
 
 _TUPLE, _COUNTER, _SLOT, _INT = 1, 2, 3, 4  # msgpack's own types
 _INT_BYTES = 1024
 _BITS = 64
+_TUPLE_KEY = 8
+_KEYS = f"str, bytes, None, bool, float, int of {_BITS} bits, or a tuple of at most {_TUPLE_KEY} of these"
 _CALL = "sync_state"
 
 
@@ -67,6 +70,9 @@ def _pack(value: Any, who: str, path: str, depth: int, slot_of: Callable[[Any, s
     if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()  # numpy's numbers
     if isinstance(value, Mapping):
+        for key in value:
+            if not _is_key(key):
+                raise refuse("has a key that cannot be carried", _KEYS, f"{type(key).__name__}")
         pairs = sorted(
             (_pack(key, who, joined(path, key), depth + 1, _no_slot), inner(each, key)) for key, each in value.items()
         )
@@ -105,30 +111,53 @@ def unpack(data: bytes, who: str) -> Any:
             "sent too much of its state", who=who, expected=f"{MAX_BYTES} bytes at most", got=str(len(data))
         )
     try:
-        return _unpack(data, 0)
+        found = _Unpacking().unpack(data, 0)
+        _check_depth(found, 0)
+        return found
     except RecursionError as bad:
         raise ProtocolError("sent a state that is nested too deeply", who=who, got=str(bad)) from bad
     except (ValueError, TypeError, msgpack.UnpackException) as bad:
         raise ProtocolError("sent no state", who=who, got=f"{type(bad).__name__}: {bad}") from bad
 
 
-def _unpack(data: bytes, depth: int) -> Any:
-    def made(code: int, body: bytes) -> Any:
-        if code == _SLOT and body in (b"torch", b"numpy"):
-            return Slot(body.decode())
-        if code == _INT and len(body) <= _INT_BYTES:
-            return int.from_bytes(body, "little", signed=True)
-        if code == _TUPLE and isinstance(found := _unpack(body, depth + 1), list):
-            return tuple(found)
-        if code == _COUNTER and isinstance(found := _unpack(body, depth + 1), dict):
-            return Counter(found)
-        raise ValueError(f"a value of unknown type {code}")
+class _Unpacking:
+    """One state that is read; its maps are made only of keys that cannot be chosen to collide."""
 
-    if depth > MAX_DEPTH:
-        raise ValueError("nested too deeply")
-    found = msgpack.unpackb(data, ext_hook=made, strict_map_key=False)
-    _check_depth(found, depth)
-    return found
+    def __init__(self) -> None:
+        self._tuples = 0
+
+    def unpack(self, data: bytes, depth: int) -> Any:
+        def made(code: int, body: bytes) -> Any:
+            if code == _SLOT and body in (b"torch", b"numpy"):
+                return Slot(body.decode())
+            if code == _INT and len(body) <= _INT_BYTES:
+                return int.from_bytes(body, "little", signed=True)
+            if code == _TUPLE and isinstance(found := self.unpack(body, depth + 1), list):
+                return tuple(found)
+            if code == _COUNTER and isinstance(found := self.unpack(body, depth + 1), dict):
+                return Counter(found)
+            raise ValueError(f"a value of unknown type {code}")
+
+        if depth > MAX_DEPTH:
+            raise ValueError("nested too deeply")
+        return msgpack.unpackb(data, ext_hook=made, object_pairs_hook=self._mapping, strict_map_key=False)
+
+    def _mapping(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        for key, _ in pairs:
+            if not _is_key(key):
+                raise ValueError(f"a key of type {type(key).__name__}")
+            self._tuples += isinstance(key, tuple)
+        if self._tuples > MAX_TUPLES:
+            raise ValueError(f"more than {MAX_TUPLES} keys that are tuples")
+        return dict(pairs)
+
+
+def _is_key(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return len(key) <= _TUPLE_KEY and all(not isinstance(each, tuple) and _is_key(each) for each in key)
+    if isinstance(key, int):  # of longer ones as many share a hash as one likes; strings have secret hashes
+        return -(1 << _BITS - 1) <= key < 1 << _BITS
+    return key is None or isinstance(key, str | bytes | float)
 
 
 def _check_depth(value: Any, depth: int) -> None:

@@ -35,6 +35,7 @@ from wancoll.schedule.build import takes
 BUCKET_BYTES = 8 * MIB
 
 _WHO = "ElasticDataParallel(module)"
+_INTERRUPTED = "call backward() again, or skip_step() to take part without a gradient"
 _MARKS = -1  # beside the buckets' numbers
 _WEIGHT, _BEGUN_AGAIN, _USED = 0, 1, 2  # of the marks: two numbers, then one for each parameter
 
@@ -84,7 +85,7 @@ class ElasticDataParallel(nn.Module):
     When backward returns, each parameter's grad is the same bytes on all members: the mean over the very same members,
     which *receipt* names, for all parameters. A member that is lost in the middle of backward is in none of them or in
     all. What is averaged is what grad holds at the end of backward: what no_sync() left there is part of it. A
-    parameter that nobody used keeps its grad; where somebody did, the others count as zero.
+    parameter that nobody with a weight used has no grad; where somebody did, the others count as zero.
 
     All members call backward equally often. Where an exception ends it on one member, the others wait: the next
     backward there is the same step's, or skip_step() takes part in it without a gradient. After a WancollError the step
@@ -159,7 +160,7 @@ class ElasticDataParallel(nn.Module):
     def skip_step(self) -> StepReceipt:
         """Take part in a step with nothing, in place of a backward; grad becomes the others' mean."""
         step = self._begin()
-        step.weight = 0.0
+        step.weight, step.computed = 0.0, True
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
@@ -177,6 +178,11 @@ class ElasticDataParallel(nn.Module):
         step = self._step
         if step is None:
             raise ConfigError("no step is under way", who="ElasticDataParallel.wait", hint="call backward first")
+        if not step.computed:
+            raise ConfigError(
+                "backward was interrupted before it had all gradients", who="ElasticDataParallel.wait",
+                hint=_INTERRUPTED,
+            )  # fmt: skip
         began = time.monotonic()
         try:
             self._finish(step, deadline_after(timeout))
@@ -249,6 +255,12 @@ class ElasticDataParallel(nn.Module):
 
     def _end_of_backward(self) -> None:
         self._task = -1
+        if self._step is None:
+            raise ConfigError(
+                "a step has ended while its backward goes on", who="ElasticDataParallel: backward",
+                hint="a backward within backward: give torch.utils.checkpoint use_reentrant=False",
+            )  # fmt: skip
+        self._step.computed = True
         self.wait(self._timeout)
 
     def _post(self, step: _Step, bucket: _Bucket) -> None:
@@ -271,7 +283,9 @@ class ElasticDataParallel(nn.Module):
                     raise
                 try:
                     flying.wait(self._timeout)
-                except TimeoutError:
+                except TimeoutError as late:
+                    late.hint = _INTERRUPTED
+                    )
                     raise
                 except WancollError:
                     pass  # wait() meets it again
@@ -330,8 +344,7 @@ class ElasticDataParallel(nn.Module):
             if total != world and total > 0:
                 bucket.mean.mul_(world / total)
             for parameter, mean in zip(bucket.parameters, bucket.means, strict=True):
-                if next(used):
-                    parameter.grad = mean
+                parameter.grad = mean if next(used) else None  # alike: a member without weight may have one of its own
 
 
 @dataclass(slots=True)
@@ -342,6 +355,7 @@ class _Step:
         buckets: of the wrapper.
         weight: of this member.
         begun_again: an exception interrupted an earlier backward of it.
+        computed: its backward has come to its end, so that what has no gradient now has none.
         todo: numbers of the buckets to reduce in this round.
         posted: buckets below this number are.
         works: of this round, by bucket.
@@ -354,6 +368,7 @@ class _Step:
     buckets: Sequence[_Bucket]
     weight: float
     begun_again: bool = False
+    computed: bool = False
     todo: list[int] = field(init=False)
     posted: int = 0
     works: dict[int, Work] = field(default_factory=dict)
