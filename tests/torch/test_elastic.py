@@ -285,6 +285,15 @@ def test_what_cannot_be_averaged_is_refused(cluster: Cluster) -> None:
             ElasticDataParallel(nn.ReLU(), comm)
         with pytest.raises(ConfigError, match=r"cannot be averaged.*complex64"):
             ElasticDataParallel(nn.Linear(1, 1, dtype=torch.complex64), comm)
+        with pytest.raises(ConfigError, match=r"int7"):
+            ElasticDataParallel(nn.Linear(1, 1), comm, codec="int7")
+        with pytest.raises(ConfigError, match=r"expected a Module; got list"):
+            ElasticDataParallel([], comm)
+        model = ElasticDataParallel(nn.Linear(1, 1), comm)
+        for weight in (float("nan"), -1.0):
+            model.weight = weight
+            with pytest.raises(ConfigError, match="weight cannot be used"):
+                model(torch.ones(1, 1)).sum().backward()
         model = ElasticDataParallel(nn.Embedding(3, 2, sparse=True), comm)
         with pytest.raises(ConfigError, match="sparse=False"):
             model(torch.tensor([1])).sum().backward()
@@ -529,6 +538,7 @@ def test_a_timeout_leaves_the_step_under_way(cluster: Cluster) -> None:
         with pytest.raises(wancoll.TimeoutError) if rank == 0 else contextlib.nullcontext():
             loss(model, batch(rank)).backward()
         if rank == 0:
+            assert gradients(module) == [None] * 6  # what is under way is not to be written to
             with pytest.raises(ConfigError, match="still pending"):
                 loss(model, batch(5)).backward()
             late.set()

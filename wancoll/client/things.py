@@ -17,7 +17,7 @@ import numpy as np
 
 from wancoll.client.state import Tensor, look
 from wancoll.client.tensors import Region, is_torch, kind_of
-from wancoll.errors import ConfigError, ProtocolError
+from wancoll.errors import ConfigError, ProtocolError, WancollError
 from wancoll.sync.manifest import Entry, Thing
 from wancoll.sync.plain import Slot, fill, pack, unpack
 from wancoll.sync.verdict import Goal, alike
@@ -151,8 +151,9 @@ class Things:
             try:
                 held.put(fill(unpack(won.plain, _CALL), tensor))
             except Exception as bad:  # its own, whatever it is
+                said = str(bad) if isinstance(bad, WancollError) else repr(bad)
                 raise ConfigError(
-                    "the state that won could not be loaded", who=f"{_CALL}: {held.name}", got=repr(bad)[:500],
+                    "the state that won could not be loaded", who=f"{_CALL}: {held.name}", got=said[:500],
                     hint="the others have it; what this member passed must be made as theirs",
                 ) from bad  # fmt: skip
 

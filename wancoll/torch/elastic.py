@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import torch
 from torch import nn
 
 from wancoll.client.checks import check_seconds, whole
-from wancoll.client.codecs import FLOATS, ErrorFeedback
+from wancoll.client.codecs import FLOATS, ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator, Op
 from wancoll.client.connection import deadline_after, seconds_left
 from wancoll.client.many import ManyReceipt
@@ -90,6 +91,7 @@ class ElasticDataParallel(nn.Module):
     All members call backward equally often. Where an exception ends it on one member, the others wait: the next
     backward there is the same step's, or skip_step() takes part in it without a gradient. After a WancollError the step
     has not happened, here or on any member that is left: grad holds what this member gave; zero it, and compute again.
+    While a step is under way, as after a TimeoutError, there are no gradients.
 
     state_dict() and load_state_dict() are the module's own. A module has one wrapper: a new one, with the communicator
     of a new connection, ends the one before. Parameters that are frozen when it is wrapped are left out.
@@ -119,6 +121,13 @@ class ElasticDataParallel(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         check_seconds("ElasticDataParallel", "timeout", timeout)
+        for name, value, kind in (("module", module, nn.Module), ("comm", comm, Communicator)):
+            if not isinstance(value, kind):
+                raise ConfigError(
+                    f"{name} cannot be used", who="ElasticDataParallel(module, comm)", expected=f"a {kind.__name__}",
+                    got=type(value).__name__,
+                )  # fmt: skip
+        coding("ElasticDataParallel", DType.float32, codec, None, "nearest", 0)
         before = _wrapped.get(module)
         if before is not None and (wrapper := before()) is not None:
             wrapper.close()
@@ -222,6 +231,11 @@ class ElasticDataParallel(nn.Module):
     def _begin(self) -> _Step:
         """A step, or the one that an exception in backward interrupted."""
         weight = self.weight if self.sampler is None else self.weight * self.sampler.weight
+        if not 0 <= weight < math.inf:
+            raise ConfigError(
+                "the weight cannot be used", who="ElasticDataParallel.weight", expected="a finite number, 0 or more",
+                got=repr(self.weight),
+            )  # fmt: skip
         step = self._step
         if step is None:
             step = self._step = _Step(self._buckets, weight)
@@ -231,7 +245,7 @@ class ElasticDataParallel(nn.Module):
                 hint="call wait() until it returns",
             )  # fmt: skip
         else:
-            step.begun_again, step.weight = True, weight
+            step.begun_again, step.computed, step.weight = True, False, weight
         for bucket in self._buckets:
             bucket.taken = [False] * len(bucket.parameters)
         return step
@@ -285,7 +299,6 @@ class ElasticDataParallel(nn.Module):
                     flying.wait(self._timeout)
                 except TimeoutError as late:
                     late.hint = _INTERRUPTED
-                    )
                     raise
                 except WancollError:
                     pass  # wait() meets it again
@@ -336,6 +349,8 @@ class ElasticDataParallel(nn.Module):
             if self._feedback is not None:
                 for name, residual in step.residuals.items():
                     self._feedback.restore(name, residual)
+            for bucket in self._buckets:
+                bucket.give_back(step.weight)
             return
         total = float(self._seen[_WEIGHT])
         world = len(step.last.contributors)
@@ -452,7 +467,14 @@ class _Bucket:
             torch.mul(grad, weight, out=mine)
         elif grad.data_ptr() != mine.data_ptr():
             mine.copy_(grad)
-        parameter.grad = mine  # gives autograd's memory back
+        parameter.grad = None  # what is under way reads *local*: nobody else may write there
+
+    @torch.no_grad()
+    def give_back(self, weight: float) -> None:
+        """The step has not happened: grad holds what this member gave."""
+        for parameter, mine, taken, used in zip(self.parameters, self._locals, self.taken, self.used, strict=True):
+            if taken and used and parameter.grad is None:
+                parameter.grad = mine if weight == 1 else mine / weight
 
 
 def all_reduce_gradients(

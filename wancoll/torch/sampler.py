@@ -109,6 +109,7 @@ class ElasticSampler:
     @property
     def weight(self) -> float:
         """Of this member's batches of the current step: 1 where they are full."""
+        self._check_followed()
         mine = self._cells()[self._rank :: len(self._roster)]
         return sum(map(len, mine)) / (self.per_step * self.batch_size)
 
