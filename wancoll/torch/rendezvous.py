@@ -23,12 +23,13 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from wancoll.client.communicator import Communicator
 from wancoll.client.connect import connect
 from wancoll.client.private import PrivateDaemon, PrivateMaster
-from wancoll.errors import ConfigError, PeerDaemonLost, TimeoutError
+from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError, TimeoutError
 from wancoll.local import MASTER_PORT, join_address, split_addresses
 
 _LOOK_SECONDS = 0.01  # between two looks at the store
 _AGAIN_SECONDS = 0.5  # then a rank says hello once more: an earlier run's rank 0 may have taken the first
 _DIAL_SECONDS = 3.0  # for one address of the master to answer
+_WORD = 16  # hex digits of the word that a rank makes up
 _LEAVE_SECONDS = 3.0  # that rank 0 waits for the others' end before it leaves the master to itself
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -104,25 +105,36 @@ class Cluster:
             while not self._served.wait(_LOOK_SECONDS):
                 for rank in range(1, self._size):
                     key = f"hello/{rank}"
-                    if self._store.check([key]) and (word := self._store.get(key).decode()):
+                    if self._store.check([key]) and (word := self._store.get(key)):
                         self._store.set(key, "")
-                        self._store.set(f"answer/{word}", said)
+                        if len(word) == _WORD and word.isalnum():  # not what others left there
+                            self._store.set(f"answer/{word.decode()}", said)
 
     def _ask(self, deadline: float) -> Answer:
-        word, again = secrets.token_hex(8), 0.0
+        word, again = secrets.token_hex(_WORD // 2), 0.0
         while True:
             now = time.monotonic()
             if now >= again:
                 self._store.set(f"hello/{self._rank}", word)
                 again = now + _AGAIN_SECONDS
             if self._store.check([f"answer/{word}"]):
-                return msgspec.json.decode(self._store.get(f"answer/{word}"), type=Answer)
+                return self._understood(self._store.get(f"answer/{word}"))
             if now >= deadline:
                 raise TimeoutError(
                     "rank 0 has not answered in time", who=f"init_process_group, rank {self._rank}",
                     expected="a word of rank 0 in torch's store", hint="look whether rank 0 runs, and what it says",
                 )  # fmt: skip
             time.sleep(_LOOK_SECONDS)
+
+    def _understood(self, said: bytes) -> Answer:
+        try:
+            return msgspec.json.decode(said, type=Answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as bad:
+            raise ProtocolError(
+                "rank 0's answer cannot be read", who=f"init_process_group, rank {self._rank}",
+                expected="what rank 0 of the same version says in torch's store", got=f"{said[:100]!r}: {bad}",
+                hint="run the same wancoll version on all ranks",
+            ) from bad  # fmt: skip
 
     def _find_daemon(self, deadline: float) -> str:
         named = os.environ.get("WANCOLL_SOCKET")
