@@ -68,6 +68,13 @@ def calls(rank, size):
     with pytest.raises(wancoll.CollectiveMismatch):
         dist.all_to_all(blocks, given)
     exchanged(())
+    for splits in ((), ([1, 1], [1, 1])):
+        y = torch.arange(2.0) + 10 * rank
+        dist.all_to_all_single(y, y, *splits)
+        assert y.tolist() == [rank, 10 + rank]
+    y = torch.arange(8.0)
+    dist.all_reduce(y[::2])
+    assert y.tolist() == [0, 1, 4, 3, 8, 5, 12, 7]
     # Lists that do not fit are refused where they are.
     one, three = torch.ones(1), torch.ones(3)
     for call in (

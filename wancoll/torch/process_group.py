@@ -339,8 +339,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         with _range(call, given):
             try:
-                parts = start(self._sit(call, other))
-                self._called += other is None
+                seat = self._sit(call, other)
+                self._called += other is None  # also of one that fails half posted
+                parts = start(seat)
             except WancollError as bad:
                 raise self._explain(call, bad) from bad
         explain = partial(self._explain, call)
@@ -611,6 +612,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         taken = [moved(each, call) for each in outputs]
         self._check_blocks(call, [outputs, inputs], 2)
         self._check_fit(call, outputs[self._rank], inputs[self._rank])
+        written = {each.untyped_storage().data_ptr() for each in taken}
+        given = [each.clone() if each.untyped_storage().data_ptr() in written else each for each in given]
         others = [rank for rank in range(self._size) if rank != self._rank]
         tag = _OWN_TAGS + self._called
 

@@ -39,7 +39,7 @@ def flat(tensor: torch.Tensor, call: str) -> torch.Tensor:
     found = tensor.detach()
     if found.is_conj() or found.is_neg():
         found = found.resolve_conj().resolve_neg()
-    return found.reshape(-1)
+    return found.reshape(-1).contiguous()  # with a step it would be a view
 
 
 def moved(tensor: torch.Tensor, call: str) -> torch.Tensor:
