@@ -53,6 +53,9 @@ class Engine:
             raise self.refuses["post"]
         self.posted.append(op_id)
 
+    def cancel(self, op_id: int) -> None:
+        assert op_id in self.posted
+
 
 def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m.FromPeer], list[int]]:
     """A session whose member is in an epoch, what it tells the master, and ids that the daemon waits for."""
@@ -206,5 +209,24 @@ async def test_what_waits_for_a_link_is_called_once_its_client_has_filled_it() -
     assert (op.state, session.lacks_input(op), session.called) == (OpState.waiting, True, 0)
     session.arena._map[8192] = 1
     assert (session.lacks_input(op), session.called) == (False, 1)
+    client.close()
+    daemon.close()
+
+
+async def test_a_grace_time_begins_when_the_input_is_there() -> None:
+    """Whoever still fills its own has not waited for anybody yet (R11, R20)."""
+    client, daemon = socket.socketpair()
+    session, said, _ = session_with(Engine(), client)
+    session._post(replace(post(1, SUM), filled=8192))
+    session.look_at_inputs()
+    assert said == []
+    session.run(session.member.enter_epoch(epoch(2, 1, 2), 1.0))
+    assert said == []
+    session.arena._map[8192] = 1
+    session.look_at_inputs()
+    session.look_at_inputs()
+    assert said == [m.Grace("g", 1, 2, 1, SUM)]
+    session.run(session.member.enter_epoch(epoch(3, 1, 2), 2.0))
+    assert said[1:] == [m.Grace("g", 1, 3, 1, SUM)]
     client.close()
     daemon.close()

@@ -158,6 +158,8 @@ class Daemon:
             if member.over or not member.mid:
                 continue
             if member.epoch is not None:
+                with session.alone("its inputs"):
+                    session.look_at_inputs()
                 called.append((member.mid, member.epoch_number, session.called))
             state, seconds = session.trainer.look(now)
             if state:

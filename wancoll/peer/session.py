@@ -344,11 +344,20 @@ class Session:
 
     def lacks_input(self, op: Op) -> bool:
         """Whether the op waits for its own client, which still fills its input."""
-        if op.filled < 0 or op.state in (OpState.done, OpState.ended):
+        if op.there or op.state in (OpState.done, OpState.ended):
             return False
         if op.state is OpState.running:
             return self._daemon.engine.lacks_input(op.engine_id)
-        return self.arena.has_zeros(op.filled, -(-op.call.front_bytes // BLOCK))  # the engine has not seen it yet
+        return self._has_gaps(op)  # the engine has not seen it yet
+
+    def look_at_inputs(self) -> None:
+        """Now and then: which of the inputs that were being filled are there."""
+        for op in list(self.member.collectives.open.values()):
+            if not op.there and not self._has_gaps(op):
+                self.run(self.member.input_there(op))
+
+    def _has_gaps(self, op: Op) -> bool:
+        return self.arena.has_zeros(op.filled, -(-op.call.front_bytes // BLOCK))
 
     @property
     def called(self) -> int:

@@ -9,7 +9,8 @@ update_membership is an op, too (R5): the master is told when the member has rea
 The token that it sends to the right neighbour only finds out members whose call differs; it has no memory, so the
 outcome does not wait for it.
 
-A call with a grace time is told to the master when the client makes it, in each epoch again (R20). If the master says
+A call with a grace time is told to the master when the client has made it and its input is there, in each epoch again
+(R20). If the master says
 that the client is late, the daemon takes part for it (Op.covers): the op stands in the book like any other, its seq is
 above those that the client has called, and nobody is told its outcome before the client makes the call. Then it gets
 that outcome, whatever its own tensor was.
@@ -213,12 +214,17 @@ class Collectives(Book):
         op = self.open[seq] = self._late[seq] = Op(seq, 0, call, 0, 0, 0, now, seq, covers=True)
         return self._start(op) if self._ready and not self._held else []
 
+    def input_there(self, op: Op) -> list[cmd.Command]:
+        """The client has filled the input of *op*, for which it was not waited before."""
+        op.there = True
+        return [cmd.ToMaster(message) for message in self._grace(op)]
+
     def graces(self) -> list[m.Grace]:
         """What the client has called and is not to wait for ever for the others."""
         return [said for op in self.open.values() for said in self._grace(op)]
 
     def _grace(self, op: Op) -> list[m.Grace]:
-        called = op.client_id and op.state is not OpState.ended and len(self.seat.world.mids) > 1
+        called = op.client_id and op.there and op.state is not OpState.ended and len(self.seat.world.mids) > 1
         return [m.Grace(*self.seat.head, op.seq, op.call.posted)] if called and op.call.posted.grace else []
 
     # ---- from the links and the engine ---------------------------------------------------------------

@@ -409,6 +409,10 @@ class Member:
         """A neighbour's frame says that it called something else at *seq*."""
         return [] if self.over else self.collectives.mismatch(seq)
 
+    def input_there(self, op: Op) -> list[cmd.Command]:
+        """The client has filled the input of the collective *op*."""
+        return [] if self.over else self.collectives.input_there(op)
+
     def op_refused(self, engine_id: int, reason: str) -> list[cmd.Command]:
         """The engine does not take the op: it ends, with this *reason*, on all members that it concerns (R14)."""
         op = self.attempts.ops.pop(engine_id)

@@ -69,6 +69,7 @@ class Op:
     filled: int = -1
     kind: Kind = field(init=False)
     p2p: bool = field(init=False)  # whether it is a send or recv
+    there: bool = field(init=False)  # the client has filled the input
     state: OpState = OpState.waiting
     attempts: int = 0
     engine_id: int = 0  # of the current attempt
@@ -85,6 +86,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self.kind, self.p2p = self.call.posted.kind, self.call.p2p
+        self.there = self.filled < 0
 
     @property
     def other(self) -> int:
