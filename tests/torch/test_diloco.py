@@ -363,6 +363,37 @@ def test_what_cannot_be_trained_is_refused() -> None:
         DiLoCo(parameters(0, (4,))).load_state_dict(state)
 
 
+@pytest.mark.parametrize("given", [torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.Linear(2, 3)), [("a", 1)]])
+def test_what_is_no_parameter_is_refused(given: Any) -> None:
+    with pytest.raises(wancoll.ConfigError, match=r"expected model\.parameters\(\)"):
+        DiLoCo(given)
+
+
+@pytest.mark.parametrize("other", [{"lr": 0.1}, {"momentum": 0.5}, {"every": 3}, {"delay": 1}, {"mixing": 0.5}])
+def test_members_of_other_settings_are_refused_by_name(cluster: Cluster, joined: Any, other: dict[str, Any]) -> None:
+    comms = joined(2)
+
+    def join(k: int) -> str:
+        diloco = DiLoCo(parameters(0, (3,)), **({"every": 2} | (other if k else {})))
+        try:
+            diloco.join(comms[k])
+        except wancoll.ConfigError as refused:
+            with pytest.raises(wancoll.ConfigError, match="no group yet"):
+                diloco.step()
+            comms[k].close()
+            return str(refused)
+        ended = next(ended for _ in range(6) if (ended := diloco.step()))  # alone, once the other one has left
+        assert [each.counted for each in ended] == [True]
+        return ""
+
+    said = in_turn(comms, join)
+    ((name, value),) = other.items()
+    right, wrong = sorted(said)  # whose settings count depends on the ranks
+    assert right == "", said
+    assert "DiLoCo of m" in wrong
+    assert f"{name} {value}" in wrong
+
+
 @pytest.mark.parametrize("tokens", [-1, float("nan"), float("inf")])
 def test_tokens_have_to_be_a_number(cluster: Cluster, joined: Any, tokens: float) -> None:
     (comm,) = joined(1)

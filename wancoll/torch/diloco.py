@@ -33,11 +33,14 @@ import torch
 from wancoll.client.checks import check_seconds, whole
 from wancoll.client.codecs import ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator
+from wancoll.client.tensors import kind_of
 from wancoll.client.work import Work
 from wancoll.collective import DType, Receipt
 from wancoll.errors import ConfigError, WancollError
 from wancoll.schedule.codec import block
 from wancoll.torch.fragments import Act, cut, most_fragments, turn
+
+_ALIKE = ("every", "delay", "mixing", "lr", "momentum")  # what all members give alike, beside what operations compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ class DiLoCo:
         codec: CodecName = "int8",
         grace: float | None = None,
     ) -> None:
-        trained = [each for each in parameters if each.requires_grad]
+        trained = _trained(parameters)
         _check(trained, every, fragments, delay, {"mixing": mixing, "momentum": momentum}, lr)
         self._every, self._delay, self._mixing = every, delay, float(mixing)
         self._lr, self._momentum, self._codec = float(lr), float(momentum), codec
@@ -194,6 +197,7 @@ class DiLoCo:
         here since the last outer step is lost; else the model stays as it is.
 
         Raises:
+            ConfigError: this member's every, delay, mixing, lr or momentum is not that of who has the state.
             WancollError: as of Communicator.sync_state.
         """
         for fragment in self._fragments:
@@ -287,13 +291,23 @@ class DiLoCo:
         state: dict[str, Any] = {"counts": self._counts}
         for p, fragment in enumerate(self._fragments):
             state[f"outer/{p}"], state[f"velocity/{p}"] = fragment.outer, fragment.velocity
-        changed = comm.sync_state(state, revision=self.outer_steps).tensors
-        if any(name.startswith("outer/") for name in changed):  # what was trained here was another model's
+        synced = comm.sync_state(state, revision=self.outer_steps)
+        if any(name.startswith("outer/") for name in synced.tensors):  # what was trained here was another model's
             self._feedback.reset()
             for fragment in self._fragments:
                 fragment.tokens = 0.0
                 _take_over(fragment, 0.0)
-        receipt = comm.barrier()  # its epoch and contributors are the same for all who go on
+        mine = np.array([getattr(self, f"_{name}") for name in _ALIKE], np.float64)
+        receipt = comm.all_gather(mine)  # its epoch and contributors are the same for all who go on
+        members = receipt.contributors
+        holder = next((name for name in synced.holders if name in members), members[0])
+        theirs = receipt.out[members.index(holder)]
+        if not np.array_equal(theirs, mine):
+            self._comm = None
+            raise ConfigError(
+                "members train in different ways", who=f"DiLoCo of {comm.name}",
+                expected=f"as {holder}: {_settings(theirs)}", got=_settings(mine), hint="make it as there, then join()",
+            )  # fmt: skip
         self._epoch = receipt.epoch
         if (receipt.contributors, comm.name) != (self._roster, self._name):
             self._move_tokens(receipt.contributors, comm.name)
@@ -379,6 +393,22 @@ def _take_over(fragment: _Fragment, mixing: float) -> None:
                 parameter.mul_(mixing).add_(outer, alpha=1.0 - mixing)
             else:
                 parameter.copy_(outer)
+
+
+def _trained(parameters: Any) -> list[torch.nn.Parameter]:
+    """Those that need a gradient."""
+    module = isinstance(parameters, torch.nn.Module) or not isinstance(parameters, Iterable)
+    given = [parameters] if module else list(parameters)
+    for each in given:
+        if not isinstance(each, torch.Tensor):
+            raise ConfigError(
+                "these are no parameters", who="DiLoCo(parameters)", expected="model.parameters()", got=kind_of(each)
+            )
+    return [each for each in given if each.requires_grad]
+
+
+def _settings(values: Iterable[float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in zip(_ALIKE, values, strict=True))
 
 
 def _flat(parameter: torch.Tensor) -> torch.Tensor:
