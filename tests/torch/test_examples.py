@@ -18,7 +18,7 @@ from tests.torch.ranks import free_port, run
 from wancoll.examples import common
 from wancoll.examples.common import Options, Report
 from wancoll.examples.pipeline import SCHEDULES, Step
-from wancoll.examples.story import Story, Told
+from wancoll.examples.story import Story, Told, told_options
 from wancoll.schedule.training import bubble
 
 SMALL = Options(
@@ -234,6 +234,36 @@ def test_an_example_under_torchrun() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ZeRO-2: 2 ranks" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "said"),
+    [
+        (["--world", "5"], {}, "--batch: expected a multiple of 5, the ranks that share it, got 16"),
+        (["--world", "0"], {}, "--batch: expected a multiple of 0"),
+        ([], {"RANK": "0", "WORLD_SIZE": "3"}, "--batch: expected a multiple of 3"),
+        (["--backend", "gloo"], {}, "unrecognized arguments: --backend gloo"),
+    ],
+)
+def test_options_that_cannot_be_obeyed_are_refused(
+    arguments: list[str], env: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["example", *arguments])
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as left:
+        common.parsed("title", Options(), shares=True, without=("backend",))
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_example_with_a_cluster_of_its_own_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["elastic", "--world", "3"])
+    assert told_options("elastic", 60) == Options(world=3, steps=60, hidden=64, dtype="float32")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SystemExit, match="RANK is set"):
+        told_options("elastic", 60)
 
 
 def test_a_wrong_result_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -302,16 +302,19 @@ def mean(value: Tensor | float) -> float:
     return total.item() / dist.get_world_size()
 
 
-def launch(title: str, train: Callable[[Options], Report], world: int = 4, **defaults: object) -> None:
+def launch(
+    title: str, train: Callable[[Options], Report], world: int = 4, shares: bool = False, **defaults: object
+) -> None:
     """Run *train* on every rank, print what it found out, and exit.
 
     Args:
         title: heads the table.
         train: runs in a process group that stands.
         world: ranks, unless torchrun or --world says otherwise.
+        shares: each rank has its part of the batch.
         defaults: of Options, for this example.
     """
-    options = parsed(title, Options(world=world, **defaults))  # type: ignore[arg-type]
+    options = parsed(title, Options(world=world, **defaults), shares=shares)  # type: ignore[arg-type]
     if "RANK" in os.environ:
         sys.exit(_rank(title, train, options))
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -326,13 +329,25 @@ def launch(title: str, train: Callable[[Options], Report], world: int = 4, **def
     sys.exit(max(abs(process.exitcode or 0) for process in ranks))
 
 
-def parsed(title: str, defaults: Options) -> Options:
-    """The command line's options."""
+def parsed(title: str, defaults: Options, *, shares: bool = False, without: Sequence[str] = ()) -> Options:
+    """The command line's options.
+
+    Args:
+        title: heads the help.
+        defaults: of them.
+        shares: the ranks share the batch, and all have as much of it.
+        without: those that the example would not obey.
+    """
     parser = argparse.ArgumentParser(description=title, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name in Options.__dataclass_fields__:
-        value = getattr(defaults, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    return Options(**vars(parser.parse_args()))
+        if name not in without:
+            value = getattr(defaults, name)
+            parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    options = replace(defaults, **vars(parser.parse_args()))
+    world = int(os.environ.get("WORLD_SIZE", options.world)) if "RANK" in os.environ else options.world
+    if shares and (world < 1 or options.batch % world):
+        parser.error(f"--batch: expected a multiple of {world}, the ranks that share it, got {options.batch}")
+    return options
 
 
 def _forked(title: str, train: Callable[[Options], Report], options: Options, rank: int, port: int) -> None:

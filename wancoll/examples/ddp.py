@@ -52,4 +52,4 @@ def train(options: Options) -> Report:
 
 
 if __name__ == "__main__":
-    launch("data parallel", train)
+    launch("data parallel", train, shares=True)

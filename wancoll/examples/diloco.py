@@ -21,12 +21,11 @@ from wancoll.examples.common import (
     batch,
     count,
     loss_of,
-    parsed,
     text,
     train_alone,
     transformer,
 )
-from wancoll.examples.story import Member, Story, digest, play
+from wancoll.examples.story import Member, Story, digest, play, told_options
 from wancoll.torch import DiLoCo
 
 if TYPE_CHECKING:
@@ -65,7 +64,8 @@ def main(options: Options) -> Story:
 
 if __name__ == "__main__":
     title = "DiLoCo"
-    options = parsed(title, Options(steps=120, hidden=64, dtype="float32"))
+    options = told_options(title, steps=120, shares=True)
     size = count(transformer(options))  # a byte for each parameter
-    formula = f"{format_bytes(2 * (options.world - 1) / options.world * size / H)} = 2(p-1)/p S / (4 H) of 4"
+    sent = 2 * (options.world - 1) / options.world * size / H
+    formula = f"{format_bytes(sent)} = 2(p-1)/p S / (4 H) of {options.world}"
     sys.exit(0 if main(options).show(title, train_alone(options), options, formula, points=10.0) else 1)

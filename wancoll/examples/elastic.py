@@ -20,12 +20,11 @@ from wancoll.examples.common import (
     batch,
     count,
     loss_of,
-    parsed,
     text,
     train_alone,
     transformer,
 )
-from wancoll.examples.story import Member, Story, digest, play
+from wancoll.examples.story import Member, Story, digest, play, told_options
 from wancoll.torch import ElasticDataParallel
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def main(options: Options) -> Story:
 
 if __name__ == "__main__":
     title = "elastic data parallel"
-    options = parsed(title, Options(steps=60, hidden=64, dtype="float32"))
+    options = told_options(title, steps=60)
     size = 4 * count(transformer(options))
     formula = f"{format_bytes(2 * (options.world - 1) / options.world * size)} = 2(p-1)/p S of {options.world}"
     sys.exit(0 if main(options).show(title, train_alone(options), options, formula, points=5.0) else 1)

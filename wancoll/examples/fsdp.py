@@ -67,4 +67,4 @@ def train(options: Options) -> Report:
 
 
 if __name__ == "__main__":
-    launch("ZeRO-3 by FSDP2", train)
+    launch("ZeRO-3 by FSDP2", train, shares=True)

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +20,13 @@ import torch
 import wancoll
 from wancoll.cli.units import format_bytes
 from wancoll.errors import WancollError
+from wancoll.examples.common import Options, parsed
 from wancoll.process import die_with_parent
 from wancoll.testing import Cluster
 from wancoll.testing.proxy import proxied_cluster
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
-    from wancoll.examples.common import Options
 
 SILENCE_SECONDS = 120.0  # without a word from anybody: then something is wrong
 
@@ -154,6 +155,14 @@ class Story:
         faults = self.faults + ([f"the losses are {apart:.1f} % apart"] if apart > points else [])
         print(f"\n{'; '.join(faults) or f'all replicas hold the same bytes; losses {apart:.2f} % apart: right'}")
         return not faults
+
+
+def told_options(title: str, steps: int, *, shares: bool = False) -> Options:
+    """The command line's options of an example that starts its own cluster; see common.parsed."""
+    if "RANK" in os.environ:
+        sys.exit(f"{title}: RANK is set, but it starts all its members itself: expected python -m, not torchrun")
+    defaults = Options(steps=steps, hidden=64, dtype="float32")
+    return parsed(title, defaults, shares=shares, without=("backend", "micro_batches", "device_ms"))
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:

@@ -70,4 +70,4 @@ def train(options: Options) -> Report:
 
 
 if __name__ == "__main__":
-    launch("ZeRO-1", train)
+    launch("ZeRO-1", train, shares=True)

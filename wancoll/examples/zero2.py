@@ -114,4 +114,4 @@ def train(options: Options) -> Report:
 
 
 if __name__ == "__main__":
-    launch("ZeRO-2", train)
+    launch("ZeRO-2", train, shares=True)
