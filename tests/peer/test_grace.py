@@ -161,6 +161,25 @@ def test_bounds() -> None:
     assert d.member.cover(cover(3), 2.0) == []
 
 
+def test_memory_is_held_only_for_what_will_be_handed_over() -> None:
+    d, op = covering(1, 2, 3)
+    d.member.collectives._limits = Limits(cover_bytes=40)  # one
+    op.memory = "zeros and a result"
+    d.member.enter_epoch(epoch(2, 1, 2, voids=[m.Void(1, "ProtocolError", "digests differ", {})]), 2.0)
+    d.ready(2)
+    assert op.memory is not None  # the engine still has it
+    assert d.member.cover(cover(2, number=2), 2.0) == []
+    d.member.op_cancelled(op.engine_id)
+    assert op.memory is None
+    [start] = d.member.cover(cover(2, number=2), 2.0)
+    assert isinstance(start, cmd.StartOp)
+    start.op.memory = "zeros and a result"
+    assert finish(d, seq=2, number=2) == []
+    assert start.op.memory is not None  # for the client, when it calls
+    d.member.evicted(m.Evicted("g", 1, "silent", 2), 3.0)
+    assert start.op.memory is None
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -18,7 +18,7 @@ that outcome, whatever its own tensor was.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
@@ -207,9 +207,9 @@ class Collectives(Book):
         call = covering(cover, self.seat)
         if call is None:
             return []  # no client can call this: now the others wait for this one, as without a grace time
-        held = [op.call for op in self._late.values()]
+        held = [op.call for op in self._late.values() if not isinstance(op.outcome, m.Failure) or op.live]
         nbytes = sum(each.front_bytes + each.back_bytes for each in (*held, call))
-        if len(held) >= self._limits.covers or nbytes > self._limits.cover_bytes:
+        if len(self._late) >= self._limits.covers or nbytes > self._limits.cover_bytes:
             return []  # its results have to be kept: now the others wait for the client
         op = self.open[seq] = self._late[seq] = Op(seq, 0, call, 0, 0, 0, now, seq, covers=True)
         return self._start(op) if self._ready and not self._held else []
@@ -309,6 +309,8 @@ class Collectives(Book):
         if not op.client_id:
             if op.number <= self.called:
                 del self._late[op.number]
+            if isinstance(outcome, m.Failure):
+                op.memory = None  # nothing of it will be handed over
             return []
         handed = [cmd.HandOver(op)] if isinstance(outcome, m.Result) else []
         return [*handed, cmd.ToClient(replace(outcome, id=op.client_id))]
@@ -323,6 +325,14 @@ class Collectives(Book):
                 del self._attempts.ops[engine_id]
             op.live.clear()
         return super().end(op, outcome)
+
+    def end_all(self, outcome: Callable[[Op], m.Failure]) -> list[cmd.Command]:
+        """See Book. What was taken part in will not be handed over any more."""
+        commands = super().end_all(outcome)
+        for op in self._late.values():
+            if not op.live:
+                op.memory = None
+        return commands
 
     def _give_up(self, reason: str, ops: list[Op]) -> cmd.Command:
         for op in ops:
