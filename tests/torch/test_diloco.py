@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -402,6 +404,23 @@ def test_tokens_have_to_be_a_number(cluster: Cluster, joined: Any, tokens: float
     with pytest.raises(wancoll.ConfigError, match="tokens cannot be used"):
         diloco.step(tokens)
     assert diloco.steps == 0
+
+
+@pytest.mark.check  # the first use of torch.optim costs seconds
+def test_the_pages_block_runs_as_it_stands(joined: Any, monkeypatch: Any, capsys: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "torch.md").read_text(encoding="utf-8")
+    (block,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "DiLoCo(" in each)
+    comms, mine = joined(2), threading.local()
+    monkeypatch.setattr(wancoll, "run", lambda train, start_world: train(mine.comm))
+
+    def one(k: int) -> int:
+        mine.comm = comms[k]
+        names: dict[str, Any] = {}
+        exec(block.replace("STEPS, BATCH_TOKENS = 1000", "STEPS, BATCH_TOKENS = 200"), names)
+        return int(names["diloco"].outer_steps)
+
+    assert in_turn(comms, one) == [7, 7]  # the second round's last fragment is under way
+    assert "'m0': " in capsys.readouterr().out
 
 
 # ---- what training comes to --------------------------------------------------------------------------

@@ -209,6 +209,7 @@ def test_what_cannot_be_synchronised_is_refused_here(cluster: Cluster) -> None:
             ((Odd({"a": b"." * (5 << 20)}),), "too much beside its tensors"),
             ((Odd({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}),), "two tensors of one name"),
             ((Odd({"a": torch.ones(1, requires_grad=True)}),), "requires grad"),
+            ((nn.Conv2d(3, 3, 2).to(memory_format=torch.channels_last),), "memory_format=torch.contiguous_format"),
             ((), "nothing is to be synchronised"),
         ]:
             with pytest.raises(ConfigError, match=text):

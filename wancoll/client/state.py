@@ -42,6 +42,10 @@ _CALL = "sync_state"
 _SLAB = 64 * MIB  # stripes that will be copied lie in blocks of this size
 _ALIGN = 64
 _PIECE = 4 * MIB
+_ORDERED = (
+    "bring a model to memory_format=torch.contiguous_format before its optimizer makes state of its own; "
+    "of a tensor of your own pass x.contiguous(), and copy the result back"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ def _array(
 
 
 def _torch(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
-    origin = check_torch(x, who)
+    origin = check_torch(x, who, _ORDERED)
     if x.is_quantized or x.is_conj() or x.is_neg():
         raise ConfigError(
             "the tensor's bytes are not all there is to it", who=who, expected="a plain tensor",

@@ -30,6 +30,7 @@ _BY_FORMAT = {
     **({"<" + code: _NATIVE[np.dtype("<" + code)] for code in "efdbhilqB"} if sys.byteorder == "little" else {}),
 }
 _KNOWN = ", ".join(d.name for d in DType)
+_COPY = "pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous()), and copy the result back if needed"
 _IMMUTABLE_MODULES = ("jax", "jaxlib", "tensorflow")  # their DLPack does not always say that it is read-only
 
 _CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -202,8 +203,12 @@ def _torch(x: Any, who: str) -> Region:
     return Region(x, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True, origin)
 
 
-def check_torch(x: Any, who: str) -> Origin | None:
-    """Refuse a tensor whose memory cannot be used. Of one on a CUDA device: how its users are ordered."""
+def check_torch(x: Any, who: str, instead: str = _COPY) -> Origin | None:
+    """Refuse a tensor whose memory cannot be used; *instead* of one that is not contiguous do that.
+
+    Returns:
+        Of a tensor on a CUDA device how its users are ordered.
+    """
     if x.device.type not in ("cpu", "cuda"):
         raise not_on_cpu(who, f"a torch tensor on {x.device}", "pass x.cpu()")
     if x.requires_grad:
@@ -223,7 +228,7 @@ def check_torch(x: Any, who: str) -> Origin | None:
             hint="pass x.to_dense()",
         )
     if not x.is_contiguous():
-        raise not_contiguous(who, f"a torch tensor with shape {tuple(x.shape)} and strides {x.stride()}")
+        raise not_contiguous(who, f"a torch tensor with shape {tuple(x.shape)} and strides {x.stride()}", hint=instead)
     return of_torch(x, sys.modules["torch"]) if x.device.type == "cuda" else None
 
 
@@ -371,9 +376,8 @@ def not_on_cpu(who: str, got: str, hint: str) -> ConfigError:
     return ConfigError("the tensor is not in host memory", who=who, expected="a CPU tensor", got=got, hint=hint)
 
 
-def not_contiguous(who: str, got: str, fortran: bool = False) -> ConfigError:
+def not_contiguous(who: str, got: str, fortran: bool = False, hint: str = _COPY) -> ConfigError:
     """The refusal of elements that do not lie one after the other."""
-    hint = "pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous()), and copy the result back if needed"
     if fortran:
         hint = "its order is Fortran's: pass x.T, which shares the memory"
     return ConfigError("the tensor is not C-contiguous", who=who, expected="C-contiguous elements", got=got, hint=hint)

@@ -102,7 +102,7 @@ class DiLoCo:
         def train(comm):
             diloco.join(comm)
             while diloco.steps < STEPS:
-                loss_of(next(batches)).backward()
+                loss_of(next_batch()).backward()
                 inner.step()
                 inner.zero_grad()
                 diloco.step(tokens=batch_tokens)

@@ -38,7 +38,8 @@ class ElasticSampler:
     """A batch sampler for a DataLoader, whose shards follow the membership.
 
     Give it to ElasticDataParallel(sampler=...), which tells it of each step, and to sync_state, with follow() after it.
-    Use it through batches(loader), until the epoch has changed. What was given and not committed is given again.
+    Use it through batches(loader), until the epoch has changed. What was given and not committed is given again: after
+    follow() do not compute on a batch that was given before it, since the step would be committed as another one.
 
     The last step of an epoch has fewer samples. Who is left without gets one that counts as nothing: *weight* is 0.
 
