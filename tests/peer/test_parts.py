@@ -113,6 +113,23 @@ async def test_a_probe_tells_that_nobody_listens() -> None:
         assert failed.refused is refused, failed
 
 
+async def test_a_probe_of_a_process_that_just_ends_tells_that_nobody_listens() -> None:
+    """The kernel takes connections for it until its sockets are closed, one after the other."""
+
+    async def end() -> None:
+        connection, _ = await trio.socket.from_stdlib_socket(listener).accept()
+        listener.close()
+        connection.close()
+
+    (listener,) = open_listeners("127.0.0.1:0")
+    address = join_address(*listener.getsockname())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end)
+        failed = await probe([address], "bob", DEFAULT)
+    assert failed is not None
+    assert failed.refused, failed
+
+
 async def test_a_lane_that_shall_have_checksums_is_not_opened_without() -> None:
     hello = m.LaneHello(PROTOCOL_VERSION, "g", b"0" * 16, 1, 2, 0, 0, 0, 1)
     for wanted, given, refused in ((True, False, True), (True, True, False), (False, True, False)):

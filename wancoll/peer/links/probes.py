@@ -21,6 +21,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
 _ROUNDS = 2  # small exchanges of a probe; the handshake of TCP is one more
+_ENDING_SECONDS = 0.05  # a process that ends may take a connection yet, and drop it: soon after nobody listens there
 _BURST_SECONDS = 2.0  # at most
 _GRAIN = 0.004  # seconds between looks at a burst
 _STRETCH = 0.05  # seconds over which the speed of a burst is taken, or a round trip if that is longer
@@ -39,7 +40,12 @@ async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> DialFa
         with trio.fail_after(limits.probe_timeout):
             stream = await dial(addresses, limits.probe_timeout)
             async with stream:
-                await _expect(stream, addresses, daemon)
+                try:
+                    await _expect(stream, addresses, daemon)
+                except DialFailed:
+                    await trio.sleep(_ENDING_SECONDS)
+                    async with await dial(addresses, limits.probe_timeout):  # is there still somebody who listens?
+                        raise
     except DialFailed as bad:
         return bad
     except trio.TooSlowError:
