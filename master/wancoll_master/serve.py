@@ -54,8 +54,11 @@ async def _end_when_unused(server: Server, seconds: float, ending: trio.CancelSc
     """Cancel *ending* once no daemon has been there for so long."""
     most, used_at = max(seconds, _FIRST_DAEMON_SECONDS), trio.current_time()
     while trio.current_time() - used_at < most:
-        if server.state is None or server.state.daemons:
+        state = server.state
+        if state is None or state.daemons:
             most, used_at = seconds, trio.current_time()
+        elif state.next_mid > 1:
+            most = seconds  # members came and went between two looks
         await trio.sleep(min(seconds / 4, 1.0))
     log.info("no daemon is there any more: the master ends")
     ending.cancel()
