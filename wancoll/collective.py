@@ -134,6 +134,11 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     label: Label = ""
 
     @property
+    def takes_grace(self) -> bool:
+        """Whether zeros can stand for a member's tensor (R20)."""
+        return self.kind is Kind.all_reduce and self.op is ReduceOp.sum
+
+    @property
     def nbytes(self) -> int:
         """Size in bytes of what count counts; with counts, of all blocks."""
         return (sum(self.counts) if self.counts else self.count) * self.dtype.itemsize

@@ -76,6 +76,11 @@ class Limits:
 DEFAULT = Limits()
 
 
+def blocks(nbytes: int) -> int:
+    """How many BLOCKs so many bytes lie in; the last one may be shorter."""
+    return -(-nbytes // BLOCK)
+
+
 def format_size(nbytes: float, digits: int = 0) -> str:
     """Such as "64 MiB", "4.20 KiB" or "256 B": whole where it is, else *digits* in all (0: two decimals)."""
     power = min(4, max(0, math.floor(math.log2(nbytes) / 10))) if nbytes >= 1 else 0

@@ -35,7 +35,7 @@ from wancoll.client.tensors import (
 from wancoll.collective import DType
 from wancoll.errors import ConfigError, DeviceError
 from wancoll.limits import MIB
-from wancoll.sync.manifest import STRIPE, Content, Entry, lengths
+from wancoll.sync.manifest import STRIPE, Content, Entry, lengths, stripe_count
 from wancoll.sync.verdict import Goal
 
 _CALL = "sync_state"
@@ -104,7 +104,7 @@ def content(found: list[Tensor], staging: Staging, deadline: float | None) -> Co
 
 def digest_stripes(address: int, nbytes: int) -> bytes:
     """Digests of the stripes of these bytes, 8 each, little endian."""
-    out = np.zeros(len(lengths(nbytes)), np.uint64)
+    out = np.zeros(stripe_count(nbytes), np.uint64)
     if nbytes and lib.wc_digest_stripes(address, nbytes, STRIPE, ffi.cast("uint64_t *", out.ctypes.data)):
         raise MemoryError("no memory for a digest")
     return out.astype("<u8", copy=False).tobytes()

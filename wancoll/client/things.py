@@ -120,13 +120,12 @@ class Things:
     def _shared(self, goal: Goal, number: int, fitted: Sequence[Tensor], own: Tensor | None) -> Region:
         """Memory of a tensor that has an earlier one's."""
         entry = goal.entries[number]
-        if entry.shares >= number or (entry.shape, entry.dtype) != (
-            goal.entries[entry.shares].shape, goal.entries[entry.shares].dtype
-        ):  # fmt: skip
+        first = goal.entries[entry.shares]  # an earlier one: see manifest.decode
+        if (entry.shape, entry.dtype) != (first.shape, first.dtype):
             raise ProtocolError("the state that won has a tensor that cannot be made here", who=f"{_CALL}: {entry.key}")
         memory = fitted[entry.shares].memory
         if own is None or own.memory.address != memory.address:
-            self.tensors[entry.key] = self.tensors[goal.entries[entry.shares].key]
+            self.tensors[entry.key] = self.tensors[first.key]
             self._made.add(entry.key)
         return memory
 

@@ -16,7 +16,7 @@ from wancoll.collective import DATALESS, Kind
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
-from wancoll.limits import BLOCK
+from wancoll.limits import blocks
 from wancoll.net.contain import contained
 from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena, Cover
@@ -213,7 +213,7 @@ class Session:
         who = f"{self.member.name}, {call.posted}"
         regions = [("front", post.front, call.front_bytes), ("back", post.back, call.back_bytes)]
         if post.filled >= 0:
-            regions.append(("filled", post.filled, -(-call.front_bytes // BLOCK)))
+            regions.append(("filled", post.filled, blocks(call.front_bytes)))
             if post.filled % _ALIGN:
                 raise ProtocolError(
                     "an operation's table of what is filled is not aligned", who=who,
@@ -357,7 +357,7 @@ class Session:
                 self.run(self.member.input_there(op))
 
     def _has_gaps(self, op: Op) -> bool:
-        return self.arena.has_zeros(op.filled, -(-op.call.front_bytes // BLOCK))
+        return self.arena.has_zeros(op.filled, blocks(op.call.front_bytes))
 
     @property
     def called(self) -> int:

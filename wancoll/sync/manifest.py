@@ -104,6 +104,11 @@ class Stripe:
     nbytes: int
 
 
+def stripe_count(nbytes: int) -> int:
+    """How many stripes a tensor of *nbytes* bytes has."""
+    return -(-nbytes // STRIPE)
+
+
 def lengths(nbytes: int) -> list[int]:
     """Sizes of the stripes of a tensor of *nbytes* bytes."""
     whole, rest = divmod(nbytes, STRIPE)
@@ -137,7 +142,7 @@ def decode(data: bytes, who: str) -> Content:
         raise ProtocolError("sent no manifest of its state", who=who, got=str(bad)) from bad
     if problem := _contradiction(content.entries):
         raise ProtocolError("sent a manifest that contradicts itself", who=who, got=problem)
-    expected = 8 * sum(-(-entry.nbytes // STRIPE) for entry in content.entries if entry.shares < 0)
+    expected = 8 * sum(stripe_count(entry.nbytes) for entry in content.entries if entry.shares < 0)
     if len(content.digests) != expected:
         raise ProtocolError(
             "sent a manifest that contradicts itself", who=who, expected=f"{expected} bytes of digests",

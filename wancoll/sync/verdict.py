@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from wancoll.errors import ConfigError, OperationAborted, WancollError
-from wancoll.sync.manifest import STRIPE, Content, Entry, Header, Stripe, Thing, lengths, stripes
+from wancoll.sync.manifest import STRIPE, Content, Entry, Header, Stripe, Thing, stripe_count, stripes
 from wancoll.sync.strategy import RECEIVE_ONLY, SEND_ONLY
 
 _CALL = "sync_state"
@@ -160,7 +160,7 @@ def _lacking(content: Content, won: Content, cut: Sequence[Stripe]) -> frozenset
     for entry in content.entries:
         if entry.shares < 0:
             mine[entry.key] = entry, first
-            first += len(lengths(entry.nbytes))
+            first += stripe_count(entry.nbytes)
     lacking = set()
     for number, stripe in enumerate(cut):
         right = won.entries[stripe.entry]

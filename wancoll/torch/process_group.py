@@ -372,11 +372,15 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 for each, x in zip(how, given, strict=True)
             ]
 
-        def finish(receipts: list[Receipt]) -> None:
-            for each, target, x, receipt in zip(how, tensors, given, receipts, strict=True):
-                put_back(target, x if each.bitwise is None else each.fold(receipt.out.view(self._size, -1)))
-
+        finish = partial(self._reduced, how, tensors, given)
         return self._run(call, tensors, tensors, _timeout(opts, timeout), start, finish)
+
+    def _reduced(
+        self, how: list[Reduction], targets: list[torch.Tensor], given: list[torch.Tensor], receipts: list[Receipt]
+    ) -> None:
+        """Bring results to their targets: reduced in place in what was given, or, of bitwise ops, to be folded."""
+        for each, target, x, receipt in zip(how, targets, given, receipts, strict=True):
+            put_back(target, x if each.bitwise is None else each.fold(receipt.out.view(self._size, -1)))
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Operation:
         """Give every rank the root's tensor."""
@@ -656,12 +660,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 for each, x in zip(how, given, strict=True)
             ]  # fmt: skip
 
-        def finish(receipts: list[Receipt]) -> None:
-            if not here:
-                return
-            for each, target, x, receipt in zip(how, tensors, given, receipts, strict=True):
-                put_back(target, x if each.bitwise is None else each.fold(receipt.out.view(self._size, -1)))
-
+        finish = partial(self._reduced, how, tensors, given) if here else None
         return self._run(call, tensors, tensors, _timeout(opts, timeout), start, finish)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Operation:

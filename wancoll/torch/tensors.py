@@ -45,7 +45,7 @@ def flat(tensor: torch.Tensor, call: str) -> torch.Tensor:
 def moved(tensor: torch.Tensor, call: str) -> torch.Tensor:
     """As flat(), in a dtype that the client takes: one that it does not know as its bytes."""
     found = flat(tensor, call)
-    return found if found.dtype in KNOWN else found.contiguous().view(torch.uint8)
+    return found if found.dtype in KNOWN else found.view(torch.uint8)
 
 
 def put_back(target: torch.Tensor, carried: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import inf
 
-from wancoll.collective import Descriptor, Kind, ReduceOp
+from wancoll.collective import Descriptor
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Grace, Group, Member, Step, names
@@ -31,7 +31,7 @@ def called(step: Step, member: Member, message: m.Grace) -> None:
 
 def covers(call: Descriptor) -> bool:
     """Whether zeros can stand for a member's tensor, and the call asks for it."""
-    return call.kind is Kind.all_reduce and call.op is ReduceOp.sum and call.grace > 0 and not call.counts
+    return call.takes_grace and call.grace > 0 and not call.counts
 
 
 def look(step: Step, group: Group) -> None:

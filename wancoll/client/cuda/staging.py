@@ -33,7 +33,7 @@ from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Entry, Pinned, Pool
 from wancoll.client.tensors import Region
 from wancoll.errors import ConfigError, DeviceError, TimeoutError
-from wancoll.limits import BLOCK, DEFAULT, MIB, format_size
+from wancoll.limits import BLOCK, DEFAULT, MIB, blocks, format_size
 
 log = logging.getLogger("wancoll")
 
@@ -82,6 +82,11 @@ class Piece(NamedTuple):
     address: int
     source: Region
 
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """[first, stop) of the input's blocks that it has a part of."""
+        return self.start // BLOCK, blocks(self.start + self.nbytes)
+
 
 def ordered(found: list[Piece], nbytes: int, share: tuple[int, int]) -> list[Piece]:
     """Pieces of *nbytes* bytes as a ring needs them that begins with a share: that one, then those before it, around.
@@ -103,7 +108,7 @@ def ordered(found: list[Piece], nbytes: int, share: tuple[int, int]) -> list[Pie
 def told_by(found: list[Piece]) -> list[tuple[int, int]]:
     """For each piece the blocks, [first, stop), that are there once it and those before it are."""
     last = {}  # of the blocks at the ends of pieces: the last piece that has a part of them
-    ends = [(piece.start // BLOCK, -(-(piece.start + piece.nbytes) // BLOCK)) for piece in found]
+    ends = [piece.blocks for piece in found]
     for number, (first, stop) in enumerate(ends):
         last[first] = last[stop - 1] = number
     return [
@@ -277,7 +282,7 @@ class Staging:
             ArenaFull: there is no room.
             DeviceError: the device fails.
         """
-        table = self._arena.take(-(-nbytes // BLOCK))
+        table = self._arena.take(blocks(nbytes))
         found = [
             Piece(at + start, size, source.address + start, source)
             for at, source in sources
@@ -285,9 +290,9 @@ class Staging:
         ]
         found = ordered(found, nbytes, share)
         ranges = told_by(found)
-        filled = bytearray(b"\1" * -(-nbytes // BLOCK))
+        filled = bytearray(b"\1" * blocks(nbytes))
         for piece in found:
-            first, stop = piece.start // BLOCK, -(-(piece.start + piece.nbytes) // BLOCK)
+            first, stop = piece.blocks
             filled[first:stop] = bytes(stop - first)
         ffi.memmove(ffi.cast("char *", table.block.address), filled, len(filled))
         calls = ffi.new("wc_fill[]", [(table.block.address, *each, self._arena.bell) for each in ranges])

@@ -209,7 +209,7 @@ def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, st
         return "a codec that all_reduce has for this dtype", f"{call.codec.name} for {call.dtype.name}"
     if call.on_failure not in ON_FAILURE:
         return "on_failure " + " or ".join(ON_FAILURE), call.on_failure
-    if call.grace and not (kind is Kind.all_reduce and call.op is ReduceOp.sum):
+    if call.grace and not call.takes_grace:
         return "grace for all_reduce of a sum only", f"grace={call.grace:g} for {kind.name} of {call.op.name}"
     if call.rounding not in ROUNDINGS:
         return "rounding " + " or ".join(ROUNDINGS), call.rounding

@@ -10,10 +10,9 @@ The token that it sends to the right neighbour only finds out members whose call
 outcome does not wait for it.
 
 A call with a grace time is told to the master when the client has made it and its input is there, in each epoch again
-(R20). If the master says
-that the client is late, the daemon takes part for it (Op.covers): the op stands in the book like any other, its seq is
-above those that the client has called, and nobody is told its outcome before the client makes the call. Then it gets
-that outcome, whatever its own tensor was.
+(R20). If the master says that the client is late, the daemon takes part for it (Op.covers): the op stands in the book
+like any other, its seq is above those that the client has called, and nobody is told its outcome before the client
+makes the call. Then it gets that outcome, whatever its own tensor was.
 """
 
 from __future__ import annotations
