@@ -10,10 +10,12 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import numpy as np
 import pytest
 
 import wancoll
 from wancoll.chaos import Cluster, in_threads
+from wancoll.client.communicator import Communicator
 
 torch = pytest.importorskip("torch")
 from wancoll.torch.diloco import DiLoCo, OuterStep  # noqa: E402 -- needs torch
@@ -178,8 +180,22 @@ def test_a_checkpoint_goes_on_where_it_was(cluster: Cluster, joined: Any) -> Non
 # ---- who comes and goes ------------------------------------------------------------------------------
 
 
-def test_a_joiner_gets_parameters_momentum_and_step(cluster: Cluster, joined: Any) -> None:
+@pytest.mark.parametrize(
+    ("every", "own", "ahead"),
+    [(4, False, 0), (8, False, 2 + 3 + 3), (8, True, 0)],
+    ids=["no-time", "ahead", "own-calls"],
+)
+def test_a_joiner_gets_parameters_momentum_and_step(
+    cluster: Cluster, joined: Any, every: int, own: bool, ahead: int, monkeypatch: Any
+) -> None:
+    """It comes in the second round, where it can be asked for ahead: not where the callers have calls of their own."""
     comms = joined(2)
+    asked = []
+    ask = Communicator.update_membership
+    monkeypatch.setattr(
+        Communicator, "update_membership", lambda *args, **named: (asked.append(named), ask(*args, **named))[1]
+    )
+    comes = 2 * every - 1
     group = comms[0].group
     trained, came = threading.Event(), threading.Event()
     ends: dict[str, tuple[int, int, list[Any]]] = {}
@@ -188,6 +204,8 @@ def test_a_joiner_gets_parameters_momentum_and_step(cluster: Cluster, joined: An
         records = []
         while diloco.steps < last:
             moved(mine, k, diloco.steps)
+            if own:
+                assert diloco._comm.all_reduce(np.ones(1)).out[0] == (2 if diloco.steps < comes else 3)
             records += diloco.step(2.0)
         state = [each.clone() for fragment in diloco._fragments for each in (fragment.outer, fragment.velocity)]
         ends[f"m{k}"] = diloco.steps, diloco.outer_steps, state
@@ -195,12 +213,12 @@ def test_a_joiner_gets_parameters_momentum_and_step(cluster: Cluster, joined: An
 
     def member(k: int) -> list[OuterStep]:
         mine = parameters(0, (30,), (500,))
-        diloco = DiLoCo(mine, every=4, fragments=2, delay=1)
+        diloco = DiLoCo(mine, every=every, fragments=2, delay=1)
         diloco.join(comms[k])
-        go_on(diloco, mine, k, 6)
+        go_on(diloco, mine, k, comes - 2)
         trained.set()
         assert came.wait(30)
-        return go_on(diloco, mine, k, 17)
+        return go_on(diloco, mine, k, 4 * every + 1)
 
     def joiner() -> list[OuterStep]:
         assert trained.wait(30)
@@ -208,11 +226,11 @@ def test_a_joiner_gets_parameters_momentum_and_step(cluster: Cluster, joined: An
         watcher.start()
         comm = cluster.connect(2, group=group, name="late", start_world=2)
         mine = parameters(9, (30,), (500,))
-        diloco = DiLoCo(mine, every=4, fragments=2, delay=1)
+        diloco = DiLoCo(mine, every=every, fragments=2, delay=1)
         diloco.join(comm)
-        assert diloco.steps == 7
+        assert diloco.steps == comes
         with comm:
-            return go_on(diloco, mine, 2, 17)
+            return go_on(diloco, mine, 2, 4 * every + 1)
 
     records = in_threads(lambda k: member(k) if k < 2 else joiner(), 3, 60)
     assert ends["m0"][:2] == ends["m1"][:2] == ends["m2"][:2]
@@ -220,7 +238,8 @@ def test_a_joiner_gets_parameters_momentum_and_step(cluster: Cluster, joined: An
         assert all(torch.equal(a, b) for a, b in zip(ends["m0"][2], theirs[2], strict=True))
     assert {tuple(sorted(each.weights)) for each in records[2]} == {("late", "m0", "m1")}
     first = next(each for each in records[2] if each.fragment == 1)
-    assert (first.step, first.weights["late"]) == (8, pytest.approx(2.0))  # it came at 7
+    assert (first.step, first.weights["late"]) == (comes + 1, pytest.approx(2.0))
+    assert len([each for each in asked if each.get("async_op")]) == ahead
 
 
 def _when_joining(cluster: Cluster, group: str, came: threading.Event) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from wancoll.torch.fragments import Act, cut, most_fragments, turn
 
-B, E, A = Act.begin, Act.end, Act.admit
+B, E, K, A = Act.begin, Act.end, Act.ask, Act.admit
 
 
 def told(steps: range, every: int, fragments: int, delay: int) -> dict[int, list[tuple[Act, int]]]:
@@ -49,21 +49,45 @@ def test_what_is_under_way_where_members_join_ends_there() -> None:
     }
 
 
+def test_it_is_asked_who_waits_once_nothing_is_under_way_and_at_most_a_delay_ahead() -> None:
+    assert told(range(9, 17), 8, 2, 1) == {
+        9: [(E, 1)],
+        12: [(B, 0)],
+        13: [(E, 0)],
+        14: [(K, -1)],
+        15: [(A, -1)],
+        16: [(B, 1)],
+    }
+    assert told(range(9, 17), 8, 2, 2) == {
+        10: [(E, 1)],
+        12: [(B, 0)],
+        14: [(E, 0), (K, -1)],
+        15: [(A, -1)],
+        16: [(B, 1)],
+    }
+
+
 @given(st.integers(1, 40), st.data())
 def test_each_fragment_has_one_step_a_round_and_never_two_at_once(every: int, data: st.DataObject) -> None:
     delay = data.draw(st.integers(0, every - 1))
     fragments = data.draw(st.integers(1, most_fragments(every, delay)))
     under_way: dict[int, int] = {}
     begun = dict.fromkeys(range(fragments), 0)
-    admitted = 0
+    admitted, asked = 0, 0
     for step in range(1, 4 * every + 1):
         acts = turn(step, every, fragments, delay)
         admits = (A, -1) in acts
+        assert not asked or acts in ([], [(A, -1)])  # nothing comes between
         for act, p in acts:
             if act is A:
                 assert not under_way
                 assert acts[-1] == (A, -1)
-                admitted += 1
+                assert not asked or 0 < step - asked <= delay
+                admitted, asked = admitted + 1, 0
+            elif act is K:
+                assert not under_way
+                assert acts[-1] == (K, -1)
+                asked = step
             elif act is B:
                 assert p not in under_way
                 under_way[p], begun[p] = step, begun[p] + 1

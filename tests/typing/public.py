@@ -73,6 +73,7 @@ assert_type(comm.recv(x, source=1, tag=7, async_op=True), Work)
 
 assert_type(comm.barrier(timeout=1.0), Receipt)
 assert_type(comm.update_membership(), Receipt)
+assert_type(comm.update_membership(async_op=True), Work)
 assert_type(comm.sync_state({"w": x}, revision=3, strategy="send-only", on_failure="raise", timeout=1), SyncReceipt)
 
 # ---- what is refused, blocking or not --------------------------------------------------------------------

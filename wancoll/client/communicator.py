@@ -627,21 +627,24 @@ class Communicator:
         Returns:
             A receipt without tensor (out is None).
         """
-        return _Call(self._connection, Kind.barrier, timeout=timeout).wait_for_all()
+        return _Call(self._connection, Kind.barrier, timeout=timeout).bare()  # type: ignore[return-value]
 
+    @overload
+    def update_membership(self, timeout: float | None = None, *, async_op: Blocking = False) -> Receipt: ...
+    @overload
+    def update_membership(self, timeout: float | None = None, *, async_op: Async) -> Work: ...
     @_documented
-    def update_membership(self, timeout: float | None = None) -> Receipt:
+    def update_membership(self, timeout: float | None = None, *, async_op: bool = False) -> Receipt | Work:
         """Admit the joiners that wait. A collective: all members call it, in the same place of their programs.
 
-        Below min_world it waits for joiners.
-
-        Args:
-            timeout: seconds; None: as long as it takes.
+        Below min_world it waits for joiners. What members call after it joiners call, too; with async_op: from the
+        post on, not from the end of wait().
 
         Returns:
-            A receipt without tensor (out is None). rank, world_size, epoch and members are those of the new epoch.
+            A receipt without tensor (out is None). rank, world_size, epoch and members are those of the new epoch. With
+            async_op a Work whose wait() returns it.
         """
-        return _Call(self._connection, Kind.update_membership, timeout=timeout).wait_for_all()
+        return _Call(self._connection, Kind.update_membership, async_op, timeout=timeout).bare()
 
     def sync_state(
         self, *state: Any, revision: int, strategy: Strategy = MAJORITY,
@@ -855,16 +858,16 @@ class _Call:
             blocks=dict(zip(self.place.members, blocks, strict=True)) if blocks else None,
             peer=self._peer, tag=self._tag,
         )  # fmt: skip
-        if not self._async_op:
-            return self._run(work)
-        self._connection.post(work)
-        return work
+        return self._run(work)
 
-    def wait_for_all(self) -> Receipt:
-        """Run it, as it moves no tensors."""
+    def bare(self) -> Receipt | Work:
+        """As start(), of a call that moves no tensors."""
         return self._run(Work(self._connection, Descriptor(self._kind), self.place.epoch))
 
-    def _run(self, work: Work) -> Receipt:
+    def _run(self, work: Work) -> Receipt | Work:
+        if self._async_op:
+            self._connection.post(work)
+            return work
         deadline = deadline_after(self._timeout)
         self._connection.post(work, deadline)
         return work.wait(seconds_left(deadline))

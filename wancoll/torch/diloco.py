@@ -12,7 +12,8 @@ parameters over.
     begin   the fragment's difference goes into shared memory, and an all_reduce of it is posted
     ...     the next inner steps are computed meanwhile
     end     its result is waited for, the outer parameters move, the model follows
-    admit   once a round: who waits is let in, and is handed the outer parameters, their momentum and the step
+    ask     once a round: who waits may come in; this is on its way during the next inner steps, too
+    admit   who came in is handed the outer parameters, their momentum and the step
 
 What a codec loses of a difference is kept and sent with the next one (error feedback). A member that is lost in an
 outer step has sent nothing; the others go on with theirs, and lose no inner step. With a grace time nor do they wait
@@ -113,6 +114,9 @@ class DiLoCo:
     `steps` where the others are. Whatever is raised, the outer parameters are those of the last outer step that ended;
     what was trained since is in the model, and counts in the next one.
 
+    Other collectives should go over a communicator of another group. While there are none on this one, and a delay is
+    given, nobody waits for the master to hear who wants to join: that is asked for ahead.
+
     The model's buffers (of BatchNorm, for example) and the inner optimizer's state are the member's own.
 
     Args:
@@ -163,6 +167,9 @@ class DiLoCo:
         self._counts = torch.zeros(2, dtype=torch.int64)  # inner steps, outer steps
         self._feedback = ErrorFeedback()
         self._comm: Communicator | None = None
+        self._asked: Work | None = None  # an update_membership that is under way
+        self._admitted = 0  # seq of the operation that the last admit, or join, ended with
+        self._ended = 0  # of the last outer step
         self._epoch = 0  # in which all members were known to have the same state
         self._roster: tuple[str, ...] = ()  # the members then: whose place in a buffer is whose
         self._name = ""  # this member's own, then
@@ -203,6 +210,10 @@ class DiLoCo:
         for fragment in self._fragments:
             with contextlib.suppress(WancollError):  # then it has not happened, and counts in the next one
                 self._end(fragment)
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            with contextlib.suppress(WancollError):
+                asked.wait()
         if comm is not self._comm:
             self._comm = comm
             for fragment in self._fragments:
@@ -241,8 +252,14 @@ class DiLoCo:
                     record = self._end(self._fragments[p])
                     if record is not None:
                         ended.append(record)
+                case Act.ask:
+                    if self._ended == self._admitted + len(self._fragments):  # nobody has called anything else here
+                        self._asked = comm.update_membership(async_op=True)
                 case Act.admit:
-                    if comm.update_membership().epoch != self._epoch:
+                    asked, self._asked = self._asked, None
+                    receipt = comm.update_membership() if asked is None else asked.wait()
+                    self._admitted = receipt.seq
+                    if receipt.epoch != self._epoch:
                         self._catch_up(comm)  # as a newcomer does in join()
         return ended
 
@@ -278,6 +295,7 @@ class DiLoCo:
                 )  # fmt: skip
         self._feedback.load_state_dict(state["feedback"])
         self._roster, self._name, self._comm = tuple(state["roster"]), str(state["name"]), None
+        self._asked = None
         self._counts.copy_(state["counts"])
         for p, fragment in enumerate(self._fragments):
             fragment.outer.copy_(state["outer"][p])
@@ -308,7 +326,7 @@ class DiLoCo:
                 "members train in different ways", who=f"DiLoCo of {comm.name}",
                 expected=f"as {holder}: {_settings(theirs)}", got=_settings(mine), hint="make it as there, then join()",
             )  # fmt: skip
-        self._epoch = receipt.epoch
+        self._epoch, self._admitted = receipt.epoch, receipt.seq
         if (receipt.contributors, comm.name) != (self._roster, self._name):
             self._move_tokens(receipt.contributors, comm.name)
 
@@ -364,7 +382,7 @@ class DiLoCo:
             fragment.work = None
             fragment.tokens += fragment.sent
             raise
-        fragment.work = None
+        fragment.work, self._ended = None, receipt.seq
         places = len(self._roster) * self._width
         weights = dict(zip(self._roster, buffer[: places : self._width].tolist(), strict=True))
         total = float(sum(weights.values()))

@@ -4,7 +4,8 @@ A model's parameters are cut into fragments. Each of them has one outer step in 
 they take turns: fragment p begins its own after (p + 1) / fragments of the round, so the last one begins where the
 round ends. What it sends is on its way during the next `delay` inner steps. Once a round nothing is under way, and
 members may join: after the last outer step where there is no delay, else one inner step before the round ends. What
-would still be on its way then ends there.
+would still be on its way then ends there. Whether anybody waits is asked for up to `delay` inner steps ahead, once
+nothing else is on its way: then that costs no time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Act(Enum):
 
     end = auto()  # the fragment's result is waited for, and taken over
     begin = auto()  # the fragment's difference is sent
-    admit = auto()  # members that wait are let in; the fragment is -1
+    ask = auto()  # those who wait may come in; nothing else happens until admit. The fragment is -1
+    admit = auto()  # they are handed the state; where it was not asked before, it is now. The fragment is -1
 
 
 def turn(step: int, every: int, fragments: int, delay: int) -> list[tuple[Act, int]]:
@@ -36,8 +38,11 @@ def turn(step: int, every: int, fragments: int, delay: int) -> list[tuple[Act, i
     admits = every - 1 if delay else every
     ends: list[tuple[int, int]] = []  # how long ago it began, fragment
     begins: list[tuple[Act, int]] = []
+    idle = admits - delay  # from there on, up to admits, nothing is under way
     for p in range(fragments):
         start = (p + 1) * every // fragments
+        takes = min(delay, (admits - start) % every)
+        idle = max(idle, start % every + takes)
         if step < start:
             continue
         ago = (step - start) % every
@@ -45,10 +50,12 @@ def turn(step: int, every: int, fragments: int, delay: int) -> list[tuple[Act, i
             begins.append((Act.begin, p))
             if not delay:
                 begins.append((Act.end, p))
-        elif ago == min(delay, (admits - start) % every):
+        elif ago == takes:
             ends.append((ago, p))
     acts = [(Act.end, p) for _, p in sorted(ends, reverse=True)] + begins
-    return [*acts, (Act.admit, -1)] if step % every == admits % every else acts
+    if step % every == admits % every:
+        return [*acts, (Act.admit, -1)]
+    return [*acts, (Act.ask, -1)] if step % every == idle else acts
 
 
 def most_fragments(every: int, delay: int) -> int:
