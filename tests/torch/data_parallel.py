@@ -53,6 +53,28 @@ def unused_parameters(rank: int, size: int) -> None:
                 torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-6)
 
 
+def sparse_gradients(rank: int, size: int) -> None:
+    """An embedding whose gradients are sparse; the ranks look up other words, some of them the same."""
+    words = torch.tensor([[each, 3, each, 5 + each] for each in range(size)])
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(5 + size, WIDTH, sparse=True), nn.Flatten(), nn.Linear(4 * WIDTH, 1))
+
+    both = DistributedDataParallel(net()), net()
+    for each, given in zip(both, (words[rank : rank + 1], words), strict=True):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            each(given).square().mean().backward()
+            optimizer.step()
+        grad = next(each.parameters()).grad
+        assert grad is not None
+        assert grad.is_sparse
+    close(both[0].module, both[1])
+    same_everywhere(both[0])
+
+
 def accumulation(rank: int, size: int) -> None:
     """no_sync(): gradients stay apart until the last micro-batch, and then are the mean of all."""
     net = DistributedDataParallel(model())

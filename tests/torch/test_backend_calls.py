@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from tests.torch.ranks import run
+from wancoll import CollectiveMismatch, ConfigError
 from wancoll.torch.rendezvous import Cluster
 
 
@@ -68,6 +69,36 @@ def reduced(op, rank, group, x):
         x.zero_()
 
 
+def sparse(rank, dtype, *, sparse_dims=1):
+    """Rank 0 brings nothing, the others some places twice; the ranks' places overlap in part."""
+    places = torch.tensor([[rank, 1, rank, 4]])[:, : 4 * min(rank, 1)]
+    values = filled(rank, (places.shape[1], 2), dtype)
+    if sparse_dims == 2:
+        return torch.sparse_coo_tensor(torch.cat([places, places % 3]), values[:, 0], (5, 3), check_invariants=True)
+    return torch.sparse_coo_tensor(places, values, (5, 2), check_invariants=True)
+
+
+def sparse_reductions(rank, size, compare):
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        for dims in (1, 2):
+            compare(partial(all_reduced, ReduceOp.SUM), sparse(rank, dtype, sparse_dims=dims))
+    x = sparse(rank, torch.float16)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    want = sum(sparse(r, torch.float16).to_dense() for r in range(size))
+    assert torch.equal(future.wait()[0].to_dense(), want)
+    assert torch.equal(x.to_dense(), want)
+    x = sparse(0, torch.float32)
+    dist.all_reduce(x)
+    assert x.shape == (5, 2)
+    assert x._nnz() == 0
+    with pytest.raises(CollectiveMismatch, match=r"not alike.*\(5, 2\) of torch\.float|\(5, 3\) of torch\.float"):
+        dist.all_reduce(sparse(rank, torch.float32, sparse_dims=1 + (rank == 1)))
+    with pytest.raises(ConfigError, match=r"SUM, of torch\.sparse_coo"):
+        dist.all_reduce(x, op=ReduceOp.MAX)
+    with pytest.raises(RuntimeError, match=r"torch\.strided"):
+        dist.broadcast(x, 0)
+
+
 def reductions(rank, size):
     compare = begin(rank, size)
     for dtype, op in itertools.product((*FLOATS, *WHOLE), (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)):
@@ -97,8 +128,7 @@ def reductions(rank, size):
             (RuntimeError, ValueError), match=r"all_reduce: there is no such reduction|does not support"
         ):
             dist.all_reduce(x, op=op)
-    with pytest.raises(RuntimeError, match=r"torch\.strided"):
-        dist.all_reduce(torch.eye(3).to_sparse())
+    sparse_reductions(rank, size, compare)
     for dtype in (torch.float32, torch.int64):
         blocks = [filled(rank + 5 * r, (2, 3), dtype) for r in range(size)]
         out = torch.zeros(2, 3, dtype=dtype)

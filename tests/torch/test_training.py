@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from tests.torch.ranks import run
 
-REPLICAS = ["ddp", "unused_parameters", "accumulation", "mixed_precision", "sync_batch_norm",
+REPLICAS = ["ddp", "unused_parameters", "sparse_gradients", "accumulation", "mixed_precision", "sync_batch_norm",
             "zero_redundancy_optimizer", "hooks"]  # fmt: skip
 SHARDS = ["fsdp", "fsdp_mixed_precision", "tensor_parallel", "tensors", "pipeline", "checkpoints"]
 

@@ -34,6 +34,7 @@ from wancoll.torch.entry import BACKEND, DEVICES
 from wancoll.torch.errors import raised
 from wancoll.torch.reconfigure import Reconfigurable
 from wancoll.torch.rendezvous import Cluster, member
+from wancoll.torch.sparse import Pieces
 from wancoll.torch.tensors import Reduction, flat, label, moved, put_back, shortened
 from wancoll.torch.untraced import untraced
 from wancoll.torch.work import Completer, Operation
@@ -361,6 +362,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         return self._all_reduce("all_reduce_coalesced", _listed(tensors), opts, None)
 
     def _all_reduce(self, call: str, tensors: list[torch.Tensor], opts: Any, timeout: Any) -> Operation:
+        if len(tensors) == 1 and tensors[0].is_sparse:
+            return self._all_reduce_sparse(call, tensors[0], opts, timeout)
         how = [Reduction(_op(opts), each.dtype, call) for each in tensors]
         given = [each.given(tensor, call) for each, tensor in zip(how, tensors, strict=True)]
 
@@ -374,6 +377,14 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         finish = partial(self._reduced, how, tensors, given)
         return self._run(call, tensors, tensors, _timeout(opts, timeout), start, finish)
+
+    def _all_reduce_sparse(self, call: str, tensor: torch.Tensor, opts: Any, timeout: Any) -> Operation:
+        """Blocks until all have said how much they bring."""
+        pieces = Pieces(tensor, _op(opts), call)
+        headers = [torch.empty_like(pieces.header) for _ in range(self._size)]
+        self._all_gather(call, [headers], [pieces.header], opts, timeout).wait()
+        room = pieces.room(headers)
+        return self._all_gather(call, room, pieces.parts, opts, timeout, ([tensor], partial(pieces.put, room)))
 
     def _reduced(
         self, how: list[Reduction], targets: list[torch.Tensor], given: list[torch.Tensor], receipts: list[Receipt]
@@ -425,8 +436,15 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         return self._all_gather("all_gather_coalesced", outputs, list(input_list), opts, None)
 
     def _all_gather(
-        self, call: str, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any, timeout: Any
+        self,
+        call: str,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any,
+        timeout: Any,
+        into: tuple[list[torch.Tensor], Callable[[], None]] | None = None,
     ) -> Operation:
+        """The result is *outputs*, or the tensors that the function of *into* makes of them."""
         self._check_blocks(call, outputs, len(inputs))
         given = [moved(each, call) for each in inputs]
         counts: list[list[int]] = []
@@ -455,8 +473,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 parts = receipt.out.view(-1).split([each[rank] for rank in order])
                 for rank, part in zip(order, parts, strict=True):
                     put_back(blocks[rank], part)
+            if into is not None:
+                into[1]()
 
-        result = [each for blocks in outputs for each in blocks]
+        result = into[0] if into is not None else [each for blocks in outputs for each in blocks]
         return self._run(call, inputs, result, _timeout(opts, timeout), start, finish)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Operation:
