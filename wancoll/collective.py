@@ -85,6 +85,8 @@ REDUCING = frozenset({Kind.all_reduce, Kind.reduce_scatter, Kind.reduce})  # kin
 ROOTED = frozenset({Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter})
 SAME_RESULT = frozenset({Kind.all_reduce, Kind.all_gather, Kind.broadcast})  # every member's result is the same bytes
 DATALESS = frozenset({Kind.update_membership, Kind.barrier})
+# Kinds that end nowhere without everyone, where every member gives something.
+PROVING = frozenset({Kind.all_reduce, Kind.all_gather, Kind.reduce_scatter, Kind.all_to_all, Kind.barrier})
 P2P_KINDS = frozenset({Kind.send, Kind.recv})  # kinds that two members call
 ON_FAILURE = ("retry", "raise")  # what a call does when the epoch is lost under it
 ROUNDINGS = ("nearest", "stochastic")  # of a codec
@@ -137,6 +139,13 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     def takes_grace(self) -> bool:
         """Whether zeros can stand for a member's tensor (R20)."""
         return self.kind is Kind.all_reduce and self.op is ReduceOp.sum
+
+    @property
+    def proves_all(self) -> bool:
+        """Whether a member can finish it only after every other one has made the call and given its share."""
+        if self.kind in PROVING and self.kind not in DATALESS:
+            return min(self.counts) > 0 if self.counts else self.count > 0
+        return self.kind in PROVING
 
     @property
     def nbytes(self) -> int:

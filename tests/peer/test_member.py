@@ -442,6 +442,28 @@ def test_a_link_is_reported_unreachable_each_time_and_to_a_new_master_once() -> 
     assert kinds(d.member.link_unreachable(2, "refused")) == ["ToMaster:LinkDown"]
 
 
+def test_what_never_began_has_not_happened_whatever_the_master_does() -> None:
+    """Of a sum nobody has a result without this member's share; a broadcast may have ended for others."""
+    d = Driver(1, 2)
+    d.post()
+    d.member.link_lost(2, "reset")
+    d.post()
+    d.post(Descriptor(Kind.broadcast, DType.float32, count=4, root=1))
+    d.post(data(0))
+    commands = d.member.master_unreachable("h:1", 10.0, "refused") + d.member.op_cancelled(d.engine_id)
+    ends = {failure.id: failure.error for failure in told(commands, m.Failure) if failure.id}
+    assert ends == {1: "OutcomeUnknown", 2: "MasterUnreachable", 3: "OutcomeUnknown", 4: "OutcomeUnknown"}
+
+
+def test_what_began_in_an_earlier_epoch_only_has_not_happened_in_this_one() -> None:
+    d = Driver(1, 2)
+    d.post()
+    first = d.engine_id
+    d.member.enter_epoch(epoch(2, 1, 2), 1.0)
+    commands = d.member.op_cancelled(first) + d.member.master_unreachable("h:1", 10.0, "refused")
+    assert [failure.error for failure in told(commands, m.Failure)] == ["MasterUnreachable", "MasterUnreachable"]
+
+
 def test_who_was_told_to_stop_reports_so_and_nothing_as_done() -> None:
     d = Driver(1, 2)
     d.post()

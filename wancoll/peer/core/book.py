@@ -49,7 +49,7 @@ class Book:
 
     def start(self, op: Op, meaning: Meaning) -> cmd.Command:
         """Hand *op*, which is *meaning* in this epoch, to the engine."""
-        op.state, op.finished, op.meaning = OpState.running, False, meaning
+        op.state, op.ran, op.finished, op.meaning = OpState.running, True, False, meaning
         op.attempts += 1
         op.engine_id = self._attempts.next
         self._attempts.next += 1

@@ -172,6 +172,7 @@ class Collectives(Book):
         for op in list(self.open.values()):
             if op.state is OpState.ended:
                 continue
+            op.ran = False
             if op.seq in voids:
                 commands += self.end(op, self._voided(op, voids[op.seq]))
             elif op.seq <= epoch.committed_upto:  # update_membership: admitted with this epoch
@@ -278,7 +279,7 @@ class Collectives(Book):
             self._held = True
             return [cmd.NeedLinks(meaning.needs - self._up)]
         if op.kind in DATALESS and len(self.seat.world.mids) == 1:
-            op.state, op.finished, op.meaning = OpState.running, True, meaning  # there is nothing to move
+            op.state, op.ran, op.finished, op.meaning = OpState.running, True, True, meaning  # there is nothing to move
             op.attempts += 1
             if op.kind is not Kind.update_membership:
                 return self.settle(op)

@@ -74,6 +74,7 @@ class Op:
     attempts: int = 0
     engine_id: int = 0  # of the current attempt
     live: set[int] = field(default_factory=set)  # attempts whose memory the engine may still touch
+    ran: bool = False  # it was started in the current epoch
     finished: bool = False  # the current attempt came to its end in the engine
     meaning: Meaning | None = None  # of the call, in the current attempt's epoch
     digest: int = 0

@@ -105,7 +105,7 @@ def evicted(name: str, evicted: m.Evicted) -> Ending:
     """The master put the member out. What has not committed by its word has not happened, but where it cannot say.
 
     Of sends and recvs it never says. Of collectives it does not where this member reported too late (R7): what others
-    have committed meanwhile may be with its share, whether it has finished it or not.
+    have committed meanwhile may be with its share, whether it has finished it or not, once it has begun it.
     """
     reason, upto = evicted.reason, max(evicted.committed_upto, evicted.unknown_upto)
 
@@ -121,7 +121,7 @@ def forgotten(name: str, cause: str) -> Ending:
     """The control connection was lost, and the same master does not know the member any more.
 
     It has put the member out while it was away: of what is done here nobody says what became (R8), and nothing else
-    can have committed.
+    can have committed. Where members commit among themselves they may go on with what it had only begun.
     """
     text: dict[str, Any] = {"who": name, "got": f"the control connection was lost: {cause}", "hint": _AGAIN}
     return _cut_off("Evicted", "out of the group", text, lambda op: op.state is OpState.done and _may_count(op))
@@ -130,7 +130,7 @@ def forgotten(name: str, cause: str) -> Ending:
 def master_unreachable(name: str, address: str, waited: float, cause: str) -> Ending:
     """No master within master_grace.
 
-    One that others have found may have committed whatever is called here: they can be done with it while this member
+    One that others have found may have committed whatever has begun here: they can be done with it while this member
     is not (R7).
     """
     text: dict[str, Any] = {
@@ -165,5 +165,11 @@ def _unknown(op: Op, text: dict[str, Any]) -> m.Failure:
 
 
 def _may_count(op: Op) -> bool:
-    """Whether others may have its result: a send or recv needs both ends, and update_membership has none to lose."""
-    return op.state is OpState.done if op.p2p else op.kind is not Kind.update_membership
+    """Whether others may have its result.
+
+    A send or recv needs both ends, and update_membership has none to lose. What proves that everyone took part did not
+    happen where it never began in this epoch.
+    """
+    if op.p2p:
+        return op.state is OpState.done
+    return op.kind is not Kind.update_membership and (op.ran or not op.call.posted.proves_all)
