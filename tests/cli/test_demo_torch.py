@@ -19,7 +19,7 @@ from wancoll.demo.curves import draw
 from wancoll.demo.picture import DPI, HEIGHT, WIDTH
 from wancoll.demo.transformer import LEAST_STEPS, Run, table
 from wancoll.errors import ConfigError
-from wancoll.examples.story import Story, Told
+from wancoll.examples.shared.story import Story, Told
 
 STEPS, KILL, JOIN = 16, 6, 12
 

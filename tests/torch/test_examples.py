@@ -15,10 +15,12 @@ import pytest
 import torch.distributed as dist
 
 from tests.torch.ranks import free_port, run
-from wancoll.examples import common
-from wancoll.examples.common import Options, Report
-from wancoll.examples.pipeline import SCHEDULES, Step
-from wancoll.examples.story import Story, Told, told_options
+from wancoll.examples.shared import ranks
+from wancoll.examples.shared.alone import train_alone
+from wancoll.examples.shared.options import Options, parsed, told_options
+from wancoll.examples.shared.report import Report, show
+from wancoll.examples.shared.schedules import SCHEDULES, Step
+from wancoll.examples.shared.story import Story, Told
 from wancoll.schedule.training import bubble
 
 SMALL = Options(
@@ -54,7 +56,7 @@ def test_losses_bytes_and_memory_of_four_ranks(sockets: list[dict[str, str]]) ->
         ("fsdp", bf16), ("tensor_parallel", PLAIN), ("sequence_parallel", SMALL), ("pipeline", PLAIN),
     ]  # fmt: skip
     by_rank = run(4, train, runs, env=sockets, timeout=180)
-    alone = {options: common.train_alone(options) for options in {options for _, options in runs}}
+    alone = {options: train_alone(options) for options in {options for _, options in runs}}
     for i, (name, options) in enumerate(runs):
         reports = [reports[i] for reports in by_rank]
         for one in reports:
@@ -78,7 +80,7 @@ def test_losses_bytes_and_memory_of_four_ranks(sockets: list[dict[str, str]]) ->
 @pytest.mark.timeout(200)  # seconds of a machine that does much else
 def test_three_axes_on_eight_ranks(sockets: list[dict[str, str]]) -> None:
     reports = [each for [each] in run(8, train, [("parallel_3d", PLAIN)], env=[*sockets, *sockets], timeout=180)]
-    assert reports[0].losses == pytest.approx(common.train_alone(PLAIN), rel=1e-5)
+    assert reports[0].losses == pytest.approx(train_alone(PLAIN), rel=1e-5)
     sent, _ = busiest(reports)
     assert reports[0].sent_formula[0] <= sent <= 1.1 * reports[0].sent_formula[0] + 8000
 
@@ -187,16 +189,16 @@ def report(losses: list[float]) -> Report:
 
 def test_the_table_and_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     tiny = Options(layers=1, hidden=8, sequence=4)
-    assert common.show("title", report([2.0, 1.0]), [2.0, 1.0195], tiny, 3)
+    assert show("title", report([2.0, 1.0]), [2.0, 1.0195], tiny, 3)
     said = capsys.readouterr().out
     assert said.startswith("title: 3 ranks, 4,920 parameters of bfloat16, 2 steps\n")
     assert "bytes sent a step              not counted   2 MB = S\n" in said
     assert "losses differ by 1.913 % at most: right\n" in said
-    assert not common.show("title", report([2.0, 1.0]), [2.0, 1.03], tiny, 3)
+    assert not show("title", report([2.0, 1.0]), [2.0, 1.03], tiny, 3)
     assert "WRONG" in capsys.readouterr().out
     float32 = dataclasses.replace(tiny, dtype="float32")
-    assert not common.show("title", report([2.0, 1.0]), [2.0, 1.002], float32, 3)
-    assert not common.show("title", report([math.nan]), [2.0], tiny, 3)
+    assert not show("title", report([2.0, 1.0]), [2.0, 1.002], float32, 3)
+    assert not show("title", report([math.nan]), [2.0], tiny, 3)
 
 
 def start(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -253,7 +255,7 @@ def test_options_that_cannot_be_obeyed_are_refused(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as left:
-        common.parsed("title", Options(), shares=True, without=("backend",))
+        parsed("title", Options(), shares=True, without=("backend",))
     assert left.value.code == 2
     assert said in capsys.readouterr().err
 
@@ -272,7 +274,7 @@ def test_a_wrong_result_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dist, name, lambda *_, **__: None)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
-    monkeypatch.setattr(common, "train_alone", lambda _: [3.0])
-    assert common._rank("title", wrong, Options(backend="gloo", layers=1, hidden=8)) == 1
-    monkeypatch.setattr(common, "train_alone", lambda _: [2.0])
-    assert common._rank("title", wrong, Options(backend="gloo", layers=1, hidden=8)) == 0
+    monkeypatch.setattr(ranks, "train_alone", lambda _: [3.0])
+    assert ranks._rank("title", wrong, Options(backend="gloo", layers=1, hidden=8)) == 1
+    monkeypatch.setattr(ranks, "train_alone", lambda _: [2.0])
+    assert ranks._rank("title", wrong, Options(backend="gloo", layers=1, hidden=8)) == 0

@@ -8,21 +8,12 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from wancoll.examples.common import (
-    Adam,
-    Options,
-    Report,
-    Sent,
-    backward,
-    batch,
-    count,
-    launch,
-    loss_of,
-    mean,
-    nbytes,
-    text,
-    transformer,
-)
+from wancoll.examples.shared.adam import Adam
+from wancoll.examples.shared.model import backward, count, loss_of, nbytes, transformer
+from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.ranks import Sent, launch, mean
+from wancoll.examples.shared.report import Report
+from wancoll.examples.shared.text import batch, text
 
 
 def train(options: Options) -> Report:

@@ -14,18 +14,13 @@ import torch
 import torch._dynamo  # torch's optimizers want it: once, before members are forked
 
 from wancoll.cli.units import format_bytes
-from wancoll.examples.common import (
-    LEARNING_RATE,
-    Options,
-    backward,
-    batch,
-    count,
-    loss_of,
-    text,
-    train_alone,
-    transformer,
-)
-from wancoll.examples.story import Member, Story, digest, play, told_options
+from wancoll.examples.shared.adam import LEARNING_RATE
+from wancoll.examples.shared.alone import train_alone
+from wancoll.examples.shared.model import backward, count, loss_of, transformer
+from wancoll.examples.shared.options import Options, told_options
+from wancoll.examples.shared.play import Member, digest, play
+from wancoll.examples.shared.story import Story
+from wancoll.examples.shared.text import batch, text
 from wancoll.torch import DiLoCo
 
 if TYPE_CHECKING:

@@ -12,21 +12,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from wancoll.examples.common import (
-    Adam,
-    Options,
-    Report,
-    Sent,
-    backward,
-    batch,
-    count,
-    launch,
-    loss_of,
-    mean,
-    nbytes,
-    text,
-    transformer,
-)
+from wancoll.examples.shared.adam import Adam
+from wancoll.examples.shared.model import backward, count, loss_of, nbytes, transformer
+from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.ranks import Sent, launch, mean
+from wancoll.examples.shared.report import Report
+from wancoll.examples.shared.text import batch, text
 
 
 def local(tensor: Tensor | None) -> Tensor:

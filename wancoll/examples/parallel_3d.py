@@ -9,20 +9,14 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from wancoll.examples.common import (
-    Adam,
-    Options,
-    Report,
-    Sent,
-    batch,
-    count,
-    launch,
-    mean,
-    nbytes,
-    text,
-    transformer,
-)
-from wancoll.examples.pipeline import Stage, cut, one_forward_one_backward
+from wancoll.examples.pipeline import Stage, cut
+from wancoll.examples.shared.adam import Adam
+from wancoll.examples.shared.model import count, nbytes, transformer
+from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.ranks import Sent, launch, mean
+from wancoll.examples.shared.report import Report
+from wancoll.examples.shared.schedules import one_forward_one_backward
+from wancoll.examples.shared.text import batch, text
 from wancoll.examples.tensor_parallel import split
 
 PIPE, TENSOR = 2, 2  # the rest is data

@@ -7,30 +7,16 @@ parallel has an all-reduce, a reduce-scatter leaves the matrices and an all-gath
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from wancoll.examples.common import (
-    Adam,
-    Block,
-    Embed,
-    Options,
-    Report,
-    Sent,
-    backward,
-    batch,
-    count,
-    launch,
-    loss_of,
-    mean,
-    nbytes,
-    text,
-    transformer,
-)
-from wancoll.examples.tensor_parallel import ParallelBlock, split
+from wancoll.examples.shared.adam import Adam
+from wancoll.examples.shared.model import Block, Embed, backward, count, loss_of, nbytes, transformer
+from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.ranks import Sent, launch, mean
+from wancoll.examples.shared.report import Report
+from wancoll.examples.shared.text import batch, text
+from wancoll.examples.tensor_parallel import ParallelBlock, exchange, split
 
 
 def gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -49,32 +35,6 @@ def scatter(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     return mine.transpose(0, 1)
 
 
-class Gather(torch.autograd.Function):
-    """gather, whose backward is scatter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
-        ctx.group = group
-        return gather(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: D102
-        return scatter(gradient, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    """scatter, whose backward is gather."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
-        ctx.group = group
-        return scatter(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: D102
-        return gather(gradient, ctx.group), None
-
-
 class SequenceBlock(ParallelBlock):
     """A layer whose norms, dropouts and sums have this rank's part of the sequence."""
 
@@ -85,11 +45,11 @@ class SequenceBlock(ParallelBlock):
 
     def enter(self, x: Tensor) -> Tensor:
         """The parts become whole."""
-        return Gather.apply(x, self.group)  # type: ignore[no-any-return, no-untyped-call]
+        return exchange(x, gather, scatter, self.group)
 
     def leave(self, x: Tensor) -> Tensor:
         """The sums become parts."""
-        return self._drop(Scatter.apply(x, self.group))  # type: ignore[no-untyped-call]
+        return self._drop(exchange(x, scatter, gather, self.group))
 
 
 def train(options: Options) -> Report:

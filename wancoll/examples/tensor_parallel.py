@@ -6,56 +6,51 @@ comes out: two in forward and, mirrored, two in backward for each layer (Megatro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from wancoll.examples.common import (
-    Adam,
-    Block,
-    Options,
-    Report,
-    Sent,
-    backward,
-    batch,
-    count,
-    launch,
-    loss_of,
-    nbytes,
-    text,
-    transformer,
-)
+from wancoll.examples.shared.adam import Adam
+from wancoll.examples.shared.model import Block, backward, count, loss_of, nbytes, transformer
+from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.ranks import Sent, launch
+from wancoll.examples.shared.report import Report
+from wancoll.examples.shared.text import batch, text
+
+Among = Callable[[Tensor, dist.ProcessGroup], Tensor]  # what ranks make of a tensor together
 
 
-class Enter(torch.autograd.Function):
-    """Forward as it is; backward each rank has the gradient through its columns: sum them up."""
+class Exchange(torch.autograd.Function):
+    """*there* forward, *back* of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
-        ctx.group = group
-        return x
+    def forward(ctx: Any, x: Tensor, there: Among, back: Among, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
+        ctx.back, ctx.group = back, group
+        return there(x, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: D102
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: D102
+        return ctx.back(gradient, ctx.group), None, None, None
 
 
-class Leave(torch.autograd.Function):
-    """Forward each rank has what its rows add: sum it up; backward as it is."""
+def exchange(x: Tensor, there: Among, back: Among, group: dist.ProcessGroup) -> Tensor:
+    """Exchange.apply, which torch gives no types."""
+    return Exchange.apply(x, there, back, group)  # type: ignore[no-any-return, no-untyped-call]
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
-        x = x.contiguous()
-        dist.all_reduce(x, group=group)
-        return x
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: D102
-        return gradient, None
+def same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """As it is."""
+    return x
+
+
+def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of all ranks'."""
+    x = x.contiguous()
+    dist.all_reduce(x, group=group)
+    return x
 
 
 class ParallelBlock(Block):
@@ -66,9 +61,8 @@ class ParallelBlock(Block):
         self.group, rank, world = group, dist.get_rank(group), dist.get_world_size(group)
         self.heads = whole.heads // world
         self.norm1, self.norm2 = whole.norm1, whole.norm2
-        qkv = whole.qkv.weight.view(3, options.hidden, options.hidden).chunk(world, dim=1)[
-            rank
-        ]  # whole heads of each of the three
+        each = whole.qkv.weight.view(3, options.hidden, options.hidden)  # queries, keys, values
+        qkv = each.chunk(world, dim=1)[rank]  # whole heads
         for mine, part in (
             (self.qkv, qkv.flatten(0, 1)),
             (self.out, whole.out.weight.chunk(world, dim=1)[rank]),
@@ -78,12 +72,12 @@ class ParallelBlock(Block):
             mine.weight = nn.Parameter(part.detach().clone())
 
     def enter(self, x: Tensor) -> Tensor:
-        """Each rank has all of x."""
-        return Enter.apply(x, self.group)  # type: ignore[no-any-return, no-untyped-call]
+        """Each rank has all of x, and the gradient through its columns: they are summed up."""
+        return exchange(x, same, total, self.group)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Each rank gets all of the sum."""
-        return self._drop(Leave.apply(x, self.group))  # type: ignore[no-untyped-call]
+        """Each rank has what its rows add, and gets the sum; the gradient is as it is."""
+        return self._drop(exchange(x, total, same, self.group))
 
 
 def split(

@@ -1,0 +1,74 @@
+"""What every example is told on its command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from wancoll.schedule.training import PRECISIONS, Precision
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What every example is told on its command line.
+
+    Attributes:
+        world: ranks, where the example starts them.
+        layers, hidden, heads: of the transformer.
+        batch: samples of a step, over all ranks.
+        micro_batches: of a step, for pipelines.
+        sequence: bytes of a sample.
+        dtype: of weights and gradients; the optimizer computes in float32.
+        device_ms: a pipeline's forward of a micro-batch takes that long at least, milliseconds: the rest is slept, so
+            that stages overlap on a machine with few cores as they would on devices of their own.
+    """
+
+    backend: str = "wancoll"
+    world: int = 4
+    steps: int = 20
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    batch: int = 16
+    micro_batches: int = 8
+    sequence: int = 64
+    dtype: str = "bfloat16"
+    dropout: float = 0.0
+    device_ms: float = 30.0
+
+    @property
+    def precision(self) -> Precision:
+        """Bytes of a parameter: 2+2+12, or 4+4+8."""
+        return PRECISIONS["mixed" if self.dtype == "bfloat16" else "single"]
+
+
+def parsed(title: str, defaults: Options, *, shares: bool = False, without: Sequence[str] = ()) -> Options:
+    """The command line's options.
+
+    Args:
+        title: heads the help.
+        defaults: of them.
+        shares: the ranks share the batch, and all have as much of it.
+        without: those that the example would not obey.
+    """
+    parser = argparse.ArgumentParser(description=title, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name in Options.__dataclass_fields__:
+        if name not in without:
+            value = getattr(defaults, name)
+            parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    options = replace(defaults, **vars(parser.parse_args()))
+    world = int(os.environ.get("WORLD_SIZE", options.world)) if "RANK" in os.environ else options.world
+    if shares and (world < 1 or options.batch % world):
+        parser.error(f"--batch: expected a multiple of {world}, the ranks that share it, got {options.batch}")
+    return options
+
+
+def told_options(title: str, steps: int, *, shares: bool = False) -> Options:
+    """The command line's options of an example that starts its own cluster; see common.parsed."""
+    if "RANK" in os.environ:
+        sys.exit(f"{title}: RANK is set, but it starts all its members itself: expected python -m, not torchrun")
+    defaults = Options(steps=steps, hidden=64, dtype="float32")
+    return parsed(title, defaults, shares=shares, without=("backend", "micro_batches", "device_ms"))
