@@ -270,9 +270,17 @@ def test_it_is_the_module_elsewhere(cluster: Cluster) -> None:
         again.load_state_dict(other.state_dict())
         assert same(list(again.parameters()), list(module.parameters()))
         assert list(model.state_dict()) == list(module.state_dict())
-        model.close()
+        with pytest.raises(ConfigError, match=r"another wrapper.*one of Sequential with \d more.*close\(\)"):
+            ElasticDataParallel(module[0], comm)
+        whole = ElasticDataParallel(nn.Sequential(module, nn.Linear(1, 1)), comm)  # ends the one of a part of it
+        loss(module, batch(0)).backward()
+        assert whole.receipt is not None
+        receipt, model.receipt = model.receipt, None
+        assert receipt is not None
+        whole.close()
         module.zero_grad()
         loss(module, batch(rank)).backward()  # alone
+        assert model.receipt is None
         return gradients(module)
 
     for rank, found in enumerate(members(cluster, work)):

@@ -226,6 +226,26 @@ def test_batches_end_with_the_epoch_and_say_so_where_nothing_is_committed() -> N
             pass
 
 
+def test_a_batch_in_hand_when_samples_are_shared_out_anew_is_refused() -> None:
+    a, roster = ElasticSampler(10, 2, shuffle=False), ("a", "b")
+    a.follow(Named("a"), Agreed(roster))  # type: ignore[arg-type]
+    seen, left = [], []
+    for batch in a.batches(Loader(a, 1)):
+        assert a.weight == 1
+        if seen and not left:  # in the second step somebody joins
+            roster = ("c", "a", "b")
+            a.follow(Named("a"), Agreed(roster))  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match=r"shared out anew.*before it.*leave it"):
+                _ = a.weight
+            left = batch
+        else:
+            seen.append(batch)
+            a.commit(Agreed(roster))
+    assert (left, seen, a.epoch) == ([4, 5], [[0, 1], [6, 7]], 1)
+    a.follow(Named("a"), Agreed(roster))  # type: ignore[arg-type]
+    assert a.weight == 1  # nothing is in hand
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size cannot be used"):
         ElasticSampler(3, 0)

@@ -40,8 +40,6 @@ _INTERRUPTED = "call backward() again, or skip_step() to take part without a gra
 _MARKS = -1  # beside the buckets' numbers
 _WEIGHT, _BEGUN_AGAIN, _USED = 0, 1, 2  # of the marks: two numbers, then one for each parameter
 
-_wrapped: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ElasticDataParallel]] = weakref.WeakKeyDictionary()
-
 
 class Position(Protocol):
     """What feeds the training, as ElasticSampler does."""
@@ -93,8 +91,8 @@ class ElasticDataParallel(nn.Module):
     has not happened, here or on any member that is left: grad holds what this member gave; zero it, and compute again.
     While a step is under way, as after a TimeoutError, there are no gradients.
 
-    state_dict() and load_state_dict() are the module's own. A module has one wrapper: a new one, with the communicator
-    of a new connection, ends the one before. Parameters that are frozen when it is wrapped are left out.
+    state_dict() and load_state_dict() are the module's own. A parameter has one wrapper: a new one for the same module,
+    or for one that it is a part of, ends the one before. Parameters that are frozen when it is wrapped are left out.
 
     Args:
         module: same parameters, in the same order, on all members.
@@ -111,7 +109,8 @@ class ElasticDataParallel(nn.Module):
         receipt: of the last backward; None before it.
 
     Raises:
-        ConfigError: the module has nothing to train, or parameters of a dtype that cannot be averaged.
+        ConfigError: the module has nothing to train, parameters of a dtype that cannot be averaged, or some of those
+            of another wrapper, but not all.
         ArenaFull: no memory for two buckets for each one: what is given, and the mean.
     """
 
@@ -128,9 +127,6 @@ class ElasticDataParallel(nn.Module):
                     got=type(value).__name__,
                 )  # fmt: skip
         coding("ElasticDataParallel", DType.float32, codec, None, "nearest", 0)
-        before = _wrapped.get(module)
-        if before is not None and (wrapper := before()) is not None:
-            wrapper.close()
         self.module, self.comm, self.sampler = module, comm, sampler
         self.weight = 1.0
         self.receipt: StepReceipt | None = None
@@ -138,6 +134,7 @@ class ElasticDataParallel(nn.Module):
         self._feedback = _feedback(codec, feedback)
         self._timeout = timeout
         parameters = [each for each in module.parameters() if each.requires_grad]
+        before = _wrappers(parameters)
         self._buckets = _layout(comm, parameters, bucket_bytes, codec)
         self._marks = _flat(comm, _USED + len(parameters), torch.float32)
         self._seen = _flat(comm, _USED + len(parameters), torch.float32)  # the members' together
@@ -145,13 +142,11 @@ class ElasticDataParallel(nn.Module):
         self._task = -1  # number of the backward that is under way
         self._step: _Step | None = None
         self._hooks: list[Any] = []
-        ready = weakref.WeakMethod(self._ready)
+        for each in before:
+            each.close()
         for bucket in self._buckets:
             for i, parameter in enumerate(bucket.parameters):
-                hook = _hook(ready, bucket, i)
-                register: Any = parameter.register_post_accumulate_grad_hook
-                self._hooks.append(register(hook))
-        _wrapped[module] = weakref.ref(self)
+                self._hooks.append(_register(parameter, _Hook(weakref.ref(self), bucket, i)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's."""
@@ -168,8 +163,7 @@ class ElasticDataParallel(nn.Module):
 
     def skip_step(self) -> StepReceipt:
         """Take part in a step with nothing, in place of a backward; grad becomes the others' mean."""
-        step = self._begin()
-        step.weight, step.computed = 0.0, True
+        self._begin(0.0).computed = True
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
@@ -228,14 +222,18 @@ class ElasticDataParallel(nn.Module):
 
     # ---- a backward ----------------------------------------------------------------------------------
 
-    def _begin(self) -> _Step:
-        """A step, or the one that an exception in backward interrupted."""
+    def _given(self) -> float:
+        """The weight of what this member computes on."""
         weight = self.weight if self.sampler is None else self.weight * self.sampler.weight
         if not 0 <= weight < math.inf:
             raise ConfigError(
                 "the weight cannot be used", who="ElasticDataParallel.weight", expected="a finite number, 0 or more",
                 got=repr(self.weight),
             )  # fmt: skip
+        return weight
+
+    def _begin(self, weight: float) -> _Step:
+        """A step, or the one that an exception in backward interrupted."""
         step = self._step
         if step is None:
             step = self._step = _Step(self._buckets, weight)
@@ -256,7 +254,7 @@ class ElasticDataParallel(nn.Module):
             return
         task = torch._C._current_graph_task_id()
         if task != self._task:
-            self._begin()
+            self._begin(self._given())
             self._task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
         step = self._step
@@ -556,12 +554,42 @@ def _feedback(codec: CodecName, feedback: ErrorFeedback | bool | None) -> ErrorF
     return feedback if isinstance(feedback, ErrorFeedback) else ErrorFeedback()
 
 
-def _hook(ready: weakref.WeakMethod[Any], bucket: _Bucket, i: int) -> Any:
-    """What a parameter calls; the parameter does not hold the wrapper."""
+@dataclass(frozen=True, slots=True)
+class _Hook:
+    """What a parameter calls when its gradient is there; the parameter does not hold the wrapper."""
 
-    def hook(_: torch.Tensor) -> None:
-        call = ready()
-        if call is not None:
-            call(bucket, i)
+    wrapper: weakref.ref[ElasticDataParallel]
+    bucket: _Bucket
+    i: int
 
-    return hook
+    def __call__(self, _: torch.Tensor) -> None:
+        wrapper = self.wrapper()
+        if wrapper is not None:
+            wrapper._ready(self.bucket, self.i)
+
+
+def _register(parameter: nn.Parameter, hook: Any) -> Any:
+    """A handle: torch gives it no types."""
+    return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _wrappers(parameters: Sequence[nn.Parameter]) -> list[ElasticDataParallel]:
+    """Those that average some of *parameters* now. They must not have others, whose gradients nobody would average."""
+    found: dict[int, ElasticDataParallel] = {}
+    for parameter in parameters:
+        handle = _register(parameter, id)  # the way to the hooks that are there
+        for hook in handle.hooks_dict_ref().values():
+            if isinstance(hook, _Hook) and (wrapper := hook.wrapper()) is not None:
+                found[id(wrapper)] = wrapper
+        handle.remove()
+    mine = set(map(id, parameters))
+    for wrapper in found.values():
+        theirs = [each for bucket in wrapper._buckets for each in bucket.parameters]
+        more = sum(id(each) not in mine for each in theirs)
+        if more:
+            raise ConfigError(
+                "another wrapper averages some of these parameters", who=_WHO,
+                expected="none, or one whose parameters are all here",
+                got=f"one of {type(wrapper.module).__name__} with {more} more", hint="close() that one first",
+            )  # fmt: skip
+    return list(found.values())

@@ -39,7 +39,8 @@ class ElasticSampler:
 
     Give it to ElasticDataParallel(sampler=...), which tells it of each step, and to sync_state, with follow() after it.
     Use it through batches(loader), until the epoch has changed. What was given and not committed is given again: after
-    follow() do not compute on a batch that was given before it, since the step would be committed as another one.
+    follow() leave the batch that was given before it, since a step with it would be committed as another one. weight
+    refuses it, and so does backward.
 
     The last step of an epoch has fewer samples. Who is left without gets one that counts as nothing: *weight* is 0.
 
@@ -72,6 +73,8 @@ class ElasticSampler:
         self._name = ""
         self._roster: tuple[str, ...] = ()
         self._order: tuple[int, NDArray[np.int64]] | None = None  # an epoch's
+        self._in_hand = False  # a batch of batches() that is not committed
+        self._void = False  # it was, at follow() or load_state_dict()
         self._run = 0  # counts up when what has been drawn ahead is void
         self._drawn = 0  # batches since the last commit
         self._commits = 0
@@ -81,7 +84,7 @@ class ElasticSampler:
     def follow(self, comm: Communicator, receipt: Agreed) -> None:
         """From now on samples are shared out among those that took part in a sync_state, whose receipt that is."""
         self._name, self._roster = comm.name, receipt.contributors
-        self._restart()
+        self._begin_anew()
 
     def commit(self, receipt: Agreed) -> None:
         """A step was taken by those that its receipt names. ElasticDataParallel calls it."""
@@ -97,6 +100,7 @@ class ElasticSampler:
         self._position += max(0, taken - len(self._returned))
         self._returned = lost + self._returned[taken:]
         self._commits += 1
+        self._in_hand = self._void = False
         self._drawn -= self.per_step
         if self._roster != receipt.contributors or self._drawn < 0:
             self._roster = receipt.contributors
@@ -109,8 +113,18 @@ class ElasticSampler:
 
     @property
     def weight(self) -> float:
-        """Of this member's batches of the current step: 1 where they are full."""
+        """Of this member's batches of the current step: 1 where they are full.
+
+        Raises:
+            ConfigError: follow() was not called, or after the batch in hand was given.
+        """
         self._check_followed()
+        if self._void:
+            raise ConfigError(
+                "the batch in hand is of samples that were shared out anew", who="ElasticSampler",
+                expected="one that was given after follow()", got="one that was given before it",
+                hint="leave it, and go on with the loop over batches()",
+            )  # fmt: skip
         mine = self._cells()[self._rank :: len(self._roster)]
         return sum(map(len, mine)) / (self.per_step * self.batch_size)
 
@@ -132,6 +146,7 @@ class ElasticSampler:
             for batch in loader:
                 run = self._run
                 given += 1
+                self._in_hand, self._void = True, False
                 yield batch
                 if self._commits != commits:
                     given, commits, tries = 0, self._commits, 0
@@ -149,6 +164,7 @@ class ElasticSampler:
     def __iter__(self) -> Iterator[list[int]]:
         """Indices of this member's batches, as if all members took part in each step."""
         self._check_followed()
+        self._in_hand = self._void = False
         self._restart()
         return self._draws(self._run)
 
@@ -197,6 +213,10 @@ class ElasticSampler:
     def _rank(self) -> int:
         return self._roster.index(self._name)
 
+    def _begin_anew(self) -> None:
+        self._void = self._in_hand
+        self._restart()
+
     def _restart(self) -> None:
         self._run += 1
         self._drawn = 0
@@ -238,7 +258,7 @@ class ElasticSampler:
                 got=f"{epoch!r}, {position!r}"[:200],
             )  # fmt: skip
         self.epoch, self._position, self._returned = epoch, position, list(returned)
-        self._restart()
+        self._begin_anew()
 
 
 def _samples(value: Any, size: int) -> bool:
