@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB

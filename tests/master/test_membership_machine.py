@@ -647,8 +647,7 @@ class Cluster(RuleBasedStateMachine):
         """Whoever is waited for in a send or recv calls it."""
         by_mid = {client.core.mid: (daemon, client) for daemon, client in self.live() if client.core.epoch is not None}
         group = self.room.state.groups.get(GROUP)
-        for (sender, receiver, tag), queue in list(group.current.p2p.waiting.items()) if group else ():
-            sends = queue[0].call.sends
+        for sender, receiver, tag, sends in list(group.current.p2p.waiting) if group else ():
             one, two = (receiver, sender) if sends else (sender, receiver)
             if one in by_mid and two in by_mid and by_mid[one][1].core.epoch_number == group.epoch:
                 self.exchange(*by_mid[one], two, not sends, tag)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.master.transcript import GROUP, Room
 from tests.peer.test_member import Driver, epoch, kinds, told
@@ -25,11 +26,12 @@ class Book(Room):
         self.form(3)
 
     def say_exchange(
-        self, who: str, other: str, sends: bool, *, tag: int = 0, dtype: DType = DType.float32, count: int = 4
-    ) -> int:
+        self, who: str, other: str, sends: bool, *, tag: int = 0, dtype: DType = DType.float32, count: int = 4,
+        ahead: bool = False,
+    ) -> int:  # fmt: skip
         number = self.numbers[who] = self.numbers.get(who, 0) + 1
         ends = self.mid(who), self.epoch, number, self.mid(other)
-        self.say(self._daemon(who), m.P2PCall(GROUP, *ends, tag, sends, dtype, count))
+        self.say(self._daemon(who), m.P2PCall(GROUP, *ends, tag, sends, dtype, count, "", ahead))
         return number
 
     def send(self, who: str, other: str, **call: Any) -> int:
@@ -103,6 +105,25 @@ def test_halves_that_do_not_fit_end_on_both_sides_and_the_next_ones_meet(book: B
     assert book.matched("m0") == book.matched("m1") == [(2, 1)]
 
 
+def test_a_recv_ahead_is_passed_by_by_what_does_not_fit_it(book: Book) -> None:
+    book.recv("m1", "m0", ahead=True, count=9)  # 1
+    book.send("m0", "m1", count=3)  # 1: not for that one
+    book.send("m0", "m1", count=2)  # 2
+    book.recv("m1", "m0", ahead=True, count=2)  # 2
+    assert book.matched("m0") == book.matched("m1") == [(2, 1)]
+    book.recv("m1", "m0", count=3)  # 3
+    assert book.matched("m0") == [(1, 2)]
+    assert book.matched("m1") == [(3, 2)]
+    book.send("m0", "m1", count=9)  # 3: the first that fits has waited until now
+    assert book.matched("m0") == [(3, 3)]
+    assert book.matched("m1") == [(1, 3)]
+    book.send("m0", "m1", count=3)
+    book.recv("m1", "m0", count=4)  # not ahead: it meets what is there
+    assert [told.error for told in book.take("d1", m.Settled)] == ["CollectiveMismatch"]
+    assert book.group.current.p2p.waiting == {}
+    assert not any(book.group.current.p2p.alone.values())
+
+
 def test_an_epoch_forgets_what_is_not_settled_and_orders_are_never_used_again(book: Book) -> None:
     book.send("m0", "m1")
     book.recv("m1", "m0")
@@ -126,6 +147,7 @@ def test_an_epoch_forgets_what_is_not_settled_and_orders_are_never_used_again(bo
     [
         (m.P2PCall(GROUP, 2, 1, 1, 99, 0, True, 0, 4), "stranger"),
         (m.P2PCall(GROUP, 2, 1, 1, 2, 0, True, 0, 4), "stranger"),
+        (m.P2PCall(GROUP, 2, 1, 1, 1, 0, True, 0, 4, "", True), "sends ahead"),
         (m.P2PDone(GROUP, 2, 1, 1, 0), "send or recv of others"),
     ],
 )
@@ -162,10 +184,12 @@ class Partner(Driver):
     def __init__(self) -> None:
         super().__init__(1, 2, 3)
 
-    def call(self, kind: Kind, peer: int, *, tag: int = 0, count: int = 4, known: int = 0) -> list[cmd.Command]:
+    def call(
+        self, kind: Kind, peer: int, *, tag: int = 0, count: int = 4, known: int = 0, ahead: bool = False
+    ) -> list[cmd.Command]:
         self.calls += 1
         what = Descriptor(kind, count=count)
-        post = m.Post(self.calls, what, 0, 64, known or self.member.epoch_number, peer, tag)
+        post = m.Post(self.calls, what, 0, 64, known or self.member.epoch_number, peer, tag, ahead=ahead)
         return self.member.post(post, self.member.call(post), 1.0)
 
     def match(self, number: int, order: int) -> list[cmd.Command]:
@@ -274,6 +298,16 @@ def test_a_loss_elsewhere_makes_it_run_again(finished: bool) -> None:
 
 def _done(epoch: int, order: int) -> cmd.Command:
     return cmd.ToMaster(m.P2PDone("g", 1, epoch, order, 0))
+
+
+def test_a_recv_ahead_is_one_in_each_epoch() -> None:
+    d = Partner()
+    said = m.P2PCall("g", 1, 1, 1, 2, 0, False, 0, 4, "", True)
+    assert d.call(Kind.recv, 1, ahead=True) == [cmd.ToMaster(said)]
+    entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    assert cmd.ToMaster(replace(said, epoch=2)) in entered
+    with pytest.raises(ProtocolError, match="ahead for recv only"):
+        d.call(Kind.send, 1, ahead=True)
 
 
 def test_halves_that_do_not_fit_are_named() -> None:

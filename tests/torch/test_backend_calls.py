@@ -242,6 +242,18 @@ def moves(rank, size):
             if i == 2:
                 dist.group.WORLD.get_group_store().wait(["named"])
             dist.send(torch.tensor([float(rank), rank + 10.0 * i]), dst=0)
+    # What those have left posted is passed by by what does not fit it, from any source and from one that is named.
+    if rank == 0:
+        x, y, z = torch.zeros(5), torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
+        sources = [dist.recv(x), dist.recv(y, src=1), dist.recv(z), dist.recv(torch.zeros(2), src=2)]
+        assert sources == [2, 1, 1, 2]
+        assert (x.tolist(), y.tolist(), z.tolist()) == ([2.0] * 5, [1] * 3, [True] * 2)
+    elif rank == 1:
+        dist.send(torch.ones(3, dtype=torch.int64), dst=0)
+        dist.send(torch.ones(2, dtype=torch.bool), dst=0)
+    else:
+        dist.send(torch.full((5,), 2.0), dst=0)
+        dist.send(torch.zeros(2), dst=0)
     groups = [dist.new_group(pair) for pair in ([0, 1], [1, 2], [0, 2])]
     for pair, group in zip(([0, 1], [1, 2], [0, 2]), groups, strict=True):
         if rank in pair:

@@ -856,7 +856,7 @@ class _Call:
         work = Work(
             self._connection, descriptor, self.place.epoch, placement, target,
             blocks=dict(zip(self.place.members, blocks, strict=True)) if blocks else None,
-            peer=self._peer, tag=self._tag,
+            peer=self._peer, tag=self._tag, ahead=self._connection.ahead and self._kind is Kind.recv,
         )  # fmt: skip
         return self._run(work)
 

@@ -44,11 +44,13 @@ class Connection:
     Attributes:
         place: in the group: rank and members of the current epoch.
         label: of every call's descriptor.
+        ahead: of every recv: as Post has it.
         regrets: why streams waited for these calls in vain, by number of the call; the next call raises them.
     """
 
     place: m.EpochInfo
     label = ""
+    ahead = False
 
     def __init__(self, group: str, channel: Channel, arena: Arena, private: PrivateDaemon | None) -> None:
         self.group, self.arena = group, arena
@@ -169,7 +171,8 @@ class Connection:
         number, placement = self._last_id + 1, work.placement
         front, back = (placement.front, placement.back) if placement is not None else (0, 0)
         filled = placement.filled if placement is not None else -1
-        data = encode(m.Post(number, work.descriptor, front, back, work.epoch, work.peer, work.tag, filled))
+        call = work.descriptor
+        data = encode(m.Post(number, call, front, back, work.epoch, work.peer, work.tag, filled, work.ahead))
         sent: list[int] = []
         work.id = number
         work.posted_at = time.monotonic()

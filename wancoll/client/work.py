@@ -49,6 +49,7 @@ class Work:
         blocks: where the result has a block from each contributor: its elements, by name of the contributor.
         peer: the other rank of a send or recv.
         tag: of a send or recv.
+        ahead: of a recv: a send that does not fit it passes it by.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class Work:
         "_landings",
         "_out",
         "_told",
+        "ahead",
         "descriptor",
         "epoch",
         "finished",
@@ -79,9 +81,10 @@ class Work:
         blocks: dict[str, int] | None = None,
         peer: int = -1,
         tag: int = 0,
+        ahead: bool = False,
     ) -> None:
         self._connection, self.descriptor, self.placement = connection, descriptor, placement
-        self.epoch, self.peer, self.tag = epoch, peer, tag
+        self.epoch, self.peer, self.tag, self.ahead = epoch, peer, tag, ahead
         self._out, self._blocks = out, blocks
         self.id = 0  # counts the connection's calls from 1, once posted
         self._answer: m.Result | m.Failure | None = None

@@ -1,8 +1,8 @@
 """Receiving from any rank: a receive is posted to every other one, and what is not needed serves later receives.
 
-A receive cannot be taken back. So each has a buffer of its own, an Early, which stays posted under its source and tag;
-whoever receives from there next takes it over, from that rank or from any. That is why messages of a tag that was
-received from any rank must be of one size and dtype.
+A receive cannot be taken back. So each has a buffer of its own, an Early, which stays posted; whoever receives the like
+from there next takes it over, from that rank or from any. It is posted ahead: what is sent of another size or dtype
+passes it by.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from wancoll.torch.tensors import moved, put_back
 from wancoll.torch.work import UNSET, Operation
 
 Post: TypeAlias = Callable[[int, int, torch.Tensor], Work]  # receives from a rank, with a tag, into a tensor
+_Key: TypeAlias = tuple[int, int, int, torch.dtype]  # source, tag, elements and their dtype
+_MOST = 1024  # receives that stay posted: each has a buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Early:
     """A receive that is posted, into *x*."""
 
-    source: int
+    key: _Key
     x: torch.Tensor
     work: Work
 
@@ -43,7 +45,7 @@ class Mailbox:
     def __init__(self, others: list[int]) -> None:
         self._others = others
         self._lock = threading.Lock()
-        self._early: dict[tuple[int, int], Early] = {}  # by source and tag
+        self._early: dict[_Key, Early] = {}
         self._waiting: dict[int, FromAny] = {}  # by tag: the newest that is not done
 
     def await_any(self, operation: FromAny, tag: int) -> FromAny | None:
@@ -53,36 +55,45 @@ class Mailbox:
             self._waiting[tag] = operation
             return before
 
-    def spread(self, tag: int, like: torch.Tensor, post: Post) -> list[Early]:
-        """Post what is missing, so that every other rank can send something *like* this."""
+    def spread(self, tag: int, tensor: torch.Tensor, post: Post) -> list[Early]:
+        """Post what is missing, so that every other rank can send the like of this tensor.
+
+        Raises:
+            ConfigError: too much is posted that nobody has sent.
+        """
+        like = moved(tensor, "recv")
         with self._lock:
-            for source in self._others:
-                early = self._early.get((source, tag))
-                if early is None:
-                    x = torch.empty_like(like)
-                    self._early[source, tag] = Early(source, x, post(source, tag, x))
-                else:
-                    _check_like(early, like, tag)
-            return [self._early[source, tag] for source in self._others]
+            keys = [(source, tag, tensor.numel(), tensor.dtype) for source in self._others]
+            missing = [key for key in keys if key not in self._early]
+            if len(self._early) + len(missing) > _MOST:
+                raise raised(ConfigError(
+                    "too many receives are posted, by earlier ones from any source",
+                    expected=f"at most {_MOST}: one for each source, tag, size and dtype", got=f"{len(self._early)}",
+                    hint="use fewer tags and sizes, or name the source",
+                ), "recv")  # fmt: skip
+            for key in missing:
+                x = torch.empty_like(like)
+                self._early[key] = Early(key, x, post(key[0], tag, x))
+            return [self._early[key] for key in keys]
 
     def taken(self, operation: FromAny, tag: int, early: Early | None) -> None:
         """*operation* is done, and has used *early*."""
         with self._lock:
             if early is not None:
-                del self._early[early.source, tag]
+                del self._early[early.key]
             if self._waiting.get(tag) is operation:
                 del self._waiting[tag]
 
-    def take(self, source: int, tag: int, like: torch.Tensor) -> Early | None:
+    def take(self, source: int, tag: int, tensor: torch.Tensor) -> Early | None:
         """For a receive from *source*: what is posted already.
 
         Raises:
-            ConfigError: it is of another size, or somebody waits for it.
+            ConfigError: somebody waits for it.
         """
         if not self._early:
             return None
         with self._lock:
-            early = self._early.get((source, tag))
+            early = self._early.get((source, tag, tensor.numel(), tensor.dtype))
             if early is None:
                 return None
             if tag in self._waiting:
@@ -90,18 +101,8 @@ class Mailbox:
                     "cannot be while a receive from any source with this tag is pending",
                     expected="another tag, or to wait() for that one first", got=f"source {source}, tag {tag}",
                 ), "recv")  # fmt: skip
-            _check_like(early, like, tag)
-            del self._early[source, tag]
+            del self._early[early.key]
             return early
-
-
-def _check_like(early: Early, like: torch.Tensor, tag: int) -> None:
-    if early.x.dtype != like.dtype or early.x.numel() != like.numel():
-        raise raised(ConfigError(
-            "the tensor does not fit a receive that is posted already, by an earlier one from any source",
-            expected=f"{early.x.numel()} elements of {early.x.dtype}, as with tag {tag} before",
-            got=f"{like.numel()} of {like.dtype}", hint="use a tag for each size",
-        ), "recv")  # fmt: skip
 
 
 class FromAny(Operation):
@@ -118,7 +119,6 @@ class FromAny(Operation):
     def __init__(self, mailbox: Mailbox, tensor: torch.Tensor, tag: int, post: Post, **given: Any) -> None:
         super().__init__(parts=[], finish=lambda _receipts: None, result=[tensor], **given)
         self._mailbox, self._tensor, self._tag, self._post = mailbox, tensor, tag, post
-        self._like = moved(tensor, "recv")
         self._earlies: list[Early] | None = None
         self._before = mailbox.await_any(self, tag)
         self._begin()
@@ -129,7 +129,7 @@ class FromAny(Operation):
         self._before = None
         if self._earlies is None:
             try:
-                self._earlies = self._mailbox.spread(self._tag, self._like, self._post)
+                self._earlies = self._mailbox.spread(self._tag, self._tensor, self._post)
             except BaseException:
                 self._mailbox.taken(self, self._tag, None)
                 raise
@@ -150,7 +150,7 @@ class FromAny(Operation):
         self._mailbox.taken(self, self._tag, early)
         early.work.wait()
         put_back(self._tensor, early.x)
-        self.source = early.source
+        self.source = early.key[0]
 
     def wait(self, timeout: timedelta = UNSET) -> bool:
         """As Operation's."""

@@ -109,16 +109,19 @@ class Seat:
         self.order = sorted(range(size), key=self.at.__getitem__)
         self.straight = self.order == list(range(size))
 
-    def comm(self, label: str) -> Communicator:
-        """Makes calls by the ranks of this epoch, whatever comes meanwhile; all ranks must label a call alike."""
-        return Communicator(cast("Connection", _Held(self._connection, self.place, label)))
+    def comm(self, label: str, *, ahead: bool = False) -> Communicator:
+        """Makes calls by the ranks of this epoch, whatever comes meanwhile; all ranks must label a call alike.
+
+        A recv that is called *ahead* is passed by by sends that do not fit it.
+        """
+        return Communicator(cast("Connection", _Held(self._connection, self.place, label, ahead)))
 
 
 class _Held:
     """A connection whose place in the group stays what it was, and whose calls are labelled."""
 
-    def __init__(self, connection: Connection, place: m.EpochInfo, label: str) -> None:
-        self._connection, self.place, self.label = connection, place, label
+    def __init__(self, connection: Connection, place: m.EpochInfo, label: str, ahead: bool) -> None:
+        self._connection, self.place, self.label, self.ahead = connection, place, label, ahead
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
@@ -755,7 +758,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         (tensor,) = _listed(tensors)
         taken = moved(tensor, "recv")
         self._check_other("recv", src, tag)
-        early = self._mailbox.take(src, tag, taken)
+        early = self._mailbox.take(src, tag, tensor)
 
         def start(seat: Seat) -> list[Work]:
             if early is not None:
@@ -783,7 +786,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def _receive(self, label: str, source: int, tag: int, x: torch.Tensor) -> Work:
         seat = self._sit("recv_anysource", source)
-        return seat.comm(label).recv(x, seat.at[source], tag, async_op=True)
+        return seat.comm(label, ahead=True).recv(x, seat.at[source], tag, async_op=True)
 
     def _check_other(self, call: str, other: int, tag: int) -> None:
         if not 0 <= other < self._size or other == self._rank or not 0 <= tag < _OWN_TAGS:

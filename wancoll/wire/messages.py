@@ -128,6 +128,8 @@ class Post(Message, frozen=True):
 
     *filled* is another offset, a multiple of 64 and apart from front and back: of a byte for each BLOCK of front, 0
     until the block is there. -1: all of it is there. Who sets bytes rings the bell: writes to the eventfd of Attached.
+
+    *ahead*: a recv that only a send which fits it shall meet; others pass it by (R16).
     """
 
     id: Number  # counts the client's calls from 1
@@ -138,6 +140,7 @@ class Post(Message, frozen=True):
     peer: Rank = -1  # of send and recv
     tag: Bits = 0
     filled: Annotated[int, Meta(ge=-1, le=MOST)] = -1
+    ahead: bool = False
 
 
 class Detach(Message, frozen=True):
@@ -587,6 +590,7 @@ class P2PCall(Message, frozen=True):
     dtype: Annotated[int, Meta(ge=0, le=8)]
     count: Number
     label: Label = ""
+    ahead: bool = False  # as in Post
 
 
 class P2PDone(Message, frozen=True):

@@ -1,5 +1,7 @@
 """Point to point: the k-th send from one member to another with a tag meets the k-th recv; both commit or none. Pure.
 
+A recv that was called ahead is met by the first send that fits it, and passed by by all others.
+
 What is here belongs to one epoch. When the next one begins members say again what is not settled, in the order of their
 calls, so nothing is carried over.
 """
@@ -25,6 +27,8 @@ def call(step: Step, member: Member, message: m.P2PCall) -> None:
     other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch or other is member:
         raise ProtocolError("calls a stranger", expected="another member of its epoch", got=str(message.other))
+    if message.ahead and message.sends:
+        raise ProtocolError("sends ahead", expected="a recv", got=f"number {message.number}")
     if message.number <= book.newest.get(member.mid, 0):
         raise ProtocolError("tells its sends and recvs out of order", got=f"number {message.number}")
     if book.open.get(member.mid, 0) >= CALLS_PER_MEMBER:
@@ -34,26 +38,35 @@ def call(step: Step, member: Member, message: m.P2PCall) -> None:
     mine = Half(member, message)
     sender, receiver = (member, other) if message.sends else (other, member)
     key = (sender.mid, receiver.mid, message.tag)
-    queue = book.waiting.setdefault(key, deque())
-    if not queue or queue[0].call.sends == message.sends:
-        queue.append(mine)
+    there = book.waiting.get((*key, not message.sends), deque())
+    at = next((i for i, half in enumerate(there) if _meets(half.call, message)), -1)
+    if at < 0:
+        book.waiting.setdefault((*key, message.sends), deque()).append(mine)
         alone = book.alone.setdefault(member.mid, {})
         alone[other.mid] = alone.get(other.mid, 0) + 1
         return
-    theirs = queue.popleft()
+    theirs = there[at]
+    del there[at]
     alone = book.alone[other.mid]
     alone[member.mid] -= 1
     if not alone[member.mid]:
         del alone[member.mid]
-    if not queue:
-        del book.waiting[key]
+    if not there:
+        del book.waiting[*key, not message.sends]
     send, recv = (mine, theirs) if message.sends else (theirs, mine)
     _meet(step, group, Match(send, recv))
 
 
+def _meets(one: m.P2PCall, other: m.P2PCall) -> bool:
+    return not (one.ahead or other.ahead) or _fit(one, other)
+
+
+def _fit(one: m.P2PCall, other: m.P2PCall) -> bool:
+    return (one.dtype, one.count, one.label) == (other.dtype, other.count, other.label)
+
+
 def _meet(step: Step, group: Group, match: Match) -> None:
-    send, recv = match.send.call, match.recv.call
-    if (send.dtype, send.count, send.label) != (recv.dtype, recv.count, recv.label):
+    if not _fit(match.send.call, match.recv.call):
         calls = {half.member.name: _described(half) for half in (match.send, match.recv)}
         _settle(step, group, match, "CollectiveMismatch", MISFIT, calls)
         return

@@ -185,8 +185,8 @@ class Match:
 class P2PBook:
     """Sends and recvs of the current epoch."""
 
-    # (sender, receiver, tag) -> calls in order, all of them sends or all recvs
-    waiting: dict[tuple[int, int, int], deque[Half]] = field(default_factory=dict)
+    # (sender, receiver, tag, sends) -> calls in order; of sends and recvs both only where they do not fit (ahead)
+    waiting: dict[tuple[int, int, int, bool], deque[Half]] = field(default_factory=dict)
     running: dict[int, Match] = field(default_factory=dict)  # by order
     newest: dict[int, int] = field(default_factory=dict)  # mid -> number of its newest call
     open: dict[int, int] = field(default_factory=dict)  # mid -> calls that are not settled

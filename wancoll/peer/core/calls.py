@@ -169,6 +169,8 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
         expected, got = "an epoch that this member has told its client lately", f"epoch {post.epoch}"
     else:
         expected, got = _misfit(call, post.peer, knew, mid)
+        if post.ahead and call.kind is not Kind.recv:
+            expected, got = "ahead for recv only", call.kind.name
     if expected or knew is None:
         raise ProtocolError("posted a call that cannot be", who=who, expected=expected, got=got)
     p2p = call.kind in P2P_KINDS

@@ -56,6 +56,7 @@ class Op:
         posted_at: seconds on the shell's clock.
         seq: its number on the wire; of a send or recv the master gives one in each epoch.
         filled: offset of the table that says which blocks of front are there; -1: all of them are.
+        ahead: of a recv: a send that does not fit it passes it by.
     """
 
     number: int
@@ -67,6 +68,7 @@ class Op:
     posted_at: float
     seq: int
     filled: int = -1
+    ahead: bool = False
     kind: Kind = field(init=False)
     p2p: bool = field(init=False)  # whether it is a send or recv
     there: bool = field(init=False)  # the client has filled the input

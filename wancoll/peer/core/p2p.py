@@ -61,7 +61,8 @@ class P2P(Book):
     def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
         """The client calls send or recv."""
         self._called = number = self._called + 1
-        op = self.open[number] = Op(number, post.id, call, post.front, post.back, post.tag, now, 0, post.filled)
+        at = post.front, post.back
+        op = self.open[number] = Op(number, post.id, call, *at, post.tag, now, 0, post.filled, post.ahead)
         return self._tell_master(op)
 
     # ---- from the master -----------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class P2P(Book):
             lost = m.Failure(op.client_id, "OperationAborted", refusal, who=str(op), got=got, hint=hint)
             return self.end(op, lost)
         sends = op.kind is Kind.send
-        said = m.P2PCall(*seat.head, op.number, op.other, op.tag, sends, call.dtype, call.count, call.label)
+        said = m.P2PCall(*seat.head, op.number, op.other, op.tag, sends, call.dtype, call.count, call.label, op.ahead)
         return [cmd.ToMaster(said)]
 
     def _start_with(self, other: int) -> list[cmd.Command]:
