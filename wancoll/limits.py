@@ -10,6 +10,7 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 BLOCK = 64 * KIB  # of an operation's input or result: what is filled, and hashed, as one
+WORD = 4  # what says of a block of a result in which attempt it became final
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Limits:
     # Operations.
     ops_in_flight: int = 1024  # per member
     pinned_bytes: int = 4 * GIB  # of a client's arena, for copies from and to devices
+    early_bytes: int = 256 * MIB  # of each device: results that are on their way to it before they are committed
     scratch_bytes: int = 4 * GIB  # that one operation's schedule may need here beside input and result
     covers: int = 64  # that a client has not called, and its daemon takes part in, or has done so: results are kept
     cover_bytes: int = 4 * GIB  # memory for these

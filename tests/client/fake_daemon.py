@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from wancoll.collective import DType, Kind, ReduceOp
-from wancoll.limits import BLOCK
+from wancoll.limits import BLOCK, WORD
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -106,6 +106,13 @@ class FakeDaemon:
     def contributors(self, post: m.Post) -> list[str]:
         return [name for name in self.places[post.epoch][0] if name not in self.lost]
 
+    def show(self, post: m.Post, attempt: int, first: int = 0, stop: int | None = None) -> None:
+        """These blocks of back are final in the attempt."""
+        if post.shown >= 0:
+            count = -(-self.sizes(post)[1] // BLOCK)
+            words = self.bytes[post.shown : post.shown + WORD * count].view(np.uint32)
+            words[first : count if stop is None else stop] = attempt
+
     def compute(self, post: m.Post) -> None:
         names, me = self.places[post.epoch]
         kind, dtype = post.call.kind, post.call.dtype
@@ -130,6 +137,7 @@ class FakeDaemon:
             back[:] = made(back.size, post.peer + post.tag)
         elif kind is Kind.send:
             self.sent.setdefault((post.peer, post.tag), []).append(front.tobytes())
+        self.show(post, 1)
 
     def _pack(self, back: np.ndarray[Any, Any], blocks: list[np.ndarray[Any, Any]]) -> None:
         packed = np.concatenate(blocks)
@@ -140,7 +148,7 @@ class FakeDaemon:
         with self.changed:
             self.posts.remove(post)
 
-    def result(self, post: m.Post) -> m.Result:
+    def result(self, post: m.Post, attempts: int = 1) -> m.Result:
         names = self.contributors(post)
         return m.Result(
             post.id,
@@ -148,7 +156,7 @@ class FakeDaemon:
             post.epoch,
             names,
             0xABC,
-            1,
+            attempts,
             "ring",
             100 + post.id,
             0.5,

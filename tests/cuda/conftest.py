@@ -13,6 +13,7 @@ import wancoll
 from tests.client.fake_daemon import FakeDaemon
 from tests.later import later
 from wancoll.client.communicator import Communicator
+from wancoll.limits import BLOCK
 
 SEEDS = [0, *later(1), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 50))]
 
@@ -23,6 +24,13 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tests.cuda.gpu import Gpu, build, once
 
     return Gpu(once(tmp_path_factory.getbasetemp(), "standin", build))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of kilobytes go to a device before the commit, as large ones do."""
+    monkeypatch.setattr("wancoll.client.cuda.staging.LEAST", 1)
+    monkeypatch.setattr("wancoll.client.cuda.early.STEP", BLOCK)
 
 
 @pytest.fixture(params=SEEDS, ids="seed{}".format)
@@ -40,6 +48,7 @@ def shared(standin: Any, seed: int) -> Iterator[Any]:
     standin.lib.standin_break(0)
     standin.lib.standin_release()
     standin.lib.standin_most_registered(1 << 62)
+    standin.lib.standin_most_pooled(1 << 62)
     standin.lib.standin_no_words(0)
     gc.collect()
     standin.lib.standin_drain()

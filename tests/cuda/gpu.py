@@ -79,7 +79,7 @@ class Gpu:
         self.contexts = [self("cuDevicePrimaryCtxRetain", i) for i in range(min(2, self("cuDeviceGetCount")))]
 
     def _declare(self) -> None:
-        for name in ("standin_seed", "standin_most_registered", "standin_hold"):
+        for name in ("standin_seed", "standin_most_registered", "standin_most_pooled", "standin_hold"):
             getattr(self.lib, name).argtypes = [ctypes.c_uint64]
         self.lib.standin_fail.argtypes = [ctypes.c_uint64, ctypes.c_int]
         self.lib.standin_calls.restype = ctypes.c_uint64

@@ -20,18 +20,19 @@
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
        INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
        NOT_SUPPORTED = 801 };
-enum { DEVICE, HOST, MANAGED, REGISTERED };
-enum { COPY, WAIT, HOLD, VALUE, CALL };
+enum { DEVICE, HOST, MANAGED, REGISTERED, POOLED };
+enum { COPY, WAIT, HOLD, VALUE, CALL, BIRTH, DEATH };
 enum { DEVICES = 2, MANY = 4096, LATE_US = 400000, CALL_US = 5000 };
 
 typedef struct { bool alive; int device, retained; struct stream *legacy; } context;
-typedef struct { bool alive; uint64_t at, bytes; char *alias; int kind; context *ctx; unsigned flags; } memory;
+/* early: of a pool, and its stream has not come to it. Of what a pool gives back the addresses stay, and nobody may use them. */
+typedef struct { bool alive; uint64_t at, bytes; char *alias; int kind; context *ctx; unsigned flags; bool early; uint64_t number; } memory;
 /* tests/cuda/warps.c's `launch`, which runs a kernel on the host. */
 typedef int runner(const char *name, unsigned grid, unsigned block, void *dst, const void *src, uint64_t n, int stochastic, uint64_t key, uint64_t first);
 typedef struct { const char *name; unsigned grid, block; uint64_t n; int stochastic; uint64_t key, first; } kernel;
 typedef struct item { struct item *next; int kind; uint64_t seq, due; char *to, *from, *host; uint64_t bytes; bool to_host;
                       struct stream *other; uint64_t other_seq; void (*told)(void *); void *with;
-                      const volatile uint32_t *word; uint32_t value; kernel *kernel; } item;
+                      const volatile uint32_t *word; uint32_t value; kernel *kernel; memory *used[2]; uint64_t number[2]; } item;
 typedef struct stream { bool alive, blocking; int to_call; context *ctx; item *first, *last; uint64_t given, done, urgent;
                         pthread_t thread; struct stream *next; } stream;
 typedef struct { bool alive; context *ctx; stream *on; uint64_t seq; int asked; } event;
@@ -46,7 +47,8 @@ static __thread context *stack[16];
 static __thread int depth;
 static uint64_t state = 1, seed, calls, fail_at, items;
 static int fail_code, sticky, streams_alive, events_alive, violations, holds, no_words;
-static uint64_t most_registered = UINT64_MAX;
+static uint64_t most_registered = UINT64_MAX, most_pooled = UINT64_MAX, numbered;
+static int pools;
 static char said[256];
 static const char *failed_call = "";
 static runner *run_kernel;
@@ -61,6 +63,8 @@ void standin_fail(uint64_t number, int code) { fail_at = number ? calls + number
 void standin_break(int code) { sticky = code; }
 /* How many bytes may be registered. */
 void standin_most_registered(uint64_t bytes) { most_registered = bytes; }
+/* How many bytes may come from pools; 0: there are none. */
+void standin_most_pooled(uint64_t bytes) { most_pooled = bytes; }
 /* Whether streams cannot wait on memory, as with some devices and drivers. */
 void standin_no_words(int value) { no_words = value; }
 /* What runs kernels; NULL: none can be loaded. */
@@ -76,7 +80,7 @@ void standin_count(uint64_t out[6]) {
     out[0] = 0;
     for (int i = 0; i < DEVICES; i++) out[0] += (uint64_t)primary[i].retained;
     out[1] = (uint64_t)streams_alive; out[2] = (uint64_t)events_alive;
-    out[3] = total(DEVICE) + total(MANAGED); out[4] = total(REGISTERED); out[5] = items;
+    out[3] = total(DEVICE) + total(MANAGED) + total(POOLED) + (uint64_t)pools; out[4] = total(REGISTERED); out[5] = items;
     pthread_mutex_unlock(&lock);
 }
 
@@ -132,6 +136,11 @@ static void execute(item *i) {
     }
     if (i->host && msync((void *)((uintptr_t)i->host & ~(uintptr_t)4095), i->bytes, MS_ASYNC))
         violation("host memory of a copy was unmapped before it ran");
+    for (int k = 0; k < 2; k++)
+        if (i->used[k] && (!i->used[k]->alive || i->used[k]->early || i->used[k]->number != i->number[k])) {
+            violation("a copy ran on memory of a pool that was not there yet, or had been given back");
+            return;
+        }
     uint64_t half = i->bytes / 2;
     memcpy(i->to, i->from, half);
     if (seed > 1 && chance() % 4 == 0) { pthread_mutex_unlock(&lock); usleep(50); pthread_mutex_lock(&lock); }
@@ -139,6 +148,8 @@ static void execute(item *i) {
     if (i->host && memcmp(i->host, i->to_host ? i->to : i->from, i->bytes))
         violation("registered pages were exchanged or discarded: the copy went to or came from the old ones");
 }
+
+static void drop(memory *m) { munmap((void *)(uintptr_t)m->at, m->bytes); munmap(m->alias, m->bytes); m->alive = false; }
 
 static void *work(void *argument) {
     stream *s = argument;
@@ -160,6 +171,8 @@ static void *work(void *argument) {
             nap(i->due);
         } else {
             if (i->kind == COPY) execute(i);
+            if (i->kind == BIRTH) i->used[0]->early = false;
+            if (i->kind == DEATH) drop(i->used[0]);
             if (i->kind == CALL) { s->to_call--; pthread_mutex_unlock(&lock); i->told(i->with); pthread_mutex_lock(&lock); }
             s->first = i->next;
             if (!s->first) s->last = NULL;
@@ -314,11 +327,11 @@ static int allocate(uint64_t *out, uint64_t bytes, int kind, unsigned flags) {
     int fd = memfd_create("standin", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes)) abort();
     char *alias = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    char *shown = kind == DEVICE ? mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0) : alias;
+    char *shown = kind == DEVICE || kind == POOLED ? mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0) : alias;
     close(fd);
     if (alias == MAP_FAILED || shown == MAP_FAILED) return OUT_OF_MEMORY;
     memset(alias, 0xA5, bytes);
-    *m = (memory){ true, (uint64_t)(uintptr_t)shown, bytes, alias, kind, current(), flags };
+    *m = (memory){ true, (uint64_t)(uintptr_t)shown, bytes, alias, kind, current(), flags, false, ++numbered };
     *out = m->at;
     return OK;
 }
@@ -359,7 +372,7 @@ int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
     /* Of shared memory an old size of nothing makes another mapping of the very same pages. */
     char *alias = mremap(at, 0, bytes, MREMAP_MAYMOVE);
     if (alias == MAP_FAILED) return leave(INVALID_VALUE);
-    *m = (memory){ true, (uint64_t)(uintptr_t)at, bytes, alias, REGISTERED, current(), flags };
+    *m = (memory){ true, (uint64_t)(uintptr_t)at, bytes, alias, REGISTERED, current(), flags, false, ++numbered };
     return leave(OK);
 }
 int cuMemHostUnregister(void *at) {
@@ -409,6 +422,9 @@ static int copy(stream *s, uint64_t to, uint64_t from, uint64_t bytes, bool to_h
     i->bytes = bytes; i->host = host; i->to_host = to_host;
     i->to = a ? a->alias + (to - a->at) : (char *)(uintptr_t)to;
     i->from = b ? b->alias + (from - b->at) : (char *)(uintptr_t)from;
+    memory *used[2] = { a, b };
+    for (int k = 0; k < 2; k++)
+        if (used[k] && used[k]->kind == POOLED) { i->used[k] = used[k]; i->number[k] = used[k]->number; }
     if (at_once) drain(s, s->given);
     return leave(OK);
 }
@@ -418,6 +434,42 @@ int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t n) { ENTER(true); return cop
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, uint64_t s) { ENTER(true); return copy(stream_of(s), to, P(from), n, false, true, false); }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, uint64_t s) { ENTER(true); return copy(stream_of(s), P(to), from, n, true, false, false); }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, uint64_t s) { ENTER(true); return copy(stream_of(s), to, from, n, false, false, false); }
+
+int cuMemPoolCreate(void **out, const int *props) { /* allocation type, handle types, location's type and id */
+    ENTER(true);
+    if (!most_pooled) return leave(NOT_SUPPORTED);
+    if (props[0] != 1 || props[1] || props[2] != 1 || props[3] < 0 || props[3] >= DEVICES) return leave(INVALID_VALUE);
+    *out = &primary[props[3]];
+    pools++;
+    return leave(OK);
+}
+int cuMemPoolSetAttribute(void *pool, int attribute, int *value) {
+    ENTER(true);
+    return leave(pool && attribute == 3 && !*value ? OK : INVALID_VALUE); /* reuse: no internal dependencies */
+}
+int cuMemPoolDestroy(void *pool) { (void)pool; ENTER(false); pools--; return leave(OK); }
+int cuMemAllocFromPoolAsync(uint64_t *out, size_t bytes, void *pool, uint64_t handle) {
+    ENTER(true);
+    stream *s = stream_of(handle);
+    if (!s || s->ctx != current() || pool != s->ctx) return leave(INVALID_HANDLE);
+    if (total(POOLED) + bytes > most_pooled) return leave(OUT_OF_MEMORY);
+    int error = allocate(out, bytes, POOLED, 0);
+    if (error) return leave(error);
+    item *i = add(s, BIRTH);
+    i->used[0] = find(*out, 0);
+    i->used[0]->early = true;
+    return leave(OK);
+}
+int cuMemFreeAsync(uint64_t at, uint64_t handle) {
+    ENTER(true);
+    stream *s = stream_of(handle);
+    memory *m = find(at, 0);
+    if (!s || s->ctx != current()) return leave(INVALID_HANDLE);
+    if (!m || m->kind != POOLED || m->at != at) return leave(INVALID_VALUE);
+    item *i = add(s, DEATH);
+    i->used[0] = m;
+    return leave(OK);
+}
 
 int cuDeviceGetAttribute(int *out, int attribute, int device) {
     (void)device;
@@ -561,6 +613,8 @@ static const struct { const char *name; void *symbol; } table[] = {
     HAS("cuEventDestroy", cuEventDestroy_v2), HAS("cuEventRecord", cuEventRecord), HAS("cuEventQuery", cuEventQuery),
     HAS("cuEventSynchronize", cuEventSynchronize), HAS("cuDeviceGetAttribute", cuDeviceGetAttribute),
     HAS("cuModuleLoadData", cuModuleLoadData), HAS("cuModuleUnload", cuModuleUnload), HAS("cuModuleGetFunction", cuModuleGetFunction),
+    HAS("cuMemPoolCreate", cuMemPoolCreate), HAS("cuMemPoolSetAttribute", cuMemPoolSetAttribute), HAS("cuMemPoolDestroy", cuMemPoolDestroy),
+    HAS("cuMemAllocFromPoolAsync", cuMemAllocFromPoolAsync), HAS("cuMemFreeAsync", cuMemFreeAsync),
     HAS("cuLaunchKernel", cuLaunchKernel), HAS("cuLaunchHostFunc", cuLaunchHostFunc),
 };
 int cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {

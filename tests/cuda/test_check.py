@@ -11,6 +11,7 @@ import pytest
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_the_check_runs_without_a_device(standin: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.cuda", "--stand-in"], capture_output=True, text=True, timeout=600, check=False

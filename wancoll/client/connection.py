@@ -170,9 +170,9 @@ class Connection:
     def _send(self, work: Work) -> bool:
         number, placement = self._last_id + 1, work.placement
         front, back = (placement.front, placement.back) if placement is not None else (0, 0)
-        filled = placement.filled if placement is not None else -1
+        filled, shown = (placement.filled, placement.shown) if placement is not None else (-1, -1)
         call = work.descriptor
-        data = encode(m.Post(number, call, front, back, work.epoch, work.peer, work.tag, filled, work.ahead))
+        data = encode(m.Post(number, call, front, back, work.epoch, work.peer, work.tag, filled, work.ahead, shown))
         sent: list[int] = []
         work.id = number
         work.posted_at = time.monotonic()
@@ -226,8 +226,9 @@ class Connection:
         deadline = deadline_after(timeout)
         while not work.finished:
             left = seconds_left(deadline)
-            self._step(work, left)
-            self._look_at_inputs()
+            pause = min((each.placement.pause for each in self.pending if each.placement is not None), default=math.inf)
+            self._step(work, pause if left is None else min(left, pause))
+            self._look()
             if left == 0 and not work.finished:
                 return False
         return True
@@ -249,10 +250,13 @@ class Connection:
         """Take in what is there, unless another thread reads."""
         self._check_process()
         self._step(work, 0)
-        self._look_at_inputs()
+        self._look()
 
-    def _look_at_inputs(self) -> None:
-        """One that will never be there ends the connection: the others go on without this member."""
+    def _look(self) -> None:
+        """At what goes from and to devices.
+
+        An input that will never be there ends the connection: the others go on without this member.
+        """
         try:
             for work in self.pending:
                 placement = work.placement  # another thread may be finishing it

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from wancoll._native import lib
+import math
+
+import numpy as np
+
+from wancoll._native import ffi, lib
 from wancoll.client.arena import Arena, Block, Lease
 from wancoll.client.codecs import Feed
+from wancoll.client.cuda.early import Early, Numbers
 from wancoll.client.cuda.held import Holding, check_holdable
 from wancoll.client.cuda.pinned import Pinned
 from wancoll.client.cuda.staging import Filling, Landing, Staging
 from wancoll.client.tensors import Region
+from wancoll.errors import ArenaFull
+from wancoll.limits import WORD, blocks
+
+_SOONEST, _LATEST = 0.001, 0.016  # seconds between two looks for blocks of a result that are final
 
 Spans = tuple[tuple[int, int], ...]  # (start, end) addresses, ascending, apart from each other
 
@@ -28,11 +37,13 @@ class Placement:
 
     Attributes:
         landings: of results that a commit has sent on their way to devices.
+        pause: seconds after which it pays to look again, for somebody who waits.
     """
 
     __slots__ = (
         "_arena",
         "_back",
+        "_early",
         "_filling",
         "_fresh",
         "_front",
@@ -43,13 +54,17 @@ class Placement:
         "_swapped",
         "_table",
         "_unwanted",
+        "_words",
+        "_words_held",
         "back",
         "feed",
         "filled",
         "front",
         "landings",
+        "pause",
         "pins",
         "reads",
+        "shown",
         "sources",
         "targets",
         "writes",
@@ -83,6 +98,11 @@ class Placement:
         self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
         self.front = self.back = 0
         self.filled = -1  # as in Post: what is not there yet, the daemon waits for
+        self.shown = -1  # as in Post
+        self._early: list[Early | None] = []  # of each target, where results go to devices before the commit
+        self._words: Numbers | None = None  # shown lies there
+        self._words_held: Lease | None = None
+        self.pause = math.inf
         # The block that front is a part of; what lies outside the arena, or in pieces, is copied first.
         self._inside: Block | None = None
         if len(sources) == 1 and feed is None:
@@ -112,7 +132,8 @@ class Placement:
             DeviceError: a device failed.
         """
         arena = self._arena
-        self._front = self._back = None
+        self._front = self._back = self._words = None
+        self._early, self.shown = [], -1
         if self._staging is not None:
             for target in self.targets:
                 self._staging.expect(target)
@@ -128,6 +149,7 @@ class Placement:
             else:
                 self._back = self._block(self.targets, nbytes)
             self.back = self._back.block.offset
+            self._expect_early(nbytes)
         if self._inside is not None:
             self.front = self._inside.offset + self.sources[0].address - self._inside.address
         elif nbytes := sum(source.nbytes for source in self.sources):
@@ -150,21 +172,42 @@ class Placement:
                 self.feed.add(front.block.address)
 
     def look(self) -> None:
-        """See whether what is on its way from devices will come.
+        """See whether what is on its way from devices will come; send what is final to devices.
 
         Raises:
             DeviceError: it will not.
         """
-        if self._filling is not None and self._staging is not None and self._staging.filled(self._filling):
+        staging, back, words = self._staging, self._back, self._words
+        if self._filling is not None and staging is not None and staging.filled(self._filling):
             self._filling = None
+        if staging is not None and words is not None and isinstance(back, Pinned):
+            now = words.copy()
+            begun = [staging.begin(early, now, back) for early in self._early if early is not None]
+            self.pause = _SOONEST if any(begun) else min(2 * self.pause, _LATEST)
+
+    def _expect_early(self, nbytes: int) -> None:
+        """Have the daemon say which blocks of the result are final, if that helps anybody."""
+        if self._staging is None or not isinstance(self._back, Pinned):
+            return
+        early = self._staging.early(self.targets)
+        if not any(early):
+            return
+        try:
+            self._words_held = held = self._arena.take(WORD * blocks(nbytes))
+        except ArenaFull:
+            return
+        memory = ffi.buffer(ffi.cast("char *", held.block.address), WORD * blocks(nbytes))
+        words = np.frombuffer(memory, np.uint32)
+        words[:] = 0
+        self._early, self._words, self.shown, self.pause = early, words, held.block.offset, _SOONEST
 
     def _block(self, regions: tuple[Region, ...], nbytes: int) -> Lease | Pinned:
         if self._staging is None or all(region.device is None for region in regions):
             return self._arena.take(nbytes)
         return self._staging.take(nbytes)
 
-    def commit(self, nbytes: int) -> None:
-        """Bring the first *nbytes* of the result to its targets: fewer than they hold if members were lost.
+    def commit(self, nbytes: int, attempt: int) -> None:
+        """Bring the first *nbytes* of *attempt*'s result to its targets: fewer than they hold if members were lost.
 
         To a device it is only sent on its way. Doing it again, after an interruption, is harmless.
 
@@ -175,16 +218,24 @@ class Placement:
         if back is None or not self.targets:
             return
         at = back.block.address
+        early = self._early or [None] * len(self.targets)
         if len(self.targets) > 1:
-            for target in self.targets:
-                self._copy_out(target, at, target.nbytes, back)
+            for target, each in zip(self.targets, early, strict=True):
+                self._copy_out(target, at, target.nbytes, back, each, attempt)
                 at += target.nbytes
             return
         target = self.targets[0]
         # Of a part the rest of the target must stay as it is, so its pages cannot go.
         swapped = self._swapped if nbytes == target.nbytes else None
         if swapped is None or not self._arena.swap(swapped, back.block, self.back):
-            self._copy_out(target, at, nbytes, back)
+            self._copy_out(target, at, nbytes, back, early[0], attempt)
+
+    def end(self) -> None:
+        """The operation has ended: what went to devices early, and was not committed, is void. Safe to call again."""
+        if self._staging is not None and isinstance(self._back, Pinned):
+            for early in self._early:
+                if early is not None:
+                    self._staging.end(early, self._back)
 
     def hold(self, stream: int | None) -> Holding | None:
         """Let the caller's streams wait for the result; None: there is none here.
@@ -201,10 +252,12 @@ class Placement:
     def _attach(self, holding: Holding) -> None:
         self._holding = holding
 
-    def _copy_out(self, target: Region, at: int, nbytes: int, back: Lease | Pinned) -> None:
+    def _copy_out(
+        self, target: Region, at: int, nbytes: int, back: Lease | Pinned, early: Early | None, attempt: int
+    ) -> None:  # fmt: skip
         if target.device is None or self._staging is None:
             lib.wc_pages_copy(target.address, at, nbytes)
-        elif landing := self._staging.write(target, at, nbytes, back, self._holding):
+        elif landing := self._staging.write(target, at, nbytes, back, self._holding, early, attempt):
             self.landings.append(landing)
 
 

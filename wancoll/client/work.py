@@ -229,7 +229,7 @@ class Work:
             if not answer.counted and self.placement.feed is not None:
                 self.placement.feed.not_counted()  # before its input goes
             try:
-                self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize)
+                self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize, answer.attempts)
             except errors.DeviceError as bad:
                 bad.hint = "the operation is committed; this member's tensor has undefined contents"
                 answer = as_failure(bad)
@@ -238,6 +238,8 @@ class Work:
                 if self.placement.feed is not None and answer.counted:
                     rank = names.index(self._connection.place.member)
                     self.placement.feed.commit(answer.algorithm, rank, len(names))
+        if self.placement is not None:
+            self.placement.end()
         self.placement = None  # gives the blocks back: the daemon no longer touches them
         self._answer = answer
         self.finished = True

@@ -16,7 +16,7 @@ from wancoll.collective import DATALESS, Kind
 from wancoll.engine import Done, Engine, Prepared
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
-from wancoll.limits import blocks
+from wancoll.limits import WORD, blocks
 from wancoll.net.contain import contained
 from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena, Cover
@@ -212,12 +212,17 @@ class Session:
         """Refuse what does not lie in the arena, or not apart: the engine reads and writes there."""
         who = f"{self.member.name}, {call.posted}"
         regions = [("front", post.front, call.front_bytes), ("back", post.back, call.back_bytes)]
-        if post.filled >= 0:
-            regions.append(("filled", post.filled, blocks(call.front_bytes)))
-            if post.filled % _ALIGN:
+        tables = (
+            ("filled", post.filled, blocks(call.front_bytes)), ("shown", post.shown, WORD * blocks(call.back_bytes))
+        )  # fmt: skip
+        for name, at, nbytes in tables:
+            if at < 0:
+                continue
+            regions.append((name, at, nbytes))
+            if at % _ALIGN:
                 raise ProtocolError(
-                    "an operation's table of what is filled is not aligned", who=who,
-                    expected=f"a multiple of {_ALIGN}", got=str(post.filled),
+                    f"an operation's table of what is {name} is not aligned", who=who,
+                    expected=f"a multiple of {_ALIGN}", got=str(at),
                 )  # fmt: skip
         regions = [region for region in regions if region[2]]
         for _, at, nbytes in regions:
@@ -328,9 +333,10 @@ class Session:
                 front, back = op.memory.front, op.memory.back
             prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
             filled = base + op.filled if op.filled >= 0 and op.call.front_bytes else 0
+            shown = base + op.shown if op.shown >= 0 else 0
             self._daemon.engine.post(
                 prepared, op.engine_id, seat.epoch.epoch, op.seq, meaning.fingerprint, front, back, rounding,
-                filled_address=filled,
+                filled_address=filled, shown_address=shown, attempt=op.attempts,
             )  # fmt: skip
         except (ConfigError, MemoryError, OverflowError, OSError) as bad:
             reason = str(bad) or type(bad).__name__

@@ -130,6 +130,9 @@ class Post(Message, frozen=True):
     until the block is there. -1: all of it is there. Who sets bytes rings the bell: writes to the eventfd of Attached.
 
     *ahead*: a recv that only a send which fits it shall meet; others pass it by (R16).
+
+    *shown* is such an offset, too: of a 32-bit word for each BLOCK of back, which becomes the number of the attempt
+    (Result.attempts) when the block is final in it. -1: nobody looks.
     """
 
     id: Number  # counts the client's calls from 1
@@ -141,6 +144,7 @@ class Post(Message, frozen=True):
     tag: Bits = 0
     filled: Annotated[int, Meta(ge=-1, le=MOST)] = -1
     ahead: bool = False
+    shown: Annotated[int, Meta(ge=-1, le=MOST)] = -1
 
 
 class Detach(Message, frozen=True):

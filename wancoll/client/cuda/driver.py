@@ -12,12 +12,16 @@ from typing import Any
 
 from wancoll.errors import ConfigError, DeviceError
 
+TO_DEVICE, TO_HOST, WITHIN = "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"
 _NOT_READY = 600
 _NOT_INITIALIZED = 3
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # pauses between two looks at a mark
 
 _loading = threading.Lock()
 _driver: Driver | None = None
+
+
+Copy = tuple[str, int, int, int]  # the driver's call, to, from, bytes
 
 
 class Driver:
@@ -125,6 +129,9 @@ class Device:
         self.streams: list[Any] = []  # all of ours
         self._lent: list[tuple[Any, Mark]] = []  # and when each is free
         self._loose: list[Mark] = []  # that nobody else looks at
+        self._pool: Any = None  # of memory for early results; False: the driver has no such pools
+        self._taken: dict[int, int] = {}  # bytes by address
+        self._leaving: list[tuple[Mark, int]] = []  # bytes that are free behind the mark
         self._number = driver("cuDeviceGet", ordinal)
         self.context = driver("cuDevicePrimaryCtxRetain", self._number)
         try:
@@ -183,6 +190,59 @@ class Device:
         """A stream that was lent is free behind *mark*."""
         self._lent.append((stream, mark))
 
+    def return_stream(self, stream: Any) -> None:
+        """A stream that was lent is free, as nothing is left on it."""
+        self._lent.append((stream, Mark(self, None)))
+
+    def room(self, most: int) -> int:
+        """How much of *most* bytes of memory may be taken."""
+        self._leaving = [each for each in self._leaving if not each[0].settled()]
+        return most - sum(self._taken.values()) - sum(nbytes for _, nbytes in self._leaving)
+
+    def take_memory(self, nbytes: int, stream: Any) -> int:
+        """Memory of the device, to be used on *stream*, or behind what is queued there now; 0: there is none."""
+        if self._pool is None:
+            self._pool = self._new_pool() or False
+        if self._pool is False:
+            return 0
+        code, values = self._driver.code("cuMemAllocFromPoolAsync", nbytes, self._pool, stream)
+        if code:
+            return 0
+        address = int(values[0])
+        self._taken[address] = nbytes
+        return address
+
+    def leave_memory(self, address: int, stream: Any) -> int:
+        """It is free behind what is queued on *stream*; how many bytes, for left()."""
+        self._driver("cuMemFreeAsync", address, stream)
+        return self._taken.pop(address)
+
+    def left(self, nbytes: int, mark: Mark) -> None:
+        """Memory that was left is free behind *mark*."""
+        self._leaving.append((mark, nbytes))
+
+    def queue(self, copy: Copy, stream: Any) -> None:
+        """Queue a copy; memory of the host must be pinned."""
+        self._driver(*copy, stream)
+
+    def _new_pool(self) -> Any:
+        """A pool whose memory goes back to the system, and whose streams do not come to wait for each other."""
+        api = self._driver.api
+        wanted = api.CUmemPoolProps()
+        wanted.allocType = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        wanted.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        wanted.location.id = self.ordinal
+        with suppress(DeviceError, RuntimeError):  # the device, or the driver, has no such thing
+            pool = self._driver("cuMemPoolCreate", wanted)
+            try:
+                reuse = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
+                self._driver("cuMemPoolSetAttribute", pool, reuse, 0)
+            except DeviceError:
+                self._driver.code("cuMemPoolDestroy", pool)
+                raise
+            return pool
+        return None
+
     def reached(self, event: Any) -> bool:
         """Whether all before a mark is done; its event is free then."""
         if self._closed:
@@ -219,6 +279,11 @@ class Device:
         return event
 
     def _destroy(self) -> None:
+        while self._taken and self._closed:
+            self._driver.code("cuMemFreeAsync", self._taken.popitem()[0], self.streams[0])
+        if self._pool:
+            self._driver.code("cuMemPoolDestroy", self._pool)
+            self._pool = False
         while self._all_events:
             self._driver.code("cuEventDestroy", self._all_events.pop())
         while self.streams:

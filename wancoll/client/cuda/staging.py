@@ -3,6 +3,7 @@
     before reading     our stream waits for the tensor's stream, or the tensor's owner orders it (DLPack)
     reading            device -> front, in pieces, first those that the schedule needs first; the call is posted at once
     a piece is there   the driver calls wc_fill_told (native/fill.h) in a thread of its own: the engine may use it
+    before the commit  what is final goes to memory of ours on the device (early.py)
     after the commit   our other stream waits for the tensor's stream; back -> device; the tensor's stream waits for it
     wait()             so does the stream that is the caller's then; where no stream is known the host waits
 
@@ -22,15 +23,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wancoll._native import ffi, lib
 from wancoll.client.arena import Arena, Lease
-from wancoll.client.cuda.driver import Device, Driver, Mark, driver, until
+from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, driver, until
+from wancoll.client.cuda.early import LEAST, Early, Numbers
 from wancoll.client.cuda.held import Holding, Words, check_holdable, hold, stream_of
 from wancoll.client.cuda.origin import Origin
-from wancoll.client.cuda.pinned import Entry, Pinned, Pool
+from wancoll.client.cuda.pinned import Pinned, Pool
 from wancoll.client.tensors import Region
 from wancoll.errors import ConfigError, DeviceError, TimeoutError
 from wancoll.limits import BLOCK, DEFAULT, MIB, blocks, format_size
@@ -240,13 +243,13 @@ class Staging:
         assert self._driver is not None
         origin, device = source.device, self._devices[source.on]
         assert origin is not None
-        entry = held.entry if isinstance(held, Pinned) else None
+        pinned = held if isinstance(held, Pinned) else None
         with self._lock, device.current():
             self._after_its_users(device, device.inward, origin)
             if device.last is not None:  # an earlier result for it, of which no stream knows
                 device.follow_mark(device.inward, device.last)
-            ready = device.mark(device.inward) if entry is None else None
-        if entry is None:
+            ready = device.mark(device.inward) if pinned is None else None
+        if pinned is None:
             assert ready is not None
             self._until(ready, deadline, source)
             for start, size in pieces(source.nbytes):
@@ -261,13 +264,15 @@ class Staging:
                     flying.popleft()
                 with self._lock, device.current():
                     flying.append(
-                        self._queue(entry, device, device.inward, [(to + start, source.address + start, size)], False)
+                        self._queue(
+                            pinned, device, device.inward, [(TO_HOST, to + start, source.address + start, size)]
+                        )
                     )
             while flying:
                 self._until(flying[0], deadline, source)
                 flying.popleft()
         finally:
-            entry.marks += flying
+            pinned.entry.marks += flying
 
     def fill(self, sources: Sequence[tuple[int, Region]], nbytes: int, held: Pinned, share: tuple[int, int]) -> Filling:
         """Queue the copies of an input's tensors to the block that is *held*; returns at once.
@@ -320,7 +325,7 @@ class Staging:
         for number, piece in enumerate(found):
             device = devices[piece.source.on]
             with device.current():
-                self._driver("cuMemcpyDtoHAsync", to + piece.start, piece.address, piece.nbytes, device.inward)
+                device.queue((TO_HOST, to + piece.start, piece.address, piece.nbytes), device.inward)
                 device.follow(teller.telling, device.inward)
             with teller.current():
                 with_ = int(ffi.cast("uintptr_t", ffi.addressof(call, number)))
@@ -357,12 +362,51 @@ class Staging:
             with self._lock, device.current():
                 self._after_its_users(device, device.outward, target.device)
 
+    def early(self, targets: Iterable[Region]) -> list[Early | None]:
+        """For each target what may go to its device before the commit."""
+        found: list[Early | None] = []
+        start = 0
+        for each in targets:
+            worth = each.device is not None and each.nbytes >= LEAST
+            found.append(Early(self._devices[each.on], start, each.nbytes) if worth else None)
+            start += each.nbytes
+        return found
+
+    def begin(self, early: Early, words: Numbers, held: Pinned) -> bool:
+        """Queue the copies of what is final by now, from the block that is *held*; whether there was anything."""
+        device = early.device
+        with self._lock:
+            if early.over or self._closed:
+                return False
+            began = early.stream is not None
+            try:
+                with device.current():
+                    return early.begin(words, held.block.address)
+            except DeviceError:  # whoever needs the device hears of it
+                early.over = True
+                return False
+            finally:
+                if not began and early.stream is not None:
+                    held.entry.unmarked += 1  # until the last copy has a mark
+
+    def end(self, early: Early, held: Pinned) -> None:
+        """Nothing more is copied early; what was, and is not committed, is void. Safe to call again."""
+        device = early.device
+        with self._lock:
+            stream = early.stop()
+            if stream is not None and not self._closed:
+                with suppress(DeviceError), device.current():
+                    mark = self._queue(held, device, stream, [], early)
+                    held.entry.marks.append(mark)
+                    device.return_after(stream, mark)
+
     def write(
-        self, target: Region, source: int, nbytes: int, held: Lease | Pinned, holding: Holding | None = None
+        self, target: Region, source: int, nbytes: int, held: Lease | Pinned, holding: Holding | None = None,
+        early: Early | None = None, attempt: int = 0,
     ) -> Landing | None:  # fmt: skip
         """Queue the copy of a result from *source*, in the block that is *held*; None: it is done. In any thread.
 
-        Streams of *holding* wait for it already.
+        Streams of *holding* wait for it already. What *attempt* has made may have gone to the device *early*.
 
         Raises:
             DeviceError: the device fails.
@@ -372,28 +416,36 @@ class Staging:
         assert self._driver is not None
         origin, device = target.device, self._devices[target.on]
         assert origin is not None
-        stream = origin.lasting
+        lasting = origin.lasting
         with self._lock, device.current():
-            parts = [(target.address + start, source + start, size) for start, size in pieces(nbytes)]
-            if isinstance(held, Pinned) and holding is not None and not holding.released:
-                ours = device.lend()
-                for before in holding.before[device.ordinal]:
-                    device.follow_mark(ours, before)
-                mark = self._queue(held.entry, device, ours, parts, True)
-                held.entry.marks.append(mark)
-                device.return_after(ours, mark)
-                device.follow_mark(device.outward, mark)
-                device.last = mark
-                return Landing(device, mark, origin)
-            if stream is not None:
-                device.follow(device.outward, stream)
             if isinstance(held, Pinned):
-                mark = self._queue(held.entry, device, device.outward, parts, True)
+                waiting = holding.before[device.ordinal] if holding is not None and not holding.released else None
+                ahead = early.stop() if early is not None else None
+                ours = ahead if ahead is not None else device.lend() if waiting is not None else device.outward
+                if waiting is not None:
+                    for before in waiting:
+                        device.follow_mark(ours, before)
+                elif lasting is not None:
+                    device.follow(ours, lasting)
+                elif ahead is not None:
+                    device.follow(ours, device.outward)  # see expect()
+                if early is not None and ahead is not None:
+                    mark = self._queue(held, device, ours, early.copies(target.address, source, attempt, nbytes), early)
+                else:
+                    parts = [
+                        (TO_DEVICE, target.address + start, source + start, size) for start, size in pieces(nbytes)
+                    ]
+                    mark = self._queue(held, device, ours, parts)
                 held.entry.marks.append(mark)
                 device.last = mark
-                if stream is not None:
-                    device.follow_mark(stream, mark)
+                if ahead is not None or waiting is not None:
+                    device.return_after(ours, mark)
+                    device.follow_mark(device.outward, mark)
+                if lasting is not None and waiting is None:
+                    device.follow_mark(lasting, mark)
                 return Landing(device, mark, origin)
+            if lasting is not None:
+                device.follow(device.outward, lasting)
             mark = device.mark(device.outward)
             if not until(mark.ready, time.monotonic() + _UNPINNED_SECONDS):
                 raise DeviceError(
@@ -486,16 +538,18 @@ class Staging:
             device.follow(stream, origin.stream)
 
     def _queue(
-        self, entry: Entry, device: Device, stream: Any, parts: list[tuple[int, int, int]], to_device: bool
+        self, held: Pinned, device: Device, stream: Any, copies: Iterable[Copy], early: Early | None = None
     ) -> Mark:  # fmt: skip
-        """Queue copies (to, from, bytes); the mark behind them."""
-        assert self._driver is not None
-        call = "cuMemcpyHtoDAsync" if to_device else "cuMemcpyDtoHAsync"
-        entry.unmarked += 1  # and stays so if an error leaves copies without a mark
-        for to, source, size in parts:
-            self._driver(call, to, source, size, stream)
+        """Queue copies, with *early* the last of these; the mark behind them."""
+        held.entry.unmarked += 1  # and stays so if an error leaves copies without a mark
+        for copy in copies:
+            device.queue(copy, stream)
+        leaves = device.leave_memory(early.memory, stream) if early is not None else 0
         mark = device.mark(stream)
-        entry.unmarked -= 1
+        if early is not None:
+            device.left(leaves, mark)
+            held.entry.unmarked -= 1  # see begin()
+        held.entry.unmarked -= 1
         return mark
 
     # ---- the end -------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Collectives(Book):
         if late is not None:
             return late
         self.called = seq = self.called + 1
-        op = self.open[seq] = Op(seq, post.id, call, post.front, post.back, 0, now, seq, post.filled)
+        op = self.open[seq] = Op(seq, post.id, call, post.front, post.back, 0, now, seq, post.filled, shown=post.shown)
         commands = [self._answer(op)] if self._asked == seq else []
         void = self._voids.pop(seq, None)
         if void is not None:

@@ -57,6 +57,7 @@ class Op:
         seq: its number on the wire; of a send or recv the master gives one in each epoch.
         filled: offset of the table that says which blocks of front are there; -1: all of them are.
         ahead: of a recv: a send that does not fit it passes it by.
+        shown: offset of the table that says which blocks of back are final; -1: nobody looks.
     """
 
     number: int
@@ -69,6 +70,7 @@ class Op:
     seq: int
     filled: int = -1
     ahead: bool = False
+    shown: int = -1
     kind: Kind = field(init=False)
     p2p: bool = field(init=False)  # whether it is a send or recv
     there: bool = field(init=False)  # the client has filled the input

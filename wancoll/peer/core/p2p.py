@@ -62,7 +62,8 @@ class P2P(Book):
         """The client calls send or recv."""
         self._called = number = self._called + 1
         at = post.front, post.back
-        op = self.open[number] = Op(number, post.id, call, *at, post.tag, now, 0, post.filled, post.ahead)
+        op = Op(number, post.id, call, *at, post.tag, now, 0, post.filled, post.ahead, post.shown)
+        self.open[number] = op
         return self._tell_master(op)
 
     # ---- from the master -----------------------------------------------------------------------------
