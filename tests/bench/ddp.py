@@ -1,7 +1,8 @@
-"""Steps of DistributedDataParallel over wancoll beside gloo: `python -m tests.bench.ddp [--ranks 2] [--steps 12]`.
+"""Steps of DistributedDataParallel over wancoll beside gloo: `python -m tests.bench.ddp [--ranks 2] [--rounds 6]`.
 
-A model of 25 M parameters in layers of 1 M, one sample a step, so that the exchange is nearly all there is. Both
-backends live in the same processes; rounds of each follow each other, and the medians of the steps are printed.
+A model of 25 M parameters in layers of 1 M, one sample a step, so that the exchange is nearly all there is. All
+contenders live in the same processes; rounds of each follow each other, and the medians of the steps are printed, with
+the processor time of rank 0 and its daemon: that says more than time where the machine does other things, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import os
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,27 +20,34 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.torch.ranks import run
 from wancoll.testing import Cluster
+from wancoll.torch.buckets import OPTION
+
+CONTENDERS = {"wancoll": "1", "wancoll, buckets copied": "0", "gloo": ""}  # and what OPTION says
+STEPS = 3  # a round; the first of them is not counted
 
 
 def model() -> torch.nn.Module:
     return torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24)))
 
 
-def steps(rank: int, size: int, rounds: int, profile: str) -> dict[str, list[float]]:
+def steps(rank: int, size: int, rounds: int, profile: str, daemons: list[int]) -> dict[str, list[tuple[float, float]]]:
+    """Seconds and processor seconds of each step."""
     dist.init_process_group("wancoll")
-    groups = {"wancoll": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    took: dict[str, list[float]] = {name: [] for name in groups}
+    groups = {name: dist.new_group(backend=name.partition(",")[0]) for name in CONTENDERS}
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in groups}
     models = {name: DistributedDataParallel(model(), process_group=group) for name, group in groups.items()}
     x = torch.randn(1, 1024)
     for turn in range(rounds + 1):
         for name, each in models.items():
+            os.environ[OPTION] = CONTENDERS[name]
             dist.barrier()
-            for step in range(3):
-                began = time.perf_counter()
+            for step in range(STEPS):
+                began, worked = time.perf_counter(), time.process_time() + processor_seconds(daemons[rank])
                 each(x).sum().backward()
                 each.zero_grad()
                 if turn and step:
-                    took[name].append(time.perf_counter() - began)
+                    worked = time.process_time() + processor_seconds(daemons[rank]) - worked
+                    took[name].append((time.perf_counter() - began, worked))
     if profile and rank == 0:
         profiled(models["wancoll"], x, profile)
     elif profile:
@@ -47,6 +56,11 @@ def steps(rank: int, size: int, rounds: int, profile: str) -> dict[str, list[flo
     dist.barrier()
     dist.destroy_process_group()
     return took
+
+
+def processor_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def profiled(of: Any, x: torch.Tensor, path: str) -> None:
@@ -68,10 +82,15 @@ def main() -> None:
         env = [{"WANCOLL_SOCKET": cluster.socket(i)} for i in range(given.ranks)]
         from tests.bench import ddp  # not __main__, which the ranks do not know
 
-        found = run(given.ranks, ddp.steps, given.rounds, given.profile, env=env, timeout=600)[0]
+        pids = [cluster.pid(i) for i in range(given.ranks)]
+        found = run(given.ranks, ddp.steps, given.rounds, given.profile, pids, env=env, timeout=600)[0]
+    gloo = statistics.median(seconds for seconds, _ in found["gloo"])
     for name, took in found.items():
-        print(f"{name:8} {1000 * statistics.median(took):7.1f} ms a step (median of {len(took)}; "
-              f"{1000 * min(took):.1f} to {1000 * max(took):.1f})")  # fmt: skip
+        middle = statistics.median(seconds for seconds, _ in took)
+        print(f"{name:24} {1000 * middle:7.1f} ms a step (median of {len(took)}; {1000 * min(took)[0]:.1f} to "
+              f"{1000 * max(took)[0]:.1f}), {1000 * statistics.mean(worked for _, worked in took):.0f} ms of a "
+              f"processor, {gloo / middle:.2f} of gloo's speed")  # fmt: skip
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
 if __name__ == "__main__":

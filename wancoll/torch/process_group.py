@@ -30,6 +30,7 @@ from wancoll.client.work import Work
 from wancoll.collective import Descriptor, Kind, Receipt
 from wancoll.errors import ConfigError, OperationAborted, WancollError
 from wancoll.torch.anysource import FromAny, Mailbox
+from wancoll.torch.buckets import handed_over, move
 from wancoll.torch.entry import BACKEND, DEVICES
 from wancoll.torch.errors import raised
 from wancoll.torch.reconfigure import Reconfigurable
@@ -357,20 +358,25 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     # ---- everyone gets the same ----------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Operation:
-        """Reduce in place."""
-        return self._all_reduce("all_reduce", _listed(tensors), opts, timeout)
+        """Reduce in place. What torch's reducer hands over moves into the arena."""
+        moves = handed_over(sys._getframe().f_back)
+        return self._all_reduce("all_reduce", _listed(tensors), opts, timeout, moves=moves)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Operation:
         """Reduce many in place."""
         return self._all_reduce("all_reduce_coalesced", _listed(tensors), opts, None)
 
-    def _all_reduce(self, call: str, tensors: list[torch.Tensor], opts: Any, timeout: Any) -> Operation:
+    def _all_reduce(
+        self, call: str, tensors: list[torch.Tensor], opts: Any, timeout: Any, *, moves: bool = False
+    ) -> Operation:
         if len(tensors) == 1 and tensors[0].is_sparse:
             return self._all_reduce_sparse(call, tensors[0], opts, timeout)
         how = [Reduction(_op(opts), each.dtype, call) for each in tensors]
         given = [each.given(tensor, call) for each, tensor in zip(how, tensors, strict=True)]
 
         def start(seat: Seat) -> list[Work]:
+            for x in given if moves else ():
+                move(x, self._connection)
             return [
                 seat.comm(each.label).all_reduce(x, op=each.name, async_op=True, on_failure="raise")
                 if each.bitwise is None
