@@ -49,10 +49,17 @@ def worlds(rank, size):
         with pytest.raises(ConfigError, match="new_group"):
             half.get_reconfigure_handle()
 
-    # Each alone, then a set: the same order everywhere.
+    # Each alone, then a set: the same order everywhere. Who made more groups meanwhile makes new ones with the others.
     anew(10 + rank, [handles[rank]])
     assert (dist.get_rank(), dist.get_world_size(), total()) == (0, 1, [1.0] * 4)
+    for _ in range(rank):
+        dist.new_group([0])
     anew(20, set(handles))
+    assert dist.get_process_group_ranks(None) == list(range(size))
+    everyone = dist.new_group()
+    x = torch.ones(1)
+    dist.all_reduce(x, group=everyone)
+    assert x.item() == size
     assert dist.get_rank() == sorted(handles).index(handles[rank])
     assert total() == [sum(range(1, size + 1))] * 4
 
@@ -111,6 +118,10 @@ def survive(rank, size):
     anew(6, everyone[1:])
     assert (dist.get_rank(), dist.get_world_size(), world.get_error()) == (rank - 1, size - 1, ErrorType.SUCCESS)
     result = total()
+    pair = dist.new_group([0, 1])  # torch's first store was the dead one's
+    x = torch.ones(1)
+    dist.all_reduce(x, group=pair)
+    assert x.item() == 2
     dist.destroy_process_group()
     return result
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import ErrorType, PrefixStore, Store, TCPStore
+from torch.distributed import DistError, distributed_c10d
 
 from wancoll.errors import (
     ConfigError,
@@ -132,15 +133,38 @@ class Reconfigurable:
         try:
             store = self._door.store if rank == 0 else _dial(first, deadline, call)
             left = max(1.0, deadline - time.monotonic())
-            self.cluster = Cluster(PrefixStore(f"reconfigure/{opts.uuid}", store), rank, len(handles), left)
+            met = PrefixStore(f"reconfigure/{opts.uuid}", store)
+            self.cluster = Cluster(met, rank, len(handles), left)
             self._rank, self._size = rank, len(handles)
             self._join()
+            self._tell_torch(PrefixStore("torch", met))
         except WancollError as bad:
             self._leave(wait=False)
             self._gone = bad
             raise raised(bad, call) from bad
         self._gone, self._error = None, ErrorType.SUCCESS
         return self._finished(call)
+
+    def _tell_torch(self, store: Store) -> None:
+        """What torch keeps beside its default group: its ranks, the store where new groups meet, and their numbers.
+
+        The processes may have made more or fewer groups before: all count on from the highest number.
+        """
+        kept: Any = distributed_c10d._world
+        if self not in kept.pg_map:  # not made by init_process_group()
+            return
+        store.set_timeout(timedelta(seconds=self._timeout))
+        store.set(f"groups/{self._rank}", str(kept.group_count))
+        try:
+            kept.group_count = max(int(store.get(f"groups/{rank}")) for rank in range(self._size))
+        except DistError as bad:
+            raise TimeoutError(
+                "not all have said how many groups they have made", who="reconfigure", got=str(bad),
+                hint="look which of them has ended, and reconfigure without it",
+            ) from bad  # fmt: skip
+        backend, _ = kept.pg_map[self]
+        kept.pg_map[self] = backend, store
+        kept.pg_group_ranks[self] = {rank: rank for rank in range(self._size)}
 
     def abort(self) -> None:
         """Leave at once: pending operations fail, later ones are refused, until the group is reconfigured."""
