@@ -11,10 +11,13 @@ from wancoll.testing import Cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test with ranks has torch loaded for all: seconds of processor time, a minute on a busy machine."""
+    """The first test with ranks has torch loaded for all: seconds of processor time, a minute on a busy machine.
+
+    What is nightly may take as long as in `make nightly`.
+    """
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(200))
+            item.add_marker(pytest.mark.timeout(1800 if item.get_closest_marker("nightly") else 200))
 
 
 @pytest.fixture(scope="session")

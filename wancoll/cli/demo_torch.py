@@ -39,7 +39,7 @@ def run(
         Parameter(
             validator=between(LEAST_STEPS, 1_000_000), help="Steps of each run. The kill comes after a third of them."
         ),
-    ] = 120,
+    ] = 90,
     rate: Annotated[
         str,
         Parameter(help="What a link carries, each way; unit B/s or bit/s with k, M, G. It adds up to 20 ms."),

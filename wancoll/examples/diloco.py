@@ -35,6 +35,7 @@ def train(comm: Communicator, member: Member) -> None:
     inner = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     diloco = DiLoCo(model.parameters(), every=H, fragments=2, delay=2, mixing=0.5)
     diloco.join(comm)
+    members = comm.members
     while diloco.steps < options.steps:
         step = diloco.steps
         x, y = (each.chunk(options.world)[comm.rank] for each in batch(source, step, options))
@@ -44,8 +45,9 @@ def train(comm: Communicator, member: Member) -> None:
         inner.zero_grad()
         ended = diloco.step(tokens=x.numel())
         sent = sum(each.receipt.bytes_sent for each in ended)
+        members = tuple(ended[-1].weights) if ended else members  # in the last average: at the end some leave sooner
         weights = digest(diloco.outer) if diloco.steps == options.steps else ""
-        member.tell(diloco.steps, loss.item(), comm.members, sent, x.numel(), weights)
+        member.tell(diloco.steps, loss.item(), members, sent, x.numel(), weights)
         while diloco.steps == options.steps * 2 // 3 // H * H - 1 and comm.world_size < options.world:
             time.sleep(0.05)  # here, where a round ends, all wait for the newcomer, so that it is there for a while
             comm.update_membership()
