@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import queue
 import re
 import socket
 import threading
@@ -196,6 +197,18 @@ def test_zeros_that_are_only_read_take_no_memory() -> None:
     before, buffer = taken(), ffi.buffer(ffi.cast("char *", zeros.front), nbytes)
     assert {buffer[i] for i in range(0, nbytes, mmap.PAGESIZE)} == {b"\0"}
     assert taken() - before < 4 << 10
+
+
+def test_what_a_daemon_took_part_in_is_given_back_beside_the_event_loop() -> None:
+    class Map:
+        def close(self) -> None:
+            by.put(threading.get_ident())
+
+    by: queue.Queue[int] = queue.Queue()
+    zeros = Cover(1, 1)
+    zeros._map = Map()  # type: ignore[assignment]
+    del zeros
+    assert by.get(timeout=10) != threading.get_ident()
 
 
 async def test_what_waits_for_a_link_is_called_once_its_client_has_filled_it() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
 from wancoll import resources
@@ -75,6 +77,11 @@ class Cover:
         with ffi.from_buffer(self._map, require_writable=True) as view:
             self.front = int(ffi.cast("uintptr_t", view))
         self.back, self._nbytes = self.front + back_at, back_bytes
+
+    def __del__(self) -> None:
+        # Giving back GiB takes long, and what refers to this last does so in the event loop.
+        with suppress(RuntimeError, AttributeError):  # the process ends; or there was no memory
+            threading.Thread(target=self._map.close, name="wancoll-give-back", daemon=True).start()
 
     def pieces(self, address: int) -> Iterator[Callable[[], None]]:
         """Steps that copy the result to *address*, where the client wants it; each keeps this memory, and is short."""

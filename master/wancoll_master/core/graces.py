@@ -22,10 +22,7 @@ def called(step: Step, member: Member, message: m.Grace) -> None:
         return
     if not covers(call):
         raise ProtocolError("gives a grace time to what has none", expected="all_reduce of a sum", got=str(call)[:300])
-    entry = group.current.graces.get(seq)
-    if entry is None:
-        entry = group.current.graces[seq] = Grace(call, step.now + call.grace)
-    entry.called.add(member.mid)
+    group.current.graces.setdefault(seq, Grace(step.now)).calls[member.mid] = call
     look(step, group)
 
 
@@ -44,16 +41,17 @@ def look(step: Step, group: Group) -> None:
     entry = current.graces.get(group.first_open) if current.graces else None
     if entry is None or entry.over or current.asking is not None or group.small:
         return
-    if step.now < entry.until:
-        current.grace_until = entry.until
-        step.alarm(entry.until)
+    call, until = entry.call, entry.until
+    if step.now < until:
+        current.grace_until = until
+        step.alarm(until)
         return
     entry.over = True
-    late = [member for member in group.members if member.mid not in entry.called]
+    late = [member for member in group.members if member.mid not in entry.calls]
     for member in late:
-        step.send(member.daemon.conn, m.Cover(group.name, member.mid, group.epoch, group.first_open, entry.call))
+        step.send(member.daemon.conn, m.Cover(group.name, member.mid, group.epoch, group.first_open, call))
     if late:
-        text = f"operation {group.first_open} goes on without {names(late)}: not called within {entry.call.grace:g} s"
+        text = f"operation {group.first_open} goes on without {names(late)}: not called within {call.grace:g} s"
         step.record(group, "late", text, kept=False)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
@@ -146,10 +146,19 @@ class Pending:
 class Grace:
     """An operation that does not wait for ever for who has not called it (R20)."""
 
-    call: Descriptor
-    until: float  # then the daemons of the others take part for them, if nothing below it is open
-    called: set[int] = field(default_factory=set)  # mids
-    over: bool = False  # they have been told
+    since: float
+    calls: dict[int, Descriptor] = field(default_factory=dict)  # by mid
+    over: bool = False  # those who have not called it have been told
+
+    @property
+    def call(self) -> Descriptor:
+        """What most say, so that one who lies is alone with it; of equals what was said first."""
+        return Counter(self.calls.values()).most_common(1)[0][0]
+
+    @property
+    def until(self) -> float:
+        """Then the daemons of the others take part for them, if nothing below it is open."""
+        return self.since + self.call.grace
 
 
 @dataclass(slots=True)
