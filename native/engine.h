@@ -26,6 +26,17 @@ typedef struct {
     uint32_t checksum; /* crc32c of the payload; 0 on lanes whose ends have agreed to do without */
 } wc_frame;
 
+/* What a link's note lane carries, and nothing else: frames of one size, little endian. */
+#define WC_NOTE_BYTES 128
+typedef struct {
+    uint32_t check; /* crc32c of all that follows; nothing of it is believed before it is verified */
+    uint8_t version; /* as of the other frames */
+    uint8_t type; /* WC_FRAME_NOTE */
+    uint16_t length; /* of the note, 1 to WC_NOTE_BYTES */
+    uint8_t bytes[128]; /* the note, then zeros */
+} wc_note_frame;
+enum { WC_FRAME_NOTE = 1 };
+
 typedef struct wc_engine wc_engine;
 
 typedef struct {
@@ -116,14 +127,31 @@ int wc_engine_fd(const wc_engine *engine);
 /* Takes up to cap events; resets the eventfd. Returns how many. */
 int wc_engine_events(wc_engine *engine, wc_event *out, int cap);
 
+/* A note that came. */
+typedef struct {
+    uint64_t link;
+    uint32_t length;
+    uint8_t bytes[128];
+} wc_note;
+/* Readable while notes wait, or lanes of notes have something to do: then take some. */
+int wc_notes_fd(const wc_engine *engine);
+/* Takes notes, up to cap of them (at least 1), those of a link in order; what is left waits in its socket, and links
+   take turns. Returns how many; 0 need not mean that none wait. */
+int wc_notes_take(wc_engine *engine, wc_note *out, int cap);
+/* Sends a note of `length` bytes over the link's note lane: at once, from this thread, or as soon as its socket has
+   room. Any thread may. 0, or -1 with errno (EINVAL: no such link, or not 1 to WC_NOTE_BYTES; ENOTCONN: it has no note
+   lane yet, or lost it; EAGAIN: too many wait to leave). */
+int wc_note_send(wc_engine *engine, uint64_t link, const void *bytes, uint32_t length);
+
 /* All calls below only queue a command for the workers: they return at once and take effect in the order of the calls.
    0, or -1 with errno (EINVAL: arguments; ENOMEM). */
 
 /* A link with `lanes` lanes, none attached yet, at `epoch`. Lane i is of track i % tracks. The lanes of a track share
    what is to be sent: any of them carries what it has room for. Both ends must say the same numbers. */
 int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint32_t tracks, uint64_t epoch);
-/* The lane's connected, non-blocking stream socket. The engine owns fd from here on, also on failure. EINVAL: a lane
-   takes one socket in its life, since bytes that were on a lost one are lost: a link that loses a lane is made anew.
+/* The lane's connected, non-blocking stream socket; the lane after the last one, number `lanes`, is for notes, and a
+   link need not have it. The engine owns fd from here on, also on failure. EINVAL: a lane takes one socket in its life,
+   since bytes that were on a lost one are lost: a link that loses a lane is made anew.
    checksums: whether payloads carry one, both ways; both ends must say the same. Headers always do. */
 int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd, uint32_t checksums);
 /* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and so are parts of older epochs

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DIGEST_BLOCK = BLOCK
 SEGMENT = 256 * KIB
 STRIPE = 256 * KIB
+NOTE_BYTES = 128
 _EVENTS_AT_ONCE = 64
 
 
@@ -72,6 +73,14 @@ class Mismatch:
 
 
 Event = Done | Cancelled | LaneDown | Mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The other end of *link* sent this by send_note."""
+
+    link: int
+    note: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +209,7 @@ class Engine:
                 "1 to 64 workers, a segment that is a multiple of 65536 up to 16 MiB, a stripe of at least 1",
             )
         self._events = ffi.new("wc_event[]", _EVENTS_AT_ONCE)
+        self._notes = ffi.new("wc_note[]", _EVENTS_AT_ONCE)
 
     def __enter__(self) -> Self:
         return self
@@ -238,6 +248,8 @@ class Engine:
 
     def attach_lane(self, link: int, lane: int, fd: int, checksums: bool = True) -> None:
         """Hand over the connected socket *fd*, once; the engine owns it from here on, also when this raises.
+
+        The lane after the last one, whose number is that of the lanes, is for notes. A link need not have it.
 
         *checksums*: whether payloads carry a crc32c, both ways; both ends must say the same. Headers always do.
         """
@@ -337,6 +349,31 @@ class Engine:
             found.extend(_event(self._events[i]) for i in range(taken))
         return found
 
+    def send_note(self, link: int, note: bytes) -> bool:
+        """Send 1 to NOTE_BYTES bytes over the link's note lane, at once and without waiting.
+
+        Notes arrive in order, and are lost only with the link, of which LaneDown tells.
+
+        Returns:
+            False: the link has no note lane yet, or lost it, or the other end has not taken notes for long.
+        """
+        if lib.wc_note_send(self._live, link, note, len(note)) == 0:
+            return True
+        if ffi.errno == errno.EINVAL:
+            raise _refusal("a note cannot be sent", f"{len(note)} bytes for link {link}", _NOTE_RULES)
+        return False
+
+    @property
+    def notes_fd(self) -> int:
+        """Readable while notes wait. It belongs to the engine."""
+        return lib.wc_notes_fd(self._live)
+
+    def notes(self) -> list[Note]:
+        """Take some of the notes that wait, those of each link in order. For what is left notes_fd stays readable."""
+        taken = lib.wc_notes_take(self._live, self._notes, _EVENTS_AT_ONCE)
+        came = (self._notes[i] for i in range(taken))
+        return [Note(one.link, bytes(ffi.buffer(one.bytes, one.length))) for one in came]
+
     def statistics(self, link: int, lane: int) -> LaneStatistics | None:
         """A snapshot of one lane; None if there is no such lane."""
         s = ffi.new("wc_lane_stats *")
@@ -354,6 +391,7 @@ class Engine:
         )
 
 
+_NOTE_RULES = f"an open link, and 1 to {NOTE_BYTES} bytes"
 _POST_RULES = (
     "a new op id, a seq above those before, links that are open, at this epoch and with this number of lanes, and "
     "places within the buffers"

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 static int fail(int error)
@@ -35,9 +36,14 @@ wc_engine *wc_engine_new(const wc_config *config)
     engine->config = *config;
     engine->kernels = kernels;
     engine->workers = calloc(config->workers, sizeof *engine->workers);
-    if (!engine->workers || wc_events_init(&engine->events) < 0) {
+    engine->notes = epoll_create1(EPOLL_CLOEXEC);
+    if (!engine->workers || engine->notes < 0 || wc_events_init(&engine->events) < 0) {
+        int error = errno;
+        if (engine->notes >= 0)
+            close(engine->notes);
         free(engine->workers);
         free(engine);
+        errno = error;
         return NULL;
     }
     pthread_mutex_init(&engine->mutex, NULL);
@@ -78,6 +84,7 @@ void wc_engine_free(wc_engine *engine)
         }
     }
     wc_scratch_free_all(engine);
+    close(engine->notes);
     wc_events_destroy(&engine->events);
     pthread_mutex_destroy(&engine->mutex);
     pthread_mutex_destroy(&engine->scratch_mutex);
@@ -134,6 +141,11 @@ int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks
     return fail(error);
 }
 
+static bool *given(wc_link *link, uint32_t lane)
+{
+    return lane < link->lanes_count ? &link->lanes[lane].given : &link->notes.given;
+}
+
 int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd, uint32_t checksums)
 {
     int error = 0;
@@ -142,12 +154,16 @@ int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd, uint32
     wc_link *link = wc_link_find(engine, id);
     if (!command)
         error = ENOMEM;
-    else if (!link || lane >= link->lanes_count || fd < 0 || link->lanes[lane].given)
+    else if (!link || lane > link->lanes_count || fd < 0 || *given(link, lane))
         error = EINVAL;
     else if (wc_events_reserve(&engine->events, 1) < 0) /* for LANE_DOWN */
         error = ENOMEM;
-    if (!error) {
-        link->lanes[lane].given = true;
+    if (!error)
+        *given(link, lane) = true;
+    if (!error && lane == link->lanes_count) {
+        wc_notes_attach(&link->notes, fd);
+        free(command);
+    } else if (!error) {
         *command = (wc_command){.type = WC_CMD_ATTACH, .fd = fd, .lane = lane, .checksums = checksums != 0, .link = link};
         wc_worker_push(link->lanes[lane].worker, command);
     }
@@ -203,6 +219,7 @@ int wc_link_close(wc_engine *engine, uint64_t id)
         *at = link->next;
         wc_command *commands = link->closing;
         link->closing = NULL;
+        wc_notes_close(&link->notes);
         send_commands(engine, commands, 0, link, NULL);
     }
     pthread_mutex_unlock(&engine->mutex);
@@ -291,8 +308,11 @@ int wc_lane_statistics(wc_engine *engine, uint64_t id, uint32_t lane, wc_lane_st
 {
     pthread_mutex_lock(&engine->mutex);
     wc_link *link = wc_link_find(engine, id);
-    bool found = link && lane < link->lanes_count;
-    if (found) {
+    bool notes = link && lane == link->lanes_count && link->notes.given;
+    bool found = notes || (link && lane < link->lanes_count);
+    if (notes) {
+        wc_notes_statistics(&link->notes, out);
+    } else if (found) {
         const wc_lane_counters *c = &link->lanes[lane].counters;
         *out = (wc_lane_stats){
             .bytes_sent = counter(&c->bytes_sent),
@@ -314,7 +334,9 @@ int wc_lane_tcp_info(wc_engine *engine, uint64_t id, uint32_t lane, void *out, u
     pthread_mutex_lock(&engine->mutex);
     wc_link *link = wc_link_find(engine, id);
     int copied = -1;
-    if (link && lane < link->lanes_count) {
+    if (link && lane == link->lanes_count && link->notes.given) {
+        copied = 0;
+    } else if (link && lane < link->lanes_count) {
         wc_lane *found = &link->lanes[lane];
         pthread_mutex_lock(&found->info_mutex);
         copied = (int)(found->info_bytes < size ? found->info_bytes : size);

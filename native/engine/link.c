@@ -23,6 +23,7 @@ wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tr
     for (uint32_t i = 0; i < tracks; i++)
         link->tracks[i] = (wc_track){.link = link, .index = i, .epoch = epoch};
     atomic_init(&link->refs, engine->config.workers);
+    wc_notes_init(&link->notes, engine, id, lanes);
     for (uint32_t i = 0; i < lanes; i++)
         wc_lane_init(&link->lanes[i], link, &engine->workers[i % tracks % engine->config.workers], i);
     return link;
@@ -32,6 +33,7 @@ void wc_link_free(wc_link *link)
 {
     for (uint32_t i = 0; i < link->lanes_count; i++)
         wc_lane_destroy(&link->lanes[i]);
+    wc_notes_destroy(&link->notes);
     wc_commands_free(link->closing);
     free(link->tracks);
     free(link);

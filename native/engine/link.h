@@ -4,6 +4,7 @@
 
 #include "common.h"
 #include "lane.h"
+#include "notes.h"
 #include "track.h"
 
 struct wc_link {
@@ -16,6 +17,7 @@ struct wc_link {
     atomic_uint refs;       /* workers that have not processed the close, and posts that are being made */
     uint32_t lanes_count, tracks_count;
     wc_track *tracks;
+    wc_notes notes;
     wc_lane lanes[];
 };
 

@@ -14,6 +14,7 @@ struct wc_engine {
     wc_config config;
     const wc_kernels *kernels;
     wc_events events;
+    int notes; /* an epoll: the sockets of all note lanes */
     /* guards the tables and the order of commands. Taken before a worker's or the events' mutex */
     pthread_mutex_t mutex;
     wc_link *links[WC_BUCKETS];

@@ -1,9 +1,10 @@
 /* A fuzzer's target: an engine whose neighbour says what the input says. `make fuzz-native` lets libFuzzer drive it,
    `make san` replays the corpus and seeded mutations of it with a driver of its own.
 
-   An input is a program: raw bytes on a lane, frames with check words that are right and fields that may be, posts,
-   cancels, epochs. Whatever it says: nothing outside the op's memory is written (the address sanitizer sees to that), a
-   digest is of the bytes in memory, each lane ends once, every op ends, and calls only differ where a frame said so. */
+   An input is a program: raw bytes on a lane, frames with check words that are right and fields that may be, notes
+   alike, posts, cancels, epochs. Whatever it says: nothing outside the op's memory is written (the address sanitizer
+   sees to that), a digest is of the bytes in memory, each lane ends once, every op ends, calls only differ where a frame
+   said so, and notes are no other than those that were sent, in order. */
 #include <dirent.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -11,7 +12,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function" /* of the bed, which has more than is used here */
 #include "bed.h"
 
-enum { LANES = 2, CHUNK = 256, TOTAL = 3 * CHUNK, OPS = 3, LONGEST = 4096, SEQ = 5, EPOCH_STEP = 16 };
+enum { LANES = 2, NOTES = LANES, SOCKETS, CHUNK = 256, TOTAL = 3 * CHUNK, OPS = 3, LONGEST = 4096, SEQ = 5, EPOCH_STEP = 16 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -29,8 +30,10 @@ typedef struct {
     uint8_t *front, *back[OPS];
     uint64_t link, epoch, id; /* of this input; ids count up over all of them */
     bool posted[OPS], cancelled[OPS], differs, checksums;
-    int fds[LANES];
+    int fds[SOCKETS];
     int live, lanes; /* ops and lanes that have not ended */
+    uint64_t notes, noted; /* sent whole and right so far, and those of them that arrived */
+    bool mixed; /* raw bytes were sent on the lane for notes */
 } bench;
 
 static const uint64_t SIZES[OPS] = {TOTAL, CHUNK, 0};
@@ -96,7 +99,8 @@ static void post(bench *b, int which)
 
 static void raw_bytes(bench *b, input *in)
 {
-    int lane = next_byte(in) % LANES;
+    int lane = next_byte(in) % SOCKETS;
+    b->mixed |= lane == NOTES;
     size_t n = next_byte(in), rest = (size_t)(in->end - in->at);
     n = n < rest ? n : rest;
     send(b->fds[lane], in->at, n, MSG_NOSIGNAL);
@@ -140,8 +144,44 @@ static void frame(bench *b, input *in)
         send(b->fds[lane], bytes + at, size - at < piece ? size - at : piece, MSG_NOSIGNAL);
 }
 
+static void take_notes(bench *b)
+{
+    wc_note notes[3];
+    for (int n; (n = wc_notes_take(b->engine, notes, 3)) > 0;)
+        for (int i = 0; i < n; i++) {
+            insist(notes[i].link == b->link && notes[i].length >= 1 && notes[i].length <= WC_NOTE_BYTES, "notes have their bounds");
+            uint64_t number;
+            memcpy(&number, notes[i].bytes, sizeof number);
+            insist(b->mixed || notes[i].length < sizeof number || number == b->noted, "notes arrive in order");
+            b->noted++;
+        }
+}
+
+/* A note that says which one it is, right unless the input says otherwise. */
+static void note(bench *b, input *in)
+{
+    uint8_t wrong = next_byte(in);
+    wc_note_frame frame = {.version = WC_FRAME_VERSION, .type = WC_FRAME_NOTE, .length = sizeof b->notes};
+    memcpy(frame.bytes, &b->notes, sizeof b->notes);
+    if (wrong & 1)
+        frame.length = next_byte(in);
+    if (wrong & 2)
+        frame.type = next_byte(in);
+    if (wrong & 4)
+        frame.version = next_byte(in);
+    frame.check = wc_kernels_default()->crc32c(0, &frame.version, sizeof frame - 4);
+    if (wrong & 8)
+        ((uint8_t *)&frame)[next_byte(in) % sizeof frame] ^= next_byte(in);
+    size_t piece = wrong & 16 ? 1u + next_byte(in) : sizeof frame;
+    for (size_t at = 0; at < sizeof frame; at += piece)
+        send(b->fds[NOTES], (uint8_t *)&frame + at, sizeof frame - at < piece ? sizeof frame - at : piece, MSG_NOSIGNAL);
+    b->notes++;
+    take_notes(b); /* else the socket may be full, and one would be missing */
+}
+
 static void take_event(bench *b)
 {
+    take_notes(b);
     wc_event event = next_event(b->engine, DEADLINE_MS);
     int which = (int)(event.op - b->id);
     insist(event.type != 0, "every op and every lane ends");
@@ -166,10 +206,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     input in = {data, data + size};
     uint8_t options = next_byte(&in);
     b.checksums = options & 1;
-    b.link++, b.epoch += EPOCH_STEP, b.lanes = LANES, b.live = 0, b.differs = false;
+    b.link++, b.epoch += EPOCH_STEP, b.lanes = SOCKETS, b.live = 0, b.differs = false;
+    b.notes = b.noted = 0, b.mixed = false;
     memset(b.posted, 0, sizeof b.posted), memset(b.cancelled, 0, sizeof b.cancelled);
     must(wc_link_open(b.engine, b.link, LANES, 1, b.epoch) == 0, "link");
-    for (uint32_t lane = 0; lane < LANES; lane++) {
+    for (uint32_t lane = 0; lane < SOCKETS; lane++) {
         int pair[2];
         must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
         b.fds[lane] = pair[0];
@@ -195,21 +236,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 3:
             must(wc_link_epoch(b.engine, b.link, ++b.epoch) == 0, "epoch");
             break;
+        case 4:
+            note(&b, &in);
+            break;
         default:
             frame(&b, &in);
         }
     }
-    for (int lane = 0; lane < LANES; lane++)
+    for (int lane = 0; lane < SOCKETS; lane++)
         shutdown(b.fds[lane], SHUT_WR);
     while (b.lanes)
         take_event(&b);
+    insist(b.noted <= b.notes || b.mixed, "no note comes twice");
     for (int i = 0; i < OPS; i++)
         if (b.posted[i] && !b.cancelled[i])
             must(wc_cancel(b.engine, b.id + (uint64_t)i) == 0, "cancel");
     while (b.live)
         take_event(&b);
     must(wc_link_close(b.engine, b.link) == 0, "close");
-    for (int lane = 0; lane < LANES; lane++)
+    for (int lane = 0; lane < SOCKETS; lane++)
         close(b.fds[lane]);
     b.id += OPS;
     return 0;

@@ -865,6 +865,220 @@ static void test_flood(void)
     raw_stop(&r);
 }
 
+/* ---- notes ------------------------------------------------------------------------------------------- */
+
+/* Waits for notes, at most `cap` of them; 0: none came in time. */
+static int next_notes(wc_engine *engine, wc_note *out, int cap, int timeout_ms)
+{
+    struct pollfd waiting = {.fd = wc_notes_fd(engine), .events = POLLIN};
+    int taken = 0;
+    while ((taken = wc_notes_take(engine, out, cap)) == 0)
+        if (poll(&waiting, 1, timeout_ms) == 0)
+            return 0;
+    return taken;
+}
+
+/* The note that has this number: its bytes, and how many. */
+static uint32_t numbered(uint64_t number, uint8_t *bytes)
+{
+    memset(bytes, (int)(number * 7), WC_NOTE_BYTES);
+    memcpy(bytes, &number, sizeof number);
+    return (uint32_t)(sizeof number + number % (WC_NOTE_BYTES - sizeof number + 1));
+}
+
+static bool is_numbered(const wc_note *note, uint64_t link, uint64_t number)
+{
+    uint8_t bytes[WC_NOTE_BYTES];
+    uint32_t length = numbered(number, bytes);
+    return note->link == link && note->length == length && !memcmp(note->bytes, bytes, length);
+}
+
+static int send_numbered(wc_engine *engine, uint64_t link, uint64_t number)
+{
+    uint8_t bytes[WC_NOTE_BYTES];
+    uint32_t length = numbered(number, bytes);
+    return wc_note_send(engine, link, bytes, length);
+}
+
+/* Two ranks whose links have lanes for notes. */
+static void notes_start(bed *b)
+{
+    bed_start(b, 2, 1, 1, 65536, 65536);
+    uint8_t byte = 0;
+    CHECK(wc_note_send(b->engines[0], link_to(1), &byte, 1) == -1 && errno == ENOTCONN);
+    bed_attach(b, 1, 0, 1);
+}
+
+/* While a frame of an op that is not posted waits on the only lane for data, notes pass, both ways and in order. */
+static void test_notes_pass_what_waits(void)
+{
+    enum { COUNT = 300 };
+    bed b;
+    notes_start(&b);
+    buffer front = buffer_new(1024), back = buffer_new(1024);
+    CHECK(post_ring(&b, ALL, 2, 0, sum_of(1, 1, 3, 256), front, back) == 0);
+    wc_lane_stats stats = {0};
+    for (int i = 0; i < DEADLINE_MS && !stats.parked; i++) {
+        usleep(1000);
+        CHECK(wc_lane_statistics(b.engines[1], link_to(0), 0, &stats) == 0);
+    }
+    CHECK(stats.parked);
+    for (int r = 0; r < 2; r++)
+        for (uint64_t i = 0; i < COUNT; i++)
+            CHECK(send_numbered(b.engines[r], link_to(1 - r), i) == 0);
+    for (int r = 0; r < 2; r++) {
+        wc_note notes[7];
+        for (uint64_t seen = 0; seen < COUNT;) {
+            int n = next_notes(b.engines[r], notes, 7, DEADLINE_MS);
+            if (!CHECK(n > 0))
+                break;
+            for (int i = 0; i < n; i++)
+                CHECK(is_numbered(&notes[i], link_to(1 - r), seen++));
+        }
+        CHECK(wc_lane_statistics(b.engines[r], link_to(1 - r), 1, &stats) == 0 && stats.attached);
+        CHECK(stats.frames_sent == COUNT && stats.frames_received == COUNT);
+        CHECK(stats.bytes_sent == COUNT * sizeof(wc_note_frame) && stats.bytes_received == stats.bytes_sent);
+    }
+    bed_stop(&b);
+    CHECK(buffer_free(&front) && buffer_free(&back));
+}
+
+/* Nobody takes notes: the sender is told at last; then none is missing, and there is room again. */
+static void test_notes_wait_in_the_socket(void)
+{
+    bed b;
+    notes_start(&b);
+    uint64_t sent = 0, seen = 0;
+    while (send_numbered(b.engines[0], link_to(1), sent) == 0)
+        sent++;
+    CHECK(errno == EAGAIN && sent > 64);
+    while (seen < sent) {
+        wc_note notes[64];
+        CHECK(wc_notes_take(b.engines[0], notes, 64) == 0); /* nothing came; what waits leaves */
+        int n = next_notes(b.engines[1], notes, 64, DEADLINE_MS);
+        if (!CHECK(n > 0))
+            break;
+        for (int i = 0; i < n; i++)
+            CHECK(is_numbered(&notes[i], link_to(0), seen++));
+    }
+    wc_note note;
+    CHECK(send_numbered(b.engines[0], link_to(1), 5) == 0);
+    CHECK(next_notes(b.engines[1], &note, 1, DEADLINE_MS) == 1 && is_numbered(&note, link_to(0), 5));
+    struct pollfd quiet[] = {{.fd = wc_notes_fd(b.engines[0]), .events = POLLIN}, {.fd = wc_notes_fd(b.engines[1]), .events = POLLIN}};
+    CHECK(poll(quiet, 2, 0) == 0);
+    bed_stop(&b);
+}
+
+/* What was sent before a link was closed arrives, and then its end is told, once. */
+static void test_notes_end_with_the_link(void)
+{
+    bed b;
+    notes_start(&b);
+    wc_note note;
+    CHECK(send_numbered(b.engines[0], link_to(1), 1) == 0 && wc_link_close(b.engines[0], link_to(1)) == 0);
+    CHECK(next_notes(b.engines[1], &note, 1, DEADLINE_MS) == 1 && is_numbered(&note, link_to(0), 1));
+    CHECK(next_notes(b.engines[1], &note, 1, 100) == 0);
+    unsigned lost = 0;
+    for (int i = 0; i < 2; i++) {
+        wc_event event = next_event(b.engines[1], DEADLINE_MS);
+        CHECK(event.type == WC_EV_LANE_DOWN && event.error == 0 && event.link == link_to(0));
+        lost |= 1u << event.lane;
+    }
+    CHECK(lost == 3);
+    CHECK(next_event(b.engines[1], 10).type == 0 && next_event(b.engines[0], 10).type == 0);
+    CHECK(send_numbered(b.engines[1], link_to(0), 1) == -1 && errno == ENOTCONN);
+    CHECK(send_numbered(b.engines[0], link_to(1), 1) == -1 && errno == EINVAL);
+    bed_stop(&b);
+}
+
+static wc_note_frame sealed_note(wc_note_frame frame)
+{
+    frame.check = wc_kernels_default()->crc32c(0, &frame.version, sizeof frame - 4);
+    return frame;
+}
+
+/* Frames that no engine sends end the lane; those before them have arrived. */
+static void test_bad_notes(void)
+{
+    const wc_note_frame good = {.version = WC_FRAME_VERSION, .type = WC_FRAME_NOTE, .length = 3, .bytes = {1, 2, 3}};
+    enum { FIELDS = 5, BITS = 8 * (int)sizeof(wc_note_frame) };
+    for (int i = 0; i < FIELDS + BITS; i++) {
+        raw r = raw_start(1);
+        int pair[2];
+        tcp_pair(pair);
+        must(wc_lane_attach(r.engine, RAW_LINK, 1, pair[1], 1) == 0, "attach");
+        wc_note_frame frames[2] = {sealed_note(good), good};
+        wc_note_frame *bad = &frames[1];
+        bad->version = i == 0 ? WC_FRAME_VERSION + 1 : WC_FRAME_VERSION;
+        bad->type = i == 1 ? 0 : i == 2 ? 2 : WC_FRAME_NOTE;
+        bad->length = i == 3 ? 0 : i == 4 ? WC_NOTE_BYTES + 1 : 3;
+        *bad = sealed_note(*bad);
+        if (i >= FIELDS)
+            ((uint8_t *)bad)[(i - FIELDS) / 8] ^= (uint8_t)(1u << (i - FIELDS) % 8);
+        size_t cut = i % 2 ? sizeof good + 1 : 2 * sizeof good - 1; /* it comes in two pieces */
+        send(pair[0], frames, cut, MSG_NOSIGNAL);
+        wc_note note = {0};
+        CHECK(next_notes(r.engine, &note, 1, DEADLINE_MS) == 1 && note.length == 3 && note.bytes[2] == 3);
+        send(pair[0], (uint8_t *)frames + cut, sizeof frames - cut, MSG_NOSIGNAL);
+        struct pollfd waiting = {.fd = wc_notes_fd(r.engine), .events = POLLIN};
+        wc_event event = {0};
+        while (!event.type && CHECK(poll(&waiting, 1, DEADLINE_MS) > 0)) {
+            CHECK(wc_notes_take(r.engine, &note, 1) == 0);
+            event = next_event(r.engine, 0);
+        }
+        CHECK(event.type == WC_EV_LANE_DOWN && event.lane == 1 && event.error == (i < FIELDS ? EPROTO : EBADMSG));
+        close(pair[0]);
+        raw_stop(&r);
+    }
+}
+
+typedef struct {
+    wc_engine *engine;
+    uint64_t link;
+    int count;
+} writer;
+
+static void *write_notes(void *argument)
+{
+    const writer *w = argument;
+    for (int i = 0; i < w->count; i++)
+        while (send_numbered(w->engine, w->link, 1) < 0)
+            if (errno != EAGAIN)
+                return NULL;
+    return NULL;
+}
+
+/* Several threads send while others take, and the link is closed under all of them. */
+static void test_notes_from_threads(void)
+{
+    enum { EACH = 2000 };
+    for (int closed = 0; closed < 2; closed++) {
+        bed b;
+        notes_start(&b);
+        pthread_t threads[4];
+        writer writers[2] = {{b.engines[0], link_to(1), EACH}, {b.engines[1], link_to(0), EACH}};
+        for (int i = 0; i < 4; i++)
+            must(pthread_create(&threads[i], NULL, write_notes, &writers[i % 2]) == 0, "thread");
+        for (int seen[2] = {0, 0}, dry = 0; (seen[0] < 2 * EACH || seen[1] < 2 * EACH) && dry < 100;) {
+            wc_note notes[8];
+            int before = seen[0] + seen[1];
+            for (int r = 0; r < 2; r++) {
+                int n = next_notes(b.engines[r], notes, 8, 0);
+                for (int i = 0; i < n; i++)
+                    CHECK(is_numbered(&notes[i], link_to(1 - r), 1));
+                seen[r] += n;
+            }
+            if (closed && seen[0] > 100)
+                wc_link_close(b.engines[0], link_to(1));
+            if (closed && seen[0] + seen[1] == before)
+                dry++, usleep(1000);
+        }
+        for (int i = 0; i < 4; i++)
+            pthread_join(threads[i], NULL);
+        bed_stop(&b);
+    }
+}
+
 static void test_arguments(void)
 {
     wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
@@ -877,6 +1091,10 @@ static void test_arguments(void)
     CHECK(wc_link_open(engine, 1, 0, 1, 1) == -1 && wc_link_open(engine, 1, 2, 3, 1) == -1 && wc_link_open(engine, 1, 2, 0, 1) == -1);
     CHECK(wc_link_open(engine, 1, 2, 1, 1) == 0 && wc_link_open(engine, 1, 2, 1, 1) == -1);
     CHECK(wc_lane_attach(engine, 1, 2, -1, 1) == -1 && wc_lane_attach(engine, 2, 0, -1, 1) == -1);
+    int spare = dup(0);
+    CHECK(wc_lane_attach(engine, 1, 3, spare, 1) == -1 && errno == EINVAL && fcntl(spare, F_GETFD) < 0); /* closed */
+    CHECK(wc_note_send(engine, 1, memory, 0) == -1 && errno == EINVAL && wc_note_send(engine, 9, memory, 1) == -1 && errno == EINVAL);
+    CHECK(wc_note_send(engine, 1, memory, WC_NOTE_BYTES + 1) == -1 && errno == EINVAL);
     wc_step good = {.link = 1, .length = 64, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};
     wc_op op = {.id = 1, .epoch = 1, .front = memory, .back = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2, .tracks = 1,
                 .steps_count = 1};
@@ -924,6 +1142,11 @@ int main(void)
     test_seqs();
     test_no_memory();
     test_flood();
+    test_notes_pass_what_waits();
+    test_notes_wait_in_the_socket();
+    test_notes_end_with_the_link();
+    test_bad_notes();
+    test_notes_from_threads();
     test_arguments();
     printf("%ld passed, %ld failed\n", passed, failed);
     return failed != 0;

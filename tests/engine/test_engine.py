@@ -739,8 +739,8 @@ def test_arguments_are_refused_with_a_reason() -> None:
                 lanes=3,
             )
         a, b = tcp_pair()
-        with pytest.raises(ConfigError, match="lane 3"):
-            engine.attach_lane(101, 3, hand_over(a))
+        with pytest.raises(ConfigError, match="lane 4"):
+            engine.attach_lane(101, 4, hand_over(a))
         assert b.recv(1) == b""  # the engine closed what it was given
         b.close()
     with pytest.raises(RuntimeError, match="closed"):

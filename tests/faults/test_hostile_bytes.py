@@ -374,11 +374,12 @@ class RogueDaemon:
                 if isinstance(message, m.Epoch):
                     return message
 
-    def lane(self, cluster: Cluster, i: int, epoch: m.Epoch) -> socket.socket:
-        """One that the daemon *i* has taken for its member's."""
+    def lane(self, cluster: Cluster, i: int, epoch: m.Epoch, number: int) -> socket.socket:
+        """One that the daemon *i* has taken for its member's; the first of a dial."""
         (receiver,) = [one.mid for one in epoch.members if one.daemon == cluster.name(i)]
         ends = epoch.to, receiver
-        hello = m.LaneHello(PROTOCOL_VERSION, epoch.group, epoch.key, *ends, 0, wire_plan(epoch), 0, 1 << 40)
+        link = epoch.group, epoch.key, *ends, 0, wire_plan(epoch)
+        hello = m.LaneHello(PROTOCOL_VERSION, *link, number, (1 << 40) + number)
         lane = dial(cluster, "data", i)
         lane.sendall(encode(hello))
         (answer,) = Decoder[Any](m.LaneAnswer, DEFAULT.message_bytes).feed(lane.recv(65536))
@@ -397,10 +398,10 @@ def joining(cluster: Cluster, group: str) -> int:
 
 
 def garbage(cluster: Cluster, rogue: RogueDaemon, epoch: m.Epoch, what: bytes) -> None:
-    """Where frames should come; the daemons close such lanes."""
+    """Where frames should come, or notes; the daemons close such lanes."""
     assert epoch.plan.lanes == 1
-    for i in range(2):
-        with rogue.lane(cluster, i, epoch) as lane, contextlib.suppress(ConnectionError):
+    for number, i in itertools.product(range(2), range(2)):
+        with rogue.lane(cluster, i, epoch, number) as lane, contextlib.suppress(ConnectionError):
             lane.sendall(what)
             if what:
                 lane.settimeout(10)

@@ -36,7 +36,7 @@ class End:
         """All lanes."""
         assert self.owner.epoch is not None
         told = []
-        for lane in range(self.owner.epoch.plan.lanes):
+        for lane in range(core.lanes_of(core.COLLECTIVES, self.owner.epoch.plan)):
             assert self.links.awaits(number, lane)
             told += self.links.step(core.Attached(number, lane), 2.0)
         return told
@@ -64,7 +64,7 @@ def test_a_link_is_up_when_all_lanes_are_and_a_lane_takes_it_along() -> None:
     end = End(2, {1})
     [dial] = only(end.entered, core.Dial)
     assert isinstance(dial, core.Dial)
-    assert [hello.lane for hello in dial.hellos] == list(range(8))
+    assert [hello.lane for hello in dial.hellos] == list(range(8 + 1))  # the last one for notes
     assert only(end.attach(dial.number), core.LinksUp) == [core.LinksUp(end.owner, 1)]
     commands = end.links.step(core.Broken(dial.number, "reset"), 3.0)
     assert [type(command).__name__ for command in commands] == ["CloseLink", "OpenLink", "Dial", "LinkLost"]

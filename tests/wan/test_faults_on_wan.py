@@ -132,12 +132,12 @@ def test_a_loss_needs_no_new_links(cluster: Cluster) -> None:
         return int(cluster.peer_status(i)["resources"]["lanes"])
 
     comms = join(cluster, range(PEERS))
-    wait_until(lambda: [lanes(i) for i in range(PEERS)] == [3 * LANES] * PEERS, 10, "links to all three others")
+    wait_until(lambda: [lanes(i) for i in range(PEERS)] == [3 * (LANES + 1)] * PEERS, 10, "links to all three others")
     [(victim, last)] = [(k, comm) for k, comm in enumerate(comms) if comm.rank == PEERS - 1]
     others = [k for k in range(PEERS) if k != victim]
     last.close()
     reduce_all([comms[k] for k in others], others)
-    assert [lanes(k) for k in others] == [2 * LANES] * 3
+    assert [lanes(k) for k in others] == [2 * (LANES + 1)] * 3
     close_all(comms)
 
 

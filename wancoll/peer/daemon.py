@@ -380,6 +380,7 @@ async def serve(
                 nursery.start_soon(daemon.talk_to_master, stop)
                 nursery.start_soon(daemon.watch_master)
                 nursery.start_soon(daemon.links.keep_time)
+                nursery.start_soon(daemon.links.watch_notes)
                 nursery.start_soon(daemon.watcher.run)
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)

@@ -291,6 +291,8 @@ class Session:
                 case cmd.Redial(others, older, reason, sends):
                     channel = None if sends is None else links.P2P if sends else links.COLLECTIVES
                     self._daemon.links.step(links.Redial(self.links, others, older, reason, channel))
+                case cmd.SendNote(mid, note):
+                    self._daemon.links.send_note(self.links, mid, note)
                 case cmd.Over():
                     self._daemon.links.step(links.Leave(self.links))
 

@@ -249,7 +249,7 @@ class LaneHello(Message, frozen=True):
     receiver: Number
     channel: Annotated[int, Meta(ge=0, le=1)]  # 0: collectives, 1: send and recv
     plan: Bits  # stands for what the epoch's plan says of lanes; an end that knows another plan waits for the epoch
-    lane: Annotated[int, Meta(ge=0, le=255)]
+    lane: Annotated[int, Meta(ge=0, le=256)]  # the one after those of the plan is for notes
     generation: Number  # grows with every dial of the link; the highest wins
     checksums: bool = True  # whether the dialler wants payloads to carry one
 

@@ -66,6 +66,14 @@ class Redial:
 
 
 @dataclass(frozen=True, slots=True)
+class SendNote:
+    """Send the note to member *mid*; dropped where the link to it is not up."""
+
+    mid: int
+    note: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StartOp:
     """Hand the op to the engine under op.engine_id, as op.meaning says; answered by op_finished or op_cancelled."""
 
@@ -91,4 +99,6 @@ class Over:
     """The member has left the group; no command follows but those that end its ops."""
 
 
-Command = ToMaster | ToClient | EnterEpoch | NeedLinks | LetGo | Redial | StartOp | HandOver | CancelOp | Over
+Command = (
+    ToMaster | ToClient | EnterEpoch | NeedLinks | LetGo | Redial | SendNote | StartOp | HandOver | CancelOp | Over
+)

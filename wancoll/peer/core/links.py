@@ -1,10 +1,11 @@
 """The links of a daemon's members, pure: who dials, when a link is up, lost or out of reach, and who is let in.
 
-A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says. One end dials them
-all, as one set; the link is up when all of a set are here. What is on a lane is lost with it, so a lane that breaks
-takes the link along, and another set is made. Each set has a *number* of its own here, the engine's name of the link:
-what still comes for an older one finds nothing and is dropped. The dialler counts its sets (*generation*); the highest
-wins, so lanes of two dials are never mixed, however late they come.
+A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says, and one for
+collectives another one after them, for notes. One end dials them all, as one set; the link is up when all of a set are
+here. What is on a lane is lost with it, so a lane that breaks takes the link along, and another set is made. Each set
+has a *number* of its own here, the engine's name of the link: what still comes for an older one finds nothing and is
+dropped. The dialler counts its sets (*generation*); the highest wins, so lanes of two dials are never mixed, however
+late they come.
 
 Who dials: links between ring neighbours, spare ones (which a ring without a neighbour needs) and those for sends and
 recvs (another channel of the pair, which only the two know of) are *agreed*: both ends learn at the same time that they
@@ -331,8 +332,22 @@ class LinkUnreachable:
     reason: str
 
 
-Told = LinksUp | P2PUp | LinkLost | LinkUnreachable
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Member *mid* sent this note. It may come before this end of the link to it is up."""
+
+    owner: MemberLinks
+    mid: int
+    note: bytes
+
+
+Told = LinksUp | P2PUp | LinkLost | LinkUnreachable | Noted
 Command = OpenLink | MoveLink | CloseLink | Dial | Welcome | Refuse | Told
+
+
+def lanes_of(channel: int, plan: m.Plan) -> int:
+    """Connections of a set: as many as the plan says carry data; the last one of those for collectives is for notes."""
+    return plan.lanes + (channel == COLLECTIVES)
 
 
 def wire_plan(epoch: m.Epoch) -> int:
@@ -509,7 +524,7 @@ class Links:
     def _attached(self, link: Link, lane: int, now: float, out: list[Command]) -> None:
         assert link.owner.epoch is not None
         link.attached.add(lane)
-        if len(link.attached) == link.owner.epoch.plan.lanes:
+        if len(link.attached) == lanes_of(link.channel, link.owner.epoch.plan):
             link.state, link.changed_at = State.up, now
             link.raised_at, link.due = None, inf
             _tell_up(link.owner, link.channel, out)
@@ -577,7 +592,7 @@ class Links:
         link.dialled_at = now
         ends = link.owner.mid, link.other.mid
         what = epoch.group, epoch.key, *ends, link.channel, wire_plan(epoch)
-        lanes = range(epoch.plan.lanes)
+        lanes = range(lanes_of(link.channel, epoch.plan))
         hellos = [m.LaneHello(PROTOCOL_VERSION, *what, lane, link.owner.dialled) for lane in lanes]
         out.append(Dial(link.number, link.other, tuple(hellos)))
 
@@ -620,8 +635,9 @@ class Links:
         link = self._link(owner, hello.sender, hello.channel, now)
         if link.other.daemon in self._cut:
             return Refuse(knock, "cut by fault injection")
-        if hello.lane >= owner.epoch.plan.lanes:
-            return Refuse(knock, f"lane {hello.lane} of {owner.epoch.plan.lanes}")
+        lanes = lanes_of(hello.channel, owner.epoch.plan)
+        if hello.lane >= lanes:
+            return Refuse(knock, f"lane {hello.lane} of {lanes}")
         if self._stays(link, now):
             return Refuse(knock, "both ends dial: the younger's connections stay")
         more = link.state is State.accepting and hello.generation == link.accepted and hello.lane not in link.welcomed

@@ -378,6 +378,8 @@ class Member:
                 return self.link_unreachable(other.mid, reason)
             case links.LinkUnreachable(_, other, _, reason):
                 return self.p2p_unreachable(other.mid, reason)
+            case links.Noted():
+                return []  # nobody sends any yet
 
     def links_ready(self, epoch: int, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids)."""

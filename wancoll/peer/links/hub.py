@@ -184,8 +184,27 @@ class LinkHub:
             yield
         except _REFUSALS as bad:
             log.error("the engine refuses a link", reason=repr(bad))
-            token = trio.lowlevel.current_trio_token()
-            token.run_sync_soon(self.step, core.Broken(number, f"the engine refuses it: {bad!r}"))
+            self._break_soon(number, f"the engine refuses it: {bad!r}")
+
+    def _break_soon(self, number: int, reason: str) -> None:
+        trio.lowlevel.current_trio_token().run_sync_soon(self.step, core.Broken(number, reason))
+
+    # ---- notes ---------------------------------------------------------------------------------------
+
+    def send_note(self, owner: MemberLinks, mid: int, note: bytes) -> None:
+        """Send the note to member *mid*, unless the link to it is not up."""
+        link = owner.links.get((mid, core.COLLECTIVES))
+        if link is not None and link.up and not self._engine.send_note(link.number, note):
+            self._break_soon(link.number, f"{link.other.name} takes no notes")
+
+    async def watch_notes(self) -> None:
+        """Task: hand notes to the members that they are for."""
+        while True:
+            await trio.lowlevel.wait_readable(self._engine.notes_fd)
+            for one in self._engine.notes():
+                link = self._core.open().get(one.link)
+                if link is not None and (tell := self._tell.get(link.owner)):
+                    tell(core.Noted(link.owner, link.other.mid, one.note))
 
     def lane_down(self, number: int, lane: int, reason: str) -> None:
         """The engine lost a lane."""

@@ -1,0 +1,254 @@
+/* Notes: short messages from one end of a link to the other, in order, on a connection that carries nothing else.
+
+   A frame of an op that is not posted waits in its lane's socket, and all that follows on that lane. What members have
+   to say to let it be posted must not stand behind it. Hence a lane of its own, and no worker: who sends a note writes
+   it to the socket, who takes notes reads it from there, and no thread is woken in between. What is not taken stays in
+   the socket, so a flood is the sender's problem, and no note needs room anywhere else. Sockets that have something are
+   in an epoll of their own, which is what wc_notes_fd gives out. */
+#include "shared.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { LINKS_AT_ONCE = 32 };
+
+_Static_assert(sizeof(wc_note_frame) == 8 + WC_NOTE_BYTES, "a note's frame has no gaps");
+
+void wc_notes_init(wc_notes *notes, wc_engine *engine, uint64_t link, uint32_t lane)
+{
+    notes->engine = engine;
+    notes->link = link;
+    notes->lane = lane;
+    notes->fd = -1;
+    pthread_mutex_init(&notes->mutex, NULL);
+}
+
+void wc_notes_destroy(wc_notes *notes)
+{
+    if (notes->fd >= 0)
+        close(notes->fd);
+    pthread_mutex_destroy(&notes->mutex);
+}
+
+static void drop_socket(wc_notes *notes)
+{
+    /* a forked child may hold a copy: close is not enough */
+    epoll_ctl(notes->engine->notes, EPOLL_CTL_DEL, notes->fd, NULL);
+    close(notes->fd);
+    notes->fd = -1;
+    notes->stats.attached = 0;
+}
+
+static void down(wc_notes *notes, int error, const char *text)
+{
+    wc_event event = {.type = WC_EV_LANE_DOWN, .link = notes->link, .lane = notes->lane, .error = error};
+    snprintf(event.text, sizeof event.text, "notes: %s", text);
+    struct linger reset = {.l_onoff = 1}; /* as lanes end */
+    setsockopt(notes->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    drop_socket(notes);
+    wc_events_push(&notes->engine->events, &event);
+}
+
+/* Tells epoll what the lane waits for: notes, and room for those that have not left. */
+static void interest(wc_notes *notes, int how)
+{
+    struct epoll_event event = {.events = EPOLLIN | (notes->count ? EPOLLOUT : 0), .data.u64 = notes->link};
+    if (epoll_ctl(notes->engine->notes, how, notes->fd, &event) < 0)
+        down(notes, errno, strerror(errno));
+}
+
+void wc_notes_attach(wc_notes *notes, int fd)
+{
+    int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
+    pthread_mutex_lock(&notes->mutex);
+    notes->fd = fd;
+    notes->stats.attached = 1;
+    interest(notes, EPOLL_CTL_ADD);
+    pthread_mutex_unlock(&notes->mutex);
+}
+
+void wc_notes_close(wc_notes *notes)
+{
+    pthread_mutex_lock(&notes->mutex);
+    if (notes->fd >= 0) {
+        drop_socket(notes);
+        wc_events_release(&notes->engine->events, 1);
+    }
+    pthread_mutex_unlock(&notes->mutex);
+}
+
+void wc_notes_statistics(wc_notes *notes, wc_lane_stats *out)
+{
+    pthread_mutex_lock(&notes->mutex);
+    *out = notes->stats;
+    pthread_mutex_unlock(&notes->mutex);
+}
+
+static uint32_t check_of(const wc_notes *notes, const wc_note_frame *frame)
+{
+    return notes->engine->kernels->crc32c(0, &frame->version, sizeof *frame - offsetof(wc_note_frame, version));
+}
+
+/* The link by this number, kept until wc_link_unref. */
+static wc_link *find(wc_engine *engine, uint64_t id)
+{
+    pthread_mutex_lock(&engine->mutex);
+    wc_link *link = wc_link_find(engine, id);
+    if (link)
+        atomic_fetch_add(&link->refs, 1);
+    pthread_mutex_unlock(&engine->mutex);
+    return link;
+}
+
+/* ---- out ---------------------------------------------------------------------------------------------- */
+
+/* What waits leaves, as far as the socket has room. */
+static void flush(wc_notes *notes)
+{
+    while (notes->fd >= 0 && notes->count) {
+        const uint8_t *bytes = (const uint8_t *)&notes->unsent[notes->first];
+        ssize_t n = send(notes->fd, bytes + notes->sent, sizeof(wc_note_frame) - notes->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return;
+        if (n < 0) {
+            down(notes, errno, strerror(errno));
+            return;
+        }
+        notes->stats.bytes_sent += (uint64_t)n;
+        notes->sent += (size_t)n;
+        if (notes->sent == sizeof(wc_note_frame)) {
+            notes->stats.frames_sent++;
+            notes->first = (notes->first + 1) % WC_NOTES_UNSENT;
+            notes->count--;
+            notes->sent = 0;
+        }
+    }
+}
+
+/* 0, or why it was not taken. */
+static int put(wc_notes *notes, const void *bytes, uint32_t length)
+{
+    if (notes->fd < 0)
+        return ENOTCONN;
+    if (notes->count == WC_NOTES_UNSENT)
+        return EAGAIN;
+    bool waited = notes->count > 0;
+    wc_note_frame *frame = &notes->unsent[(notes->first + notes->count++) % WC_NOTES_UNSENT];
+    *frame = (wc_note_frame){.version = WC_FRAME_VERSION, .type = WC_FRAME_NOTE, .length = (uint16_t)length};
+    memcpy(frame->bytes, bytes, length);
+    frame->check = check_of(notes, frame);
+    if (waited)
+        return 0; /* epoll says when there is room */
+    flush(notes);
+    if (notes->fd >= 0 && notes->count)
+        interest(notes, EPOLL_CTL_MOD);
+    return notes->fd >= 0 ? 0 : ENOTCONN;
+}
+
+int wc_note_send(wc_engine *engine, uint64_t id, const void *bytes, uint32_t length)
+{
+    int error = EINVAL;
+    wc_link *link = length >= 1 && length <= WC_NOTE_BYTES ? find(engine, id) : NULL;
+    if (link) {
+        pthread_mutex_lock(&link->notes.mutex);
+        error = put(&link->notes, bytes, length);
+        pthread_mutex_unlock(&link->notes.mutex);
+        wc_link_unref(link);
+    }
+    errno = error;
+    return error ? -1 : 0;
+}
+
+/* ---- in ----------------------------------------------------------------------------------------------- */
+
+int wc_notes_fd(const wc_engine *engine)
+{
+    return engine->notes;
+}
+
+/* False: the lane is down. */
+static bool accept_frame(wc_notes *notes, const wc_note_frame *frame)
+{
+    char text[80];
+    uint32_t check = check_of(notes, frame);
+    if (check != frame->check) {
+        notes->stats.checksum_failures++;
+        snprintf(text, sizeof text, "checksum: %08x over a frame that says %08x", check, frame->check);
+        down(notes, EBADMSG, text);
+        return false;
+    }
+    if (frame->version != WC_FRAME_VERSION || frame->type != WC_FRAME_NOTE) {
+        snprintf(text, sizeof text, "protocol: version %u, type %u of frames, expected %u, %u", frame->version,
+                 frame->type, WC_FRAME_VERSION, WC_FRAME_NOTE);
+        down(notes, EPROTO, text);
+        return false;
+    }
+    if (frame->length < 1 || frame->length > WC_NOTE_BYTES) {
+        snprintf(text, sizeof text, "protocol: a note of %u bytes, expected 1 to %u", frame->length, WC_NOTE_BYTES);
+        down(notes, EPROTO, text);
+        return false;
+    }
+    return true;
+}
+
+/* One read of at most `cap` notes, whole ones to out. */
+static int receive(wc_notes *notes, wc_note *out, int cap)
+{
+    size_t most = (size_t)(cap < WC_NOTES_AT_ONCE ? cap : WC_NOTES_AT_ONCE) * sizeof(wc_note_frame);
+    ssize_t n;
+    do
+        n = recv(notes->fd, (uint8_t *)notes->in + notes->have, most - notes->have, MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return 0;
+    if (n <= 0) {
+        down(notes, n < 0 ? errno : 0, n < 0 ? strerror(errno) : "closed by the other end");
+        return 0;
+    }
+    notes->stats.bytes_received += (uint64_t)n;
+    notes->have += (size_t)n;
+    int whole = (int)(notes->have / sizeof(wc_note_frame));
+    for (int i = 0; i < whole; i++) {
+        const wc_note_frame *frame = &notes->in[i];
+        if (!accept_frame(notes, frame))
+            return i;
+        notes->stats.frames_received++;
+        out[i] = (wc_note){.link = notes->link, .length = frame->length};
+        memcpy(out[i].bytes, frame->bytes, frame->length);
+    }
+    notes->have %= sizeof(wc_note_frame);
+    memmove(notes->in, &notes->in[whole], notes->have);
+    return whole;
+}
+
+int wc_notes_take(wc_engine *engine, wc_note *out, int cap)
+{
+    struct epoll_event ready[LINKS_AT_ONCE];
+    int taken = 0, links = epoll_wait(engine->notes, ready, cap < LINKS_AT_ONCE ? cap : LINKS_AT_ONCE, 0);
+    for (int i = 0; i < links; i++) {
+        wc_link *link = find(engine, ready[i].data.u64);
+        if (!link)
+            continue; /* closed meanwhile */
+        wc_notes *notes = &link->notes;
+        pthread_mutex_lock(&notes->mutex);
+        if (notes->fd >= 0 && (ready[i].events & EPOLLOUT)) {
+            flush(notes);
+            if (notes->fd >= 0 && !notes->count)
+                interest(notes, EPOLL_CTL_MOD);
+        }
+        if (notes->fd >= 0 && (ready[i].events & ~(uint32_t)EPOLLOUT))
+            taken += receive(notes, out + taken, (cap - taken) / (links - i));
+        pthread_mutex_unlock(&notes->mutex);
+        wc_link_unref(link);
+    }
+    return taken;
+}

@@ -1,0 +1,34 @@
+/* Notes: see the beginning of notes.c. */
+#ifndef WC_NOTES_H
+#define WC_NOTES_H
+
+#include "common.h"
+
+enum {
+    WC_NOTES_UNSENT = 64,  /* of a link, beyond what its socket has taken */
+    WC_NOTES_AT_ONCE = 16, /* of a link, before other links have their turn */
+};
+
+/* One end of a link's note lane. */
+typedef struct {
+    wc_engine *engine;
+    uint64_t link;
+    uint32_t lane;         /* its number: the one after the lanes that carry data */
+    bool given;            /* a socket was handed over, once and for all; guarded by engine->mutex */
+    pthread_mutex_t mutex; /* guards all below; taken after engine->mutex, before that of the events */
+    int fd;                /* -1: not here yet, or lost */
+    wc_note_frame unsent[WC_NOTES_UNSENT]; /* a ring */
+    uint32_t first, count;
+    size_t sent;           /* bytes of the first one that have left */
+    wc_note_frame in[WC_NOTES_AT_ONCE];
+    size_t have;           /* bytes in there: of a frame that is not here whole */
+    wc_lane_stats stats;
+} wc_notes;
+
+void wc_notes_init(wc_notes *notes, wc_engine *engine, uint64_t link, uint32_t lane);
+void wc_notes_destroy(wc_notes *notes);
+void wc_notes_attach(wc_notes *notes, int fd); /* engine->mutex held; room for a LANE_DOWN is reserved */
+void wc_notes_close(wc_notes *notes);          /* for good, silently */
+void wc_notes_statistics(wc_notes *notes, wc_lane_stats *out);
+
+#endif

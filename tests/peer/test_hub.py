@@ -1,0 +1,90 @@
+"""Links over real sockets and engines: two daemons' hubs, and what their members are told."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from tests.peer.test_member import KEY
+from wancoll.engine import Engine, LaneDown
+from wancoll.local import join_address
+from wancoll.peer.config import PeerConfig
+from wancoll.peer.core import links as core
+from wancoll.peer.links.hub import LinkHub
+from wancoll.wire import messages as m
+
+LANES = 2
+T = TypeVar("T")
+
+
+class End:
+    """Member *mid* of two, with a daemon's worth of links."""
+
+    def __init__(self, mid: int, nursery: trio.Nursery) -> None:
+        self.mid, self.engine = mid, Engine()
+        self.hub = LinkHub(self.engine, PeerConfig(lanes=LANES), f"d{mid}", nursery)
+        self.told, self._heard = trio.open_memory_channel[core.Told](1000)
+        self.owner = self.hub.member(self.told.send_nowait)
+        nursery.start_soon(self.hub.keep_time)
+        nursery.start_soon(self.hub.watch_notes)
+        nursery.start_soon(self._watch_engine)
+
+    async def _watch_engine(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self.engine.fd)
+            for event in self.engine.events():
+                assert isinstance(event, LaneDown)
+                self.hub.lane_down(event.link, event.lane, event.text)
+
+    async def hears(self, kind: type[T]) -> T:
+        """The next thing that the member is told, which is of this kind."""
+        told = await self._heard.receive()
+        assert isinstance(told, kind), told
+        return told
+
+    @property
+    def link(self) -> core.Link:
+        return self.owner.links[3 - self.mid, core.COLLECTIVES]
+
+
+async def test_notes_pass_between_members_and_the_link_ends_with_their_lane() -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            a, b = ends = [End(mid, nursery) for mid in (1, 2)]
+            infos = []
+            for end in ends:
+                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                nursery.start_soon(partial(trio.serve_listeners, end.hub.accept, listeners))
+                address = join_address(*listeners[0].socket.getsockname()[:2])
+                infos.append(m.MemberInfo(end.mid, f"m{end.mid}", f"d{end.mid}", [address], ""))
+            plan = m.Plan(LANES, 1 << 20, False, {}, [], 0, "")
+            for end in ends:
+                epoch = m.Epoch("g", end.mid, 1, 1, infos, plan, KEY, 1, 0, [], "")
+                end.hub.step(core.Enter(end.owner, epoch, frozenset({3 - end.mid})))
+            a.hub.send_note(a.owner, 2, b"not up yet: dropped")
+            for end in ends:
+                await end.hears(core.LinksUp)
+                assert end.link.attached == set(range(LANES + 1))
+                assert end.hub.counts()["lanes"] == len(end.hub.looks()[end.link.number]) == LANES + 1
+            for _ in range(2):
+                for i in range(100):
+                    a.hub.send_note(a.owner, 2, b"%d" % i)
+                for i in range(100):
+                    assert await b.hears(core.Noted) == core.Noted(b.owner, 1, b"%d" % i)
+                b.hub.send_note(b.owner, 1, b"and back")
+                assert (await a.hears(core.Noted)).note == b"and back"
+                # once more over another set, since the lane for notes is lost
+                a.hub.lane_down(a.link.number, LANES, "it broke")
+                for end in ends:
+                    await end.hears(core.LinkLost)
+                    await end.hears(core.LinksUp)
+            while a.engine.send_note(a.link.number, bytes(128)):
+                pass  # as if the other end's daemon stood still: no task has run
+            a.hub.send_note(a.owner, 2, b"one too many")
+            assert "takes no notes" in (await a.hears(core.LinkLost)).reason
+            nursery.cancel_scope.cancel()
+    for end in ends:
+        end.hub.step(core.Leave(end.owner))
+        end.engine.close()
