@@ -184,7 +184,7 @@ def test_the_documents_name_only_options_and_variables_that_exist():
     ]
     options = {name for argument in arguments for name in argument.names}
     variables = {"WANCOLL_" + argument.name.removeprefix("--").replace("-", "_").upper() for argument in arguments}
-    variables.add("WANCOLL_FAILPOINTS")  # of master and peer, and no option
+    variables |= {"WANCOLL_FAILPOINTS", "WANCOLL_MOVE_BUCKETS"}  # of master and peer, of torch's backend; no options
     # --help: of all commands; --now, --no-block: of systemctl; --strict: of mypy; --delay, --rate: of tests.wan;
     # the rest: of the examples
     others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate", "--backend", "--batch", "--device-ms"}
