@@ -190,7 +190,7 @@ def survive(folder: Path, *, kills: int, epochs: int, chance: random.Random) -> 
                 with pytest.raises(RuntimeError, match="ended without a result"):
                     ranks[-2].result(0, 120)
                 go(-1)
-            results = [ranks[k].result(0, 120) for k in (*range(MEMBERS - 1), -1)]
+            results = [ranks[k].result(0, 600) for k in (*range(MEMBERS - 1), -1)]  # after the epochs that are left
         finally:
             for each in ranks:
                 each.__exit__()
