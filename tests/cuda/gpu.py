@@ -133,7 +133,8 @@ class DeviceArray:
 
     Args:
         values: what it has at first.
-        style: how it shows itself: "interface", "no stream", "per thread", "legacy", "dlpack", "managed".
+        style: how it shows itself: "interface", "no stream", "per thread", "legacy", "dlpack", "managed"; "pinned": it
+            is memory of the host.
         skip: elements of its memory before it.
     """
 
@@ -142,20 +143,26 @@ class DeviceArray:
         self.gpu, self.device, self.style, self.shape = gpu, device, style, values.shape
         self.dtype, self.nbytes = values.dtype, values.nbytes
         self.stream = {"per thread": 2, "legacy": 1, "no stream": 1}.get(style) or gpu.stream(device)
-        self._owned = [self._memory(self.nbytes + skip * self.dtype.itemsize, style == "managed")]
+        self.takes_streams = True
+        self._owned = [self._memory(self.nbytes + skip * self.dtype.itemsize, style)]
         self.address = self._owned[0] + skip * self.dtype.itemsize
         self.event = gpu.on(device, "cuEventCreate", 2)
         self._kept: list[Any] = []  # of exports
         self.orders: list[int] = []  # streams that the consumer gave
         gpu.frees.append(
-            weakref.finalize(self, _free, gpu, device, self._owned, 0 if self.stream <= 2 else self.stream, self.event)
-        )
+            weakref.finalize(
+                self, _free, gpu, device, self._owned, 0 if self.stream <= 2 else self.stream, self.event,
+                style == "pinned",
+            )
+        )  # fmt: skip
         self._write(self.address, values)
 
-    def _memory(self, nbytes: int, managed: bool = False) -> int:
+    def _memory(self, nbytes: int, style: str = "") -> int:
         nbytes = max(1, nbytes)
-        if managed:
+        if style == "managed":
             return int(self.gpu.on(self.device, "cuMemAllocManaged", nbytes, 1))
+        if style == "pinned":
+            return int(self.gpu.on(self.device, "cuMemHostAlloc", nbytes, 0))
         return int(self.gpu.on(self.device, "cuMemAlloc", nbytes))
 
     def _write(self, address: int, values: Array) -> None:
@@ -191,6 +198,16 @@ class DeviceArray:
         self.gpu.on(self.device, "cuStreamSynchronize", self.stream)
         return self._read(snapshot)
 
+    def look_at(self, address: int, shape: tuple[int, ...]) -> Array:
+        """What a kernel sees there that is queued now on its stream."""
+        data = np.empty(shape, self.dtype)
+        copy = self._memory(data.nbytes)
+        self.gpu.on(self.device, "cuMemcpyDtoDAsync", copy, address, data.nbytes, self.stream)
+        self.gpu.on(self.device, "cuStreamSynchronize", self.stream)
+        self.gpu.on(self.device, "cuMemcpyDtoH", data.ctypes.data, copy, data.nbytes)
+        self.gpu.on(self.device, "cuMemFree", copy)
+        return data
+
     def get(self) -> Array:
         """What a kernel sees that is queued now."""
         return self.seen(self.snapshot())
@@ -198,10 +215,12 @@ class DeviceArray:
     # ---- exports -------------------------------------------------------------------------------------
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (13 if self.style == "managed" else 2), self.device
+        return {"managed": 13, "pinned": 3}.get(self.style, 2), self.device
 
     def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None) -> Any:
-        if stream != -1:  # the consumer's stream waits for ours
+        if stream is not None and not self.takes_streams:
+            raise ValueError("no stream is needed for memory of the host")
+        if stream != -1 and (stream is not None or self.style != "pinned"):  # the consumer's stream waits for ours
             assert stream is not None
             self.orders.append(stream)
             self.gpu.on(self.device, "cuEventRecord", self.event, self.stream)
@@ -231,9 +250,9 @@ class WithInterface(DeviceArray):
         }  # fmt: skip
 
 
-def _free(gpu: Gpu, device: int, owned: list[int], stream: int, event: Any) -> None:
+def _free(gpu: Gpu, device: int, owned: list[int], stream: int, event: Any, pinned: bool) -> None:
     gpu.on(device, "cuEventDestroy", event)
-    for address in owned:
-        gpu.on(device, "cuMemFree", address)
+    for number, address in enumerate(owned):
+        gpu.on(device, "cuMemFreeHost" if pinned and not number else "cuMemFree", address)
     if stream:
         gpu.on(device, "cuStreamDestroy", stream)

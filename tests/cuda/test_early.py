@@ -193,6 +193,21 @@ def test_an_abort_voids_what_was_copied(gpu: Any, held: Communicator, manual: Fa
     same(y.get(), 2 * numbers(COUNT, 50))
 
 
+def test_who_looks_late_begins_nothing(gpu: Any, held: Communicator, manual: FakeDaemon) -> None:
+    """Another thread has the call still in hand when it has ended."""
+    x = array(gpu, numbers(COUNT))
+    work = held.all_reduce(x, async_op=True)
+    post, placement = manual.next_post(), work.placement
+    manual.front(post)
+    gpu.lib.standin_drain()
+    manual.answer(post)
+    until(work.done)
+    placement.look()
+    assert placement._early[0].stream is None
+    work.wait(5)
+    same(x.get(), 2 * numbers(COUNT))
+
+
 def test_several_devices_and_the_host_in_one_result(gpu: Any, held: Communicator, manual: FakeDaemon) -> None:
     parts = [numbers(n, 10 * n) for n in (50_000, 300, 17_000, 5, 40_001)]
     tensors = [part.copy() if k == 2 else array(gpu, part, device=k % 2) for k, part in enumerate(parts)]

@@ -27,7 +27,7 @@ def numbers(count: int, start: int = 1) -> Any:
 def array(gpu: Any, values: Any, style: str = "interface", **where: int) -> Any:
     from tests.cuda.gpu import DeviceArray, WithInterface
 
-    return (DeviceArray if style in ("dlpack", "managed") else WithInterface)(gpu, values, style, **where)
+    return (DeviceArray if style in ("dlpack", "managed", "pinned") else WithInterface)(gpu, values, style, **where)
 
 
 def same(a: Any, b: Any) -> None:
@@ -81,6 +81,67 @@ def test_recv_and_broadcast_and_send(gpu: Any, comm: Communicator, daemon: FakeD
     assert daemon.sent[1, 9] == [numbers(100, 6).tobytes()]
     comm.broadcast(x, root=0)
     same(x.get(), numbers(100, 6))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_results_that_nobody_gave_memory_for(gpu: Any, comm: Communicator, style: str) -> None:
+    """They are in device memory of ours, on the tensor's stream or there, for whoever reads the array interface."""
+    before = gpu.counts()
+    x = array(gpu, numbers(1000), style, device=1)
+    if style != "no stream":
+        x.put(numbers(1000, 3))
+    values = numbers(1000) if style == "no stream" else numbers(1000, 3)
+    out = comm.all_gather(x).out
+    said = out.__cuda_array_interface__
+    assert (out.shape, said["shape"], said["typestr"], said["data"][1]) == ((2, 1000), (2, 1000), "<f4", False)
+    assert said["stream"] == (x.stream if style in ("interface", "legacy") else None)
+    shifted = (values.view(np.uint8).astype(np.int64) + 16).astype(np.uint8).view(np.float32)
+    seen = x.look_at(said["data"][0], (2, 1000))
+    same(seen, np.stack((values, shifted)))
+    again = comm.all_reduce(out).out  # as any other tensor
+    assert again is out
+    same(x.look_at(said["data"][0], (2, 1000)), 2 * seen)
+    fewer = comm.reduce_scatter(x).out
+    same(x.look_at(fewer.__cuda_array_interface__["data"][0], (500,)), 2 * values[:500])
+    del out, again, fewer
+    gc.collect()
+    gpu.free_all()
+    assert gpu.counts()["memory"] <= before["memory"] + 1  # a pool of early results
+
+
+def test_pinned_memory_of_the_caller(gpu: Any, comm: Communicator) -> None:
+    """Its kernels write to it, and read it, before the host does."""
+    x, out = array(gpu, numbers(1000), "pinned"), array(gpu, numbers(1000, 7), "pinned")
+    for start in (3, 9):
+        x.put(numbers(1000, start))
+        out.put(numbers(1000, 5))
+        early = out.snapshot()
+        assert comm.all_reduce(x, out).out is out
+        same(out.get(), 2 * numbers(1000, start))
+        same(out.seen(early), numbers(1000, 5))
+        comm.all_reduce(x)
+        same(x.get(), 2 * numbers(1000, start))
+    comm.all_reduce(x, async_op=True).wait(5)
+    same(x.get(), 4 * numbers(1000, 9))
+
+
+def test_pinned_memory_that_is_never_handed_over(gpu: Any, comm: Communicator, daemon: FakeDaemon) -> None:
+    x = array(gpu, numbers(1000), "pinned")
+    gpu.hold(x)
+    with refused("did not hand the tensor over in time; nothing was sent", error=TimeoutError):
+        comm.all_reduce(x, timeout=0.1)
+    assert daemon.seen == []
+    gpu.lib.standin_release()
+    comm.all_reduce(x)
+    same(x.get(), 2 * numbers(1000))
+
+
+def test_pinned_memory_without_streams(gpu: Any, comm: Communicator) -> None:
+    """Its library takes no stream for it."""
+    x = array(gpu, numbers(1000), "pinned")
+    x.takes_streams = False
+    comm.all_reduce(x)
+    same(x.get(), 2 * numbers(1000))
 
 
 def test_several_devices_and_the_host(gpu: Any, comm: Communicator) -> None:

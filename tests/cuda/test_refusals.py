@@ -93,12 +93,6 @@ def test_an_interface_is_read() -> None:
     assert region(Has(shape=(2, 2), strides=(8, 4)), "x").shape == (2, 2)
 
 
-def test_results_are_made_for_torch_only(gpu: Any, comm: Communicator, daemon: FakeDaemon) -> None:
-    with refused("for torch only", "pass out=, for 200 elements"):
-        comm.all_gather(array(gpu, numbers(100)))
-    assert daemon.seen == []
-
-
 def test_fewer_blocks(gpu: Any, comm: Communicator, daemon: FakeDaemon) -> None:
     daemon.lost.add("other")
     x, out = array(gpu, numbers(100)), array(gpu, np.zeros((2, 100), np.float32))

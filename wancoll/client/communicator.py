@@ -42,6 +42,7 @@ from wancoll.client.tensors import (
     Region,
     check_out,
     check_pair,
+    is_torch,
     new_array,
     new_on_device,
     new_result,
@@ -816,6 +817,8 @@ class _Call:
             return None, False
         if out is None:
             self._connection.check_usable()
+            if source.device is not None and not is_torch(source.owner):
+                return self._connection.staging.new(shape, source), False
             made = new_result(self._connection.arena, shape, source)
             return made, made.device is None
         target = region(out, f"{self.name}(out=...)")

@@ -84,7 +84,7 @@ class Placement:
     ) -> None:
         self._arena, self._fresh, self._unwanted, self.feed = arena, fresh, unwanted, feed
         self.sources, self.targets = sources, targets
-        on_device = any(region.device is not None for region in (*sources, *targets))
+        on_device = any(region.device is not None or region.pinned is not None for region in (*sources, *targets))
         self._staging = staging if on_device else None
         if self._staging is not None:
             self._staging.check((*sources, *targets))
@@ -137,6 +137,8 @@ class Placement:
         if self._staging is not None:
             for target in self.targets:
                 self._staging.expect(target)
+            for each in {*self.sources, *self.targets}:
+                self._staging.settle(each, deadline)
         nbytes = sum(target.nbytes for target in self.targets) or self._unwanted
         if self._fresh:
             block = arena.find(self.targets[0].address, nbytes)

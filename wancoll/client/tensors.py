@@ -53,15 +53,17 @@ class Region:
         writable: whether a result may be written into it.
         device: how its users on a CUDA device are ordered; None: it is in host memory.
         on: the device's ordinal, once the driver was asked.
+        pinned: how a stream comes behind a device's users of memory of the host; None: it has none.
     """
 
-    __slots__ = ("address", "count", "device", "dtype", "keep", "nbytes", "on", "owner", "shape", "writable")
+    __slots__ = ("address", "count", "device", "dtype", "keep", "nbytes", "on", "owner", "pinned", "shape", "writable")
 
     def __init__(
         self, owner: Any, keep: Any, address: int, count: int, dtype: DType, shape: tuple[int, ...], writable: bool,
         device: Origin | None = None,
     ) -> None:  # fmt: skip
         self.device, self.on = device, -1
+        self.pinned: Origin | None = None
         self.owner, self.keep, self.dtype, self.shape, self.writable = owner, keep, dtype, shape, writable
         self.count = count
         self.nbytes = count * dtype.itemsize
@@ -237,7 +239,10 @@ def _dlpack(x: Any, who: str) -> Region:
     dtype = DType.__members__.get(found.dtype)
     if dtype is None:
         raise unknown_dtype(who, found.dtype)
-    return Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable, origin)
+    tensor = Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable, origin)
+    kind, number = map(int, x.__dlpack_device__())
+    tensor.pinned = of_dlpack(x, number) if kind == _CUDA_HOST else None
+    return tensor
 
 
 def open_dlpack(x: Any, who: str) -> tuple[Exported, bool, Origin | None]:
@@ -393,7 +398,8 @@ def is_torch(x: Any) -> bool:
 
 
 # Capsules, versioned (1.x) and older, are read without copying. The layout is that of dlpack.h 1.0.
-_HOST_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost: all plain host memory
+_CUDA_HOST = 3  # kDLCUDAHost
+_HOST_DEVICES = (1, _CUDA_HOST, 11)  # kDLCPU, kDLROCMHost: all plain host memory
 _DEVICE_NAMES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda-managed", 14: "oneapi"}
 _CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
 _READ_ONLY, _IS_COPIED = 1, 2
@@ -535,7 +541,7 @@ def new_on_device(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
 
 
 def new_result(arena: Arena, shape: tuple[int, ...], like: Region) -> Region:
-    """A tensor of like's dtype in the arena, torch's where like's owner is, else numpy's; or on like's device."""
+    """A tensor of like's dtype in the arena, torch's where like's owner is, else numpy's; or torch's on its device."""
     if is_torch(like.owner):
         torch = sys.modules["torch"]
         dtype = getattr(torch, like.dtype.name)
@@ -546,11 +552,6 @@ def new_result(arena: Arena, shape: tuple[int, ...], like: Region) -> Region:
         flat = new_array(arena, (prod(shape) * like.dtype.itemsize,), np.dtype(np.uint8))
         tensor = torch.from_numpy(flat).view(dtype).view(shape)
         return Region(tensor, None, flat.ctypes.data, prod(shape), like.dtype, shape, True)
-    if like.device is not None:
-        raise ConfigError(
-            "a new tensor on a CUDA device can be made for torch only", who=f"{kind_of(like.owner)} {like}",
-            expected="out=", got="None", hint=f"pass out=, for {prod(shape)} elements",
-        )  # fmt: skip
     array = new_array(arena, shape, numpy_dtype(like.dtype.name))
     return Region(array, None, array.__array_interface__["data"][0], array.size, like.dtype, shape, True)
 
@@ -564,7 +565,8 @@ def leading(out: Region, blocks: int, of: int, count: int) -> Any:
     tensor = out.owner
     if out.device is not None and not is_torch(tensor):
         whole = of and out.shape and out.shape[0] % of == 0
-        return DeviceView(out, (out.shape[0] // of * blocks, *out.shape[1:]) if whole else (count,))
+        shape = (out.shape[0] // of * blocks, *out.shape[1:]) if whole else (count,)
+        return DeviceView(out, out.address, shape, out.dtype, out.device.stream, out.writable)
     if not isinstance(tensor, np.ndarray) and not is_torch(tensor):
         tensor = np.asarray(_Memory(out)).view(_viewed(out.dtype)).reshape(out.shape)
     if of and out.shape and out.shape[0] % of == 0:
@@ -586,19 +588,33 @@ class _Memory:
 
 
 class DeviceView:
-    """The beginning of a tensor of a device, for whoever reads __cuda_array_interface__; keeps the tensor alive."""
+    """A tensor of a device for whoever reads __cuda_array_interface__: CuPy, Numba, torch, JAX, and this library.
 
-    def __init__(self, of: Region, shape: tuple[int, ...]) -> None:
-        self._of = of
-        name = "<i2" if of.dtype is DType.bfloat16 else np.dtype(of.dtype.name).str
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "data": (of.address, not of.writable),
+    Args:
+        keep: what holds the memory.
+        address: of the first element.
+        shape: in elements; they lie one after the other.
+        dtype: bfloat16 shows itself as int16, since the interface has no name for it.
+        stream: on which it is used; None: it is there.
+        writable: whether it may be written.
+    """
+
+    def __init__(
+        self, keep: Any, address: int, shape: tuple[int, ...], dtype: DType, stream: int | None, writable: bool = True
+    ) -> None:
+        self._keep, self.shape = keep, shape
+        self._said: dict[str, Any] = {
+            "data": (address, not writable),
             "shape": shape,
-            "typestr": name,
+            "typestr": "<i2" if dtype is DType.bfloat16 else np.dtype(dtype.name).str,
             "strides": None,
-            "stream": of.device.stream if of.device is not None else None,
+            "stream": stream,
             "version": 3,
         }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return dict(self._said)
 
 
 def _viewed(dtype: DType) -> np.dtype[Any]:

@@ -6,6 +6,7 @@ import importlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -288,6 +289,38 @@ class Device:
             self._driver.code("cuEventDestroy", self._all_events.pop())
         while self.streams:
             self._driver.code("cuStreamDestroy", self.streams.pop())
+
+
+class Memory:
+    """Memory of a device, until nobody holds this; it outlives the connection.
+
+    Raises:
+        DeviceError: there is none.
+    """
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, driver: Driver, ordinal: int, nbytes: int) -> None:
+        number = driver("cuDeviceGet", ordinal)
+        context = driver("cuDevicePrimaryCtxRetain", number)
+        try:
+            driver("cuCtxPushCurrent", context)
+            try:
+                self.address = int(driver("cuMemAlloc", nbytes))
+            finally:
+                driver.code("cuCtxPopCurrent")
+        except BaseException:
+            driver.code("cuDevicePrimaryCtxRelease", number)
+            raise
+        weakref.finalize(self, _free, driver, number, context, self.address).atexit = False
+
+
+def _free(driver: Driver, number: Any, context: Any, address: int) -> None:
+    if driver.pid == os.getpid():  # else it is the parent's
+        driver.code("cuCtxPushCurrent", context)
+        driver.code("cuMemFree", address)
+        driver.code("cuCtxPopCurrent")
+        driver.code("cuDevicePrimaryCtxRelease", number)
 
 
 class Mark:

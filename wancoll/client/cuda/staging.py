@@ -25,16 +25,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 from wancoll._native import ffi, lib
 from wancoll.client.arena import Arena, Lease
-from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, driver, until
+from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, Memory, driver, until
 from wancoll.client.cuda.early import LEAST, Early, Numbers
 from wancoll.client.cuda.held import Holding, Words, check_holdable, hold, stream_of
 from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Pinned, Pool
-from wancoll.client.tensors import Region
+from wancoll.client.tensors import DeviceView, Region
 from wancoll.errors import ConfigError, DeviceError, TimeoutError
 from wancoll.limits import BLOCK, DEFAULT, MIB, blocks, format_size
 
@@ -149,25 +150,30 @@ class Staging:
             DeviceError: the driver fails.
         """
         for region in regions:
-            if region.device is not None and region.nbytes:
+            if region.nbytes and region.device is not None:
                 with self._lock:
                     self._check(region)
+            elif region.nbytes and region.pinned is not None:
+                with self._lock:
+                    self._use(f"pinned memory, {region}")
+
+    def _use(self, who: str) -> Driver:
+        if self._closed:
+            raise ConfigError("the communicator is closed", who=who)
+        self._driver = driver(who)  # refuses if it is another process's by now
+        return self._driver
 
     def _check(self, region: Region) -> None:
         assert region.device is not None
         who = f"a CUDA tensor {region}"
-        if self._closed:
-            raise ConfigError("the communicator is closed", who=who)
-        self._driver = driver(who)  # refuses if it is another process's by now
-        kind = self._driver.api.CUpointer_attribute
+        call = self._use(who)
+        kind = call.api.CUpointer_attribute
         wanted = [
             kind.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, kind.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
             kind.CU_POINTER_ATTRIBUTE_CONTEXT, kind.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
             kind.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         ]  # fmt: skip
-        memory, ordinal, context, start, size = self._driver(
-            "cuPointerGetAttributes", len(wanted), wanted, region.address
-        )
+        memory, ordinal, context, start, size = call("cuPointerGetAttributes", len(wanted), wanted, region.address)
         if not int(memory):
             raise ConfigError(
                 "the tensor's memory is unknown to this process's CUDA driver", who=who,
@@ -195,6 +201,24 @@ class Staging:
         if found is None:
             found = self._devices[ordinal] = Device(self._driver, ordinal)
         return found
+
+    def new(self, shape: tuple[int, ...], like: Region) -> Region:
+        """A tensor of like's dtype on its device, for users of any library, on like's stream if that lasts.
+
+        Raises:
+            ConfigError: like's memory cannot be used, or there is no driver.
+            DeviceError: the device has no memory for it.
+        """
+        self.check([like])
+        assert like.device is not None
+        count, stream = prod(shape), like.device.lasting
+        ordinal = like.on if like.on >= 0 else like.device.ordinal or 0
+        memory = None
+        if count:
+            memory = Memory(self._use(f"a CUDA tensor {like}"), ordinal, count * like.dtype.itemsize)
+        address = memory.address if memory is not None else 0
+        view = DeviceView(memory, address, shape, like.dtype, stream)
+        return Region(view, None, address, count, like.dtype, shape, True, Origin(ordinal, stream))
 
     # ---- blocks --------------------------------------------------------------------------------------
 
@@ -228,6 +252,33 @@ class Staging:
         assert self._driver is not None
         with next(iter(self._devices.values())).current():
             self._driver("cuMemHostUnregister", address)
+
+    # ---- pinned memory of the caller's --------------------------------------------------------------
+
+    def settle(self, region: Region, deadline: float | None) -> None:
+        """Wait until a device's users of memory of the host that were queued so far are done.
+
+        Raises:
+            TimeoutError: they are not, by *deadline*.
+            DeviceError: the device fails.
+        """
+        origin = region.pinned
+        order = origin.order if origin is not None else None
+        if origin is None or order is None or not region.nbytes:
+            return
+        with self._lock:
+            device = self._device(origin.ordinal or 0)
+            with device.current():
+                stream = device.lend()
+                try:
+                    order(int(stream))
+                except (TypeError, ValueError, BufferError):  # it takes no stream for such memory: it has none
+                    device.return_stream(stream)
+                    return
+                mark = device.mark(stream)
+                device.return_after(stream, mark)
+        region.on = device.ordinal
+        self._until(mark, deadline, region)
 
     # ---- from a device -------------------------------------------------------------------------------
 
