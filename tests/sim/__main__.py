@@ -8,13 +8,14 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from tests.sim.world import World
 
 
-def attempt(seed: int) -> tuple[int, str, int, list[str]]:
+def attempt(seed: int, commit: str = "master") -> tuple[int, str, int, list[str]]:
     """Run one world: (seed, why it failed, events, faults)."""
-    world = World(seed)
+    world = World(seed, commit=commit)
     try:
         world.run()
     except Exception as bad:  # whatever it is, the seed has found it
@@ -25,13 +26,13 @@ def attempt(seed: int) -> tuple[int, str, int, list[str]]:
     return seed, "", world.clock.events, world.inflicted
 
 
-def run_many(first: int, stop: int, jobs: int, most: int) -> int:
+def run_many(first: int, stop: int, jobs: int, most: int, commit: str) -> int:
     began = time.perf_counter()
     failed: list[tuple[int, str]] = []
     faults: Counter[str] = Counter()
     events = 0
     with ProcessPoolExecutor(jobs) as pool:
-        for seed, why, count, inflicted in pool.map(attempt, range(first, stop), chunksize=16):
+        for seed, why, count, inflicted in pool.map(partial(attempt, commit=commit), range(first, stop), chunksize=16):
             events += count
             faults.update(inflicted)
             if why:
@@ -44,12 +45,12 @@ def run_many(first: int, stop: int, jobs: int, most: int) -> int:
     print(f"{stop - first} worlds, {events} events, {seconds:.1f} s, {len(failed)} failed")
     print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())))
     if failed:
-        print(f"replay with: make sim SEED={failed[0][0]}")
+        print(f"replay with: python -m tests.sim --commit {commit} --seed {failed[0][0]} --trace")
     return 1 if failed else 0
 
 
-def run_one(seed: int, trace: bool) -> int:
-    world = World(seed, print if trace else None)
+def run_one(seed: int, trace: bool, commit: str) -> int:
+    world = World(seed, print if trace else None, commit=commit)
     try:
         world.run()
     except Exception:
@@ -67,11 +68,12 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: write what happens")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default %(default)s)")
     parser.add_argument("--most", type=int, default=20, help="stop after so many failures (default %(default)s)")
+    parser.add_argument("--commit", choices=("master", "members"), default="master", help="who commits")
     given = parser.parse_args()
     if given.seed is not None:
-        return run_one(given.seed, given.trace)
+        return run_one(given.seed, given.trace, given.commit)
     first, stop = map(int, given.seeds.split(":"))
-    return run_many(first, stop, given.jobs, given.most)
+    return run_many(first, stop, given.jobs, given.most, given.commit)
 
 
 if __name__ == "__main__":

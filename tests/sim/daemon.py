@@ -44,6 +44,7 @@ class Daemon(Process):
             self._cancelled,
             self._mismatch,
             self._down,
+            self._noted,
         )
         self.links = LinkHub(world, self, self.engine)
         self.by_engine_id: dict[int, Session] = {}
@@ -283,18 +284,21 @@ class Daemon(Process):
         session = self.by_engine_id.pop(engine_id, None)
         if session is not None:
             session.released(engine_id)
-            session.run(session.member.op_finished(engine_id, digest, sent))
+            session.run(session.member.op_finished(engine_id, digest, sent, now=self.clock.now))
 
     def _cancelled(self, engine_id: int) -> None:
         session = self.by_engine_id.pop(engine_id, None)
         if session is not None:
             session.released(engine_id)
-            session.run(session.member.op_cancelled(engine_id))
+            session.run(session.member.op_cancelled(engine_id, now=self.clock.now))
 
     def _mismatch(self, engine_id: int, seq: int) -> None:
         session = self.by_engine_id.get(engine_id)
         if session is not None:
             session.run(session.member.mismatch(seq))
+
+    def _noted(self, link: int, note: bytes) -> None:
+        self.links.noted(link, note)
 
     def _down(self, link: int, reason: str) -> None:
         self.after(0.0, lambda: self.links.step(links.Broken(link, reason)))
@@ -349,6 +353,10 @@ class Session:
 
     def run(self, commands: list[cmd.Command]) -> None:
         for command in commands:
+            if isinstance(command, cmd.SendNote):
+                self.world.judge.notes(self.member, command.note)
+        self.world.judge.counts(self.member)
+        for command in commands:
             match command:
                 case cmd.ToMaster(message):
                     if not self.member.standing.reporting or isinstance(message, m.Report | m.Leave):
@@ -357,6 +365,8 @@ class Session:
                 case cmd.ToClient(message):
                     self.world.told(self, message)
                     self.daemon.after(0.0, self._room)
+                case cmd.SendNote(mid, note):
+                    self.daemon.links.send_note(self.links, mid, note)
                 case cmd.StartOp(op):
                     self._start(op)
                 case cmd.HandOver(op):
@@ -383,7 +393,7 @@ class Session:
         if isinstance(told, links.LinkUnreachable):
             wanted = told.other.mid in self._needed[told.channel]
             self.world.judge.check(wanted, f"{self.member.name} blames its link to {told.other.name} without need")
-        self.run(self.member.links_say(told))
+        self.run(self.member.links_say(told, self.daemon.clock.now))
 
     def _start(self, op: Op) -> None:
         self._in_engine.add(op.engine_id)

@@ -76,6 +76,7 @@ class Engine:
         on_cancelled: (engine id)
         on_mismatch: (engine id, seq)
         on_down: (link id, why)
+        on_note: (link id, note)
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Engine:
         on_cancelled: Callable[[int], None],
         on_mismatch: Callable[[int, int], None],
         on_down: Callable[[int, str], None],
+        on_note: Callable[[int, bytes], None] = lambda link, note: None,
     ) -> None:
         self._process, self._slow = process, slow
         self._on_done, self._on_cancelled, self._on_mismatch, self._on_down = (
@@ -94,6 +96,7 @@ class Engine:
             on_mismatch,
             on_down,
         )
+        self._on_note = on_note
         self.works: dict[int, Work] = {}
         self.links: dict[int, EngineLink] = {}
         self._events: deque[Callable[[], None]] = deque()  # to the daemon, in order
@@ -122,6 +125,11 @@ class Engine:
         link = self.links[number]
         link.epoch, link.next_seq = epoch, 0
         self._receive(link)
+
+    def send_note(self, number: int, note: bytes) -> None:
+        """On the last lane; nothing that is on the lanes holds it up at the other end."""
+        link = self.links[number]
+        link.ends[max(link.ends)].send(note)
 
     # ---- ops -----------------------------------------------------------------------------------------
 
@@ -225,7 +233,10 @@ class Engine:
             if not work.left:
                 self._settle(work)
 
-    def _arrived(self, link: EngineLink, frame: Frame) -> None:
+    def _arrived(self, link: EngineLink, frame: Frame | bytes) -> None:
+        if isinstance(frame, bytes):
+            self._event(lambda: self._on_note(link.id, frame) if link.id in self.links else None)
+            return
         link.socket.append(frame)
         self._receive(link)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.client import Called, Client, block, index_of, value
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, Kind
 from wancoll.wire import messages as m
+from wancoll.wire.note import unpack
 from wancoll_master.core.ready import Announce, Broadcast, Send
 
 if TYPE_CHECKING:
@@ -177,6 +178,31 @@ class Judge:
                     self._done(member.name, epoch, seq, (digest, fingerprint))
                 for seq in updates:
                     self._done(member.name, epoch, seq, (0, 0))
+            case m.Frozen(done=done, told=told, epoch=epoch):
+                for seq, digest, fingerprint in done + told:
+                    self._done(member.name, epoch, seq, (digest, fingerprint))
+
+    def notes(self, member: Any, note: bytes) -> None:
+        """What a member tells the others."""
+        said = unpack(note)
+        if member.collectives.ballot.frozen:
+            raise Violation(f"{member.name} is frozen and says {said} (C2)")
+        if said.seq:
+            self._done(member.name, said.epoch, said.seq, (said.digest, said.fingerprint))
+
+    def counts(self, member: Any) -> None:
+        """C1: where members commit, what one takes for committed all have finished, equally."""
+        ballot = member.collectives.ballot
+        if member.seat is None or ballot is None or member.name not in self._keys:
+            return
+        life, names = self._life(member.name), member.member_names
+        before = self.told_commit.get(life, 0)
+        for seq in range(before + 1, ballot.committed + 1):
+            done = {self.done.get((name, ballot.epoch, seq)) for name in names}
+            if (life, seq) not in self.given_up and len(names) > 1 and (len(done) > 1 or None in done):
+                raise Violation(f"{member.name} commits op {seq} of epoch {ballot.epoch}; done are {names}: {done}")
+            self._committed_in.setdefault((life, seq), set()).add(ballot.epoch)
+        self.told_commit[life] = max(before, ballot.committed)
 
     def covers(self, name: str, seq: int, grace: float) -> None:
         """R20: the daemon of *name* takes part for it: not before another has called it for so long."""

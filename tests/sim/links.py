@@ -63,6 +63,18 @@ class LinkHub:
             gone = believed - owner.up(core.COLLECTIVES)
             self._world.judge.check(not gone, f"{owner.mid} was not told that its links to {sorted(gone)} are lost")
 
+    def send_note(self, owner: core.MemberLinks, mid: int, note: bytes) -> None:
+        """Dropped where the link is not up."""
+        link = owner.links.get((mid, core.COLLECTIVES))
+        if link is not None and link.up:
+            for _ in range(self._world.copies()):
+                self._engine.send_note(link.number, note)
+
+    def noted(self, number: int, note: bytes) -> None:
+        link = self.core.open().get(number)
+        if link is not None:
+            self._tell[link.owner](core.Noted(link.owner, link.other.mid, note))
+
     def _carry_out(self, command: core.Command) -> None:
         self._world.note(self._process.name, f"links: {brief(command)}")
         match command:

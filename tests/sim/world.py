@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from math import inf
@@ -41,6 +42,7 @@ class World:
         trace: takes lines (time, who, what); None: nothing is written.
         faults: instead of those that the seed draws.
         graces: seconds that some calls have, instead of those that the seed draws; (): all wait for whoever is late.
+        commit: who commits, the "master" or the "members".
     """
 
     group = "g"
@@ -51,15 +53,17 @@ class World:
         trace: Callable[[str], None] | None = None,
         faults: tuple[str, ...] | None = None,
         graces: tuple[float, ...] | None = None,
+        commit: str = "master",
     ) -> None:
         self.seed, self._trace = seed, trace
         self.random = Random(seed)
         self.odd = odds.draw(self.random, calm=faults)
-        self.limits = self.odd.limits
+        self.limits = dataclasses.replace(self.odd.limits, commit=commit)
         self.clock = Clock(Random(seed + 1), shuffled=self.odd.shuffled)
         self.network = Network(self.clock, Random(seed + 2), self.odd.delays, self.odd.spikes)
         self._pace = Random(seed + 3)
         self._late = Random(seed + 4)
+        self._copies = Random(seed + 5)
         drawn = self._late.choice(((), (0.05,), (0.05, 0.5)))
         self.graces: tuple[float, ...] = drawn if graces is None else graces
         self.judge = Judge(self)
@@ -88,6 +92,10 @@ class World:
 
     def engine_delay(self) -> float:
         return self.odd.engine_delay * self._pace.random()
+
+    def copies(self) -> int:
+        """Of a note: a member may say it again."""
+        return 2 if self._copies.random() < 0.05 else 1
 
     def write_delay(self) -> float:
         return self.odd.write_delay * self._pace.random()

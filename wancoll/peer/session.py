@@ -300,7 +300,7 @@ class Session:
         if isinstance(told, links.LinksUp | links.P2PUp):
             self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
         with self.alone(told):
-            self.run(self.member.links_say(told))
+            self.run(self.member.links_say(told, trio.current_time()))
 
     def _to_master(self, message: m.FromPeer) -> None:
         if self.member.standing.reporting and not isinstance(message, m.Report | m.Leave):
@@ -403,13 +403,14 @@ class Session:
         """The engine's Done."""
         self._released(done.op)
         with self.alone(done):
-            self.run(self.member.op_finished(done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error))
+            told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error
+            self.run(self.member.op_finished(*told, trio.current_time()))
 
     def op_cancelled(self, engine_id: int) -> None:
         """The engine's Cancelled."""
         self._released(engine_id)
         with self.alone():
-            self.run(self.member.op_cancelled(engine_id))
+            self.run(self.member.op_cancelled(engine_id, trio.current_time()))
 
     def _released(self, engine_id: int) -> None:
         self._in_engine.discard(engine_id)

@@ -57,6 +57,7 @@ class Plan(Message, frozen=True):
     congestion: Annotated[str, Meta(max_length=32)]  # congestion control of the lanes; "": each daemon's setting
     spares: bool = False  # whether links to the members two places away are kept up, who are next to us after a loss
     tracks: Annotated[int, Meta(ge=1, le=256)] = 1  # lanes with the same number modulo this share what is to be sent
+    commit: Name = "master"  # who commits: the master, or the "members" among themselves
 
 
 class Void(Message, frozen=True):
@@ -478,6 +479,7 @@ class Done(Message, frozen=True):
     seq: Number
     digest: Bits
     fingerprint: Bits
+    committed_upto: Number = 0  # where members commit: all below is committed or void
 
 
 class LinkDown(Message, frozen=True):
@@ -570,6 +572,7 @@ class Grace(Message, frozen=True):
     epoch: Number
     seq: Number
     call: Descriptor
+    committed_upto: Number = 0  # where members commit: so much is
 
 
 class UpdateMembership(Message, frozen=True):
@@ -579,6 +582,35 @@ class UpdateMembership(Message, frozen=True):
     mid: Number
     epoch: Number
     seq: Number
+    committed_upto: Number = 0  # as in Done
+
+
+class Frozen(Message, frozen=True):
+    """Answer to Abort where members commit: the member finishes nothing in *epoch* any more, and this is all it has.
+
+    Lists are of what is above *committed_upto*; each entry is as in Report.done.
+    """
+
+    group: Name
+    mid: Number
+    epoch: Number
+    committed_upto: Number
+    done: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # that members commit
+    told: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # of which a master was told Done
+    updates: Annotated[list[Number], Meta(max_length=8192)]  # at which it stands, as a master was told
+    apart: Annotated[list[Number], Meta(max_length=8192)]  # seqs in which another member has said another result
+
+
+class Differs(Message, frozen=True):
+    """Where members commit: the member finished *seq* with *digest*, and member *other* with *theirs*."""
+
+    group: Name
+    mid: Number
+    epoch: Number
+    seq: Number
+    digest: Bits
+    other: Number
+    theirs: Bits
 
 
 class P2PCall(Message, frozen=True):
@@ -706,6 +738,8 @@ FromPeer = (
     | GiveUp
     | Grace
     | UpdateMembership
+    | Frozen
+    | Differs
     | P2PCall
     | P2PDone
     | Report
@@ -784,7 +818,10 @@ class Updated(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """Stop the ops of *epoch*; the next Epoch follows. With *ask* > 0: answer with Mismatch for seq *ask*."""
+    """Stop the ops of *epoch*; the next Epoch follows. With *ask* > 0: answer with Mismatch for seq *ask*.
+
+    Where members commit: answer with Frozen, too.
+    """
 
     group: Name
     epoch: Number

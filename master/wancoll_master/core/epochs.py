@@ -1,21 +1,48 @@
 """The life of a group: epochs, commits, admissions and voids (docs/protocol.md, R1 to R5). Pure.
 
-An epoch ends by new_epoch() alone. Whatever was collected in it (Done, calls, complaints) is dropped with it.
+An epoch ends by end_epoch(). Whatever was collected in it (Done, calls, complaints) is dropped with it. Where the
+master commits, it knows what has happened, and the next epoch begins at once. Where members commit (docs/protocol.md,
+C1 to C10), they are told to stop, and say what they have finished; from that follows what has happened, and only then
+the next epoch is written down, and told.
+
+    an epoch where members commit   from                                     until
+    runs                            it begins                                end_epoch(), or calls are asked for
+    closing                         Abort: each member freezes and reports   all who go on have reported
+    decided                         what all of them have is committed       written down, then told: the next one runs
+
+Who is lost while it closes is not waited for, and what it had reported does not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from math import inf
+from typing import Any
+
+from msgspec.structs import replace as structs_replace
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
 from wancoll_master.core import graces, measuring, probing
 from wancoll_master.core.ready import Announce, Used
-from wancoll_master.core.state import Asking, Daemon, Gone, Group, Member, Pending, Slow, Step, clip, names, several
+from wancoll_master.core.state import (
+    Asking,
+    Closing,
+    Daemon,
+    Gone,
+    Group,
+    Member,
+    Out,
+    Pending,
+    Slow,
+    Step,
+    clip,
+    names,
+    several,
+)
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned, Proposal, Request
 
@@ -24,12 +51,148 @@ _CALL_CHARS = 200
 _CALLS_TOLD = 32  # of a mismatch
 _VOID_CHARS, _FEW_VOIDS = 300, 16
 _VOID_CHARS_OF_MANY = 100
+_VOTERS = 32  # members that may commit among themselves: each tells all others of each operation
+_DIGESTS_TOLD = 1024
+DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
 
 # ---- epochs -----------------------------------------------------------------------------------------
 
 
-def new_epoch(step: Step, group: Group, reason: str, *, free: bool = False) -> None:
-    """Begin the group's next epoch with the members it has; what is not committed has not happened and runs again (R2).
+def end_epoch(step: Step, group: Group, reason: str, voids: Collection[m.Void] = ()) -> None:
+    """The epoch ends, and what is not committed has not happened and runs again (R2), but for *voids*."""
+    current = group.current
+    if not current.votes:
+        group.voids.update({one.seq: one for one in voids})
+        _next_epoch(step, group, reason)
+        return
+    current.asking = None
+    closing = _close(step, group, reason)
+    if not closing.reasons:
+        closing.voids = {one.seq: one for one in voids}
+    closing.reasons.append(clip(reason, 300))
+    _decide_if_all_reported(step, group)
+
+
+def _close(step: Step, group: Group, reason: str, ask: int = 0) -> Closing:
+    """Where members commit: let them freeze, once."""
+    if group.current.closing is None:
+        group.current.closing = Closing()
+        step.broadcast(group, m.Abort(group.name, group.epoch, ask, clip(reason)))
+    return group.current.closing
+
+
+def close_after_restart(step: Step, group: Group, reason: str, out: list[Out], *, doubted: bool) -> None:
+    """Members commit, and not all of them are here: what has happened follows from what the others have (C6)."""
+    closing = _close(step, group, reason)
+    closing.restarted, closing.doubted = True, doubted
+    group.current.out = out
+    end_epoch(step, group, reason)
+
+
+def frozen(step: Step, member: Member, message: m.Frozen) -> None:
+    """A member has stopped, and says what it has finished."""
+    group = member.group
+    closing = group.current.closing
+    if closing is None:
+        return
+    seqs = [seq for seq, _, _ in message.done + message.told] + message.updates
+    if len(set(seqs)) < len(seqs) or max([*seqs, message.committed_upto]) > step.state.believable:
+        raise ProtocolError("reports impossible operations", got=f"up to {max(seqs, default=0)}, of them some twice")
+    closing.reports[member.mid] = message
+    _decide_if_all_reported(step, group)
+
+
+def differs(step: Step, member: Member, message: m.Differs) -> None:
+    """A member has another result than another one: nobody commits that (R13)."""
+    group, seq = member.group, message.seq
+    if group.stopped or not group.current.votes or seq <= group.committed or seq in group.voids:
+        return
+    check_window(step, group, seq)
+    other = step.state.members.get(message.other)
+    whose = other.name if other is not None and other.group is group else f"member {message.other}"
+    told = f"{message.digest:016x} on {member.name}; {message.theirs:016x} on {whose}"
+    _try_again(step, group, seq, "digest", clip(f"results of operation {seq} differ: {told}"))
+
+
+def _decide_if_all_reported(step: Step, group: Group) -> None:
+    """Once all who go on have stopped: what all of them have finished is committed, nothing else has happened (C3)."""
+    closing = group.current.closing
+    if closing is None or not closing.reasons or not all(one.mid in closing.reports for one in group.members):
+        return
+    reports = [closing.reports[member.mid] for member in group.members]
+    sure = max(group.committed, *(report.committed_upto for report in reports))
+    reach, digests = _finished_by_all(group, closing, reports)
+    assert reach >= sure, f"somebody has committed operation {sure}, and all have finished up to {reach}: {reports}"
+    fate: dict[str, Any]
+    if closing.doubted:
+        unknown = {seq: m.Void(seq, "OutcomeUnknown", DOUBTED, {}) for seq, _, _ in digests if seq > sure}
+        _set_committed(step, group, sure)
+        group.voids |= unknown
+        fate = {"unknown_upto": m.MOST}
+    else:
+        _set_committed(step, group, reach)
+        told = [one for one in digests if one[0] > sure][-_DIGESTS_TOLD:]
+        fate = {"unknown_upto": reach, "digests": told}
+    _tell_out(step, group, sure, fate)
+    group.current.votes = False  # all is known of it
+    voids = [void for void in closing.voids.values() if void.seq > group.committed]
+    reason = several(closing.reasons)
+    if voids:
+        void(step, group, voids, reason)
+    else:
+        _next_epoch(step, group, reason)
+
+
+def _finished_by_all(group: Group, closing: Closing, reports: list[m.Frozen]) -> tuple[int, list[tuple[int, int, int]]]:
+    """Up to where all have finished all, equally, and with which digests."""
+    found: dict[int, tuple[int, int, int]] = {}
+    done = []
+    for report in reports:
+        mine = {one[0]: one for one in report.done}
+        if closing.restarted:
+            mine.update({one[0]: one for one in report.told})
+            mine.update({seq: (seq, 0, 0) for seq in report.updates})
+        done.append((report.committed_upto, mine))
+    apart = {seq for report in reports for seq in report.apart}
+    reach = seq = group.committed
+    while True:
+        seq += 1
+        if seq in closing.voids:
+            break
+        if seq in group.voids:
+            continue
+        results = {mine.get(seq) for upto, mine in done if upto < seq}
+        if len(results) > 1 or None in results or (results and seq in apart):
+            break
+        for result in results:
+            if result is not None and result[1:] != (0, 0):
+                found[seq] = result
+        reach = seq
+    return reach, list(found.values())
+
+
+def _tell_out(step: Step, group: Group, sure: int, fate: dict[str, Any]) -> None:
+    """Who is out of the epoch hears what became of what it had called (C5)."""
+    for out in group.current.out:
+        evicted = m.Evicted(group.name, out.mid, clip(out.why), sure, epoch=group.epoch, **fate)
+        if out.daemon is None:
+            remember(step, evicted)
+            continue
+        _keep_fate(step, out.daemon, evicted)
+        if step.state.connections.get(out.daemon.conn) is out.daemon:
+            step.send(out.daemon.conn, evicted)
+    group.current.out.clear()
+
+
+def remember(step: Step, fate: m.Evicted) -> None:
+    """What the member is told should it report."""
+    step.state.missing[fate.mid] = fate
+    if len(step.state.missing) > step.limits.members_missing:
+        del step.state.missing[next(iter(step.state.missing))]
+
+
+def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) -> None:
+    """Begin the group's next epoch with the members it has.
 
     *free*: nothing is void and nobody is in a hurry, so the plan may change what links are made with.
     """
@@ -37,7 +200,7 @@ def new_epoch(step: Step, group: Group, reason: str, *, free: bool = False) -> N
     persist(step, group)
     _forget_bad_pairs(step, group)
     plan = _plan(step, group, free=free)
-    group.begin(reason)
+    group.begin(reason, votes=plan.commit == "members")
     members = group.members
     epoch = m.Epoch(
         group=group.name,
@@ -71,7 +234,13 @@ def _plan(step: Step, group: Group, *, free: bool) -> m.Plan:
     present = {member.mid: member for member in group.members}
     group.members = [present[mid] for mid in found.order]
     group.planned = found.planned
-    return found.planned.plan
+    return structs_replace(found.planned.plan, commit="members" if _may_vote(step, group) else "master")
+
+
+def _may_vote(step: Step, group: Group) -> bool:
+    """Whether members commit among themselves: all can talk to all, and they are not too many for that."""
+    wanted = step.limits.commit == "members" and not group.small and len(group.members) <= _VOTERS
+    return wanted and not group.bad_pairs
 
 
 def _better_plan(step: Step, group: Group) -> str:
@@ -115,9 +284,10 @@ def form_if_complete(step: Step, group: Group) -> None:
     if measuring.ask_uplinks(step, group):
         return
     group.members, group.joining = group.joining, []
+    step.state.alone = {name: until for name, until in step.state.alone.items() if until > step.now}
     for member in group.members:
         member.in_epoch = True
-    new_epoch(step, group, f"the group has formed: {names(group.members)}", free=True)
+    _next_epoch(step, group, f"the group has formed: {names(group.members)}", free=True)
 
 
 def wanted(step: Step, group: Group) -> int:
@@ -129,7 +299,14 @@ def wanted(step: Step, group: Group) -> int:
 def held(step: Step, group: Group) -> bool:
     """Whether the group may exist already: this master has started lately, and members may be about to report."""
     known = step.state.lost_journal or group.name in step.state.inherited
-    return known and not group.members and step.now < step.state.rejoin_until
+    return not group.members and step.now < held_until(step, group, known=known)
+
+
+def held_until(step: Step, group: Group, *, known: bool = True) -> float:
+    """Until when its members of before may come back; where members commit they may even go on among themselves."""
+    state = step.state
+    until = max(state.alone.get(group.name, -inf), state.rejoin_until if known else -inf)
+    return max(until, state.alone_until) if group.name in state.inherited else until
 
 
 def _forget_bad_pairs(step: Step, group: Group) -> None:
@@ -154,7 +331,11 @@ def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool) -> No
     for member, why in gone.items():
         groups.setdefault(member.group.name, []).append(member)
         del step.state.members[member.mid], member.daemon.members[member.mid]
-        if member.in_epoch and (tell or member.daemon.conn not in step.state.connections):  # else it said so itself
+        if not member.in_epoch or not (tell or member.daemon.conn not in step.state.connections):
+            continue  # else it said so itself
+        if member.group.current.votes:  # what it has finished may be committed by others, or not
+            member.group.current.out.append(Out(member.mid, clip(why), member.daemon, tell))
+        else:
             evicted = m.Evicted(member.group.name, member.mid, clip(why), member.group.committed)
             _keep_fate(step, member.daemon, evicted)
             if tell:
@@ -222,8 +403,15 @@ def hears_fates(step: Step, daemon: Daemon, heard: int) -> None:
 
 def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:
     if was_member and group.members:
-        new_epoch(step, group, text)
+        end_epoch(step, group, text)
     elif was_member:  # nobody is left who knows what was done, or could ask what was void
+        if group.current.out:  # they may go on, and commit, where they still hear each other (C8)
+            _tell_out(step, group, group.committed, {"unknown_upto": m.MOST})
+            until = step.now + step.limits.heartbeat_timeout + step.limits.master_grace
+            step.state.alone[group.name] = until
+            if len(step.state.alone) > step.limits.groups_known:
+                del step.state.alone[next(iter(step.state.alone))]
+            step.alarm(until)
         if used := step.state.used.get(group.name):
             step.state.used[group.name] = replace(used, voids={})
         group = step.state.groups[group.name] = group.afresh()
@@ -247,7 +435,10 @@ def done(step: Step, member: Member, message: m.Done) -> None:
     """A member is done with an op; the last one to be so commits it (R1). The hot path."""
     group, seq = member.group, message.seq
     pending = group.current.pending
-    if group.current.asking is not None or seq <= group.committed or seq in group.voids or group.small:
+    if group.stopped:
+        return
+    _learn(step, group, message.committed_upto)
+    if seq <= group.committed or seq in group.voids or group.small:
         return
     entry = pending.get(seq)
     if entry is None:
@@ -272,8 +463,25 @@ def done(step: Step, member: Member, message: m.Done) -> None:
             advance(step, group)
 
 
+def _learn(step: Step, group: Group, upto: int) -> None:
+    """Where members commit: a member has committed so much, and so it is for all."""
+    if not group.current.votes or upto <= group.committed:
+        return
+    if upto > step.state.believable:
+        raise ProtocolError("has committed more than there can be", got=str(upto))
+    _set_committed(step, group, upto)
+    pending = group.current.pending
+    for seq in [seq for seq in pending if seq <= upto]:
+        del pending[seq]
+    if group.current.graces:
+        graces.forget(group, upto)
+        graces.look(step, group)
+
+
 def grace(step: Step, member: Member, message: m.Grace) -> None:
     """A member has called an op that does not wait for ever for the others (R20)."""
+    if not member.group.stopped:
+        _learn(step, member.group, message.committed_upto)
     if message.seq > member.group.committed:
         check_window(step, member.group, message.seq)
     graces.called(step, member, message)
@@ -282,7 +490,10 @@ def grace(step: Step, member: Member, message: m.Grace) -> None:
 def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
     """A member has reached update_membership (R5)."""
     group, seq = member.group, message.seq
-    if group.current.asking is not None or seq <= group.committed or seq in group.voids:
+    if group.stopped:
+        return
+    _learn(step, group, message.committed_upto)
+    if seq <= group.committed or seq in group.voids:
         return
     entry = group.current.pending.get(seq)
     if entry is None:
@@ -349,7 +560,8 @@ def _wait_ended(step: Step, group: Group, slow: Slow) -> None:
 def window_end(step: Step, group: Group) -> int:
     """The highest seq that a member can have reached."""
     bound = group.committed + WINDOW_FACTOR * step.limits.ops_in_flight
-    return max(bound, step.state.believable) if group.small else bound  # there members fail what they like themselves
+    # In a small world members fail what they like themselves; where they commit, the master hears of it now and then.
+    return max(bound, step.state.believable) if group.small or group.current.votes else bound
 
 
 def check_window(step: Step, group: Group, seq: int) -> None:
@@ -375,7 +587,7 @@ def _try_again(step: Step, group: Group, seq: int, kind: str, text: str) -> None
         what = m.Void(seq, "ProtocolError", clip(f"{text}; it was tried {failures} times"), {})
         void(step, group, [what], f"{text}; given up")
     else:
-        new_epoch(step, group, f"{text}; it runs again")
+        end_epoch(step, group, f"{text}; it runs again")
 
 
 # ---- update_membership ------------------------------------------------------------------------------
@@ -384,7 +596,7 @@ def _try_again(step: Step, group: Group, seq: int, kind: str, text: str) -> None
 def consider_update(step: Step, group: Group) -> None:
     """If all members stand at an update_membership: admit joiners, change the plan, let the members pass, or wait."""
     seq = _update_at_hand(group)
-    if seq is None or group.current.asking is not None:
+    if seq is None or group.stopped:
         return
     able = [joiner for joiner in group.joining if joiner.reachable and not joiner.daemon.away]
     if len(able) < len(group.joining) and not group.current.waited:
@@ -399,7 +611,7 @@ def consider_update(step: Step, group: Group) -> None:
         _admit(step, group, able, seq)
     elif better := _better_plan(step, group):
         _set_committed(step, group, seq)
-        new_epoch(step, group, f"plan: {better}", free=True)
+        _next_epoch(step, group, f"plan: {better}", free=True)
     else:
         del group.current.pending[seq]
         _commit(step, group, seq)
@@ -424,7 +636,7 @@ def _admit(step: Step, group: Group, joiners: list[Member], seq: int) -> None:
         joiner.probes.clear()
     group.members = group.members + joiners
     _set_committed(step, group, seq)
-    new_epoch(step, group, f"admitted {names(joiners)}", free=True)
+    _next_epoch(step, group, f"admitted {names(joiners)}", free=True)
 
 
 def _void_strayed_updates(step: Step, group: Group) -> None:
@@ -446,9 +658,12 @@ def _void_strayed_updates(step: Step, group: Group) -> None:
 
 def void(step: Step, group: Group, voids: list[m.Void], reason: str) -> None:
     """Operations are given up for all: the next epoch says so (R14), as long as they do not become too many."""
+    if group.current.votes:  # what has happened comes first
+        end_epoch(step, group, reason, voids)
+        return
     group.voids.update({one.seq: one for one in voids})
     if len(group.voids) <= step.limits.voids:
-        new_epoch(step, group, reason)
+        _next_epoch(step, group, reason)
         return
     first, last = min(group.voids), max(group.voids)
     why = (
@@ -462,7 +677,7 @@ def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
     """A member found that a neighbour calls something else, or answers what it calls itself."""
     group, seq = member.group, message.seq
     if group.current.asking is None:
-        if seq <= group.committed or seq in group.voids:
+        if group.stopped or seq <= group.committed or seq in group.voids:
             return
         check_window(step, group, seq)
         ask_calls(step, group, seq)
@@ -487,7 +702,10 @@ def ask_calls(step: Step, group: Group, seq: int) -> None:
     group.current.asking = Asking(seq, step.now + step.limits.mismatch_wait)
     step.alarm(group.current.asking.deadline)
     reason = f"members call different collectives at operation {seq}"
-    step.broadcast(group, m.Abort(group.name, group.epoch, seq, reason))
+    if group.current.votes:
+        _close(step, group, reason, seq)
+    else:
+        step.broadcast(group, m.Abort(group.name, group.epoch, seq, reason))
 
 
 def conclude_asking(step: Step, group: Group) -> None:
@@ -530,8 +748,9 @@ def _few(calls: dict[str, str]) -> dict[str, str]:
 def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     """A member's ops cannot run, or its caller wants them to end: void for all, unless committed."""
     group = member.group
+    closing = group.current.closing
     seqs = sorted({seq for seq in message.seqs if seq > group.committed and seq not in group.voids})
-    if not seqs:
+    if not seqs or (closing is not None and closing.reasons):
         return
     check_window(step, group, seqs[-1])
     has_called(step, member, message)

@@ -18,7 +18,7 @@ from wancoll_master.core.state import Grace, Group, Member, Step, names
 def called(step: Step, member: Member, message: m.Grace) -> None:
     """A member has called an operation with a grace time, which begins with the first who says so."""
     group, seq, call = member.group, message.seq, message.call
-    if group.current.asking is not None or seq <= group.committed or seq in group.voids or group.small:
+    if group.stopped or seq <= group.committed or seq in group.voids or group.small:
         return
     if not covers(call):
         raise ProtocolError("gives a grace time to what has none", expected="all_reduce of a sum", got=str(call)[:300])
@@ -39,7 +39,7 @@ def look(step: Step, group: Group) -> None:
     current = group.current
     current.grace_until = inf
     entry = current.graces.get(group.first_open) if current.graces else None
-    if entry is None or entry.over or current.asking is not None or group.small:
+    if entry is None or entry.over or group.stopped or group.small:
         return
     call, until = entry.call, entry.until
     if step.now < until:

@@ -7,7 +7,7 @@ from math import inf
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import doubts, p2p
-from wancoll_master.core.epochs import lose, new_epoch
+from wancoll_master.core.epochs import end_epoch, lose
 from wancoll_master.core.state import Complaint, Group, Member, Step, Trouble, clip, names
 from wancoll_master.plan.topology import pair, ring_order
 
@@ -63,7 +63,7 @@ def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
 def settle(step: Step, group: Group) -> None:
     """Both ends of the links complained of are alive: end the epoch, at most once per link_settle."""
     group.current.settle_at = inf
-    if group.current.asking is not None:
+    if group.stopped:
         return  # a new epoch follows anyway
     until = group.current.complained_at + 2 * step.limits.doubt_grace
     if until > step.now and doubts.open_in(step, group):  # an end may turn out dead
@@ -89,7 +89,7 @@ def settle(step: Step, group: Group) -> None:
         if ring_order([member.mid for member in group.members], group.bad_pairs) is not None:
             step.record(group, "link", f"{text}: {_words(step, group, ends)}")
             _acted(group, ends, "routed around")
-            new_epoch(step, group, f"{text}: other ways around")
+            end_epoch(step, group, f"{text}: other ways around")
             return
         if all(told.committed < group.committed for told in unreachable.values()):
             for key, told in unreachable.items():  # operations went through since: the links came up after all
@@ -107,7 +107,7 @@ def settle(step: Step, group: Group) -> None:
             return
     if lost:
         told = lost[0]
-        new_epoch(step, group, f"the link of {told.who.name} to {told.whom.name} broke: {told.reason}")
+        end_epoch(step, group, f"the link of {told.who.name} to {told.whom.name} broke: {told.reason}")
 
 
 def _count_losses(step: Step, group: Group) -> None:

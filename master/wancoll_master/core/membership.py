@@ -108,6 +108,7 @@ def new_state(
         used=dict(used or {}),
         inherited=set(used or {}),
         rejoin_until=now + limits.rejoin_grace,
+        alone_until=now + limits.heartbeat_timeout + limits.master_grace if limits.commit == "members" else now,
         elected=elected,
         lost_journal=lost_journal,
     )
@@ -239,7 +240,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
     step.alarm(step.now + step.limits.heartbeat_timeout)
     step.send(conn, presence.welcome(step, daemon))
     for evicted in epochs.tell_fates(step, daemon):
-        rebuilding.remember(step, evicted)  # it may report before it hears this
+        epochs.remember(step, evicted)  # it may report before it hears this
     where = ", ".join(daemon.addresses)
     step.record(None, "daemon", f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}")
 
@@ -332,6 +333,8 @@ _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
     m.Mismatch: epochs.mismatch,
     m.GiveUp: epochs.give_up,
     m.Grace: epochs.grace,
+    m.Frozen: epochs.frozen,
+    m.Differs: epochs.differs,
     m.LinkDown: links.link_down,
     m.Waits: waits.take,
     m.P2PCall: p2p.call,
@@ -368,7 +371,7 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     group.joining.append(member)
     waits = _what_joiners_wait_for(step, group)
     if epochs.held(step, group):
-        step.alarm(step.state.rejoin_until)
+        step.alarm(epochs.held_until(step, group))
     step.send(daemon.conn, m.Joined(group.name, member.name, mid, waits))
     step.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
     if group.rebuild is not None:
@@ -478,7 +481,7 @@ def _tick(step: Step) -> None:
     step.state.deadline = min(
         [look_again]
         + [_group_deadline(step.state, group) for group in step.state.groups.values()]
-        + [step.state.rejoin_until for group in step.state.groups.values() if epochs.held(step, group)]
+        + [epochs.held_until(step, group) for group in step.state.groups.values() if epochs.held(step, group)]
         + [
             at
             for group in step.state.groups.values()

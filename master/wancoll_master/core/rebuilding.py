@@ -17,7 +17,8 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import epochs, p2p, probing
 from wancoll_master.core.links import BAD_PAIR_SECONDS
-from wancoll_master.core.state import Daemon, Group, Member, Rebuild, Reported, State, Step, clip, names
+from wancoll_master.core.ready import Used
+from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned
 from wancoll_master.plan.topology import pair
@@ -28,7 +29,6 @@ _TEXTS = {
     "OperationAborted": p2p.APART,
     "OutcomeUnknown": "it was finished here, and nobody can say whether it was on the other side",
 }
-_DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
 _VOID_BEFORE = "the members had given it up; an earlier master logged why"
 _WHY_VOID = frozenset({"CollectiveMismatch", "OperationAborted", "ProtocolError", "OutcomeUnknown"})
 _MID_BLOCK = 1024  # mids are reserved in the journal in blocks
@@ -306,6 +306,9 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     # daemons tell again what they measured: nothing new is known
     group.planned = Planned(newest.plan, seen_version=step.state.measures.version, seen_at=step.now)
     _tell_outsiders(step, rebuild, newest)
+    votes, unheard = newest.plan.commit == "members", used is not None and used.epoch > newest.epoch
+    put_out = _put_out_by(used, reports) if votes and unheard and used is not None else {}
+    top = {mid: report for mid, report in top.items() if mid not in put_out}
     group.members = _members(step, group, rebuild, newest)
     back = {member.name for member in group.members}
     for joiner in list(group.joining):
@@ -313,31 +316,48 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
             probing.refuse(step, joiner, "that name is taken by a member that came back; choose another name")
     moving = _settle_p2p(step, group, rebuild)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
-        _go_on(step, group, list(top.values()))
+        _go_on(step, group, list(top.values()), votes=votes)
         return
     _tell_updates(step, group, rebuild)
-    if used is not None and used.epoch > newest.epoch:  # the last master may have told it, to those who are not here
-        unheard = {seq: m.Void(seq, error, _VOID_BEFORE, {}) for seq, error in used.voids.items()}
-        group.voids |= {seq: void for seq, void in unheard.items() if seq > group.committed}
-    committed, voids = group.committed, group.voids
-    digests = _commit_witnessed(step, group, list(top.values()))
-    present = {member.mid for member in group.members}
-    gone = [name for mid, name, _ in newest.members if mid not in present]
-    lost = used is None or used.epoch < newest.epoch  # the journal, or a part: this epoch was told, so it was in it
-    if lost and gone:
-        # Who reports may have been put out by those who do not.
-        unknown = {seq: m.Void(seq, "OutcomeUnknown", _DOUBTED, {}) for seq, _, _ in digests}
-        group.committed, group.voids = committed, voids | unknown
-    for mid, name, _ in newest.members:
-        if mid not in present:
-            why = f"{name} did not report within {step.limits.rejoin_grace:g} s after the master's restart"
-            fate = m.Evicted(group.name, mid, clip(why), committed)
-            told = {"unknown_upto": m.MOST} if lost else {"unknown_upto": group.committed, "digests": digests}
-            remember(step, msgspec.structs.replace(fate, epoch=newest.epoch, **told))
+    if used is not None and unheard:  # the last master may have told it, to those who are not here
+        told_before = {seq: m.Void(seq, error, _VOID_BEFORE, {}) for seq, error in used.voids.items()}
+        group.voids |= {seq: void for seq, void in told_before.items() if seq > group.committed}
     for ends in newest.plan.avoid:
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
-    missing = f"; {', '.join(gone[:16])} did not report" if gone else "; not all knew the same epoch"
-    epochs.new_epoch(step, group, f"the master was restarted{missing if gone or len(top) < len(present) else ''}")
+    present = {member.mid for member in group.members}
+    gone = {mid: name for mid, name, _ in newest.members if mid not in present}
+    lost = used is None or used.epoch < newest.epoch  # the journal, or a part: this epoch was told, so it was in it
+    missing = f"; {', '.join(list(gone.values())[:16])} did not report" if gone else "; not all knew the same epoch"
+    reason = f"the master was restarted{missing if gone or len(top) < len(present) else ''}"
+    late = f"did not report within {step.limits.rejoin_grace:g} s after the master's restart"
+    if votes and not unheard and len(top) == len(group.members):
+        group.begin(newest.reason, votes=True)
+        out = [Out(mid, f"{name} {late}", None) for mid, name in gone.items()]
+        epochs.close_after_restart(step, group, reason, out, doubted=lost and bool(gone))
+        return
+    committed, voids = group.committed, group.voids
+    digests = _commit_witnessed(step, group, list(top.values()))
+    if lost and gone:
+        # Who reports may have been put out by those who do not.
+        unknown = {seq: m.Void(seq, "OutcomeUnknown", epochs.DOUBTED, {}) for seq, _, _ in digests}
+        group.committed, group.voids = committed, voids | unknown
+    for mid, name in gone.items():
+        fate = m.Evicted(group.name, mid, clip(f"{name} {late}"), committed)
+        told = {"unknown_upto": m.MOST} if lost else {"unknown_upto": group.committed, "digests": digests}
+        fate = msgspec.structs.replace(fate, epoch=newest.epoch, **told)
+        if mid in put_out:
+            step.send(put_out[mid].conn, msgspec.structs.replace(fate, reason="put out by the master before this one"))
+        else:
+            epochs.remember(step, fate)
+    epochs.end_epoch(step, group, reason)
+
+
+def _put_out_by(used: Used, reports: dict[int, tuple[Daemon, m.Report]]) -> dict[int, Daemon]:
+    """Where members commit: who the newest epoch that was written down left out may lack what it takes for committed.
+
+    Taken out of the *reports*.
+    """
+    return {mid: reports.pop(mid)[0] for mid in list(reports) if mid not in used.mids}
 
 
 def _members(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> list[Member]:
@@ -376,13 +396,6 @@ def _tell_outsiders(step: Step, rebuild: Rebuild, newest: m.Report) -> None:
 def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upto: int) -> None:
     step.send(daemon.conn, m.Evicted(report.group, report.mid, why, report.committed_upto, unknown_upto))
     step.record(None, "evicted", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
-
-
-def remember(step: Step, fate: m.Evicted) -> None:
-    """What the member is told should it report."""
-    step.state.missing[fate.mid] = fate
-    if len(step.state.missing) > step.limits.members_missing:
-        del step.state.missing[next(iter(step.state.missing))]
 
 
 def _commit_witnessed(step: Step, group: Group, top: list[m.Report]) -> list[tuple[int, int, int]]:
@@ -424,23 +437,24 @@ def _finished_by_all(group: Group, reports: list[m.Report], *, updates_too: bool
         reach = seq
 
 
-def _go_on(step: Step, group: Group, reports: list[m.Report]) -> None:
+def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) -> None:
     """Everyone is here and knows the same: the epoch was never interrupted."""
-    group.begin(reports[0].reason)
+    group.begin(reports[0].reason, votes=votes)
     for ends in reports[0].plan.avoid:
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
     epochs.persist(step, group)
     for member in group.members:
         told = m.Resumed(group.name, member.mid, group.epoch, step.state.term)
         step.send(member.daemon.conn, told)
-    group.committed = _finished_by_all(group, reports, updates_too=False)  # those may admit joiners
+    if not votes:
+        group.committed = _finished_by_all(group, reports, updates_too=False)  # those may admit joiners
     group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
     if any(report.committed_upto < group.committed for report in reports):
         step.broadcast(group, m.Commit(group.name, group.epoch, group.committed, step.state.term))
     text = f"the master was restarted; epoch {group.epoch} goes on with {names(group.members)}"
     step.record(group, "resumed", text)
     probing.ensure_probes(step, group)
-    for report in reports:
+    for report in reports if not votes else ():  # there members say again what is the master's to commit
         head = (group.name, report.mid, report.epoch)
         if report.mid not in step.state.members:
             continue  # what others said has put it out

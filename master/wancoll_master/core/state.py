@@ -222,11 +222,35 @@ class Complaint:
         return pair(self.who.mid, self.whom.mid)
 
 
+@dataclass(frozen=True, slots=True)
+class Out:
+    """Who is out of an epoch that has not ended yet: its fate follows from what the others have finished (C5)."""
+
+    mid: int
+    why: str
+    daemon: Daemon | None  # None: it did not come back after a restart, and is told if it does
+    tell: bool = False  # it may still be listening
+
+
+@dataclass(slots=True)
+class Closing:
+    """The epoch is over for its members: they finish nothing in it any more, and say what they have (C2)."""
+
+    reports: dict[int, m.Frozen] = field(default_factory=dict)  # by mid
+    reasons: list[str] = field(default_factory=list)  # why it ends; none yet: calls are being asked for
+    voids: dict[int, m.Void] = field(default_factory=dict)  # by seq: what the next epoch voids if it has not happened
+    restarted: bool = False  # an earlier master may have committed what is told as done
+    doubted: bool = False  # and the journal is lost: members that are not here may know more
+
+
 @dataclass(slots=True)
 class Current:
     """What belongs to a group's current epoch and ends with it (R2, R12): the next epoch begins with a new one."""
 
     reason: str = ""  # why it began
+    votes: bool = False  # members commit among themselves; the master knows what it is told of that
+    closing: Closing | None = None  # then: it is being ended
+    out: list[Out] = field(default_factory=list)  # then: who is out, and is not told yet what became of its calls
     conns: tuple[int, ...] = ()  # of the members' daemons, each once
     pending: dict[int, Pending] = field(default_factory=dict)  # by seq
     p2p: P2PBook = field(default_factory=P2PBook)
@@ -305,9 +329,15 @@ class Group:
         """Members fail their ops themselves here; only update_membership goes on."""
         return len(self.members) < self.min_world
 
-    def begin(self, reason: str) -> None:
+    def begin(self, reason: str, *, votes: bool) -> None:
         """The members have another epoch: nothing of the last one counts any more."""
-        self.current = Current(clip(reason), tuple(dict.fromkeys(member.daemon.conn for member in self.members)))
+        conns = tuple(dict.fromkeys(member.daemon.conn for member in self.members))
+        self.current = Current(clip(reason), votes, conns=conns)
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing commits any more in the epoch: another one follows."""
+        return self.current.asking is not None or self.current.closing is not None
 
     @property
     def first_open(self) -> int:
@@ -352,6 +382,8 @@ class State:
     used: dict[str, Used] = field(default_factory=dict)  # by group: from the journal, and of this term
     inherited: set[str] = field(default_factory=set)  # groups of earlier masters without an epoch under this one
     rejoin_until: float = -inf  # until then these, or any if the journal was lost, form not anew: members may report
+    alone_until: float = -inf  # until then members of earlier masters may commit among themselves, unheard (C8)
+    alone: dict[str, float] = field(default_factory=dict)  # groups of which all were lost: the same, of each
     elected: bool = False  # it leads by a lease; its term is not its own to raise
     lost_journal: bool = False  # daemons knew a master that the journal does not
     missing: dict[int, m.Evicted] = field(default_factory=dict)  # by mid: who did not report in time, oldest first

@@ -13,7 +13,7 @@ from math import inf
 
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
-from wancoll_master.core.epochs import new_epoch, void, window_end
+from wancoll_master.core.epochs import end_epoch, void, window_end
 from wancoll_master.core.state import Group, Member, Pending, Slow, Step, Told, clip, names
 
 FRESH = 3.5  # heartbeat intervals during which what a member said counts
@@ -47,7 +47,7 @@ def take(step: Step, member: Member, message: m.Waits) -> None:
 
 def statuses(limits: Limits, group: Group, now: float) -> list[m.WaitStatus]:
     """The group's slow operations, oldest first, each with whom it waits for."""
-    if not group.members or group.current.asking is not None:
+    if not group.members or group.stopped:
         return []
     found = []
     for seq in sorted(_slow(limits, group, now))[:MOST]:
@@ -251,7 +251,7 @@ def _note(step: Step, group: Group, wait: m.WaitStatus) -> None:
 
 def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> None:
     """Nothing moves and nothing is to blame: make links anew; after some times give the operation up for all."""
-    if wait.causes or not wait.seq or group.small or group.current.settle_at < inf:
+    if wait.causes or not wait.seq or group.small or group.stopped or group.current.settle_at < inf:
         return
     if wait.seq > window_end(step, group):
         return  # no member can have called it
@@ -273,7 +273,7 @@ def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> 
         return
     for member in group.members:
         step.send(member.daemon.conn, m.Redial(group.name, member.mid, group.epoch, [], _STALE, clip(text)))
-    new_epoch(step, group, f"{text}; links are made anew")
+    end_epoch(step, group, f"{text}; links are made anew")
 
 
 def _still(step: Step, wait: m.WaitStatus, message: m.Waits) -> bool:

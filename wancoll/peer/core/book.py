@@ -80,8 +80,12 @@ class Book:
             return self.tell(op, op.outcome)
         if op.state is OpState.running and op.finished:
             op.state = OpState.done
-            return [cmd.ToMaster(self.done(op))]
+            return self.say_done(op)
         return []
+
+    def say_done(self, op: Op) -> list[cmd.Command]:
+        """Tell who commits it that *op* is done here."""
+        return [cmd.ToMaster(self.done(op))]
 
     def tell(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
         """Nothing of *op* is under way any more: the client may hear its *outcome*."""

@@ -74,6 +74,7 @@ class Seat:
         spares: mids of those who are its neighbours once one of these is lost, if their links are to be kept up.
         head: what every message of the epoch to the master begins with.
         too_small: whether the epoch has fewer than min_world members.
+        votes: whether members commit among themselves: then the links to all are kept up.
     """
 
     epoch: m.Epoch
@@ -84,6 +85,7 @@ class Seat:
     spares: frozenset[int]
     head: tuple[str, int, int]
     too_small: bool
+    votes: bool  # members commit among themselves
 
     @classmethod
     def of(cls, epoch: m.Epoch, mid: int) -> Seat:
@@ -97,8 +99,11 @@ class Seat:
             apart = {other for pair in epoch.plan.avoid if mid in pair for other in pair}
             next_but_one = {mids[(rank + places) % size] for places in (-2, 2)}
             spares = frozenset(next_but_one - neighbours - apart - {mid})
+        votes = epoch.plan.commit == "members"
+        if votes:
+            spares = frozenset(mids) - neighbours - {mid}
         head = (epoch.group, mid, epoch.epoch)
-        return cls(epoch, mid, world, rank, neighbours, spares, head, size < epoch.min_world)
+        return cls(epoch, mid, world, rank, neighbours, spares, head, size < epoch.min_world, votes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

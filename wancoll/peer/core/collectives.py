@@ -1,4 +1,4 @@
-"""A member's collectives: numbered by program order, started in that order, committed by the master. Pure.
+"""A member's collectives: numbered by program order, started in that order, committed by the master or here. Pure.
 
 The states are in op.py. Who changes them: the links' coming up starts what waits, in seq order, and one op that waits
 for a link holds back those behind it (R15); the engine makes it done; a Commit ends it (R1); an Abort or a new epoch
@@ -8,6 +8,11 @@ may be one that the client has not called yet.
 update_membership is an op, too (R5): the master is told when the member has reached it, and it is done from there on.
 The token that it sends to the right neighbour only finds out members whose call differs; it has no memory, so the
 outcome does not wait for it.
+
+Where the plan says so members commit among themselves (ballot.py): what proves that everyone took part is said to all
+others in notes, and ends here when all have said the same. Other kinds are told to the master once all below them is
+committed here, and their Done says so. An Abort then freezes the member: what is done stays done, is reported, and
+nothing else is finished in this epoch.
 
 A call with a grace time is told to the master when the client has made it and its input is there, in each epoch again
 (R20). If the master says that the client is late, the daemon takes part for it (Op.covers): the op stands in the book
@@ -25,11 +30,16 @@ from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import outcomes
+from wancoll.peer.core.ballot import Ballot
 from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, Seat, covering
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
+from wancoll.wire.note import Note
+
+_WINDOW_FACTOR = 4  # times ops_in_flight, and covers: how far above the last commit a member may be
+_EARLY = 1024  # notes
 
 
 class Collectives(Book):
@@ -48,18 +58,32 @@ class Collectives(Book):
         self._held = False  # the oldest op that waits does so for a link
         self._late: dict[int, Op] = {}  # that cover: ended or not, which the client has not called; open, which differ
         self._asked = 0  # the master wants to know what this member calls at this seq
+        self.ballot: Ballot | None = None  # where members commit
+        self.now = 0.0  # of the newest step
+        self._said: set[int] = set()  # then: seqs of this epoch that the master was told as done
+        self._complained: set[int] = set()  # and those of which it was told that results differ
+        self._early: list[tuple[int, Note]] = []  # who said what of an epoch that is not known here yet
 
     def done(self, op: Op) -> m.Done | m.UpdateMembership:
         """The member has finished *op*, or stands at its update_membership."""
         if op.kind is Kind.update_membership:
-            return m.UpdateMembership(*self.seat.head, op.seq)
+            return m.UpdateMembership(*self.seat.head, op.seq, self._settled)
         assert op.meaning is not None
         digest = op.digest if op.kind in SAME_RESULT else 0
-        return m.Done(*self.seat.head, op.seq, digest, op.meaning.fingerprint)
+        return m.Done(*self.seat.head, op.seq, digest, op.meaning.fingerprint, self._settled)
+
+    @property
+    def _settled(self) -> int:
+        """What the master is told with each word: where members commit, up to where they have."""
+        return self.committed if self.ballot is not None else 0
 
     def finished(self) -> list[m.Done | m.UpdateMembership]:
-        """What was told of ops that are done here and not known to be committed, in the order of their seqs."""
+        """What is done here and not known to be committed, in the order of its seqs."""
         return [self.done(op) for op in self.open.values() if op.state is OpState.done]
+
+    def told(self) -> list[m.Done | m.UpdateMembership]:
+        """Of that, what the master was told."""
+        return [done for done in self.finished() if self.ballot is None or done.seq in self._said]
 
     @property
     def in_flight(self) -> int:
@@ -123,7 +147,11 @@ class Collectives(Book):
                 break
             if op.state is OpState.done and not (out and op.kind is Kind.update_membership):
                 commands += self.end(op, self._result(op, now))
-        return commands
+        if self.ballot is None or out:
+            return commands
+        self.ballot.advance(upto)
+        self._said = {seq for seq in self._said if seq > upto}
+        return commands + self._count() + self._say_next()
 
     def commit_equal(self, digests: Collection[tuple[int, int, int]], now: float) -> list[cmd.Command]:
         """Ops of the epoch that others have committed: those that are done here with the same digest."""
@@ -145,14 +173,32 @@ class Collectives(Book):
         return self.commit(outcome.seq, now) + ended
 
     def abort(self, ask: int) -> list[cmd.Command]:
-        """Stop the epoch's ops. With *ask*: tell what is called at that seq, now or when it is called."""
+        """Stop the epoch's ops. With *ask*: tell what is called at that seq, now or when it is called.
+
+        Where members commit this one freezes and reports: others may have committed what is done here.
+        """
         self.aborted = True
         commands = self.cancel()
         for op in self.open.values():
-            if op.state in (OpState.running, OpState.done):
+            if op.state is OpState.running or (op.state is OpState.done and self.ballot is None):
                 op.state = OpState.waiting
         self._asked = ask or self._asked
+        if self.ballot is not None:
+            self.ballot.freeze()
+            commands.append(cmd.ToMaster(self._frozen(self.ballot)))
         return commands + (self.mismatch(ask) if ask else [])
+
+    def _frozen(self, ballot: Ballot) -> m.Frozen:
+        done = [one for one in self.finished() if isinstance(one, m.Done)]
+        votes = {op.seq for op in self.open.values() if self._votes(op)}
+        return m.Frozen(
+            *self.seat.head,
+            self.committed,
+            done=[(one.seq, one.digest, one.fingerprint) for one in done if one.seq in votes],
+            told=[(one.seq, one.digest, one.fingerprint) for one in done if one.seq in self._said],
+            updates=[one.seq for one in self.told() if isinstance(one, m.UpdateMembership)],
+            apart=ballot.apart,
+        )
 
     def leave_epoch(self, upto: int, now: float) -> list[cmd.Command]:
         """The epoch is over: stop, but what it committed up to *upto* ends in it (R2)."""
@@ -167,6 +213,7 @@ class Collectives(Book):
         epoch, self.seat = seat.epoch, seat
         self.committed, self.aborted, self._asked = epoch.committed_upto, False, 0
         voids = {void.seq: void for void in epoch.voids}
+        self._open_ballot(seat, voids)
         commands: list[cmd.Command] = []
         refused: dict[str, list[Op]] = {}  # by reason: what cannot or shall not run in this epoch
         for op in list(self.open.values()):
@@ -191,7 +238,18 @@ class Collectives(Book):
             if seq > self.called:
                 self._voids.setdefault(seq, void)  # the first telling says most
         commands += [self._give_up(reason, ops) for reason, ops in refused.items()]
-        return commands + [cmd.ToMaster(message) for message in self.graces()]
+        commands += [cmd.ToMaster(message) for message in self.graces()]
+        early, self._early = self._early, []
+        return commands + [each for mid, note in early for each in self.hear(mid, note)]
+
+    def _open_ballot(self, seat: Seat, voids: Collection[int]) -> None:
+        self._said.clear()
+        self._complained.clear()
+        self.ballot = None
+        if seat.votes:
+            window = _WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.covers
+            others = frozenset(seat.world.mids) - {seat.mid}
+            self.ballot = Ballot(seat.epoch.epoch, others, seat.epoch.committed_upto, voids, window)
 
     def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
         """The client is late with a call: take part in it with zeros, unless it has called it (R20).
@@ -225,17 +283,96 @@ class Collectives(Book):
 
     def _grace(self, op: Op) -> list[m.Grace]:
         called = op.client_id and op.there and op.state is not OpState.ended and len(self.seat.world.mids) > 1
-        return [m.Grace(*self.seat.head, op.seq, op.call.posted)] if called and op.call.posted.grace else []
+        call = op.call.posted
+        return [m.Grace(*self.seat.head, op.seq, call, self._settled)] if called and call.grace else []
+
+    # ---- where members commit ------------------------------------------------------------------------
+
+    def say_done(self, op: Op) -> list[cmd.Command]:
+        """See Book. Where members commit the others are told, or the master once all below is committed."""
+        if self.ballot is None:
+            return super().say_done(op)
+        if not self._votes(op):
+            return self._say_next()
+        done = self.done(op)
+        assert isinstance(done, m.Done)
+        note = self.ballot.finish(op.seq, done.digest, done.fingerprint).pack()
+        said: list[cmd.Command] = [cmd.SendNote(mid, note) for mid in sorted(self.ballot.others & self._up)]
+        return said + self._need_links() + self._differ(op.seq) + self._count()
+
+    def hear(self, sender: int, note: Note) -> list[cmd.Command]:
+        """Member *sender* says what it knows.
+
+        Raises:
+            ProtocolError: what no member can know; nothing has changed.
+        """
+        if self.ballot is None or note.epoch > self.ballot.epoch:
+            if note.epoch > self.seat.epoch.epoch and len(self._early) < _EARLY:
+                self._early.append((sender, note))
+            return []
+        self.ballot.hear(sender, note)
+        return self._differ(note.seq) + self._count()
+
+    def _votes(self, op: Op) -> bool:
+        """Whether members commit it."""
+        return op.meaning is not None and op.meaning.descriptor.proves_all
+
+    def _count(self) -> list[cmd.Command]:
+        """Commit what all have finished."""
+        ballot = self.ballot
+        if ballot is None or (upto := ballot.reach()) <= ballot.committed:
+            return []
+        return self.commit(upto, self.now)
+
+    def _say_next(self) -> list[cmd.Command]:
+        """Tell the master of what it commits, where all below is committed; say again how far that is (R20)."""
+        ballot, commands = self.ballot, list[cmd.Command]()
+        if ballot is None or ballot.frozen:
+            return []
+        for op in self.open.values():
+            if op.seq <= ballot.committed or op.seq in ballot.voids or op.state is OpState.ended:
+                continue
+            if op.state is OpState.done and not self._votes(op):
+                if op.seq not in self._said:
+                    self._said.add(op.seq)
+                    ballot.pass_by(op.seq)
+                    commands.append(cmd.ToMaster(self.done(op)))
+            elif op.state is not OpState.done:
+                commands += map(cmd.ToMaster, self._grace(op))
+            break  # the first that is open
+        return commands
+
+    def _differ(self, seq: int) -> list[cmd.Command]:
+        """Somebody has another result than this member, or calls something else: the master ends the epoch."""
+        op = self.open.get(seq)
+        differing = self.ballot.differing(seq) if self.ballot is not None and op is not None else []
+        if not differing or op is None or seq in self._complained:
+            return []
+        self._complained.add(seq)
+        other, (digest, fingerprint) = differing[0]
+        done = self.done(op)
+        assert isinstance(done, m.Done)
+        if fingerprint != done.fingerprint:
+            return [self._answer(op)]
+        return [self._standing.say(m.Differs(*self.seat.head, seq, done.digest, other, digest))]
+
+    def _need_links(self) -> list[cmd.Command]:
+        """Somebody has to hear of what is finished here, and cannot."""
+        ballot = self.ballot
+        missing = ballot.others - self._up if ballot is not None and ballot.waits else frozenset[int]()
+        return [cmd.NeedLinks(missing)] if missing else []
 
     # ---- from the links and the engine ---------------------------------------------------------------
 
     def links_up(self, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids): start what waits, in seq order."""
-        self._up = set(up)
+        new, self._up = sorted(set(up) - self._up), set(up)
+        again = self.ballot.again() if self.ballot is not None and not self.ballot.frozen else []
+        said: list[cmd.Command] = [cmd.SendNote(mid, note.pack()) for mid in new for note in again]
         if self.aborted or (self._ready and not self._held):
-            return []  # stopped: the next epoch follows
+            return said  # stopped: the next epoch follows
         self._ready = True
-        return self._start_waiting()
+        return said + self._start_waiting()
 
     def link_lost(self, other: int, reason: str) -> list[cmd.Command]:
         """The link to member *other* broke: what was on it is lost, so the epoch cannot finish the ops that use it.
@@ -244,7 +381,7 @@ class Collectives(Book):
         """
         self._up.discard(other)
         if other not in self.seat.neighbours and not self.uses(other):
-            return self._start_waiting() if self._ready and self._held else []
+            return (self._start_waiting() if self._ready and self._held else []) + self._need_links()
         self._ready = False
         return [self._standing.link_down(self.seat, other, "lost", reason)]
 
@@ -284,12 +421,12 @@ class Collectives(Book):
             if op.kind is not Kind.update_membership:
                 return self.settle(op)
             op.state = OpState.done  # an older token that is still in the engine holds nothing up
-            return [cmd.ToMaster(self.done(op))]
+            return self.say_done(op)
         start = self.start(op, meaning)
         if op.kind is not Kind.update_membership:
             return [start]
         op.state = OpState.done
-        return [cmd.ToMaster(self.done(op)), start]
+        return [*self.say_done(op), start]
 
     def cancel(self) -> list[cmd.Command]:
         """Take every attempt out of the engine, and let none start."""

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
@@ -43,6 +44,7 @@ from wancoll.peer.core.p2p import P2P
 from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
+from wancoll.wire.note import unpack
 
 
 class Member:
@@ -151,6 +153,7 @@ class Member:
 
     def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
         """The client calls *call*."""
+        self._at(now)
         if self.over:
             return [cmd.ToClient(outcomes.over(post.id, self.name))]
         return (self.p2p if call.p2p else self.collectives).post(post, call, now)
@@ -181,6 +184,7 @@ class Member:
         """The *master* says this to a member of this daemon, on the *connection*-th control connection."""
         if not self.addressed(message):
             return []
+        self._at(now)
         match message:
             case m.Joined():
                 return self.joined(message.mid, connection, master)
@@ -257,7 +261,7 @@ class Member:
         if self.over or not self.standing.reporting or resumed.epoch != self.epoch_number:
             return []
         self.standing.known()
-        again = [*self.collectives.finished(), *self.collectives.graces(), *self.standing.said.values()]
+        again = [*self.collectives.told(), *self.collectives.graces(), *self.standing.said.values()]
         return [cmd.ToMaster(message) for message in again] + self.p2p.tell_again()
 
     def refused(self, reason: str) -> list[cmd.Command]:
@@ -306,6 +310,7 @@ class Member:
         """Stop the epoch's ops; the master is about to send the next epoch."""
         if self.over or abort.epoch != self.epoch_number:
             return []
+        self.standing.known()  # a new master that was reported to wants the epoch to end
         return self.collectives.abort(abort.ask)
 
     def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
@@ -337,7 +342,8 @@ class Member:
 
     def forgotten(self, cause: str) -> list[cmd.Command]:
         """The control connection was lost, and the master that answers now does not know this member any more."""
-        return [] if self.over else self._finish(outcomes.forgotten(self.name, cause))
+        votes = self.seat is not None and self.seat.votes
+        return [] if self.over else self._finish(outcomes.forgotten(self.name, cause, votes=votes))
 
     def master_unreachable(self, address: str, waited: float, cause: str) -> list[cmd.Command]:
         """No master within master_grace. What the client has called may or may not have committed (R8)."""
@@ -363,9 +369,12 @@ class Member:
 
     # ---- from the links and the engine ---------------------------------------------------------------
 
-    def links_say(self, told: links.Told) -> list[cmd.Command]:
+    def links_say(self, told: links.Told, now: float = 0.0) -> list[cmd.Command]:
         """The daemon's links tell this member."""
+        self._at(now)
         match told:
+            case links.Noted(_, mid, note):
+                return self.noted(mid, note)
             case links.LinksUp(owner, epoch):
                 return self.links_ready(epoch, owner.up(links.COLLECTIVES))
             case links.P2PUp(owner):
@@ -378,8 +387,19 @@ class Member:
                 return self.link_unreachable(other.mid, reason)
             case links.LinkUnreachable(_, other, _, reason):
                 return self.p2p_unreachable(other.mid, reason)
-            case links.Noted():
-                return []  # nobody sends any yet
+
+    def noted(self, mid: int, data: bytes) -> list[cmd.Command]:
+        """Member *mid* says what it knows of who has finished what."""
+        if self.over or self.seat is None:
+            return []
+        try:
+            return self.collectives.hear(mid, unpack(data))
+        except ProtocolError as bad:
+            return [cmd.Redial((mid,), 0.0, str(bad), sends=False)]
+
+    def _at(self, now: float) -> None:
+        """What commits in this step does so now."""
+        self.collectives.now = max(self.collectives.now, now)
 
     def links_ready(self, epoch: int, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids)."""
@@ -422,17 +442,25 @@ class Member:
         return self._book(op).refuse(op, f"the engine refuses it: {reason}"[:1000])
 
     def op_finished(
-        self, engine_id: int, digest: int, bytes_sent: int, bytes_saved: int = 0, codec_error: float = 0.0
+        self,
+        engine_id: int,
+        digest: int,
+        bytes_sent: int,
+        bytes_saved: int = 0,
+        codec_error: float = 0.0,
+        now: float = 0.0,
     ) -> list[cmd.Command]:
         """The engine has moved the last byte of an attempt."""
+        self._at(now)
         op = self.attempts.ops.get(engine_id)
         if op is not None and engine_id == op.engine_id and op.state is OpState.running:
             op.finished, op.digest, op.bytes_sent = True, digest, bytes_sent
             op.bytes_saved, op.codec_error = bytes_saved, codec_error
         return self.op_cancelled(engine_id)
 
-    def op_cancelled(self, engine_id: int) -> list[cmd.Command]:
+    def op_cancelled(self, engine_id: int, now: float = 0.0) -> list[cmd.Command]:
         """The engine has let go of an attempt's memory."""
+        self._at(now)
         op = self.attempts.ops.pop(engine_id, None)
         if op is None:
             self.collectives.gone(engine_id)

@@ -117,14 +117,16 @@ def evicted(name: str, evicted: m.Evicted) -> Ending:
     return Ending(end, m.Failure(0, "Evicted", reason, who=name, hint=_AGAIN))
 
 
-def forgotten(name: str, cause: str) -> Ending:
+def forgotten(name: str, cause: str, *, votes: bool = False) -> Ending:
     """The control connection was lost, and the same master does not know the member any more.
 
     It has put the member out while it was away: of what is done here nobody says what became (R8), and nothing else
     can have committed. Where members commit among themselves they may go on with what it had only begun.
     """
     text: dict[str, Any] = {"who": name, "got": f"the control connection was lost: {cause}", "hint": _AGAIN}
-    return _cut_off("Evicted", "out of the group", text, lambda op: op.state is OpState.done and _may_count(op))
+    return _cut_off(
+        "Evicted", "out of the group", text, lambda op: (votes or op.state is OpState.done) and _may_count(op)
+    )
 
 
 def master_unreachable(name: str, address: str, waited: float, cause: str) -> Ending:

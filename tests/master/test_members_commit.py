@@ -1,0 +1,126 @@
+"""Where members commit an epoch ends in two steps: all freeze and report, then the master decides, writes and tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.master.transcript import GROUP, Room
+from wancoll.limits import Limits
+from wancoll.wire import messages as m
+
+
+def voters(count: int, **limits: Any) -> Room:
+    room = Room(Limits(commit="members", **limits))
+    room.form(count)
+    assert room.group.told.plan.commit == "members"
+    room.clear()
+    return room
+
+
+def frozen(
+    room: Room, name: str, upto: int = 0, done: tuple[int, ...] = (), digest: int = 7, apart: tuple[int, ...] = ()
+) -> None:
+    results = [(seq, digest, 9) for seq in done]
+    room.say("d" + name[1:], m.Frozen(GROUP, room.mid(name), room.epoch, upto, results, [], [], list(apart)))
+
+
+def lose(room: Room, daemon: str) -> None:
+    """And have nobody wait for it."""
+    room.drop(daemon)
+    room.sleep(2 * room.limits.return_grace)
+
+
+def test_a_loss_is_decided_when_all_who_go_on_have_reported() -> None:
+    room = voters(3)
+    lose(room, "d2")
+    assert room.one("d0", m.Abort).epoch == room.one("d1", m.Abort).epoch == 1
+    frozen(room, "m0", 1, (2, 3))
+    assert room.epoch == 1
+    frozen(room, "m1", 0, (1, 2))
+    epoch = room.new_epoch()
+    assert (epoch.epoch, epoch.committed_upto, [one.name for one in epoch.members]) == (2, 2, ["m0", "m1"])
+    assert room.journal[GROUP].base == 2
+
+
+def test_who_was_lost_is_told_what_the_others_have_with_its_digest() -> None:
+    room = voters(3)
+    lose(room, "d2")
+    frozen(room, "m0", 1, (2, 3))
+    frozen(room, "m1", 1, (2,))
+    room.clear()
+    room.hello("d2")
+    fate = room.one("d2", m.Evicted)
+    assert (fate.committed_upto, fate.unknown_upto, fate.epoch, fate.digests) == (1, 2, 1, [(2, 7, 9)])
+
+
+def test_a_report_of_one_who_is_lost_then_does_not_count() -> None:
+    room = voters(3)
+    lose(room, "d2")
+    frozen(room, "m1", 0, ())
+    lose(room, "d1")
+    frozen(room, "m0", 0, (1,))
+    assert room.new_epoch().committed_upto == 1
+
+
+def test_results_that_differ_end_the_epoch_and_are_not_committed() -> None:
+    room = voters(2)
+    room.say("d0", m.Differs(GROUP, room.mid("m0"), 1, 2, 7, room.mid("m1"), 8))
+    frozen(room, "m0", 1, (2,), apart=(2,))
+    frozen(room, "m1", 1, (2,), digest=8)
+    epoch = room.new_epoch()
+    assert (epoch.committed_upto, epoch.voids) == (1, [])
+    assert "differ" in epoch.reason
+
+
+def test_what_is_given_up_is_void_and_nothing_above_it_has_happened() -> None:
+    room = voters(2)
+    room.give_up("m0", 2, reason="no memory")
+    frozen(room, "m0", 1, (3,))
+    frozen(room, "m1", 1, (3,))
+    epoch = room.new_epoch()
+    assert (epoch.committed_upto, [void.seq for void in epoch.voids]) == (1, [2])
+
+
+def test_calls_that_differ_freeze_at_once_and_are_void() -> None:
+    room = voters(2)
+    room.mismatch("m0", 2, "a")
+    assert room.one("d1", m.Abort).ask == 2
+    frozen(room, "m0", 1)
+    frozen(room, "m1", 1)
+    assert room.epoch == 1
+    room.mismatch("m1", 2, "b")
+    epoch = room.new_epoch()
+    assert (epoch.committed_upto, [(void.seq, void.error) for void in epoch.voids]) == (1, [(2, "CollectiveMismatch")])
+
+
+def test_what_the_master_commits_waits_for_all_below_by_the_members_word() -> None:
+    room = voters(2)
+    for name in ("m0", "m1"):
+        room.say("d" + name[1:], m.Done(GROUP, room.mid(name), 1, 100_000, 7, 9, 99_999))
+    assert room.one("d0", m.Commit).upto == 100_000
+    assert room.group.committed == 100_000
+
+
+def test_nobody_is_left_and_all_is_unknown_and_the_name_waits() -> None:
+    room = voters(2)
+    lose(room, "d0")
+    lose(room, "d1")
+    room.hello("d0")
+    assert room.one("d0", m.Evicted).unknown_upto == m.MOST
+    room.join("m7", daemon="d7", start=1)
+    assert room.take("d7", m.Epoch) == []
+    room.sleep(room.limits.heartbeat_timeout + room.limits.master_grace)
+    assert room.one("d7", m.Epoch).members[0].name == "m7"
+
+
+def test_a_pair_that_cannot_talk_and_too_many_members_leave_it_to_the_master() -> None:
+    room = voters(4)
+    room.link_down("m0", "m2", "unreachable")
+    room.sleep(1.0)
+    for number in range(4):
+        frozen(room, f"m{number}")
+    assert room.new_epoch().plan.commit == "master"
+    many = Room(Limits(commit="members"))
+    many.form(33)
+    assert many.group.told.plan.commit == "master"
+    assert Room(Limits()).limits.commit == "master"

@@ -1,0 +1,228 @@
+"""The ballot of members who commit among themselves: what one knows, says again, and never does once it is frozen."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.peer.test_member import data, epoch, infos, kinds, post, told
+from wancoll.collective import Descriptor, DType, Kind
+from wancoll.errors import ProtocolError
+from wancoll.limits import Limits
+from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import links
+from wancoll.peer.core import member as core
+from wancoll.peer.core.ballot import Ballot
+from wancoll.wire import messages as m
+from wancoll.wire.note import Note, unpack
+
+OTHERS = frozenset({2, 3})
+
+
+def ballot(*, base: int = 0, voids: tuple[int, ...] = (), window: int = 8) -> Ballot:
+    return Ballot(5, OTHERS, base, voids, window)
+
+
+def test_it_commits_what_all_have_finished_alike() -> None:
+    b = ballot()
+    assert b.finish(1, 7, 9) == Note(5, 0, 1, 7, 9)
+    b.hear(2, Note(5, 0, 1, 7, 9))
+    assert b.reach() == 0
+    b.hear(3, Note(5, 0, 1, 7, 9))
+    assert b.reach() == 1
+
+
+@pytest.mark.parametrize("other", [(8, 9), (7, 8)])
+def test_what_differs_is_never_committed(other: tuple[int, int]) -> None:
+    b = ballot()
+    b.hear(2, Note(5, 0, 1, 7, 9))
+    b.hear(3, Note(5, 0, 1, *other))
+    assert b.apart == []
+    b.finish(1, 7, 9)
+    assert (b.reach(), b.apart, b.differing(1)) == (0, [1], [(3, other)])
+
+
+def test_everything_below_has_to_be_committed_or_void() -> None:
+    b = ballot(base=3, voids=(5,))
+    for seq in (6, 7):
+        b.finish(seq, seq, 1)
+        for other in OTHERS:
+            b.hear(other, Note(5, 3, seq, seq, 1))
+    assert b.reach() == 3
+    b.pass_by(4)
+    assert b.reach() == 3
+    b.hear(2, Note(5, 4))  # who has heard the master's word
+    assert b.reach() == 7
+
+
+def test_who_has_committed_says_so_for_all_of_what_is_finished_here() -> None:
+    b = ballot()
+    b.finish(1, 7, 9)
+    b.hear(2, Note(5, 4, 5, 1, 1))
+    assert b.reach() == 1
+    b.advance(1)
+    assert b.again() == [Note(5, 1)]
+    b.finish(2, 8, 9)
+    assert b.again() == [Note(5, 1), Note(5, 1, 2, 8, 9)]
+
+
+def test_frozen_it_finishes_and_believes_nothing() -> None:
+    b = ballot()
+    b.finish(1, 7, 9)
+    b.freeze()
+    for other in OTHERS:
+        b.hear(other, Note(5, 1, 1, 7, 9))
+    assert b.reach() == 0
+    with pytest.raises(AssertionError):
+        b.finish(2, 7, 9)
+
+
+def test_notes_of_other_epochs_and_strangers_count_for_nothing() -> None:
+    b = ballot()
+    b.finish(1, 7, 9)
+    b.hear(2, Note(4, 1, 1, 7, 9))
+    b.hear(2, Note(6, 1, 1, 7, 9))
+    b.hear(4, Note(5, 1, 1, 7, 9))
+    b.hear(3, Note(5, 0, 1, 7, 9))
+    assert b.reach() == 0
+
+
+def test_memory_is_bounded_and_what_is_committed_is_forgotten() -> None:
+    b = ballot(window=2)
+    b.hear(2, Note(5, 0, 1, 7, 9))
+    b.hear(2, Note(5, 0, 2, 7, 9))
+    with pytest.raises(ProtocolError, match="cannot have"):
+        b.hear(2, Note(5, 0, 3, 7, 9))
+    b.advance(1)
+    b.hear(2, Note(5, 0, 3, 7, 9))
+    with pytest.raises(ProtocolError, match="cannot have"):
+        b.hear(2, Note(5, 0, 4, 7, 9))
+
+
+# ---- a member that has one --------------------------------------------------------------------------
+
+
+class Voter:
+    """m1 of three, all linked."""
+
+    def __init__(self, *, limits: Limits | None = None) -> None:
+        self.member = core.Member("g", "m1", 3, 1, first_engine_id=100, limits=limits or Limits())
+        self.owner = links.MemberLinks(mid=1)
+        self.calls = 0
+        self.member.join()
+        self.member.joined(1, 1)
+        self.enter(1)
+        self.member.links_ready(1, [2, 3])
+
+    def enter(self, number: int, upto: int = 0) -> list[cmd.Command]:
+        told = epoch(number, 1, 2, 3, upto=upto)
+        plan = m.Plan(8, 1024, True, {}, [], 0, "", commit="members")
+        return self.member.enter_epoch(
+            m.Epoch("g", 1, 1, number, infos(1, 2, 3), plan, told.key, 1, upto, [], "because"), 0.0
+        )
+
+    def run(self, call: Descriptor | None = None) -> list[cmd.Command]:
+        """Post it, and let it finish."""
+        self.calls += 1
+        said = post(self.calls, call or data(), self.member.epoch_number)
+        commands = self.member.post(said, self.member.call(said), 1.0)
+        if call is None or call.kind is not Kind.update_membership:
+            commands += self.member.op_finished(self.member.attempts.next - 1, 7, 0, now=2.0)
+        return commands
+
+    def hear(self, mid: int, note: Note) -> list[cmd.Command]:
+        return self.member.links_say(links.Noted(self.owner, mid, note.pack()), 3.0)
+
+
+def notes(commands: list[cmd.Command]) -> list[tuple[int, Note]]:
+    return [(one.mid, unpack(one.note)) for one in commands if isinstance(one, cmd.SendNote)]
+
+
+def masters(commands: list[cmd.Command]) -> list[m.FromPeer]:
+    return [one.message for one in commands if isinstance(one, cmd.ToMaster)]
+
+
+SUM = data().fingerprint()
+ROOTED = Descriptor(Kind.broadcast, DType.float32, count=4, root=0)
+
+
+def test_a_sum_is_said_to_all_others_and_ends_with_their_notes() -> None:
+    v = Voter()
+    commands = v.run()
+    assert notes(commands) == [(2, Note(1, 0, 1, 7, SUM)), (3, Note(1, 0, 1, 7, SUM))]
+    assert not masters(commands)
+    assert v.hear(2, Note(1, 0, 1, 7, SUM)) == []
+    [result] = told(v.hear(3, Note(1, 0, 1, 7, SUM)), m.Result)
+    assert (result.seq, result.epoch, result.digest, result.seconds) == (1, 1, 7, 2.0)
+
+
+def test_the_master_hears_of_a_rooted_call_when_all_below_is_committed() -> None:
+    v = Voter()
+    v.run()
+    assert masters(v.run(ROOTED)) == []
+    v.hear(2, Note(1, 0, 1, 7, SUM))
+    [done] = masters(v.hear(3, Note(1, 0, 1, 7, SUM)))
+    assert isinstance(done, m.Done)
+    assert (done.seq, done.committed_upto) == (2, 1)
+    assert told(v.member.commit(m.Commit("g", 1, 2, 1), 4.0), m.Result)[0].seq == 2
+
+
+def test_told_to_stop_it_reports_what_it_has_and_finishes_nothing_else() -> None:
+    v = Voter()
+    v.run()
+    v.run(ROOTED)
+    v.calls += 1
+    running = post(v.calls, data())
+    v.member.post(running, v.member.call(running), 1.0)
+    number = v.member.attempts.next - 1
+    [said] = masters(v.member.abort(m.Abort("g", 1, 0, "lost")))
+    assert said == m.Frozen("g", 1, 1, 0, [(1, 7, SUM)], [], [], [])
+    assert v.member.op_finished(number, 7, 0) == []
+    assert v.hear(2, Note(1, 1, 1, 7, SUM)) == []
+    commands = v.enter(2, upto=1)
+    assert [result.seq for result in told(commands, m.Result)] == [1]
+    assert "ToMaster:Done" not in kinds(commands)
+
+
+def test_another_digest_is_told_to_the_master_once_and_another_call_is_a_mismatch() -> None:
+    v = Voter()
+    v.run()
+    assert masters(v.hear(2, Note(1, 0, 1, 8, SUM))) == [m.Differs("g", 1, 1, 1, 7, 2, 8)]
+    assert v.hear(3, Note(1, 0, 1, 9, SUM)) == []
+    v.run()
+    assert kinds(v.hear(2, Note(1, 0, 2, 7, SUM + 1))) == ["ToMaster:Mismatch"]
+
+
+def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
+    v = Voter()
+    said = post(1, data())
+    v.member.post(said, v.member.call(said), 1.0)
+    v.member.link_lost(3, "reset")
+    commands = v.member.op_finished(v.member.attempts.next - 1, 7, 0)
+    assert [mid for mid, _ in notes(commands)] == [2]
+    assert [one.mids for one in commands if isinstance(one, cmd.NeedLinks)] == [{3}]
+    again = v.member.links_ready(1, [2, 3])
+    assert notes(again) == [(3, Note(1, 0)), (3, Note(1, 0, 1, 7, SUM))]
+
+
+def test_a_note_of_the_next_epoch_waits_for_it() -> None:
+    v = Voter()
+    v.hear(2, Note(2, 0, 1, 7, SUM))
+    v.hear(3, Note(2, 0, 1, 7, SUM))
+    v.enter(2)
+    v.member.links_ready(2, [2, 3])
+    assert [result.epoch for result in told(v.run(), m.Result)] == [2]
+
+
+def test_nonsense_breaks_the_link_and_nothing_else() -> None:
+    v = Voter()
+    [redial] = v.member.links_say(links.Noted(v.owner, 2, b"\7nothing"))
+    assert isinstance(redial, cmd.Redial)
+    assert (redial.others, redial.sends) == ((2,), False)
+
+
+def test_alone_it_commits_what_it_finishes() -> None:
+    v = Voter()
+    plan = m.Plan(8, 1024, True, {}, [], 0, "", commit="members")
+    v.member.enter_epoch(m.Epoch("g", 1, 1, 2, infos(1), plan, b"k" * 16, 1, 0, [], "lost all"), 0.0)
+    v.member.links_ready(2, [])
+    assert [result.contributors for result in told(v.run(), m.Result)] == [["m1"]]

@@ -1,0 +1,183 @@
+"""Mistakes that one can make where members commit, planted one at a time: the simulation has to find each of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from tests.sim.engine import Engine, EngineLink
+from tests.sim.links import LinkHub
+from wancoll.collective import Descriptor, Kind
+from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import member as core
+from wancoll.peer.core.collectives import Collectives
+from wancoll.peer.core.op import OpState
+from wancoll.wire import messages as m
+from wancoll_master.core import epochs
+
+
+@contextlib.contextmanager
+def reporting_without_freezing() -> Iterator[None]:
+    def abort(self: Collectives, ask: int) -> list[cmd.Command]:
+        assert self.ballot is not None
+        return [cmd.ToMaster(self._frozen(self.ballot)), *(self.mismatch(ask) if ask else [])]
+
+    with patch.object(Collectives, "abort", abort):
+        yield
+
+
+@contextlib.contextmanager
+def telling_the_evicted_at_once() -> Iterator[None]:
+    """With what the master has heard of until then."""
+    real = epochs._after_loss
+
+    def after_loss(step: Any, group: Any, text: str, was_member: bool) -> None:
+        epochs._tell_out(step, group, group.committed, {})
+        real(step, group, text, was_member)
+
+    with patch.object(epochs, "_after_loss", after_loss):
+        yield
+
+
+@contextlib.contextmanager
+def forgetting_what_is_done() -> Iterator[None]:
+    """Done operations go back to waiting before the report."""
+    real = Collectives.abort
+
+    def abort(self: Collectives, ask: int) -> list[cmd.Command]:
+        for op in self.open.values():
+            if op.state is OpState.done:
+                op.state = OpState.waiting
+        return real(self, ask)
+
+    with patch.object(Collectives, "abort", abort):
+        yield
+
+
+@contextlib.contextmanager
+def not_waiting_for_all() -> Iterator[None]:
+    """The first report stands for all."""
+    real = epochs._decide_if_all_reported
+
+    def decide(step: Any, group: Any) -> None:
+        closing = group.current.closing
+        if closing is not None and closing.reports:
+            first = next(iter(closing.reports.values()))
+            for member in group.members:
+                closing.reports.setdefault(member.mid, first)
+        real(step, group)
+
+    with patch.object(epochs, "_decide_if_all_reported", decide):
+        yield
+
+
+@contextlib.contextmanager
+def no_digest_for_the_evicted() -> Iterator[None]:
+    """What others have committed is what is finished here."""
+    real = core.Member.evicted
+
+    def evicted(self: core.Member, told: m.Evicted, now: float) -> list[cmd.Command]:
+        known = told.unknown_upto if told.unknown_upto < m.MOST else 0
+        return real(self, msgspec.structs.replace(told, committed_upto=max(told.committed_upto, known)), now)
+
+    with patch.object(core.Member, "evicted", evicted):
+        yield
+
+
+@contextlib.contextmanager
+def definite_with_nobody_left() -> Iterator[None]:
+    real = epochs._tell_out
+
+    def tell_out(step: Any, group: Any, sure: int, fate: dict[str, Any]) -> None:
+        real(step, group, sure, {} if fate == {"unknown_upto": m.MOST} else fate)
+
+    with patch.object(epochs, "_tell_out", tell_out):
+        yield
+
+
+@contextlib.contextmanager
+def rooted_kinds_included() -> Iterator[None]:
+    with patch.object(Descriptor, "proves_all", property(lambda self: self.kind is not Kind.update_membership)):
+        yield
+
+
+@contextlib.contextmanager
+def a_window_of_the_master() -> Iterator[None]:
+    """What members may be at is counted from what the master has heard of."""
+
+    def window_end(step: Any, group: Any) -> int:
+        return int(group.committed + epochs.WINDOW_FACTOR * step.limits.ops_in_flight)
+
+    with patch.object(epochs, "window_end", window_end):
+        yield
+
+
+@contextlib.contextmanager
+def notes_without_room() -> Iterator[None]:
+    """Some are dropped where many come."""
+    real, count = LinkHub.noted, [0]
+
+    def noted(self: LinkHub, number: int, note: bytes) -> None:
+        count[0] += 1
+        if count[0] % 50:
+            real(self, number, note)
+
+    with patch.object(LinkHub, "noted", noted):
+        yield
+
+
+@contextlib.contextmanager
+def notes_behind_data() -> Iterator[None]:
+    """On the data's lane: a frame that is parked holds them up."""
+    real = Engine._arrived
+
+    def send_note(self: Engine, number: int, note: bytes) -> None:
+        self.links[number].ends[0].send(note)
+
+    def arrived(self: Engine, link: EngineLink, frame: Any) -> None:
+        if isinstance(frame, bytes) and link.socket:
+            self._process.after(0.01, lambda: arrived(self, link, frame) if link.id in self.links else None)
+        else:
+            real(self, link, frame)
+
+    with patch.object(Engine, "_arrived", arrived), patch.object(Engine, "send_note", send_note):
+        yield
+
+
+@contextlib.contextmanager
+def notes_not_said_again() -> Iterator[None]:
+    """After a link was lost."""
+    real = Collectives.links_up
+
+    def links_up(self: Collectives, up: Any) -> list[cmd.Command]:
+        return [command for command in real(self, up) if not isinstance(command, cmd.SendNote)]
+
+    with patch.object(Collectives, "links_up", links_up):
+        yield
+
+
+@contextlib.contextmanager
+def nobody_waits_where_all_were_lost() -> Iterator[None]:
+    """The group forms anew beside members that may commit among themselves (C8)."""
+    with patch.object(epochs, "held", lambda step, group: False):
+        yield
+
+
+MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
+    reporting_without_freezing,
+    telling_the_evicted_at_once,
+    forgetting_what_is_done,
+    not_waiting_for_all,
+    no_digest_for_the_evicted,
+    definite_with_nobody_left,
+    rooted_kinds_included,
+    a_window_of_the_master,
+    notes_without_room,
+    notes_behind_data,
+    notes_not_said_again,
+    nobody_waits_where_all_were_lost,
+]
