@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.sim import mistakes
 from tests.sim.__main__ import attempt
+from tests.sim.judge import Violation
 from tests.sim.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -19,11 +22,16 @@ QUICK = 200  # worlds
 HELD = 'import sys; from tests.sim.test_sim import trace; print(*map(trace, map(int, sys.argv[1:])), sep="\\n")'
 
 
-def explore(first: int, stop: int) -> None:
+def explore(first: int, stop: int, commit: str = "master") -> None:
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # that have tests of their own
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 1) // beside)) as pool:
-        found = [(seed, why) for seed, why, *_ in pool.map(attempt, range(first, stop), chunksize=8) if why]
-    told = "\n".join(f"seed {seed}: {why}\n  replay with: make sim SEED={seed}" for seed, why in found[:5])
+        found = [
+            (seed, why)
+            for seed, why, *_ in pool.map(partial(attempt, commit=commit), range(first, stop), chunksize=8)
+            if why
+        ]
+    replay = f"replay with: python -m tests.sim --commit {commit} --seed"
+    told = "\n".join(f"seed {seed}: {why}\n  {replay} {seed}" for seed, why in found[:5])
     assert not found, f"{len(found)} of {stop - first} worlds failed\n{told}"
 
 
@@ -42,6 +50,50 @@ def test_more_worlds() -> None:
 @pytest.mark.timeout(3600)
 def test_many_worlds() -> None:
     explore(100_000, 120_000)
+
+
+@pytest.mark.timeout(300)
+def test_worlds_where_members_commit() -> None:
+    explore(0, 10, "members")
+
+
+@pytest.mark.check
+@pytest.mark.timeout(300)
+def test_more_worlds_where_members_commit() -> None:
+    explore(10, 40, "members")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_many_worlds_where_members_commit() -> None:
+    explore(200_000, 220_000, "members")
+
+
+# Which mistakes show, and in worlds of which faults (None: those of the seed).
+SHOWS: dict[str, tuple[str, ...] | None] = {
+    "reporting_without_freezing": None,
+    "telling_the_evicted_at_once": None,
+    "forgetting_what_is_done": None,
+    "not_waiting_for_all": None,
+    "no_digest_for_the_evicted": ("flip", "cut_master"),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", SHOWS)
+def test_mistakes_where_members_commit_are_found(name: str) -> None:
+    """In some of a thousand worlds."""
+    with getattr(mistakes, name)():
+        assert any(_fails(seed, SHOWS[name]) for seed in range(1000))
+
+
+def _fails(seed: int, faults: tuple[str, ...] | None) -> bool:
+    try:
+        World(seed, faults=faults, commit="members").run()
+    except (Violation, AssertionError):
+        return True
+    return False
 
 
 @pytest.mark.timeout(180)
