@@ -93,6 +93,13 @@ def begun(work: Work, steps: int) -> None:
     until(lambda: not work.done() and copied(work) == steps)
 
 
+def lent(comm: Communicator) -> int:
+    """A stream of the first device on which nothing waits; it does not come back."""
+    device = comm._connection.staging._devices[0]
+    with device.current():
+        return int(device.lend())
+
+
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("into", ["in place", "out"])
 def test_what_was_copied_early_is_in_the_result(
@@ -174,7 +181,8 @@ def test_an_abort_voids_what_was_copied(gpu: Any, held: Communicator, manual: Fa
     manual.front(first)
     manual.show(first, 1, 0, 4)
     begun(work, 2)
-    assert not gpu.lib.standin_hold(int(work.placement._early[0].stream))  # a copy that does not get on
+    stream = int(work.placement._early[0].stream)
+    assert not gpu.lib.standin_hold(stream)  # a copy that does not get on
     manual.show(first, 1, 0, 8)
     begun(work, 4)
     manual.fail(first)
@@ -184,6 +192,7 @@ def test_an_abort_voids_what_was_copied(gpu: Any, held: Communicator, manual: Fa
     post = manual.next_post()
     assert first.back not in (post.front, post.back)
     assert gpu.counts()["memory"] > before
+    assert lent(held) != stream
     gpu.lib.standin_release()
     gpu.lib.standin_drain()
     assert gpu.counts()["memory"] == before + 1  # the pool
@@ -209,7 +218,7 @@ def test_who_looks_late_begins_nothing(gpu: Any, held: Communicator, manual: Fak
 
 
 def test_several_devices_and_the_host_in_one_result(gpu: Any, held: Communicator, manual: FakeDaemon) -> None:
-    parts = [numbers(n, 10 * n) for n in (50_000, 300, 17_000, 5, 40_001)]
+    parts = [numbers(n, 10 * n) for n in (50_000, 300, 17_000, 5, 70_001)]
     tensors = [part.copy() if k == 2 else array(gpu, part, device=k % 2) for k, part in enumerate(parts)]
     works = held.all_reduce_many(tensors, async_op=True)
     post = manual.next_post()
@@ -222,6 +231,7 @@ def test_several_devices_and_the_host_in_one_result(gpu: Any, held: Communicator
         manual.show(post, 1, 0, stop)
         work.done()
     until(lambda: not work.done() and copied(work) == 2)
+    assert work.placement._early[4]._copied.tolist() == [1, 0, 0]
     gpu.lib.standin_drain()
     back[: 2 * BLOCK] = 0xDD
     manual.drop(post)
@@ -260,12 +270,20 @@ def test_no_more_than_the_limit_is_under_way(
     first, second = list(manual.posts)
     manual.compute(first)
     begun(works[0], 2)
+    assert not works[0].placement._early[0].over
+    stream = int(works[0].placement._early[0].stream)
+    gpu.lib.standin_drain()
+    gpu.hold(x)  # so that the first result does not get through
     manual.compute(second)
     assert not works[1].done()
     assert not copied(works[1])
     manual.drop(first)
     manual.send(manual.result(first))
     until(works[0].done)
+    assert not works[1].done()
+    assert not copied(works[1])
+    assert lent(held) != stream  # which waits for the kernel
+    gpu.lib.standin_release()
     gpu.lib.standin_drain()
     begun(works[1], 2)
     manual.drop(second)
