@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
 
 _READ_BYTES = 64 * 1024
-_TIMEVAL = struct.Struct("ll")
 
 
 class Channel:
@@ -29,7 +27,6 @@ class Channel:
         self._max = max_bytes
         self._recv, self._send = sock.recv, sock.send
         self._chunks: list[bytes] = []  # received, not handled yet
-        self._timeout_micros = 0  # of the socket, as the kernel knows it
 
     def send(self, data: bytes, sent: list[int]) -> None:
         """Send a whole frame or nothing. *sent* has an item afterwards if it went out, whatever is raised.
@@ -56,13 +53,11 @@ class Channel:
         """
         if self._chunks and self._handle(handle):
             return
-        flags = 0
         if timeout is None or timeout > 0:
-            self._set_timeout(timeout)
-        else:
-            flags = socket.MSG_DONTWAIT
+            # A recv that blocks is also woken when the daemon reads what was sent, for nothing: poll is not.
+            self._wait(select.POLLIN, timeout)
         try:
-            self._chunks.extend(map(self._recv, (_READ_BYTES,), (flags,)))
+            self._chunks.extend(map(self._recv, (_READ_BYTES,), (socket.MSG_DONTWAIT,)))
         except BlockingIOError:
             return
         except OSError as bad:
@@ -73,8 +68,11 @@ class Channel:
 
     def wait_ready(self, timeout: float | None) -> None:
         """Return when something can be sent or received, or the time is over."""
+        self._wait(select.POLLIN | select.POLLOUT, timeout)
+
+    def _wait(self, events: int, timeout: float | None) -> None:
         poll = select.poll()
-        poll.register(self.socket, select.POLLIN | select.POLLOUT)
+        poll.register(self.socket, events)
         poll.poll(None if timeout is None else max(0.0, timeout) * 1000)
 
     def shutdown(self) -> None:
@@ -100,13 +98,6 @@ class Channel:
             at = end
         chunks[:] = (data[at:],) if at < size else ()
         return at > 0
-
-    def _set_timeout(self, timeout: float | None) -> None:
-        micros = 0 if timeout is None else max(1, int(timeout * 1e6))  # 0 means no limit to the kernel
-        if micros != self._timeout_micros:
-            value = _TIMEVAL.pack(*divmod(micros, 1_000_000))
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-            self._timeout_micros = micros
 
     def _lost(self, how: str) -> PeerDaemonLost:
         return PeerDaemonLost(
