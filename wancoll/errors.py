@@ -46,7 +46,7 @@ class WancollError(Exception):
 
 
 class OperationAborted(WancollError):
-    """An operation was given up because the membership changed (on_failure="raise"); the tensor is untouched."""
+    """An operation was given up because a member was lost (on_failure="raise"); the tensor is untouched."""
 
 
 class WorldTooSmall(WancollError):

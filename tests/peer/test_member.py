@@ -393,6 +393,25 @@ def test_on_failure_raise_asks_the_master_to_give_the_op_up() -> None:
     assert (failed.id, failed.error) == (1, "OperationAborted")
 
 
+def test_on_failure_raise_runs_again_where_nobody_is_lost() -> None:
+    d = Driver(1, 2, 3)
+    d.post(data(on_failure="raise"))
+    d.member.enter_epoch(epoch(2, 3, 1, 2), 2.0)
+    assert kinds(d.ready(2)) == ["StartOp"]
+
+
+def test_what_is_called_by_who_does_not_know_of_a_loss_is_given_up() -> None:
+    """It must not run without the lost one, and the members that know call something else."""
+    d = Driver(1, 2, 3)
+    d.member.enter_epoch(epoch(2, 1, 2), 2.0)
+    d.ready(2)
+    why = "the membership changed: m3 left or was lost"
+    assert d.post(data(on_failure="raise"), epoch=1) == [cmd.ToMaster(m.GiveUp("g", 1, 2, [1], why))]
+    assert kinds(d.post(data(), epoch=1)) == ["StartOp"]
+    entered = d.member.enter_epoch(epoch(3, 1, 2), 3.0)
+    assert cmd.ToMaster(m.GiveUp("g", 1, 3, [1], why)) in entered
+
+
 def test_older_epochs_and_terms_are_ignored() -> None:
     d = Driver(1, 2)
     d.member.enter_epoch(epoch(5, 1, 2, term=3), 1.0)

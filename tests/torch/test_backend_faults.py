@@ -2,6 +2,7 @@
 
 import gc
 import os
+import select
 import signal
 import time
 from datetime import timedelta
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 import wancoll
 from tests.torch.ranks import Ranks, free_port, run
+from wancoll.client.connection import Connection
 
 
 def futures(rank, size):
@@ -119,6 +121,94 @@ def test_a_loss_fails_all_calls_until_the_world_is_made_again(sockets):
             result, took = ranks.result(rank)
             assert result == [2.0] * 4
             assert took < 5
+
+
+def told_later(monkeypatch, connection, store, rank):
+    """A call through *connection* is posted when its daemon knows that rank 2 is lost and this process does not."""
+    post = connection.post
+
+    def later(work, deadline=None):
+        store.set(f"posts/{rank}", "1")
+        assert select.select([connection._channel.socket], [], [], 30)[0]
+        post(work, deadline)
+
+    monkeypatch.setattr(connection, "post", later)
+
+
+def loses_one_between_look_and_post(rank, size):
+    dist.init_process_group("wancoll", timeout=timedelta(seconds=50))
+    world = dist.group.WORLD
+    store = world.get_group_store()
+    one, other = dist.new_group(), dist.new_group()
+    if rank == 2:
+        store.wait(["posts/0", "posts/1"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    monkeypatch = pytest.MonkeyPatch()
+
+    # Both have looked before the loss: no result without rank 2, and no tensor is touched.
+    told_later(monkeypatch, one._connection, store, rank)
+    x = torch.full((3,), rank + 1.0)
+    with pytest.raises(wancoll.OperationAborted, match="lost rank-2"):
+        dist.all_reduce(x, group=one)
+    assert x.tolist() == [rank + 1.0] * 3
+    monkeypatch.undo()
+
+    # One has, and the other never calls.
+    if rank == 0:
+        monkeypatch.setattr(other._connection, "wait_any", lambda *_: False)
+        work = dist.all_reduce(x, group=other, async_op=True)
+        monkeypatch.undo()
+        with pytest.raises(wancoll.OperationAborted, match="lost rank-2"):
+            work.wait(timedelta(seconds=20))
+        assert x.tolist() == [1.0] * 3
+        store.set("raised", "1")
+    else:
+        store.wait(["raised"])
+
+    # A group with the dead: nobody waits for it. Who leaves then is not called lost.
+    began = time.monotonic()
+    with pytest.raises(wancoll.OperationAborted, match=r"new_group.*lost rank-2"):
+        dist.new_group()
+    assert time.monotonic() - began < 10
+    dist.destroy_process_group(other) if rank == 0 else None
+    if rank == 1:
+        while "rank-0" in other._connection.place.members:
+            other._connection.wait_any([], 0.1)
+        with pytest.raises(wancoll.OperationAborted, match=r"lost rank-2.*; rank-0 left"):
+            dist.all_reduce(x, group=other)
+    store.set(f"done/{rank}", "1")
+    store.wait([f"done/{each}" for each in range(2)])
+    dist.destroy_process_group()
+
+
+def waits_for_the_dead(rank, size):
+    """new_group() while it waits for a rank that dies then."""
+    dist.init_process_group("wancoll", timeout=timedelta(seconds=100))
+    store = dist.group.WORLD.get_group_store()
+    if rank == 2:
+        store.wait(["waits/0", "waits/1"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait = Connection.await_place
+
+    def seen(self, *arguments):
+        store.set(f"waits/{rank}", "1")
+        wait(self, *arguments)
+
+    Connection.await_place = seen
+    with pytest.raises(wancoll.OperationAborted, match=r"new_group.*lost rank-2"):
+        dist.new_group()
+    Connection.await_place = wait
+    store.set(f"done/{rank}", "1")
+    store.wait([f"done/{each}" for each in range(2)])
+    dist.destroy_process_group()
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("target", [loses_one_between_look_and_post, waits_for_the_dead])
+def test_a_loss_is_told_to_who_has_not_heard_of_it(sockets, target):
+    with Ranks(3, target, env=sockets) as ranks:
+        for rank in range(2):
+            ranks.result(rank, 100)
 
 
 def children():

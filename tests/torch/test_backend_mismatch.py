@@ -9,6 +9,7 @@ from torch.distributed import ReduceOp
 
 import wancoll
 from tests.torch.ranks import run
+from wancoll.client.connection import Connection
 from wancoll.torch.tensors import shortened
 
 
@@ -85,7 +86,52 @@ def calls(rank, size):
         with pytest.raises(wancoll.ConfigError, match="do not fit"):
             call()
     exchanged(())
+    refused(rank)
     dist.destroy_process_group()
+
+
+def refused(rank):
+    """A call of several parts, of which one rank cannot post one: none is posted, or all ranks hear of it."""
+    world, store = dist.group.WORLD, dist.group.WORLD.get_group_store()
+    x, y = torch.full((2,), rank + 1.0), torch.full((3,), 5.0)
+    if rank == 1:
+        work = dist.irecv(y, 0)
+        for tensors in ([x, y], [x, x]):
+            with pytest.raises(wancoll.ConfigError, match=r"all_reduce_coalesced.*(in use|share memory)"):
+                world.allreduce_coalesced(tensors)
+        store.set("refused", "1")
+        work.wait()
+    else:
+        work = world.allreduce_coalesced([x, y])
+        store.wait(["refused"])
+        dist.send(torch.ones(3), 1)
+    work = world.allreduce_coalesced([x, y]) if rank == 1 else work
+    work.wait()
+    assert (x.tolist(), y.tolist()) == ([3.0] * 2, [6.0] * 3)
+
+    post, posted = Connection.post, []
+
+    def full(self, work, deadline=None):
+        posted.append(work)
+        if len(posted) == 2:
+            raise wancoll.ArenaFull("the arena has no room")
+        post(self, work, deadline)
+
+    blocks = [[torch.zeros(2), torch.zeros(3)] for _ in range(2)]
+    for call in (
+        lambda: dist.group.WORLD.allgather_coalesced(blocks, [x, y]).wait(),
+        lambda: exchanged(()),
+    ):
+        posted.clear()
+        Connection.post = full if rank == 1 else post
+        with pytest.raises(wancoll.WancollError, match=r"the arena has no room") as caught:
+            call()
+        Connection.post = post
+        assert type(caught.value).__name__ == ("ArenaFull" if rank else "CollectiveMismatch")
+        z = torch.ones(1)
+        dist.all_reduce(z)
+        assert z.item() == 2
+    exchanged(())
 
 
 @pytest.mark.timeout(60)

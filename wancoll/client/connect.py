@@ -9,7 +9,7 @@ import os
 import socket as sockets
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -94,9 +94,8 @@ def connect(
         TimeoutError: the group did not start, or did not admit this joiner, within *timeout*.
         WancollError: refused, or no master.
     """
-    start_world = min_world if start_world is None else start_world
-    _check(group, name, start_world, min_world, timeout)
-    check_seconds("connect", "call_timeout", call_timeout, zero=False, most=1e9, none="for the master's setting")
+    attach = attachment(group, name, start_world, min_world, call_timeout)
+    check_seconds("connect", "timeout", timeout)
     deadline = deadline_after(timeout)
     way = _where(socket, master)
     _check_private(lanes, peer_options)
@@ -113,18 +112,20 @@ def connect(
             private = PrivateDaemon(way.master, options, START_SECONDS if left is None else min(START_SECONDS, left))
             undo.callback(private.stop)
             path = private.socket
-        attach = m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid(), call_timeout or 0.0)
-        connection = _attach_in_time(path, attach, private, deadline)
-        undo.callback(connection.close)
-        _open.add(connection)
-        log.info("group %r: through %s, by %s", group, connection.daemon, way.reason)
-        connection.await_place(deadline)
+        comm = join(path, attach, private, deadline, way.reason)
         undo.pop_all()
-    return Communicator(connection)
+    return comm
 
 
-def _check(group: str, name: str, start_world: int, min_world: int, timeout: float | None) -> None:
-    check_seconds("connect", "timeout", timeout)
+def attachment(
+    group: str, name: str, start_world: int | None, min_world: int, call_timeout: float | None = None
+) -> m.Attach:
+    """What is said to the daemon.
+
+    Raises:
+        ConfigError: an argument of connect() that cannot be used.
+    """
+    start_world = min_world if start_world is None else start_world
     text: Any  # the callers are not all type-checked
     number: Any
     for what, text, shortest in (("group", group, 1), ("name", name, 0)):
@@ -144,6 +145,36 @@ def _check(group: str, name: str, start_world: int, min_world: int, timeout: flo
             "a group cannot start below min_world", who="connect(start_world=...)",
             expected=f"at least min_world, {min_world}", got=str(start_world),
         )  # fmt: skip
+    check_seconds("connect", "call_timeout", call_timeout, zero=False, most=1e9, none="for the master's setting")
+    return m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid(), call_timeout or 0.0)
+
+
+def join(
+    path: str, attach: m.Attach, private: PrivateDaemon | None, deadline: float | None, reason: str,
+    look: Callable[[], None] | None = None,
+) -> Communicator:  # fmt: skip
+    """Attach to the daemon at *path*, and wait for a place.
+
+    Args:
+        path: of its socket.
+        attach: what is said to it.
+        private: the daemon, if it is this communicator's own.
+        deadline: a time.monotonic(); None: never.
+        reason: for the log: why it is that daemon.
+        look: called now and then while it waits for a place; what it raises ends that.
+
+    Raises:
+        WancollError: as connect() does.
+    """
+    connection = _attach_in_time(path, attach, private, deadline)
+    try:
+        _open.add(connection)
+        log.info("group %r: through %s, by %s", attach.group, connection.daemon, reason)
+        connection.await_place(deadline, look)
+    except BaseException:
+        connection.close()
+        raise
+    return Communicator(connection)
 
 
 def _check_private(lanes: Any, peer_options: Any) -> None:

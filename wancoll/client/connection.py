@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from wancoll.client.arena import Arena
@@ -33,6 +33,7 @@ _READ_WHILE_POSTING = 128  # pending calls from which on a call also takes in th
 _FOLLOW_SECONDS = 1.0  # then look again: the thread that reads may have been interrupted before it woke the others
 _READ_SECONDS = 1.0  # then look again: a Ctrl-C just before the call into the kernel does not interrupt that call
 _LEAST_SECONDS = 0.01  # of one wait for a place
+_LOOK_SECONDS = 0.1  # between two looks at what may end that wait
 _SAY_SECONDS = 3.0  # from then on somebody who waits for a place is told for what
 _SAY_AGAIN_SECONDS = 5.0  # at the least between two such lines
 _CLOSE_SECONDS = 5.0  # close() waits this long for a thread that is reading
@@ -43,6 +44,7 @@ class Connection:
 
     Attributes:
         place: in the group: rank and members of the current epoch.
+        partings: who has gone since this member came, and why in the master's words; of many the last.
         label: of every call's descriptor.
         ahead: of every recv: as Post has it.
         regrets: why streams waited for these calls in vain, by number of the call; the next call raises them.
@@ -61,6 +63,7 @@ class Connection:
         self._pending: dict[int, Work] = {}  # posted, not finished; in program order
         self._last_id = 0
         self.regrets: dict[int, WancollError] = {}
+        self.partings: dict[str, str] = {}
         self._slow: m.Slow | None = None  # what the daemon said last of a call that waits
         self._posting = threading.Lock()
         self._turn = threading.Lock()
@@ -90,8 +93,10 @@ class Connection:
             return f"over ({self._over.error})"
         return f"rank {self.place.rank} of {len(self.place.members)}, epoch {self.place.epoch}"
 
-    def await_place(self, deadline: float | None) -> None:
+    def await_place(self, deadline: float | None, look: Callable[[], None] | None = None) -> None:
         """Block until the group's first epoch stands, or this joiner has been admitted.
+
+        *look* is called now and then, and ends the wait by what it raises.
 
         Raises:
             TimeoutError: not by *deadline*, a time.monotonic().
@@ -116,6 +121,9 @@ class Connection:
             elif until_said <= 0:
                 said, say_at = waits, time.monotonic() + _SAY_AGAIN_SECONDS
                 log.warning("group %r: still waiting for a place: %s", self.group, waits)
+            if look is not None:
+                look()
+                until_said = min(until_said, _LOOK_SECONDS)
             self._step(None, min(math.inf if left is None else left, max(until_said, _LEAST_SECONDS)))
 
     # ---- posting -------------------------------------------------------------------------------------
@@ -306,6 +314,11 @@ class Connection:
         elif isinstance(message, m.Slow):
             self._slow = message
         elif isinstance(message, m.EpochInfo):
+            if hasattr(self, "place"):
+                gone = sorted(set(self.place.members) - set(message.members))
+                self.partings.update(dict.fromkeys(gone, message.reason))
+                while len(self.partings) > DEFAULT.group_members:
+                    del self.partings[next(iter(self.partings))]
             self.place = message
         elif isinstance(message, m.Failure):
             self._end(message)

@@ -159,8 +159,5 @@ class FromAny(Operation):
         self.settle()
         return super().wait(timeout)
 
-    def _await(self, left: float | None) -> bool:
-        return self._completer.connection.wait_any([each.work for each in self._earlies or ()], left)
-
-    def _pending_part(self) -> Work | None:
-        return None if self.finished else next((each.work for each in self._earlies or ()), None)
+    def _calls(self) -> list[Work]:
+        return [each.work for each in self._earlies or ()]

@@ -10,6 +10,7 @@ the same error, until the group is destroyed and made again.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -58,14 +59,10 @@ def create(given: Any, options: Any) -> WancollProcessGroup:
         )  # fmt: skip
     _refuse_a_mix()
     timeout = given.timeout.total_seconds()
-    world = dist.group.WORLD if given.global_ranks_in_group else None
-    shared = world.cluster if isinstance(world, WancollProcessGroup) else None
-    if isinstance(world, WancollProcessGroup) and shared is None:
-        raise ConfigError(
-            "the default group has no world", who="new_group()", expected="reconfigure() of the default group first"
-        )
-    later = bool(getattr(given, "enable_reconfigure", False)) and world is None
-    return WancollProcessGroup(given.store, given.group_rank, given.group_size, timeout, given.group_id, shared, later)
+    first: Any = dist.group.WORLD if given.global_ranks_in_group else None
+    world = first if isinstance(first, WancollProcessGroup) else None
+    later = bool(getattr(given, "enable_reconfigure", False)) and first is None
+    return WancollProcessGroup(given.store, given.group_rank, given.group_size, timeout, given.group_id, world, later)
 
 
 def _refuse_a_mix() -> None:
@@ -113,16 +110,59 @@ class Seat:
     def comm(self, label: str, *, ahead: bool = False) -> Communicator:
         """Makes calls by the ranks of this epoch, whatever comes meanwhile; all ranks must label a call alike.
 
-        A recv that is called *ahead* is passed by by sends that do not fit it.
+        Its calls are checked and not posted: see post(). A recv that is called *ahead* is passed by by sends that do
+        not fit it.
         """
         return Communicator(cast("Connection", _Held(self._connection, self.place, label, ahead)))
 
+    def barrier(self, label: str = "") -> Work:
+        """A barrier, not posted."""
+        call = Descriptor(Kind.barrier, on_failure="raise", label=label)
+        return Work(self._connection, call, self.place.epoch)
+
+    def post(self, parts: Sequence[Work]) -> None:
+        """Post the parts of one call, all or none where that can be known before.
+
+        What only shows in the middle (no room, a device that fails) ends the rest of the parts on all ranks: in place
+        of each this one calls a barrier that says why.
+        """
+        if len(parts) > 1:
+            self._check(parts)
+        for number, part in enumerate(parts):
+            try:
+                if not part.id:  # a receive from any rank has posted some already
+                    self._connection.post(part)
+            except BaseException as bad:
+                if number:
+                    self._spoil(parts[number:], f"given up: {bad}")
+                raise
+
+    def _check(self, parts: Sequence[Work]) -> None:
+        placed = [(part.placement, part.descriptor) for part in parts if part.placement is not None and not part.id]
+        for number, (placement, descriptor) in enumerate(placed):
+            self._connection.check_free(placement, descriptor)
+            for earlier, other in placed[:number]:
+                if placement.conflicts(earlier):
+                    raise ConfigError(
+                        "two tensors of one call share memory", expected="tensors that lie apart",
+                        got=f"{other} and {descriptor}",
+                    )  # fmt: skip
+
+    def _spoil(self, parts: Sequence[Work], why: str) -> None:
+        for part in parts:
+            if part.descriptor.kind not in (Kind.send, Kind.recv):  # these have no place in the order of calls
+                with contextlib.suppress(WancollError):
+                    self._connection.post(self.barrier(shortened(why)))
+
 
 class _Held:
-    """A connection whose place in the group stays what it was, and whose calls are labelled."""
+    """A connection whose place in the group stays what it was, and whose calls are labelled, and posted later."""
 
     def __init__(self, connection: Connection, place: m.EpochInfo, label: str, ahead: bool) -> None:
         self._connection, self.place, self.label, self.ahead = connection, place, label, ahead
+
+    def post(self, work: Work, deadline: float | None = None) -> None:
+        """Nothing: whoever made it does that."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
@@ -141,7 +181,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         size: ranks in the group.
         timeout: seconds that joining, and then each operation, may take.
         name: torch's name of the group.
-        cluster: of the default group; None: make one.
+        world: the default group, whose cluster it shares; None: this is it, or that is of another backend.
         later: no world yet: reconfigure() makes the first one.
 
     Attributes:
@@ -149,8 +189,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout: float, name: str, cluster: Cluster | None = None,
-        later: bool = False,
+        self, store: Store, rank: int, size: int, timeout: float, name: str,
+        world: WancollProcessGroup | None = None, later: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(rank, size)  # with a store it makes no Python object
         self._store = store
@@ -159,9 +199,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         self._coalesced: list[Operation] | None = None
         self._seating = threading.Lock()
         self._gone: WancollError | None = None  # why no call can be made any more
-        self._owner = cluster is None
+        self._world, self._owner = world, world is None
         self._comm: Communicator | None = None
-        self.cluster = cluster
+        self.cluster: Cluster | None = None
         if later:
             self._gone = ConfigError(
                 "the group has no world yet", who="init_process_group(enable_reconfigure=True)",
@@ -169,7 +209,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             )  # fmt: skip
             return
         try:
-            if cluster is None:
+            if world is None:
                 self.cluster = Cluster(store, rank, size, timeout)
             self._join()
         except BaseException:
@@ -177,8 +217,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             raise
 
     def _join(self) -> None:
+        look = None
+        if self._world is not None:
+            look = self._world._look
+            look()
+            self.cluster = self._world.cluster
         assert self.cluster is not None
-        self._comm = self.cluster.join(self._name, self._rank, self._size, self._timeout)
+        self._comm = self.cluster.join(self._name, self._rank, self._size, self._timeout, look)
         if self._owner:
             self.cluster.met()
         self._group = self._comm.group
@@ -288,6 +333,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     # ---- making a call -------------------------------------------------------------------------------
 
+    def _look(self) -> None:
+        """Raise if somebody is lost."""
+        self._sit("new_group", None)
+
     def _sit(self, call: str, other: int | None) -> Seat:
         """The current epoch's, if nobody is lost; where a pair talks, if *other* is not: ranks may end one by one."""
         with self._seating:
@@ -297,17 +346,14 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 if self._seat.place is not place:
                     self._seat = Seat(self._connection, place, self._size)
                 if self._seat.lost and (other is None or other in self._seat.lost):
-                    self._gone = self._loss(f"{self._who_is_lost()} of group {self._group!r}")
+                    self._gone = self._loss(f"group {self._group!r}: {'; '.join(self._partings())}")
             if self._gone is not None:
                 raise raised(self._gone, call)
             return self._seat
 
-    def _who_is_lost(self) -> str:
-        if self._comm is None:
-            return ""
-        here = set(self._connection.place.members)
-        names = [member(rank) for rank in range(self._size) if member(rank) not in here]
-        return f"lost {', '.join(names)}" if names else ""
+    def _partings(self) -> list[str]:
+        """In the order of events, and in the master's words: some are lost, others leave when they hear of that."""
+        return list(dict.fromkeys(self._connection.partings.values())) if self._comm is not None else []
 
     def _loss(self, what: str) -> OperationAborted:
         return OperationAborted(
@@ -317,15 +363,14 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def _explain(self, call: str, bad: WancollError) -> Exception:
         self._note(bad)
-        also = self._who_is_lost()
-        return raised(bad, call, "" if also in str(bad) else also)
+        return raised(bad, call, "; ".join(text for text in self._partings() if text not in str(bad)))
 
     def _run(
         self, call: str, given: Sequence[torch.Tensor], result: Sequence[torch.Tensor], timeout: Any,
         start: Callable[[Seat], list[Work]], finish: Callable[[list[Receipt]], None] | None = None,
         other: int | None = None, pairs: bool = False,
     ) -> Operation:  # fmt: skip
-        """Make an operation: *start* posts its calls, *finish* brings their results to where they belong.
+        """Make an operation: *start* makes its calls, *finish* brings their results to where they belong.
 
         It is between this rank and *other*, or between *pairs*, or of all ranks.
         """
@@ -342,13 +387,16 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             if finish is not None:
                 finish(receipts)
 
+        parts: list[Work] = []
         with _range(call, given):
             try:
                 seat = self._sit(call, other)
-                self._called += other is None  # also of one that fails half posted
                 parts = start(seat)
+                seat.post(parts)
             except WancollError as bad:
                 raise self._explain(call, bad) from bad
+            finally:
+                self._called += other is None and any(part.id for part in parts)  # also if half of it was posted
         explain = partial(self._explain, call)
         operation = Operation(call, parts, deadline, self._completer, explain, check, list(result))
         if self._coalesced is not None:
@@ -423,13 +471,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Operation:
         """Finished when all ranks have called it."""
-        return self._run("barrier", [], [], _timeout(opts, timeout), lambda seat: [self._barrier(seat)])
-
-    def _barrier(self, seat: Seat, label: str = "") -> Work:
-        call = Descriptor(Kind.barrier, on_failure="raise", label=label)
-        work = Work(self._connection, call, seat.place.epoch)
-        self._connection.post(work)
-        return work
+        return self._run("barrier", [], [], _timeout(opts, timeout), lambda seat: [seat.barrier()])
 
     # ---- blocks --------------------------------------------------------------------------------------
 
@@ -520,11 +562,12 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         def finish(receipts: list[Receipt]) -> None:
             for receipt, target, y in zip(receipts, outputs, taken, strict=True):
-                if receipt.out is not y:
-                    at = torch.tensor(self._at(receipt), device=y.device)
-                    put_back(target, torch.index_select(receipt.out.view(self._size, -1), 0, at).view(-1))
+                at = self._at(receipt)  # of the epoch that committed it
+                if at != list(range(self._size)):
+                    blocks = receipt.out.view(self._size, -1)
+                    put_back(target, torch.index_select(blocks, 0, torch.tensor(at, device=y.device)).view(-1))
                 else:
-                    put_back(target, y)
+                    put_back(target, receipt.out.view(-1))
 
         return self._run(call, inputs, outputs, _timeout(opts, timeout), start, finish)
 
@@ -574,10 +617,12 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         def start(seat: Seat) -> list[Work]:
             works: list[Work] = []
             for number, (each, blocks, sizes) in enumerate(zip(how, inputs, counts, strict=True)):
-                if whole is not None and seat.straight:
+                # All blocks of a bitwise op go to all ranks: so in the order of ranks, whatever the epoch.
+                order = seat.order if each.bitwise is None else range(self._size)
+                if whole is not None and (seat.straight or each.bitwise is not None):
                     x = each.given(whole[number], call)
                 else:
-                    x = torch.cat([each.given(blocks[rank], call) for rank in seat.order])
+                    x = torch.cat([each.given(blocks[rank], call) for rank in order])
                 if each.bitwise is not None:
                     cuts = "" if len(set(sizes)) == 1 else f", cut to {sizes}"
                     comm = seat.comm(shortened(each.label + cuts))
@@ -596,9 +641,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                     put_back(target, receipt.out.view(-1))
                 else:
                     parts = receipt.out.view(self._size, -1)
-                    order = self._order(receipt)
                     scale = parts.shape[1] // (sum(sizes) or 1)
-                    begin = sum(sizes[rank] for rank in order[: order.index(self._rank)]) * scale
+                    begin = sum(sizes[: self._rank]) * scale
                     put_back(target, each.fold(parts[:, begin : begin + sizes[self._rank] * scale]))
 
         given = [block for blocks in inputs for block in blocks]
@@ -652,11 +696,11 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         def start(seat: Seat) -> list[Work]:
             return [
-                self._barrier(seat, "all_to_all"),
                 *(seat.comm(label(outputs[each].dtype)).recv(taken[each], seat.at[each], tag, async_op=True)
                   for each in others),
                 *(seat.comm(label(inputs[each].dtype)).send(given[each], seat.at[each], tag, async_op=True)
                   for each in others),
+                seat.barrier("all_to_all"),
             ]  # fmt: skip
 
         def finish(_receipts: list[Receipt]) -> None:
@@ -792,7 +836,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def _receive(self, label: str, source: int, tag: int, x: torch.Tensor) -> Work:
         seat = self._sit("recv_anysource", source)
-        return seat.comm(label, ahead=True).recv(x, seat.at[source], tag, async_op=True)
+        part = seat.comm(label, ahead=True).recv(x, seat.at[source], tag, async_op=True)
+        seat.post([part])
+        return part
 
     def _check_other(self, call: str, other: int, tag: int) -> None:
         if not 0 <= other < self._size or other == self._rank or not 0 <= tag < _OWN_TAGS:

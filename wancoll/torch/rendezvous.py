@@ -15,13 +15,14 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from wancoll.client.communicator import Communicator
-from wancoll.client.connect import connect
+from wancoll.client.connect import attachment, join
 from wancoll.client.private import PrivateDaemon, PrivateMaster
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError, TimeoutError
 from wancoll.local import MASTER_PORT, join_address, split_addresses
@@ -170,7 +171,9 @@ class Cluster:
 
     # ---- groups --------------------------------------------------------------------------------------
 
-    def join(self, group: str, rank: int, size: int, timeout: float) -> Communicator:
+    def join(
+        self, group: str, rank: int, size: int, timeout: float, look: Callable[[], None] | None = None
+    ) -> Communicator:
         """Become a member of a group, named by rank; its ring order is the master's. Blocks until all have joined.
 
         Args:
@@ -178,12 +181,11 @@ class Cluster:
             rank: in the group.
             size: of the group.
             timeout: seconds.
+            look: called meanwhile; what it raises ends the wait.
         """
         use = self._uses[group] = self._uses.get(group, -1) + 1
-        return connect(
-            f"torch-{self._answer.run}-{group}.{use}"[:128], start_world=size, min_world=1,
-            name=member(rank), socket=self.socket, timeout=timeout,
-        )  # fmt: skip
+        attach = attachment(f"torch-{self._answer.run}-{group}.{use}"[:128], member(rank), size, 1)
+        return join(self.socket, attach, None, time.monotonic() + timeout, "torch", look)
 
     def met(self) -> None:
         """All ranks are there: nobody says hello any more."""

@@ -60,13 +60,13 @@ class Operation(dist.Work):
         self._base: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
         self.source = -1
-        self.led = False  # by its first call: if that fails, the others are not waited for
+        self.led = False  # by its last call: if that fails, the others are not waited for
 
     @property
     def finished(self) -> bool:
-        """Whether all its calls are, or the first has failed where it leads."""
+        """Whether all its calls are, or the last has failed where it leads."""
         parts = self._parts
-        return all(part.finished for part in parts) or (self.led and parts[0].failed)
+        return all(part.finished for part in parts) or (self.led and parts[-1].failed)
 
     def settle(self) -> bool:
         """Whether it has ended; if so its result is where it belongs."""
@@ -89,6 +89,8 @@ class Operation(dist.Work):
         self._settled = True
 
     def _run_to_end(self) -> None:
+        if self.led:
+            self._parts[-1].wait()  # may raise while others are pending
         self._finish([part.wait() for part in self._parts])
 
     def wait(self, timeout: timedelta = UNSET) -> bool:
@@ -99,25 +101,20 @@ class Operation(dist.Work):
         """
         own = timeout.total_seconds()
         deadline = deadline_after(own) if own > 0 else self.deadline
-        while (part := self._pending_part()) is not None:
-            if not self._await(seconds_left(deadline)):
-                raise self._still_pending(part)
+        if not self._completer.connection.wait_any(cast("list[Work]", [self]), seconds_left(deadline)):
+            raise self._still_pending()
         self.settle()
         if self._error is not None:
             raise self._error
         return True
 
-    def _pending_part(self) -> Work | None:
-        return None if self.finished else next((part for part in list(self._parts) if not part.finished), None)
+    def _calls(self) -> Sequence[Work]:
+        return self._parts
 
-    def _await(self, left: float | None) -> bool:
-        """Whether the first part that was pending has ended, *left* seconds later at the most."""
-        part = self._pending_part()
-        return part is None or self._completer.connection.wait_any([part], left)
-
-    def _still_pending(self, part: Work) -> Exception:
+    def _still_pending(self) -> Exception:
         try:
-            part.wait(0)
+            for part in self._calls():
+                part.wait(0)
         except WancollError as late:
             return self._explain(late)
         return self._explain(TimeoutError(f"{self._name} ended after the time given"))
@@ -177,11 +174,8 @@ class Operation(dist.Work):
 
     def complete(self) -> None:
         """Complete the future: with what it has come to, or because it is late. Runs callbacks."""
-        pending = self._pending_part()
-        if pending is not None:
-            self._late = self._still_pending(pending)
-        else:
-            self.settle()
+        if not self.settle():
+            self._late = self._still_pending()
         assert self._base is not None
         self._base.set_result(None)
 

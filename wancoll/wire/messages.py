@@ -179,12 +179,13 @@ class Attached(Message, frozen=True):
 
 
 class EpochInfo(Message, frozen=True):
-    """The member's place, sent whenever it changes; the first one ends connect()."""
+    """The member's place, sent whenever it changes, and why; the first one ends connect()."""
 
     epoch: int
     rank: int
     member: str
     members: list[str]
+    reason: str = ""
 
 
 class Result(Message, frozen=True):
@@ -554,7 +555,7 @@ class Mismatch(Message, frozen=True):
 class GiveUp(Message, frozen=True):
     """*seqs* cannot or shall not run in this epoch; the master voids them for all.
 
-    reason "": the caller asked for it (on_failure="raise" after an abort); else why, for example a lost root.
+    reason "": a member was lost and the caller asked for it (on_failure="raise"); else why, for example a lost root.
     """
 
     group: Name

@@ -259,6 +259,10 @@ def resolve(
         counts = tuple(call.counts[i] for i in place) if call.counts else ()
         descriptor = replace(call, root=root, counts=counts)
     fingerprint = descriptor.fingerprint()
+    gone = [name for mid, name in zip(knew.mids, knew.names, strict=True) if mid not in world.mids]
+    if call.on_failure == "raise" and gone:
+        refusal = f"the membership changed: {', '.join(gone)} left or was lost"
+        return Meaning(descriptor, fingerprint, 0, 0, refusal=refusal)
     if call.kind in ROOTED and root < 0:
         refusal = f"the root of {call.kind.name}, {knew.names[call.root]}, was lost"
         return Meaning(descriptor, fingerprint, 0, 0, refusal=refusal)

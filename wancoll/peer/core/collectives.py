@@ -229,11 +229,10 @@ class Collectives(Book):
                 if op.kind is not Kind.update_membership:
                     commands += self.end(op, self._small(op))
             else:
-                op.state = OpState.waiting
-                raises = op.call.posted.on_failure == "raise"
-                reason = "" if raises else self.meaning(op).refusal
-                if raises or reason:
-                    refused.setdefault(reason, []).append(op)
+                again, op.state = op.state is OpState.given_up, OpState.waiting
+                if reason := self.meaning(op).refusal:
+                    asked = op.call.posted.on_failure == "raise" and not again
+                    refused.setdefault("" if asked else reason, []).append(op)  # the epoch's own says more
         for seq, void in voids.items():
             if seq > self.called:
                 self._voids.setdefault(seq, void)  # the first telling says most
