@@ -11,6 +11,8 @@ they are of its members, and the master died before any had heard of it, what it
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from wancoll.errors import ProtocolError
@@ -86,6 +88,10 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     if group is not None and group.rebuild is None and not _may_have_existed(step, group):
         why = "the group forms anew, and this master knows of no earlier one"
         _put_out(step, daemon, report, why, m.MOST)
+        return
+    if group is not None and any(out.mid == report.mid for out in group.current.out):  # it is decided just now (C4)
+        outs = group.current.out
+        group.current.out = [replace(out, daemon=daemon) if out.mid == report.mid else out for out in outs]
         return
     if report.mid in step.state.members or (group is not None and group.members):
         why = "this member came back after the group had gone on without it"
