@@ -6,30 +6,32 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WC_FRAME_VERSION 2
+#define WC_FRAME_VERSION 3
 /* Bytes. A digest is XXH3_64(le64(XXH3_64(block 0)), le64(XXH3_64(block 1)), ...), blocks at absolute offsets of the
    tensor. */
 #define WC_DIGEST_BLOCK 65536u
 
 /* Every frame on a lane: this header, little endian, then `length` payload bytes. */
 typedef struct {
-    uint32_t check; /* crc32c of the 44 bytes after it; nothing of them is believed before it is verified */
+    uint64_t check; /* XXH3-64 of the 48 bytes after it; nothing of them is believed before it is verified */
     uint8_t version;
     uint8_t reserved; /* 0 */
     uint16_t number; /* counts the steps from one rank to another, within an op */
+    /* payload bytes, at most the receiver's segment; encoded ones are fewer than the raw ones they stand for */
+    uint32_t length;
     uint64_t epoch;
     uint64_t seq;
     uint64_t fingerprint; /* of the op's descriptor */
     uint64_t offset; /* in the whole, bytes of raw elements */
-    /* payload bytes, at most the receiver's segment; encoded ones are fewer than the raw ones they stand for */
-    uint32_t length;
-    uint32_t checksum; /* crc32c of the payload; 0 on lanes whose ends have agreed to do without */
+    /* of the payload, 0 without bytes and on lanes whose ends have agreed to do without. It is cut where offset + bytes
+       before is a multiple of WC_DIGEST_BLOCK; from 0 on, sum = XXH3_64(le64(sum), le64(XXH3_64(piece))) */
+    uint64_t checksum;
 } wc_frame;
 
 /* What a link's note lane carries, and nothing else: frames of one size, little endian. */
 #define WC_NOTE_BYTES 128
 typedef struct {
-    uint32_t check; /* crc32c of all that follows; nothing of it is believed before it is verified */
+    uint32_t check; /* the low half of the XXH3-64 of all that follows; nothing of it is believed before it is verified */
     uint8_t version; /* as of the other frames */
     uint8_t type; /* WC_FRAME_NOTE */
     uint16_t length; /* of the note, 1 to WC_NOTE_BYTES */

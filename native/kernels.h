@@ -1,4 +1,4 @@
-/* Reduction kernels, codecs, checksum and hash: one table per instruction set, chosen once, all bit-equal. */
+/* Reduction kernels, codecs and hash: one table per instruction set, chosen once, all bit-equal. */
 #ifndef WC_KERNELS_H
 #define WC_KERNELS_H
 
@@ -36,6 +36,12 @@ typedef void (*wc_accumulate_fn)(void *dst, const void *a, const void *coded, si
 /* Adds, over the x that are finite: the sum of (x - decoded)^2 to *error, that of x^2 to *norm. */
 typedef void (*wc_error_fn)(const void *src, const void *coded, size_t n, double *error, double *norm);
 
+/* A hash of bytes that come one after the other; its content is the table's own. */
+#define WC_HASH_STATE 576
+typedef struct {
+    uint8_t bytes[WC_HASH_STATE];
+} wc_hash_state;
+
 typedef struct {
     const char *name; /* "generic", "avx2", "avx512", "neon" */
     wc_reduce_fn reduce[WC_DTYPES][WC_OPS]; /* WC_AVG: same as WC_SUM (the steps before the last) */
@@ -44,8 +50,10 @@ typedef struct {
     wc_decode_fn decode[WC_CODECS][WC_DTYPES];
     wc_accumulate_fn accumulate[WC_CODECS][WC_DTYPES];
     wc_error_fn error[WC_CODECS][WC_DTYPES];
-    uint32_t (*crc32c)(uint32_t crc, const void *data, size_t n); /* crc of a||b is crc32c(crc32c(0, a), b) */
     uint64_t (*hash64)(const void *data, size_t n); /* XXH3_64bits */
+    void (*hash_begin)(wc_hash_state *state); /* these three: the same, piece by piece */
+    void (*hash_add)(wc_hash_state *state, const void *data, size_t n);
+    uint64_t (*hash_end)(const wc_hash_state *state);
 } wc_kernels;
 
 /* The table for this CPU, or the one WANCOLL_CPU=generic|avx2|avx512|neon names if this CPU has it (else NULL). */

@@ -251,7 +251,7 @@ class Engine:
 
         The lane after the last one, whose number is that of the lanes, is for notes. A link need not have it.
 
-        *checksums*: whether payloads carry a crc32c, both ways; both ends must say the same. Headers always do.
+        *checksums*: whether payloads carry one, both ways; both ends must say the same. Headers always do.
         """
         attached = lib.wc_lane_attach(self._live, link, lane, fd, int(checksums))
         _check(attached, f"lane {lane} of link {link} cannot be attached")
@@ -442,11 +442,6 @@ def kernel_name() -> str:
         ffi.errno = errno.ENOSYS
         raise _refusal("", "", "")
     return ffi.string(table.name).decode()
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli) of *data*."""
-    return lib.wc_kernels_default().crc32c(0, data, len(data))
 
 
 def hash64(data: bytes) -> int:

@@ -45,6 +45,14 @@ void wc_hashes_extend(wc_hashes *hashes, uint64_t begin, uint64_t from, uint64_t
         hash_block(hashes, block);
 }
 
+const uint64_t *wc_hashes_of(const wc_hashes *hashes, const uint8_t *from, uint64_t n)
+{
+    uint64_t start = (uint64_t)(from - hashes->memory), block = start / WC_DIGEST_BLOCK;
+    bool whole = block < hashes->count && start % WC_DIGEST_BLOCK == 0 &&
+                 n == least(WC_DIGEST_BLOCK, hashes->bytes - start);
+    return whole && hashes->known[block] ? &hashes->block[block] : NULL;
+}
+
 uint64_t wc_hashes_digest(wc_hashes *hashes)
 {
     for (uint64_t block = 0; block < hashes->count; block++)

@@ -3,6 +3,7 @@
 #ifndef WC_LANE_H
 #define WC_LANE_H
 
+#include "checksum.h"
 #include "common.h"
 #include "part.h"
 
@@ -46,7 +47,8 @@ struct wc_lane {
     bool rx_body;      /* rx_frame is accepted (or drained), rx_left payload bytes follow */
     bool rx_parked;
     wc_frame rx_frame;
-    uint32_t rx_left, rx_crc;
+    uint32_t rx_left;
+    wc_checksum rx_sum; /* lags behind final payload, by less than a piece */
     wc_part *rx_part;   /* NULL: drained */
     uint8_t rx_tail[8]; /* of a reduction: bytes of an element that has not arrived whole */
     uint32_t rx_tail_bytes;
@@ -80,9 +82,9 @@ void wc_lane_receive(wc_lane *lane);
 void wc_lane_forget_rx(wc_lane *lane, const wc_work *work);
 
 /* Over all of a header but the word itself */
-static inline uint32_t wc_header_check(const wc_kernels *kernels, const wc_frame *header)
+static inline uint64_t wc_header_check(const wc_kernels *kernels, const wc_frame *header)
 {
-    return kernels->crc32c(0, &header->version, sizeof *header - offsetof(wc_frame, version));
+    return kernels->hash64(&header->version, sizeof *header - offsetof(wc_frame, version));
 }
 
 /* Match.c: what to do with the frame whose header has arrived. */

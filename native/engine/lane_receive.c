@@ -10,18 +10,40 @@
 static void check(wc_lane *lane, const void *src, size_t n)
 {
     if (lane->checksums)
-        lane->rx_crc = lane->worker->engine->kernels->crc32c(lane->rx_crc, src, n);
+        wc_checksum_add(&lane->rx_sum, lane->worker->engine->kernels, src, n);
 }
 
-/* n bytes of whole elements at src follow part's cursor: checksum, reduce, hash, slice by slice while they are hot. */
-static void consume(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
+/* Payload that is final where it is read enters the checksum later, in whole pieces: blocks of the result are hashed
+   once. Of other payload nothing may wait: steps that come after write over it. */
+static bool checked_later(const wc_part *part)
+{
+    return part->action == WC_COPY && part->result;
+}
+
+/* Bytes that are read and not in the checksum yet. */
+static uint32_t unchecked(const wc_lane *lane)
+{
+    return lane->checksums ? lane->rx_sum.left - lane->rx_left : 0;
+}
+
+/* Final bytes up to `end` are here, and hashed as blocks of the result as far as these are whole. */
+static void check_final(wc_lane *lane, const wc_part *part, const uint8_t *end)
+{
+    const wc_kernels *kernels = lane->worker->engine->kernels;
+    for (uint32_t n, left; (left = unchecked(lane)) && (n = wc_checksum_piece(&lane->rx_sum)) <= left;) {
+        const uint64_t *hash = wc_hashes_of(&part->work->hashes, end - left, n);
+        wc_checksum_skip(&lane->rx_sum, kernels, hash ? *hash : kernels->hash64(end - left, n));
+    }
+}
+
+/* n bytes of whole elements at src follow part's cursor: reduce, hash, slice by slice while they are hot. */
+static void consume(wc_part *part, const uint8_t *src, size_t n)
 {
     wc_work *work = part->work;
     while (n) {
         size_t slice = WC_DIGEST_BLOCK - part->cursor % WC_DIGEST_BLOCK;
         if (slice > n)
             slice = n;
-        check(lane, src, slice);
         if (part->action != WC_COPY) {
             uint8_t *to = wc_spot_at(part, part->to, part->cursor);
             const uint8_t *left = wc_spot_at(part, part->left, part->cursor);
@@ -38,10 +60,9 @@ static void consume(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
     }
 }
 
-/* The same for n bytes of whole blocks of the codec, which stay as they are. */
-static void consume_encoded(wc_lane *lane, wc_part *part, const uint8_t *src, size_t n)
+/* n bytes of whole blocks of the codec follow part's cursor; they stay as they are. */
+static void consume_encoded(wc_part *part, size_t n)
 {
-    check(lane, src, n);
     uint64_t raw = n / part->work->block_wire * part->work->block_raw;
     part->cursor = raw < part->end - part->cursor ? part->cursor + raw : part->end;
 }
@@ -60,15 +81,19 @@ static void take_payload(wc_lane *lane, size_t n)
     size_t have = lane->rx_tail_bytes + n;
     size_t tail = have % wc_grain(part);
     const uint8_t *src = in_place ? wc_spot_at(part, part->to, part->cursor) : buffer;
+    if (!checked_later(part))
+        check(lane, src + lane->rx_tail_bytes, n);
     if (!in_place && tail)
         memcpy(lane->rx_tail, src + have - tail, tail);
     lane->rx_tail_bytes = (uint32_t)tail;
     if (have == tail)
         return;
     if (part->encoded)
-        consume_encoded(lane, part, src, have - tail);
+        consume_encoded(part, have - tail);
     else
-        consume(lane, part, src, have - tail);
+        consume(part, src, have - tail);
+    if (checked_later(part))
+        check_final(lane, part, src + have);
     wc_part_moved(part);
 }
 
@@ -93,11 +118,11 @@ static void end_frame(wc_lane *lane)
     lane->rx_body = false;
     lane->rx_part = NULL;
     wc_count(part ? &lane->counters.frames_received : &lane->counters.frames_dropped, 1);
-    if (lane->checksums && lane->rx_crc != lane->rx_frame.checksum) {
+    if (lane->checksums && lane->rx_sum.sum != lane->rx_frame.checksum) {
         wc_count(&lane->counters.checksum_failures, 1);
-        wc_lane_down(lane, EBADMSG, "checksum: %08x over seq %llu offset %llu, the frame says %08x", lane->rx_crc,
-                     (unsigned long long)lane->rx_frame.seq, (unsigned long long)lane->rx_frame.offset,
-                     lane->rx_frame.checksum);
+        wc_lane_down(lane, EBADMSG, "checksum: %016llx over seq %llu offset %llu, the frame says %016llx",
+                     (unsigned long long)lane->rx_sum.sum, (unsigned long long)lane->rx_frame.seq,
+                     (unsigned long long)lane->rx_frame.offset, (unsigned long long)lane->rx_frame.checksum);
         return;
     }
     if (!part || part->cursor != part->end)
@@ -120,7 +145,7 @@ static bool begin_frame(wc_lane *lane)
     lane->rx_body = true;
     lane->rx_left = lane->rx_frame.length;
     lane->rx_tail_bytes = 0;
-    lane->rx_crc = 0;
+    wc_checksum_begin(&lane->rx_sum, lane->rx_frame.offset, lane->rx_left);
     if (lane->rx_left == 0)
         end_frame(lane);
     return lane->fd >= 0;
@@ -199,8 +224,10 @@ void wc_lane_forget_rx(wc_lane *lane, const wc_work *work)
     const wc_part *part = lane->rx_part;
     if (!part || (work && part->work != work))
         return;
-    const void *tail = part->action == WC_COPY ? wc_spot_at(part, part->to, part->cursor) : lane->rx_tail;
-    check(lane, tail, lane->rx_tail_bytes);
+    if (checked_later(part)) {
+        const uint8_t *end = wc_spot_at(part, part->to, part->cursor) + lane->rx_tail_bytes;
+        check(lane, end - unchecked(lane), unchecked(lane));
+    }
     lane->rx_tail_bytes = 0;
     lane->rx_part = NULL;
 }

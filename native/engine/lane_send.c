@@ -26,6 +26,24 @@ bool wc_frame_complete(const wc_part *part)
     return frame_end(part, &end);
 }
 
+/* Of the frame [cursor, end) of part. Blocks of the result that a step before has made are hashed already. */
+static uint64_t payload_checksum(const wc_part *part, uint64_t end)
+{
+    const wc_work *work = part->work;
+    const wc_kernels *kernels = work->engine->kernels;
+    const uint8_t *from = wc_spot_at(part, part->left, part->cursor);
+    wc_checksum sum;
+    wc_checksum_begin(&sum, part->cursor, (uint32_t)wc_wire_bytes(part, part->cursor, end));
+    bool final = wc_part_sends_result(part);
+    while (sum.left) {
+        uint32_t n = wc_checksum_piece(&sum);
+        const uint64_t *hash = final ? wc_hashes_of(&work->hashes, from, n) : NULL;
+        wc_checksum_skip(&sum, kernels, hash ? *hash : kernels->hash64(from, n));
+        from += n;
+    }
+    return sum.sum;
+}
+
 static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
 {
     const wc_kernels *kernels = lane->worker->engine->kernels;
@@ -45,7 +63,7 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
         .length = (uint32_t)payload,
     };
     if (lane->checksums && payload)
-        frame->header.checksum = kernels->crc32c(0, frame->payload, (size_t)payload);
+        frame->header.checksum = payload_checksum(part, end);
     frame->header.check = wc_header_check(kernels, &frame->header);
     part->cursor = end;
     frame->last = end == part->end;

@@ -67,10 +67,11 @@ wc_verdict wc_match(wc_lane *lane)
 {
     const wc_frame *frame = &lane->rx_frame;
     uint32_t limit = lane->worker->engine->config.segment;
-    uint32_t check = wc_header_check(lane->worker->engine->kernels, frame);
+    uint64_t check = wc_header_check(lane->worker->engine->kernels, frame);
     if (check != frame->check) {
         wc_count(&lane->counters.checksum_failures, 1);
-        wc_lane_down(lane, EBADMSG, "checksum: %08x over a header that says %08x", check, frame->check);
+        wc_lane_down(lane, EBADMSG, "checksum: %016llx over a header that says %016llx",
+                     (unsigned long long)check, (unsigned long long)frame->check);
         return WC_DOWN;
     }
     if (frame->version != WC_FRAME_VERSION || frame->reserved) {

@@ -93,7 +93,8 @@ void wc_notes_statistics(wc_notes *notes, wc_lane_stats *out)
 
 static uint32_t check_of(const wc_notes *notes, const wc_note_frame *frame)
 {
-    return notes->engine->kernels->crc32c(0, &frame->version, sizeof *frame - offsetof(wc_note_frame, version));
+    const size_t size = sizeof *frame - offsetof(wc_note_frame, version);
+    return (uint32_t)notes->engine->kernels->hash64(&frame->version, size);
 }
 
 /* The link by this number, kept until wc_link_unref. */

@@ -70,6 +70,12 @@ bool wc_part_waits(const wc_part *part)
     return false;
 }
 
+bool wc_part_sends_result(const wc_part *part)
+{
+    const wc_part *made = part->after[0];
+    return part->direction == WC_SEND && made && made->result && made->to.base == part->left.base;
+}
+
 void wc_part_moved(wc_part *part)
 {
     wc_worker *worker = &part->work->engine->workers[part->worker];

@@ -52,6 +52,7 @@ uint8_t *wc_spot_at(const wc_part *part, wc_spot spot, uint64_t cursor);
 uint64_t wc_part_bound(const wc_part *part); /* how far the parts that it comes after let it go */
 uint64_t wc_part_ready(const wc_part *part); /* how far these do, and what it reads of front is there */
 bool wc_part_waits(const wc_part *part);     /* whether it comes after others */
+bool wc_part_sends_result(const wc_part *part); /* of back, as its bound has made it */
 void wc_part_final(wc_part *part, uint64_t from); /* bytes [from, cursor) of its result are: they enter the digest */
 /* Its cursor has moved: whoever waits for that goes on. It must not be finished yet */
 void wc_part_moved(wc_part *part);

@@ -8,9 +8,9 @@
 
 /* After the system's headers, so that only our code is compiled for it. */
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,f16c,bmi,bmi2,sse4.2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,f16c,bmi,bmi2"))), apply_to = function)
 #else
-#pragma GCC target("avx2,f16c,bmi,bmi2,sse4.2")
+#pragma GCC target("avx2,f16c,bmi,bmi2")
 #endif
 
 #define HALF_LANES 8
@@ -28,7 +28,6 @@ static inline void codes_store(void *p, lanes a, lanes b, lanes c, lanes d)
 
 #define TABLE wc_kernels_avx2
 #define NAME "avx2"
-#define CRC32C wc_crc32c_sse42
 #define XXH_VECTOR XXH_AVX2
 #include "body.h"
 

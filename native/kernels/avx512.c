@@ -8,9 +8,9 @@
 
 /* After the system's headers, so that only our code is compiled for it. */
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi,bmi2,sse4.2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi,bmi2"))), apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi,bmi2,sse4.2,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi,bmi2,prefer-vector-width=512")
 #endif
 
 #define HALF_LANES 16
@@ -28,7 +28,6 @@ static inline void codes_store(void *p, lanes a, lanes b, lanes c, lanes d)
 
 #define TABLE wc_kernels_avx512
 #define NAME "avx512"
-#define CRC32C wc_crc32c_sse42
 #define XXH_VECTOR XXH_AVX512
 #include "body.h"
 

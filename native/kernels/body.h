@@ -1,6 +1,6 @@
 /* The kernels themselves, in plain C. Each instruction-set file includes this once, after it has told the compiler its target, so that the
    same loops are vectorised for it. That file defines:
-     TABLE, NAME, CRC32C        the table's symbol, its name, its checksum
+     TABLE, NAME                the table's symbol, its name
      XXH_VECTOR                 the vector width of the hash
      HALF_LANES, half_load(p), half_store(p, v), codes_store(p, a, b, c, d)
                                 optional: float16 by instructions, HALF_LANES at a time, in a vector of floats called `lanes`;
@@ -14,7 +14,6 @@
 #include "tables.h"
 
 #define XXH_INLINE_ALL
-#define XXH_NO_STREAM
 #include "vendor/xxhash.h"
 
 _Static_assert(FLT_EVAL_METHOD == 0, "float operations must round to float");
@@ -230,6 +229,28 @@ static void f16_average_all(void *dst, const void *va, const void *vb, size_t n,
 
 static uint64_t hash64(const void *data, size_t n) { return XXH3_64bits(data, n); }
 
+/* Callers' states are of any alignment, XXH3's are not. */
+_Static_assert(sizeof(XXH3_state_t) <= WC_HASH_STATE, "a state has room for XXH3's");
+static void hash_begin(wc_hash_state *state)
+{
+    XXH3_state_t aligned;
+    XXH3_64bits_reset(&aligned);
+    memcpy(state->bytes, &aligned, sizeof aligned);
+}
+static void hash_add(wc_hash_state *state, const void *data, size_t n)
+{
+    XXH3_state_t aligned;
+    memcpy(&aligned, state->bytes, sizeof aligned);
+    XXH3_64bits_update(&aligned, data, n);
+    memcpy(state->bytes, &aligned, sizeof aligned);
+}
+static uint64_t hash_end(const wc_hash_state *state)
+{
+    XXH3_state_t aligned;
+    memcpy(&aligned, state->bytes, sizeof aligned);
+    return XXH3_64bits_digest(&aligned);
+}
+
 #define OPS(sum, min, max, prod) {[WC_SUM] = sum, [WC_AVG] = sum, [WC_MIN] = min, [WC_MAX] = max, [WC_PROD] = prod}
 const wc_kernels TABLE = {
     .name = NAME,
@@ -261,6 +282,8 @@ const wc_kernels TABLE = {
     .decode = CODEC_TABLE(decode),
     .accumulate = CODEC_TABLE(accumulate),
     .error = CODEC_TABLE(error),
-    .crc32c = CRC32C,
     .hash64 = hash64,
+    .hash_begin = hash_begin,
+    .hash_add = hash_add,
+    .hash_end = hash_end,
 };

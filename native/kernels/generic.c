@@ -1,6 +1,5 @@
 /* Kernels in portable C: the truth that every other table must equal. */
 #define TABLE wc_kernels_generic
 #define NAME "generic"
-#define CRC32C wc_crc32c_generic
 #define XXH_VECTOR XXH_SCALAR
 #include "body.h"

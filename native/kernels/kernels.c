@@ -10,57 +10,43 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-#else
+#elif !defined(__aarch64__)
 #include <fenv.h>
 #endif
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static wc_kernels tables[3]; /* those that this CPU can run, the best first, "generic" last */
+static const wc_kernels *tables[3]; /* those that this CPU can run, the best first, "generic" last */
 static int tables_count;
 static const wc_kernels *chosen;
 
 static const wc_kernels *find(const char *name)
 {
     for (int i = 0; i < tables_count; i++)
-        if (strcmp(tables[i].name, name) == 0)
-            return &tables[i];
+        if (strcmp(tables[i]->name, name) == 0)
+            return tables[i];
     return NULL;
 }
 
 static void choose(void)
 {
-    wc_crc32c_init();
 #if defined(__x86_64__)
     /* The compiler's check includes the operating system's support of the wide registers. */
     __builtin_cpu_init();
     unsigned a, b, c = 0, d;
     const int f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-    const int avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                     __builtin_cpu_supports("sse4.2");
+    const int avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
     const int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx512) {
-        wc_kernels *table = &tables[tables_count++];
-        *table = wc_kernels_avx512;
-        if (__builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul")) {
-            wc_crc32c_vpclmul_init();
-            table->crc32c = wc_crc32c_vpclmul;
-        }
-    }
+    if (avx512)
+        tables[tables_count++] = &wc_kernels_avx512;
     if (avx2)
-        tables[tables_count++] = wc_kernels_avx2;
+        tables[tables_count++] = &wc_kernels_avx2;
 #elif defined(__aarch64__)
-    wc_kernels *table = &tables[tables_count++];
-    *table = wc_kernels_neon;
-    if (getauxval(AT_HWCAP) & HWCAP_CRC32)
-        table->crc32c = wc_crc32c_armv8;
+    tables[tables_count++] = &wc_kernels_neon;
 #endif
-    tables[tables_count++] = wc_kernels_generic;
+    tables[tables_count++] = &wc_kernels_generic;
     const char *wanted = getenv("WANCOLL_CPU");
-    chosen = wanted != NULL && *wanted != '\0' ? find(wanted) : &tables[0];
+    chosen = wanted != NULL && *wanted != '\0' ? find(wanted) : tables[0];
 }
 
 const wc_kernels *wc_kernels_default(void)

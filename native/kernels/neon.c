@@ -25,7 +25,6 @@ static inline void codes_store(void *p, lanes a, lanes b, lanes c, lanes d)
 
 #define TABLE wc_kernels_neon
 #define NAME "neon"
-#define CRC32C wc_crc32c_generic
 #define XXH_VECTOR XXH_NEON
 #include "body.h"
 #endif

@@ -40,6 +40,27 @@ bool wc_test_no_memory(void)
     return true;
 }
 
+/* As engine.h has it. */
+static uint64_t checksum_of(uint64_t offset, const uint8_t *payload, size_t n)
+{
+    const wc_kernels *k = wc_kernels_default();
+    uint64_t both[2] = {0};
+    for (size_t at = 0, piece; at < n; at += piece) {
+        piece = WC_DIGEST_BLOCK - (size_t)((offset + at) % WC_DIGEST_BLOCK);
+        piece = piece < n - at ? piece : n - at;
+        both[1] = k->hash64(payload + at, piece);
+        both[0] = k->hash64(both, sizeof both);
+    }
+    return both[0];
+}
+
+/* A header with its check. */
+static wc_frame with_check(wc_frame frame)
+{
+    frame.check = wc_kernels_default()->hash64(&frame.version, sizeof frame - 8);
+    return frame;
+}
+
 #define CHECK(condition) check((condition) != 0, #condition, __func__, __LINE__)
 
 static bool check(bool ok, const char *what, const char *where, int line)

@@ -110,7 +110,6 @@ static void raw_bytes(bench *b, input *in)
 /* Each field is right unless the input says otherwise. */
 static void frame(bench *b, input *in)
 {
-    const wc_kernels *k = wc_kernels_default();
     uint8_t wrong = next_byte(in), what = next_byte(in), which = what % OPS;
     int lane = what / OPS % LANES;
     uint16_t number = (uint16_t)(what / OPS / LANES % 4);
@@ -134,10 +133,10 @@ static void frame(bench *b, input *in)
     uint8_t bytes[sizeof header + LONGEST];
     size_t payload = header.length < LONGEST ? header.length : LONGEST;
     memset(bytes + sizeof header, next_byte(in), payload);
-    header.checksum = k->crc32c(0, bytes + sizeof header, payload);
+    header.checksum = checksum_of(header.offset, bytes + sizeof header, payload);
     if (wrong & 64)
         header.checksum ^= next_byte(in);
-    header.check = k->crc32c(0, &header.version, sizeof header - 4);
+    header = with_check(header);
     memcpy(bytes, &header, sizeof header);
     size_t size = sizeof header + payload, piece = wrong & 128 ? 1u + next_byte(in) : size;
     for (size_t at = 0; at < size; at += piece)
@@ -169,7 +168,7 @@ static void note(bench *b, input *in)
         frame.type = next_byte(in);
     if (wrong & 4)
         frame.version = next_byte(in);
-    frame.check = wc_kernels_default()->crc32c(0, &frame.version, sizeof frame - 4);
+    frame.check = (uint32_t)wc_kernels_default()->hash64(&frame.version, sizeof frame - 4);
     if (wrong & 8)
         ((uint8_t *)&frame)[next_byte(in) % sizeof frame] ^= next_byte(in);
     size_t piece = wrong & 16 ? 1u + next_byte(in) : sizeof frame;

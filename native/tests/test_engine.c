@@ -497,11 +497,9 @@ static wc_frame good_frame(void)
 /* With its check words; a checksum that is not 0 stays as it is. */
 static wc_frame sealed(wc_frame frame, const uint8_t *payload, size_t bytes)
 {
-    const wc_kernels *k = wc_kernels_default();
     if (frame.checksum == 0)
-        frame.checksum = k->crc32c(0, payload, bytes);
-    frame.check = k->crc32c(0, &frame.version, sizeof frame - 4);
-    return frame;
+        frame.checksum = checksum_of(frame.offset, payload, bytes);
+    return with_check(frame);
 }
 
 static void raw_send(raw *r, wc_frame frame, const uint8_t *payload, size_t piece)
@@ -525,6 +523,7 @@ static void put_frame(int fd, wc_frame frame, const uint8_t *payload)
 
 static void test_frames(void)
 {
+    enum { V = WC_FRAME_VERSION };
     uint8_t payload[RAW_BYTES];
     for (int i = 0; i < RAW_BYTES; i++)
         payload[i] = (uint8_t)(i * 7 + 1);
@@ -539,7 +538,7 @@ static void test_frames(void)
         CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE && !memcmp(r.back.data, payload, RAW_BYTES));
         wc_lane_stats stats;
         CHECK(wc_lane_statistics(r.engine, RAW_LINK, 0, &stats) == 0);
-        CHECK(stats.frames_dropped == 2 && stats.frames_received == 1 && stats.bytes_received == 3 * (48 + RAW_BYTES));
+        CHECK(stats.frames_dropped == 2 && stats.frames_received == 1 && stats.bytes_received == 3 * (sizeof(wc_frame) + RAW_BYTES));
         raw_stop(&r);
     }
     struct {
@@ -548,12 +547,12 @@ static void test_frames(void)
         uint16_t number;
         uint8_t version, reserved;
     } bad[] = {
-        {5, 2, 0, RAW_BYTES, 0, EPROTO, 0, 1, 0},     {5, 2, 0, RAW_BYTES, 0, EPROTO, 0, 2, 1},
-        {5, 2, 4, 4, 0, EPROTO, 0, 2, 0},             {5, 2, 0, RAW_BYTES + 4, 0, EPROTO, 0, 2, 0},
-        {5, 2, 0, 65540, 0, EPROTO, 0, 2, 0},         {5, 2, 0, 3, 0, EPROTO, 0, 2, 0},
-        {5, 2, 0, 0, 0, EPROTO, 0, 2, 0},             {5, 2, 0, RAW_BYTES, 0, EPROTO, 1, 2, 0},
-        {5, 2, 0, RAW_BYTES, 1, EBADMSG, 0, 2, 0},    {4, 2, 0, RAW_BYTES, 1, EBADMSG, 0, 2, 0},
-        {5, 2, UINT64_MAX, 4, 0, EPROTO, 0, 2, 0},
+        {5, 2, 0, RAW_BYTES, 0, EPROTO, 0, V - 1, 0}, {5, 2, 0, RAW_BYTES, 0, EPROTO, 0, V, 1},
+        {5, 2, 4, 4, 0, EPROTO, 0, V, 0},             {5, 2, 0, RAW_BYTES + 4, 0, EPROTO, 0, V, 0},
+        {5, 2, 0, 65540, 0, EPROTO, 0, V, 0},         {5, 2, 0, 3, 0, EPROTO, 0, V, 0},
+        {5, 2, 0, 0, 0, EPROTO, 0, V, 0},             {5, 2, 0, RAW_BYTES, 0, EPROTO, 1, V, 0},
+        {5, 2, 0, RAW_BYTES, 1, EBADMSG, 0, V, 0},    {4, 2, 0, RAW_BYTES, 1, EBADMSG, 0, V, 0},
+        {5, 2, UINT64_MAX, 4, 0, EPROTO, 0, V, 0},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         raw r = raw_start(1);
@@ -712,6 +711,78 @@ static void test_flips(void)
     bed_stop(&b);
     for (int r = 0; r < 2; r++)
         CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
+/* One frame of several pieces, of each kind that a receiver tells apart, with one bit flipped or none, in reads of any
+   size. The first and the last piece are no blocks of the digest; those between are, but for `shifted`. */
+static void test_flips_of_kinds(void)
+{
+    enum { IN_PLACE, SHIFTED, NOT_HASHED, REDUCED, ENCODED, DRAINED, GIVEN_UP, KINDS };
+    enum { START = 4096, RAW = 3 * 65536 + 512, TOTAL = START + RAW, SEGMENT = 1 << 20 };
+    static uint8_t bytes[sizeof(wc_frame) + RAW], front[TOTAL];
+    const wc_place back = {.buffer = WC_BACK}, coded = {.buffer = WC_SCRATCH, .encoded = 1};
+    wc_config config = {.workers = 1, .segment = SEGMENT, .stripe = SEGMENT};
+    for (int kind = 0; kind < KINDS; kind++) {
+        const uint32_t length = kind == ENCODED ? RAW / 512 * 132 : RAW;
+        for (int round = 0; round < 40; round++) {
+            wc_engine *engine = wc_engine_new(&config);
+            buffer out = buffer_new(TOTAL);
+            memset(out.data, 0, TOTAL);
+            int pair[2];
+            tcp_pair(pair);
+            fcntl(pair[0], F_SETFL, 0);
+            must(engine && wc_link_open(engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(engine, RAW_LINK, 0, pair[1], 1) == 0, "raw");
+            wc_step steps[2] = {{.link = RAW_LINK, .start = START, .length = RAW, .to = back, .left = {.buffer = WC_FRONT},
+                                 .after = {-1, -1}, .direction = WC_RECV, .action = kind == REDUCED ? WC_FINAL : WC_COPY, .result = 1}};
+            steps[0].to.offset = kind == SHIFTED ? 0 : START;
+            wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = front, .back = out.data, .bytes = {TOTAL, TOTAL, TOTAL},
+                        .dtype = kind == ENCODED ? WC_F32 : WC_I32, .codec = kind == ENCODED ? WC_CODEC_INT8 : WC_CODEC_NONE,
+                        .divisor = 1, .lanes = 1, .tracks = 1, .digest = kind != NOT_HASHED, .steps_count = 1, .steps = steps};
+            if (kind == ENCODED) {
+                op.steps_count = 2;
+                steps[1] = (wc_step){.start = START, .length = RAW, .to = steps[0].to, .left = coded, .after = {0, -1},
+                                     .direction = WC_LOCAL, .action = WC_DECODE, .result = 1};
+                steps[0].to = coded, steps[0].result = 0;
+            }
+            CHECK(wc_post(engine, &op) == 0);
+            wc_frame frame = good_frame();
+            frame.offset = START, frame.length = length, frame.epoch = kind == DRAINED ? 4 : 5;
+            for (uint32_t i = 0; i < length; i++)
+                bytes[sizeof frame + i] = (uint8_t)draw();
+            frame.checksum = checksum_of(START, bytes + sizeof frame, length);
+            frame = with_check(frame);
+            memcpy(bytes, &frame, sizeof frame);
+            size_t size = sizeof frame + length, flipped = round % 4 == 1 ? draw() % (sizeof frame * 8) : draw() % (size * 8);
+            if (round % 4) /* else none: what is right is taken */
+                bytes[flipped / 8] ^= (uint8_t)(1u << flipped % 8);
+            bool down = false, cancelled = false;
+            for (size_t at = 0, n; at < size && !down; at += n) {
+                if (kind == GIVEN_UP && !cancelled && at > size / 2) {
+                    CHECK(wc_cancel(engine, 1) == 0);
+                    cancelled = true;
+                }
+                n = 1 + draw() % (round % 2 ? 5000 : (int)(size / 3));
+                n = n < size - at ? n : size - at;
+                down = send(pair[0], bytes + at, n, MSG_NOSIGNAL) < 0;
+            }
+            shutdown(pair[0], SHUT_WR);
+            wc_event event;
+            do
+                event = next_event(engine, DEADLINE_MS);
+            while (event.type == WC_EV_CANCELLED);
+            if (round % 4) {
+                if (!CHECK(event.type == WC_EV_LANE_DOWN && event.error == EBADMSG))
+                    fprintf(stderr, "  kind %d, bit %zu: event %u, error %d, %s\n", kind, flipped, event.type, event.error, event.text);
+            } else if (kind == DRAINED || kind == GIVEN_UP) {
+                CHECK(event.type == WC_EV_LANE_DOWN && event.error == 0);
+            } else if (!CHECK(event.type == WC_EV_DONE && (!op.digest || event.value == digest_of(out)))) {
+                fprintf(stderr, "  kind %d: event %u, error %d, %s\n", kind, event.type, event.error, event.text);
+            }
+            wc_engine_free(engine);
+            close(pair[0]);
+            CHECK(buffer_free(&out));
+        }
+    }
 }
 
 /* Lanes whose ends have agreed to do without checksums: payloads are believed, headers are not. */
@@ -993,7 +1064,7 @@ static void test_notes_end_with_the_link(void)
 
 static wc_note_frame sealed_note(wc_note_frame frame)
 {
-    frame.check = wc_kernels_default()->crc32c(0, &frame.version, sizeof frame - 4);
+    frame.check = (uint32_t)wc_kernels_default()->hash64(&frame.version, sizeof frame - 4);
     return frame;
 }
 
@@ -1137,6 +1208,7 @@ int main(void)
     for (int round = 0; round < 2; round++)
         test_early(round);
     test_flips();
+    test_flips_of_kinds();
     test_without_checksums();
     test_garbage();
     test_seqs();

@@ -86,7 +86,7 @@ class PeerConfig:
     ] = ""
     checksum: Annotated[
         bool,
-        Parameter(help="Checksums (crc32c) over all data. A connection goes without only if both ends want that."),
+        Parameter(help="Checksums (XXH3) over all data. A connection goes without only if both ends want that."),
     ] = True
     arena_bytes: Annotated[
         int,
