@@ -284,6 +284,8 @@ class Daemon(Process):
         session = self.by_engine_id.pop(engine_id, None)
         if session is not None:
             session.released(engine_id)
+            if engine_id in self.engine.flipped:
+                self.world.judge.flipped.add((session.member.name, *self.engine.flipped[engine_id]))
             session.run(session.member.op_finished(engine_id, digest, sent, now=self.clock.now))
 
     def _cancelled(self, engine_id: int) -> None:

@@ -101,6 +101,7 @@ class Engine:
         self.links: dict[int, EngineLink] = {}
         self._events: deque[Callable[[], None]] = deque()  # to the daemon, in order
         self.flip = 0  # ops to come whose result is not what it should be
+        self.flipped: dict[int, tuple[int, int]] = {}  # those that came, by number: epoch, seq
 
     # ---- links ---------------------------------------------------------------------------------------
 
@@ -190,6 +191,7 @@ class Engine:
         del self.works[work.id]
         if self.flip and work.back and work.compared and work.links:
             self.flip -= 1
+            self.flipped[work.id] = work.epoch, work.seq
             work.back[0] ^= work.id + crc32(self._process.host.encode())  # no two members' alike
         digest = crc32(repr(work.back).encode()) if work.digests else 0
         self._event(lambda: self._on_done(work.id, digest, work.sent))

@@ -69,6 +69,11 @@ def test_many_worlds_where_members_commit() -> None:
     explore(200_000, 220_000, "members")
 
 
+def test_what_is_committed_is_judged_by_all_that_is_known() -> None:
+    """A result corrupted in the one member that is left; one of which no note could tell, since no link was up."""
+    assert attempt(5005)[1] == attempt(20710, "members")[1] == ""
+
+
 # Which mistakes show, and in worlds of which faults (None: those of the seed).
 SHOWS: dict[str, tuple[str, ...] | None] = {
     "reporting_without_freezing": None,

@@ -132,6 +132,7 @@ def _causes(limits: Limits, group: Group, seq: int, entry: Pending | None, age: 
     done = entry.done if entry is not None else {}
     absent = [member for member in group.members if member.mid not in done]
     silent = {member.mid for member in _silent(limits, group, now)}
+    grace = group.current.graces.get(seq)
     found = []
     for member in absent:
         rank = ranks[member.mid]
@@ -142,7 +143,11 @@ def _causes(limits: Limits, group: Group, seq: int, entry: Pending | None, age: 
         elif lacks_input(member, seq):
             found.append(m.WaitCause(member.name, rank, "", -1, NO_INPUT, age))
         elif member.called[0] == group.epoch and member.called[1] < seq and now - member.called[2] < age:
-            found.append(m.WaitCause(member.name, rank, "", -1, "it has not called the operation", age))
+            covered = grace is not None and grace.over and member.mid not in grace.calls
+            if covered and any(op.seq == seq for op in _said(member)):
+                continue  # its daemon takes part for it (R20)
+            why = "it has not called the operation" + ("; its daemon was told to take part for it" if covered else "")
+            found.append(m.WaitCause(member.name, rank, "", -1, why, age))
     found += _bad_links(limits, group, silent, ranks, now)
     found.sort(key=lambda cause: -cause.seconds)
     return found
@@ -150,10 +155,13 @@ def _causes(limits: Limits, group: Group, seq: int, entry: Pending | None, age: 
 
 def lacks_input(member: Member, seq: int) -> bool:
     """Whether it has said, when it last said what it waits for, that its own client still fills the input of *seq*."""
+    return any(op.seq == seq and op.stage == "input" for op in _said(member))
+
+
+def _said(member: Member) -> list[m.OpWait]:
+    """Its slow operations, as it has last said in this epoch."""
     told = member.told
-    if told is None or told.message.epoch != member.group.epoch:
-        return False
-    return any(op.seq == seq and op.stage == "input" for op in told.message.ops)
+    return told.message.ops if told is not None and told.message.epoch == member.group.epoch else []
 
 
 def _silent(limits: Limits, group: Group, now: float) -> list[Member]:
