@@ -45,11 +45,21 @@ int wc_pages_release(uint64_t address, uint64_t bytes)
     return munmap(at(address), bytes) ? -errno : 0;
 }
 
-int wc_pages_bind(const wc_block *block, int fd)
+static int show(const wc_block *block, int fd, int how)
 {
-    void *got = mmap(at(block->address), block->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd,
+    void *got = mmap(at(block->address), block->bytes, PROT_READ | PROT_WRITE, how | MAP_FIXED | MAP_NORESERVE, fd,
                      (off_t)block->offset);
     return got == MAP_FAILED ? -errno : 0;
+}
+
+int wc_pages_bind(const wc_block *block, int fd)
+{
+    return show(block, fd, MAP_SHARED);
+}
+
+int wc_pages_disown(const wc_block *block, int fd)
+{
+    return show(block, fd, MAP_PRIVATE);
 }
 
 int wc_pages_discard(const wc_block *block, int fd)

@@ -20,6 +20,8 @@ int wc_pages_reserve(uint64_t bytes, uint64_t *address);
 int wc_pages_release(uint64_t address, uint64_t bytes);
 /* Lets the block's addresses show its part of the file. They must lie in reserved space. */
 int wc_pages_bind(const wc_block *block, int fd);
+/* The same in a forked child, which shares the parent's file: what it writes from now on is its own. */
+int wc_pages_disown(const wc_block *block, int fd);
 /* Gives the memory behind the block's part of the file back; it reads as zeros from then on. */
 int wc_pages_discard(const wc_block *block, int fd);
 /* Exchanges what two blocks of equal size show, and their offsets with it. Page tables move along, so warm pages stay

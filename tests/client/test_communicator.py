@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import dataclasses
 import gc
 import logging
@@ -30,11 +31,14 @@ from tests.client.tools import BIG, address, in_thread, numpy_kind, refused, unt
 from wancoll.client import connection as connection_module
 from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
+from wancoll.client.placement import Placement
+from wancoll.client.work import Work
 from wancoll.collective import DType, ReduceOp
 from wancoll.errors import (
     BY_NAME,
     CollectiveMismatch,
     ConfigError,
+    DeviceError,
     Evicted,
     MasterUnreachable,
     PeerDaemonLost,
@@ -633,6 +637,52 @@ def test_ctrl_c_at_any_moment(daemon: FakeDaemon, comm: Communicator) -> None:
         signal.signal(signal.SIGALRM, before)
     assert hits > 20
     assert comm.all_reduce(np.ones(3)).seq == len(daemon.seen)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ctrl_c_at_any_line_of_the_end_of_a_call(
+    held: Communicator, manual: FakeDaemon, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """What has become of it stays what it was: above all a device's failure, when its result cannot come again."""
+    commit = Placement.commit
+
+    def failing(self: Placement, nbytes: int, attempt: int) -> None:
+        if fails:
+            raise DeviceError("the copy failed")
+        commit(self, nbytes, attempt)
+
+    monkeypatch.setattr(Placement, "commit", failing)
+    ends = {Work.finish.__code__, Work._committed.__code__}
+    for stop in range(1, 50):
+        lines = 0
+
+        def trace(frame: Any, event: str, _: Any, stop: int = stop) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            if lines == stop and event == "line":
+                raise KeyboardInterrupt
+            return trace
+
+        x = np.full(3, stop)
+        work = held.all_reduce(x, async_op=True)
+        post = manual.next_post()
+        manual.back(post).view(np.int64)[:3] = 7
+        answer = manual.result(post)
+        manual.drop(post)
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.settrace(lambda frame, event, _: trace if frame.f_code in ends else None)
+            held._connection._handle(answer)
+        sys.settrace(None)
+        held._connection._handle(answer)
+        if fails:
+            with pytest.raises(DeviceError, match="undefined contents"):
+                work.wait(0)
+        else:
+            assert work.wait(0).out is x
+            assert x.tolist() == [7] * 3
+        if lines < stop:
+            break
+    assert 5 < lines < stop
 
 
 def test_many_calls_in_flight(path: str) -> None:

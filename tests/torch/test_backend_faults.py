@@ -211,6 +211,28 @@ def test_a_loss_is_told_to_who_has_not_heard_of_it(sockets, target):
             ranks.result(rank, 100)
 
 
+def outlives_the_store(rank, size, path):
+    """What torch prints goes to *path* while the group is destroyed."""
+    dist.init_process_group("wancoll", timeout=timedelta(seconds=50))
+    yield "ready"
+    if rank == 0:
+        time.sleep(100)
+    with pytest.raises(wancoll.OperationAborted, match="lost rank-0"):
+        dist.all_reduce(torch.ones(4))
+    os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), 2)
+    dist.destroy_process_group()
+    yield "done"
+
+
+@pytest.mark.check
+def test_who_outlives_the_store_does_not_ask_it(tmp_path):
+    with Ranks(2, outlives_the_store, str(tmp_path / "said")) as ranks:
+        assert [ranks.next(rank) for rank in range(2)] == ["ready"] * 2
+        ranks.kill(0)
+        assert ranks.next(1) == "done"
+    assert (tmp_path / "said").read_text() == ""
+
+
 def children():
     mine = str(os.getpid())
     found = []

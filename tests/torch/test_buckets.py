@@ -88,6 +88,23 @@ def test_what_others_may_point_to_stays(connection):
     assert held(connection.arena) == 0
 
 
+def test_what_cannot_move_has_room(connection):
+    """Buckets of one model after another: at most a quarter of the arena is theirs."""
+    arena = connection.arena
+    buckets = [torch.zeros(COUNT) for _ in range(12)]
+    assert sum(move(each, connection) for each in buckets) == 8
+    assert arena.leased_bytes == arena.nbytes // 4
+    largest = 3 * arena.nbytes // 8
+    _input, _result = arena.take(largest), arena.take(largest)
+
+
+def test_torch_without_the_exchange(connection, monkeypatch):
+    """Its name is torch's own, and may change."""
+    monkeypatch.setattr("wancoll.torch.buckets._EXCHANGE", "_another_name")
+    assert not move(torch.zeros(COUNT), connection)
+    assert held(connection.arena) == 0
+
+
 def test_what_a_pending_call_writes_stays(connection):
     x = torch.zeros(COUNT)
     of = region(x, "x")
@@ -102,14 +119,18 @@ def test_the_environment_forbids_it(connection, monkeypatch):
     assert not move(torch.zeros(COUNT), connection)
 
 
-def test_a_fork_has_the_bytes(connection):
+def test_a_fork_has_the_bytes_and_writes_its_own(connection):
     x = torch.full((COUNT,), 3.0)
     assert move(x, connection)
     seen = x.numpy()
     child = os.fork()
     if not child:
-        os._exit(int(bool((seen == 3.0).all())))  # torch's threads are not there
+        connection.arena.disown()  # as of every connection that is open
+        right = bool((seen == 3.0).all())
+        seen[:] = 4.0
+        os._exit(int(right and bool((seen == 4.0).all())))  # torch's threads are not there
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert (seen == 3.0).all()
 
 
 def test_only_the_reducer_hands_over():

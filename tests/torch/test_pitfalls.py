@@ -167,6 +167,7 @@ def pitfalls(rank, size, port):
     dist.destroy_process_group()
 
 
+@pytest.mark.check
 @pytest.mark.timeout(150)
 def test_pitfalls(sockets):
     run(2, pitfalls, free_port(), env=sockets, timeout=120)

@@ -355,8 +355,10 @@ class Arena:
             self._idle.clear()
 
     def disown(self) -> None:
-        """In a forked child: the file is the parent's; never change it."""
+        """In a forked child: the file is the parent's; never change it, also where arrays are written to."""
         self._lock = threading.Lock()  # another thread of the parent may have held it
+        for block in self._blocks.values():
+            lib.wc_pages_disown(block.pages, self._fd)
         self._closed = True
         os.close(self._fd)
         os.close(self.bell)

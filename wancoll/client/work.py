@@ -224,6 +224,15 @@ class Work:
         """The daemon's answer is there. Doing it again, after an interruption, is harmless."""
         if self.finished:
             return
+        if self._answer is None:
+            self._answer = self._committed(answer)  # before the blocks go: who does it again cannot bring it any more
+        if self.placement is not None:
+            self.placement.end()
+        self.placement = None  # gives the blocks back: the daemon no longer touches them
+        self.finished = True
+
+    def _committed(self, answer: m.Result | m.Failure) -> m.Result | m.Failure:
+        """What has become of the call here, after a result was brought to where it belongs."""
         if self.placement is not None and isinstance(answer, m.Result):
             names = answer.contributors
             if not answer.counted and self.placement.feed is not None:
@@ -232,17 +241,13 @@ class Work:
                 self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize, answer.attempts)
             except errors.DeviceError as bad:
                 bad.hint = "the operation is committed; this member's tensor has undefined contents"
-                answer = as_failure(bad)
+                return as_failure(bad)
             else:
                 self._landings = self.placement.landings
                 if self.placement.feed is not None and answer.counted:
                     rank = names.index(self._connection.place.member)
                     self.placement.feed.commit(answer.algorithm, rank, len(names))
-        if self.placement is not None:
-            self.placement.end()
-        self.placement = None  # gives the blocks back: the daemon no longer touches them
-        self._answer = answer
-        self.finished = True
+        return answer
 
     def _result_count(self, contributors: list[str]) -> int:
         """Elements of the result: without those who were lost it is shorter, where it has a block from each."""

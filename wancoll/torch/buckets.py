@@ -17,7 +17,7 @@ from types import FrameType
 import numpy as np
 import torch
 
-from wancoll.client.arena import SWAP_BYTES
+from wancoll.client.arena import SWAP_BYTES, size_class
 from wancoll.client.connection import Connection
 from wancoll.client.placement import overlap
 from wancoll.client.tensors import new_array
@@ -25,6 +25,8 @@ from wancoll.errors import ArenaFull
 
 OPTION = "WANCOLL_MOVE_BUCKETS"  # 0: they stay
 _MARK = "in_wancoll_arena"  # of a storage that was moved: it is not resizable any more, and may move to another arena
+_EXCHANGE = "_swap_data_ptr_"  # torch's own name for it: where it is missing, buckets stay
+_SHARE = 4  # buckets move while no more than this part of the arena is held: the rest is for what cannot move
 _BACKWARD = "torch.autograd.graph"  # the last module in Python that torch's reducer is called through
 
 
@@ -38,7 +40,7 @@ def move(bucket: torch.Tensor, connection: Connection) -> bool:
 
     Returns:
         Whether it has: not if it is too small to be worth it, there already, not torch's own memory, or in use by a
-        pending call; nor if there is no room.
+        pending call; nor if more than a quarter of the arena would be held.
     """
     storage = bucket.untyped_storage()
     address, nbytes = storage.data_ptr(), storage.nbytes()
@@ -46,7 +48,9 @@ def move(bucket: torch.Tensor, connection: Connection) -> bool:
     if nbytes < SWAP_BYTES or bucket.nbytes != nbytes or not own or os.environ.get(OPTION) == "0":
         return False
     arena, here = connection.arena, ((address, address + nbytes),)
-    if arena.find(address, nbytes) is not None:
+    exchange = getattr(torch.UntypedStorage, _EXCHANGE, None)
+    crowded = arena.leased_bytes + size_class(nbytes) > arena.nbytes // _SHARE
+    if exchange is None or crowded or arena.find(address, nbytes) is not None:
         return False
     for work in connection.pending:
         placement = work.placement  # another thread may be finishing it
@@ -57,6 +61,6 @@ def move(bucket: torch.Tensor, connection: Connection) -> bool:
     except ArenaFull:
         return False
     found.copy_(bucket.detach().view(-1).view(torch.uint8))
-    storage._swap_data_ptr_(found.untyped_storage())  # type: ignore[attr-defined]
+    exchange(storage, found.untyped_storage())
     setattr(storage, _MARK, True)
     return True

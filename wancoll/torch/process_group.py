@@ -329,7 +329,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leave the group: pending operations fail. Of the default group: end this process's daemon, too."""
         self._gone = OperationAborted("the group was shut down", who=f"group {self._name!r}")
-        self._leave(wait=True)
+        # With rank 0 torch's store has died, and the other ranks need not be told of this one's end.
+        alone = self._comm is not None and self._connection.partings.get(member(0), "").startswith("lost ")
+        self._leave(wait=not alone)
 
     # ---- making a call -------------------------------------------------------------------------------
 
