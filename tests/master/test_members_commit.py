@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.master.transcript import GROUP, Room
+import msgspec
+import pytest
+
+from tests.master.transcript import GROUP, Room, report_of
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
 
@@ -124,3 +127,46 @@ def test_a_pair_that_cannot_talk_and_too_many_members_leave_it_to_the_master() -
     many.form(33)
     assert many.group.told.plan.commit == "master"
     assert Room(Limits()).limits.commit == "master"
+
+
+def test_a_master_that_commits_itself_believes_no_epoch_in_which_members_do() -> None:
+    room = Room(Limits())
+    room.restarted()
+    report = report_of(1, of=(1,), aborted=True)
+    plan = msgspec.structs.replace(report.plan, commit="members")
+    room.say("d1", msgspec.structs.replace(report, plan=plan))
+    fate = room.one("d1", m.Evicted)
+    assert "commit among themselves" in fate.reason
+    assert fate.unknown_upto == m.MOST
+    assert GROUP not in room.state.groups
+
+
+@pytest.mark.parametrize("name", ["m0", "m2"])
+def test_who_says_that_more_is_committed_than_the_others_bear_is_put_out(name: str) -> None:
+    room = voters(3)
+    room.give_up("m1", 4)
+    for one in ("m0", "m1", "m2"):
+        frozen(room, one, *((10, ()) if one == name else (1, (2,))))
+    epoch = room.new_epoch()
+    assert [one.name for one in epoch.members] == [one for one in ("m0", "m1", "m2") if one != name]
+    assert epoch.committed_upto == 2
+    fate = room.one("d" + name[1:], m.Evicted)
+    assert "operation 10 is committed" in fate.reason
+    assert (fate.committed_upto, fate.unknown_upto, fate.digests) == (1, 2, [(2, 7, 9)])
+
+
+def test_what_somebody_has_committed_is_not_given_up_nor_doubted_by_another_one() -> None:
+    room = voters(2)
+    room.give_up("m1", 1)
+    frozen(room, "m0", 2)
+    frozen(room, "m1", 0, (1, 2), apart=(2,))
+    epoch = room.new_epoch()
+    assert (epoch.committed_upto, epoch.voids) == (2, [])
+
+
+def test_a_huge_number_that_one_member_says_costs_no_time() -> None:
+    room = voters(1)
+    huge = room.state.believable
+    room.give_up("m0", 2)
+    frozen(room, "m0", huge)
+    assert room.new_epoch().committed_upto == huge

@@ -121,8 +121,12 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
         return
     reports = [closing.reports[member.mid] for member in group.members]
     sure = max(group.committed, *(report.committed_upto for report in reports))
-    reach, digests = _finished_by_all(group, closing, reports)
-    assert reach >= sure, f"somebody has committed operation {sure}, and all have finished up to {reach}: {reports}"
+    reach, digests = _finished_by_all(group, closing, reports, sure)
+    if reach < sure:
+        alone = [member for member in group.members if closing.reports[member.mid].committed_upto > reach]
+        why = f"it says that operation {sure} is committed; all have finished, equally, what is up to {reach}"
+        lose(step, dict.fromkeys(alone, why), "evicted", tell=True)
+        return
     fate: dict[str, Any]
     if closing.doubted:
         unknown = {seq: m.Void(seq, "OutcomeUnknown", DOUBTED, {}) for seq, _, _ in digests if seq > sure}
@@ -143,8 +147,13 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
         _next_epoch(step, group, reason)
 
 
-def _finished_by_all(group: Group, closing: Closing, reports: list[m.Frozen]) -> tuple[int, list[tuple[int, int, int]]]:
-    """Up to where all have finished all, equally, and with which digests."""
+def _finished_by_all(
+    group: Group, closing: Closing, reports: list[m.Frozen], sure: int
+) -> tuple[int, list[tuple[int, int, int]]]:
+    """Up to where all have finished all, equally, and with which digests; *sure*: so far somebody says it is committed.
+
+    What is committed is not void any more, nor are there doubts about it, whoever says so: all have to have it.
+    """
     found: dict[int, tuple[int, int, int]] = {}
     done = []
     for report in reports:
@@ -154,15 +163,15 @@ def _finished_by_all(group: Group, closing: Closing, reports: list[m.Frozen]) ->
             mine.update({seq: (seq, 0, 0) for seq in report.updates})
         done.append((report.committed_upto, mine))
     apart = {seq for report in reports for seq in report.apart}
-    reach = seq = group.committed
+    reach = seq = max(group.committed, min(upto for upto, _ in done))
     while True:
         seq += 1
-        if seq in closing.voids:
+        if seq in closing.voids and seq > sure:
             break
         if seq in group.voids:
             continue
         results = {mine.get(seq) for upto, mine in done if upto < seq}
-        if len(results) > 1 or None in results or (results and seq in apart):
+        if len(results) > 1 or None in results or (seq in apart and seq > sure):
             break
         for result in results:
             if result is not None and result[1:] != (0, 0):

@@ -68,9 +68,9 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         why = "it reports numbers that no master can have come to"
         _put_out(step, daemon, report, why, m.MOST)
         return
-    full = _too_many(step, daemon, report)
-    if full:
-        _put_out(step, daemon, report, full, m.MOST)
+    unfit = _alien(step, report) or _too_many(step, daemon, report)
+    if unfit:
+        _put_out(step, daemon, report, unfit, m.MOST)
         return
     if known is None:
         raise_mids(step, max(epoch.daemons))
@@ -115,6 +115,13 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     if known is None or again:
         _look_anew(group.rebuild)
     consider(step, group)
+
+
+def _alien(step: Step, report: m.Report) -> str:
+    """Why no master like this one made the epoch, "" if one may have."""
+    if report.plan.commit == "members" and step.limits.commit != "members":
+        return "its members commit among themselves, and this master was not told to let them"
+    return ""
 
 
 def _too_many(step: Step, daemon: Daemon, report: m.Report) -> str:
