@@ -226,3 +226,23 @@ def test_alone_it_commits_what_it_finishes() -> None:
     v.member.enter_epoch(m.Epoch("g", 1, 1, 2, infos(1), plan, b"k" * 16, 1, 0, [], "lost all"), 0.0)
     v.member.links_ready(2, [])
     assert [result.contributors for result in told(v.run(), m.Result)] == [["m1"]]
+
+
+def test_an_update_that_has_ended_in_a_later_epoch_lets_nothing_above_it_end_in_this_one() -> None:
+    v = Voter()
+    v.run(Descriptor(Kind.update_membership))
+    v.run()
+    v.run()
+    for mid in (2, 3):
+        assert v.hear(mid, Note(1, 0, 2, 7, SUM)) == []
+    running = v.member.attempts.next
+    said = post(4, data(), 1)
+    v.member.post(said, v.member.call(said), 1.0)
+    commands = v.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m2", "m3", "m4"])), 2.0, 1, 1)
+    assert [(result.seq, result.epoch) for result in told(commands, m.Result)] == [(1, 2)]
+    assert cmd.CancelOp(running) in commands
+    assert v.hear(2, Note(1, 3, 3, 7, SUM)) == []
+    v.member.op_cancelled(running)
+    assert told(v.enter(3, upto=1), m.Result) == []
+    again = v.member.links_ready(3, [2, 3])
+    assert [one.op.seq for one in again if isinstance(one, cmd.StartOp)] == [2, 3, 4]

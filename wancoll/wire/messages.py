@@ -692,7 +692,7 @@ class Report(Message, frozen=True):
     settled: Annotated[list[tuple[Number, Bits]], Meta(max_length=1024)]  # order, digest of the newest that committed
     failed: Annotated[list[tuple[Number, Number, Name]], Meta(max_length=1024)]  # other's mid and number, the error
     call_timeout: Seconds = 0.0  # as in Join
-    updated: UpdateOutcome | None = None  # of its newest update_membership, where nothing after it is committed
+    updated: UpdateOutcome | None = None  # of its newest update_membership: others may stand at it still
 
 
 class ProbeResult(Message, frozen=True):

@@ -50,7 +50,7 @@ class Collectives(Book):
         self.called = 0  # the highest seq that the client has called
         self.committed = 0  # the highest seq that is known to be committed
         self.aborted = False  # the epoch's ops were stopped; the next epoch follows
-        self._update: m.UpdateOutcome | None = None  # what the client was told of its newest update_membership
+        self.updated: m.UpdateOutcome | None = None  # what the client was told of its newest update_membership
         self._voids: dict[int, m.Void] = {}  # of seqs that the client has not called yet
         self._tokens: set[int] = set()  # engine ids of committed update_memberships that are still under way
         self._ready = False  # the neighbours' links are up and nothing stops ops from starting
@@ -89,11 +89,6 @@ class Collectives(Book):
     def in_flight(self) -> int:
         """The client's calls that have not ended."""
         return len(self.open) - sum(seq in self.open for seq in self._late)
-
-    @property
-    def updated(self) -> m.UpdateOutcome | None:
-        """What the client was told of its newest update_membership, while others may still stand at it."""
-        return self._update if self._update is not None and self._update.seq >= self.committed else None
 
     # ---- from the client -----------------------------------------------------------------------------
 
@@ -165,28 +160,38 @@ class Collectives(Book):
         return commands
 
     def update_ended(self, outcome: m.UpdateOutcome, now: float) -> list[cmd.Command]:
-        """Others were told this *outcome* of an update_membership; all up to it is committed."""
+        """Others were told this *outcome* of an update_membership; all up to it is committed.
+
+        If it has ended in a later epoch nothing above it has happened in this one.
+        """
         op = self.open.get(outcome.seq)
         if op is None or op.state is not OpState.done or op.kind is not Kind.update_membership:
             return []
+        stopped = self._stop() if self.ballot is not None and outcome.epoch > self.seat.epoch.epoch else []
         ended = self.end(op, outcomes.result(op, outcome.epoch, list(outcome.members), op.digest, now))
-        return self.commit(outcome.seq, now) + ended
+        return stopped + self.commit(outcome.seq, now) + ended
 
     def abort(self, ask: int) -> list[cmd.Command]:
         """Stop the epoch's ops. With *ask*: tell what is called at that seq, now or when it is called.
 
         Where members commit this one freezes and reports: others may have committed what is done here.
         """
+        commands = self._stop()
+        self._asked = ask or self._asked
+        if self.ballot is not None:
+            commands.append(cmd.ToMaster(self._frozen(self.ballot)))
+        return commands + (self.mismatch(ask) if ask else [])
+
+    def _stop(self) -> list[cmd.Command]:
+        """From now on nothing is finished in this epoch."""
         self.aborted = True
         commands = self.cancel()
         for op in self.open.values():
             if op.state is OpState.running or (op.state is OpState.done and self.ballot is None):
                 op.state = OpState.waiting
-        self._asked = ask or self._asked
         if self.ballot is not None:
             self.ballot.freeze()
-            commands.append(cmd.ToMaster(self._frozen(self.ballot)))
-        return commands + (self.mismatch(ask) if ask else [])
+        return commands
 
     def _frozen(self, ballot: Ballot) -> m.Frozen:
         done = [one for one in self.finished() if isinstance(one, m.Done)]
@@ -455,7 +460,7 @@ class Collectives(Book):
         """See Book. An update_membership's token has no memory: nothing to wait for."""
         if op.kind is Kind.update_membership:
             if isinstance(outcome, m.Result):
-                self._update = m.UpdateOutcome(op.seq, outcome.epoch, outcome.contributors)
+                self.updated = m.UpdateOutcome(op.seq, outcome.epoch, outcome.contributors)
             self._tokens |= op.live
             for engine_id in op.live:
                 del self._attempts.ops[engine_id]
