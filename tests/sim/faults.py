@@ -148,6 +148,27 @@ class Faults:
             back = [ends[::-1] for ends in both]
             self._cut(self._random.choice((both, back, both + back)))
 
+    def cut_members(self) -> None:
+        """All who have members are cut off from the masters, not all from each other; others are there, and join."""
+        world = self._world
+        cut = [daemon for daemon in world.daemons if daemon.alive]
+        there = [(daemon.host, master) for daemon in cut for master in world.master_hosts]
+        fresh = []
+        for daemon in [*cut, None]:
+            if daemon is not None:
+                world.blame(daemon.name)
+            number = len(world.hosts)
+            world.hosts.append(f"h{number}")
+            fresh.append(world.start_daemon(f"d{number}", world.hosts[-1]))
+        silent = world.limits.heartbeat_timeout
+        length = silent + self._random.uniform(0.3, world.limits.master_grace)
+        world.later(0.2, lambda: self._cut(there + [ends[::-1] for ends in there], length))
+        if len(cut) > 1 and self._random.random() < 0.5:
+            one, other = self._random.sample(cut, 2)
+            world.later(self._random.uniform(0.2, length), lambda: self._cut([(one.host, other.host)], length))
+        for daemon in fresh:
+            world.later(silent + 0.3, lambda daemon=daemon: None if world.healed else world.start_client(daemon))
+
     def cut_off_master(self) -> None:
         """The network of all masters is down, for all daemons; one way or both."""
         world = self._world

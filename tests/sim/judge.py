@@ -208,6 +208,9 @@ class Judge:
             if (life, seq) not in self.given_up and len(names) > 1 and (len(done) > 1 or None in done):
                 raise Violation(f"{member.name} commits op {seq} of epoch {ballot.epoch}; done are {names}: {done}")
             self._committed_in.setdefault((life, seq), set()).add(ballot.epoch)
+        newest = max(self.lives.values())
+        if ballot.committed > before and life < newest and not self._world.forgetful:
+            raise Violation(f"{member.name} commits op {ballot.committed} beside another group of that name (C8)")
         self.told_commit[life] = max(before, ballot.committed)
 
     def covers(self, name: str, seq: int, grace: float) -> None:
@@ -280,6 +283,9 @@ class Judge:
                 both = _plain(theirs), _plain(called)
                 if not (both[0] == both[1]):
                     raise Violation(f"op {seq}: {other} called {both[0]}, {name} {both[1]}")
+        held = (called.root, result.epoch, seq) in self.done or called.what.kind not in (Kind.reduce, Kind.gather)
+        if not held and self._world.masters_started == 1:  # else R7 may let it: nobody can know
+            raise Violation(f"op {seq} is committed, and its root {called.root} has not finished it")
         self._results.add((name, seq))
 
     def _counted(self, name: str, called: Called, result: m.Result, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -81,6 +81,9 @@ SHOWS: dict[str, tuple[str, ...] | None] = {
     "forgetting_what_is_done": None,
     "not_waiting_for_all": None,
     "no_digest_for_the_evicted": ("flip", "cut_master"),
+    "rooted_kinds_included": ("kill_daemon", "kill_client"),
+    "a_window_of_the_master": ("flip", "differ"),
+    "nobody_waits_where_all_were_lost": ("cut_members",),
 }
 
 
