@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wancoll.peer.core.links import COLLECTIVES, P2P
@@ -162,12 +164,16 @@ class Faults:
             fresh.append(world.start_daemon(f"d{number}", world.hosts[-1]))
         silent = world.limits.heartbeat_timeout
         length = silent + self._random.uniform(0.3, world.limits.master_grace)
-        world.later(0.2, lambda: self._cut(there + [ends[::-1] for ends in there], length))
+
+        def later(delay: float, call: Callable[[], object]) -> None:
+            world.later(delay, lambda: None if world.healed else call())
+
+        later(0.2, lambda: self._cut(there + [ends[::-1] for ends in there], length))
         if len(cut) > 1 and self._random.random() < 0.5:
             one, other = self._random.sample(cut, 2)
-            world.later(self._random.uniform(0.2, length), lambda: self._cut([(one.host, other.host)], length))
+            later(self._random.uniform(0.2, length), lambda: self._cut([(one.host, other.host)], length))
         for daemon in fresh:
-            world.later(silent + 0.3, lambda daemon=daemon: None if world.healed else world.start_client(daemon))
+            later(silent + 0.3, partial(world.start_client, daemon))
 
     def cut_off_master(self) -> None:
         """The network of all masters is down, for all daemons; one way or both."""
