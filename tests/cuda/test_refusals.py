@@ -228,8 +228,9 @@ def test_the_pool_is_bounded(gpu: Any, comm: Communicator, monkeypatch: pytest.M
 def test_without_the_package(comm: Communicator, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drivers, "_driver", None)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    with refused("need a package that is not installed", 'pip install "wancoll[cuda]"'):
-        comm.all_reduce(array(gpu, numbers(3)))
+    for style in ("interface", "pinned"):
+        with refused("and pinned memory, need a package that is not installed", 'pip install "wancoll[cuda]"'):
+            comm.all_reduce(array(gpu, numbers(3), style))
 
 
 def test_without_a_driver(standin: Any) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import math
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from tests.torch.ranks import free_port, run
 from wancoll.examples.shared import ranks
 from wancoll.examples.shared.alone import train_alone
-from wancoll.examples.shared.options import Options, parsed, told_options
+from wancoll.examples.shared.options import Options, parsed, shared_batch, told_options
 from wancoll.examples.shared.report import Report, show
 from wancoll.examples.shared.schedules import SCHEDULES, Step
 from wancoll.examples.shared.story import Story, Told
@@ -244,6 +245,8 @@ def test_an_example_under_torchrun() -> None:
         (["--world", "5"], {}, "--batch: expected a multiple of 5, the ranks that share it, got 16"),
         (["--world", "0"], {}, "--batch: expected a multiple of 0"),
         ([], {"RANK": "0", "WORLD_SIZE": "3"}, "--batch: expected a multiple of 3"),
+        (["--world", "2", "--heads", "3"], {}, "--hidden: expected a multiple of 3, the heads, got 128"),
+        (["--dtype", "float16"], {}, "--dtype: invalid choice: 'float16'"),
         (["--backend", "gloo"], {}, "unrecognized arguments: --backend gloo"),
     ],
 )
@@ -255,7 +258,29 @@ def test_options_that_cannot_be_obeyed_are_refused(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as left:
-        parsed("title", Options(), shares=True, without=("backend",))
+        parsed("title", Options(), multiples=shared_batch, without=("backend",))
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("tensor_parallel", "--world 3", "--heads: expected a multiple of 3, the ranks, got 4"),
+        ("sequence_parallel", "--world 2 --sequence 63", "--sequence: expected a multiple of 2, the ranks, got 63"),
+        ("pipeline", "--micro-batches 5", "--batch: expected a multiple of 5, the micro-batches, got 16"),
+        ("parallel_3d", "--world 6", "--world: expected a multiple of 4, the ranks that hold one model, got 6"),
+        ("parallel_3d", "--world 12", "--micro-batches: expected a multiple of 3, the models, got 8"),
+    ],
+)
+def test_what_cannot_be_cut_into_equal_parts_is_refused(
+    name: str, arguments: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else ranks compute another model than one process does."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments.split()])
+    monkeypatch.delitem(sys.modules, f"wancoll.examples.{name}", raising=False)
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module(f"wancoll.examples.{name}", run_name="__main__")
     assert left.value.code == 2
     assert said in capsys.readouterr().err
 

@@ -639,7 +639,8 @@ class Communicator:
         """Admit the joiners that wait. A collective: all members call it, in the same place of their programs.
 
         Below min_world it waits for joiners. What members call after it joiners call, too; with async_op: from the
-        post on, not from the end of wait().
+        post on, not from the end of wait(): sync_state and calls with a block from each member come after wait(), since
+        a joiner makes those that were called before void.
 
         Returns:
             A receipt without tensor (out is None). rank, world_size, epoch and members are those of the new epoch. With

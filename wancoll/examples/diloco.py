@@ -17,7 +17,7 @@ from wancoll.cli.units import format_bytes
 from wancoll.examples.shared.adam import LEARNING_RATE
 from wancoll.examples.shared.alone import train_alone
 from wancoll.examples.shared.model import backward, count, loss_of, transformer
-from wancoll.examples.shared.options import Options, told_options
+from wancoll.examples.shared.options import Options, shared_batch, told_options
 from wancoll.examples.shared.play import Member, digest, play
 from wancoll.examples.shared.story import Story
 from wancoll.examples.shared.text import batch, text
@@ -61,7 +61,7 @@ def main(options: Options) -> Story:
 
 if __name__ == "__main__":
     title = "DiLoCo"
-    options = told_options(title, steps=120, shares=True)
+    options = told_options(title, steps=120, multiples=shared_batch)
     size = count(transformer(options))  # a byte for each parameter
     sent = 2 * (options.world - 1) / options.world * size / H
     formula = f"{format_bytes(sent)} = 2(p-1)/p S / (4 H) of {options.world}"

@@ -64,5 +64,15 @@ def train(options: Options) -> Report:
     )
 
 
+def parts(options: Options) -> dict[str, tuple[int, str]]:
+    """What it cuts into equal parts."""
+    return {
+        "world": (PIPE * TENSOR, "the ranks that hold one model"),
+        "micro_batches": (options.world // (PIPE * TENSOR), "the models"),
+        "batch": (options.micro_batches, "the micro-batches"),
+        "heads": (TENSOR, "the ranks of a layer"),
+    }
+
+
 if __name__ == "__main__":
-    launch("data x pipeline x tensor", train, world=8, device_ms=0.0)
+    launch("data x pipeline x tensor", train, world=8, device_ms=0.0, multiples=parts)

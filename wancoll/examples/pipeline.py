@@ -132,4 +132,7 @@ def train(options: Options) -> Report:
 
 
 if __name__ == "__main__":
-    launch("pipeline", train, steps=12)
+    launch(
+        "pipeline", train, steps=12,
+        multiples=lambda options: {"batch": (options.micro_batches, "the micro-batches")},
+    )  # fmt: skip

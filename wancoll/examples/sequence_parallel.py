@@ -92,4 +92,7 @@ def train(options: Options) -> Report:
 
 
 if __name__ == "__main__":
-    launch("sequence parallel", train, dropout=0.1)
+    launch(
+        "sequence parallel", train, dropout=0.1,
+        multiples=lambda options: dict.fromkeys(("heads", "sequence"), (options.world, "the ranks")),
+    )  # fmt: skip

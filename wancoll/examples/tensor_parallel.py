@@ -119,4 +119,4 @@ def train(options: Options) -> Report:
 
 
 if __name__ == "__main__":
-    launch("tensor parallel", train)
+    launch("tensor parallel", train, multiples=lambda options: {"heads": (options.world, "the ranks")})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wancoll.examples.shared.adam import Adam
 from wancoll.examples.shared.model import backward, count, loss_of, nbytes, transformer
-from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.options import Options, shared_batch
 from wancoll.examples.shared.ranks import Sent, launch, mean
 from wancoll.examples.shared.report import Report
 from wancoll.examples.shared.text import batch, text
@@ -105,4 +105,4 @@ def train(options: Options) -> Report:
 
 
 if __name__ == "__main__":
-    launch("ZeRO-2", train, shares=True)
+    launch("ZeRO-2", train, multiples=shared_batch)

@@ -79,9 +79,9 @@ def _load(who: str) -> Driver:
         api = importlib.import_module("cuda.bindings.driver")
     except ImportError as bad:
         raise ConfigError(
-            "tensors of CUDA devices need a package that is not installed", who=who,
+            "tensors of CUDA devices, and pinned memory, need a package that is not installed", who=who,
             expected="cuda-bindings, 13.0.3 or newer, below 14", got=str(bad),
-            hint='pip install "wancoll[cuda]", or copy the tensor to the host first',
+            hint='pip install "wancoll[cuda]", or copy the tensor to plain memory of the host first',
         ) from bad  # fmt: skip
     found = Driver(api)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from wancoll.schedule.training import PRECISIONS, Precision
@@ -45,30 +45,44 @@ class Options:
         return PRECISIONS["mixed" if self.dtype == "bfloat16" else "single"]
 
 
-def parsed(title: str, defaults: Options, *, shares: bool = False, without: Sequence[str] = ()) -> Options:
+Multiples = Callable[[Options], Mapping[str, tuple[int, str]]]  # which options have to be multiples, of what, and why
+
+
+def shared_batch(options: Options) -> Mapping[str, tuple[int, str]]:
+    """The ranks share the batch, and all have as much of it."""
+    return {"batch": (options.world, "the ranks that share it")}
+
+
+def parsed(
+    title: str, defaults: Options, *, multiples: Multiples = lambda _: {}, without: Sequence[str] = ()
+) -> Options:
     """The command line's options.
 
     Args:
         title: heads the help.
         defaults: of them.
-        shares: the ranks share the batch, and all have as much of it.
+        multiples: what the example cuts into equal parts.
         without: those that the example would not obey.
     """
     parser = argparse.ArgumentParser(description=title, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name in Options.__dataclass_fields__:
         if name not in without:
             value = getattr(defaults, name)
-            parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+            known = ("bfloat16", "float32") if name == "dtype" else None
+            parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, choices=known)
     options = replace(defaults, **vars(parser.parse_args()))
-    world = int(os.environ.get("WORLD_SIZE", options.world)) if "RANK" in os.environ else options.world
-    if shares and (world < 1 or options.batch % world):
-        parser.error(f"--batch: expected a multiple of {world}, the ranks that share it, got {options.batch}")
+    if "RANK" in os.environ:
+        options = replace(options, world=int(os.environ.get("WORLD_SIZE", options.world)))
+    for name, (of, why) in {**multiples(options), "hidden": (options.heads, "the heads")}.items():
+        if of < 1 or getattr(options, name) % of:
+            got = getattr(options, name)
+            parser.error(f"--{name.replace('_', '-')}: expected a multiple of {of}, {why}, got {got}")
     return options
 
 
-def told_options(title: str, steps: int, *, shares: bool = False) -> Options:
+def told_options(title: str, steps: int, *, multiples: Multiples = lambda _: {}) -> Options:
     """The command line's options of an example that starts its own cluster; see common.parsed."""
     if "RANK" in os.environ:
         sys.exit(f"{title}: RANK is set, but it starts all its members itself: expected python -m, not torchrun")
     defaults = Options(steps=steps, hidden=64, dtype="float32")
-    return parsed(title, defaults, shares=shares, without=("backend", "micro_batches", "device_ms"))
+    return parsed(title, defaults, multiples=multiples, without=("backend", "micro_batches", "device_ms"))

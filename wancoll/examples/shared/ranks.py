@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from wancoll.examples.shared.alone import train_alone
-from wancoll.examples.shared.options import Options, parsed
+from wancoll.examples.shared.options import Multiples, Options, parsed
 from wancoll.examples.shared.report import Report, show
 
 
@@ -52,18 +52,19 @@ def mean(value: Tensor | float) -> float:
 
 
 def launch(
-    title: str, train: Callable[[Options], Report], world: int = 4, shares: bool = False, **defaults: object
-) -> None:
+    title: str, train: Callable[[Options], Report], world: int = 4, multiples: Multiples = lambda _: {},
+    **defaults: object,
+) -> None:  # fmt: skip
     """Run *train* on every rank, print what it found out, and exit.
 
     Args:
         title: heads the table.
         train: runs in a process group that stands.
         world: ranks, unless torchrun or --world says otherwise.
-        shares: each rank has its part of the batch.
+        multiples: what it cuts into equal parts, as parsed() takes it.
         defaults: of Options, for this example.
     """
-    options = parsed(title, Options(world=world, **defaults), shares=shares)  # type: ignore[arg-type]
+    options = parsed(title, Options(world=world, **defaults), multiples=multiples)  # type: ignore[arg-type]
     if "RANK" in os.environ:
         sys.exit(_rank(title, train, options))
     with socket.create_server(("127.0.0.1", 0)) as probe:
