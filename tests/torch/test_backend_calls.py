@@ -13,6 +13,7 @@ from torch.distributed import ReduceOp
 from tests.torch.ranks import run
 from wancoll import CollectiveMismatch, ConfigError
 from wancoll.torch.rendezvous import Cluster
+from wancoll.torch.sparse import Pieces
 
 
 def begin(rank, size):
@@ -93,6 +94,14 @@ def sparse_reductions(rank, size, compare):
     assert x._nnz() == 0
     with pytest.raises(CollectiveMismatch, match=r"not alike.*\(5, 2\) of torch\.float|\(5, 3\) of torch\.float"):
         dist.all_reduce(sparse(rank, torch.float32, sparse_dims=1 + (rank == 1)))
+    blocks = [torch.zeros(2, dtype=torch.int64) for _ in range(size)]
+    with pytest.raises(CollectiveMismatch, match=r"all_gather.*sparse"):  # its header is not taken for a tensor
+        dist.all_reduce(x) if rank else dist.all_gather(blocks, torch.tensor([7, 8]))
+    for count in (-1, 6):
+        pieces = Pieces(x, ReduceOp.SUM, "all_reduce")
+        header = torch.tensor([count, int(pieces.header[1])])
+        with pytest.raises(CollectiveMismatch, match=f"0 to 5 places.*{count} at rank 1"):
+            pieces.room([pieces.header, header])
     with pytest.raises(ConfigError, match=r"SUM, of torch\.sparse_coo"):
         dist.all_reduce(x, op=ReduceOp.MAX)
     with pytest.raises(RuntimeError, match=r"torch\.strided"):

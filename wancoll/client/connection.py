@@ -234,7 +234,8 @@ class Connection:
         deadline = deadline_after(timeout)
         while not work.finished:
             left = seconds_left(deadline)
-            pause = min((each.placement.pause for each in self.pending if each.placement is not None), default=math.inf)
+            placements = [each.placement for each in self.pending]  # another thread may be finishing them
+            pause = min((each.pause for each in placements if each is not None), default=math.inf)
             self._step(work, pause if left is None else min(left, pause))
             self._look()
             if left == 0 and not work.finished:

@@ -268,7 +268,8 @@ class DiLoCo:
         if self.under_way:
             raise ConfigError(
                 "an outer step is under way", who="DiLoCo.state_dict", expected="a call between two of them",
-                got=f"fragments {list(self.under_way)}", hint="after the last step of delay there is one",
+                got=f"fragments {list(self.under_way)}",
+                hint="after the last step of delay there is one, and after join()",
             )  # fmt: skip
         return {
             "outer": [fragment.outer.clone() for fragment in self._fragments],

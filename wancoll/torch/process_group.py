@@ -441,9 +441,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         """Blocks until all have said how much they bring."""
         pieces = Pieces(tensor, _op(opts), call)
         headers = [torch.empty_like(pieces.header) for _ in range(self._size)]
-        self._all_gather(call, [headers], [pieces.header], opts, timeout).wait()
+        self._all_gather(call, [headers], [pieces.header], opts, timeout, of="sparse").wait()
         room = pieces.room(headers)
-        return self._all_gather(call, room, pieces.parts, opts, timeout, ([tensor], partial(pieces.put, room)))
+        into = [tensor], partial(pieces.put, room)
+        return self._all_gather(call, room, pieces.parts, opts, timeout, into, of="sparse")
 
     def _reduced(
         self, how: list[Reduction], targets: list[torch.Tensor], given: list[torch.Tensor], receipts: list[Receipt]
@@ -496,8 +497,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         opts: Any,
         timeout: Any,
         into: tuple[list[torch.Tensor], Callable[[], None]] | None = None,
+        of: str = "",
     ) -> Operation:
-        """The result is *outputs*, or the tensors that the function of *into* makes of them."""
+        """The result is *outputs*, or the tensors that the function of *into* makes of them; all ranks say *of*."""
         self._check_blocks(call, outputs, len(inputs))
         given = [moved(each, call) for each in inputs]
         counts: list[list[int]] = []
@@ -513,7 +515,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
         def start(seat: Seat) -> list[Work]:
             return [
-                seat.comm(label(tensor.dtype)).all_gather(
+                seat.comm(" ".join(filter(None, (of, label(tensor.dtype))))).all_gather(
                     x, counts=None if len(set(each)) == 1 else [each[rank] for rank in seat.order],
                     async_op=True, on_failure="raise",
                 )

@@ -7,6 +7,7 @@ the ranks, on every rank: so that all have the same bytes.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class Pieces:
         """Where to gather the parts of all: indices by rank, and values by rank.
 
         Raises:
-            CollectiveMismatch: the ranks' tensors are not alike; every rank sees it.
+            CollectiveMismatch: the ranks' tensors are not alike, or cannot be; every rank sees it.
         """
         others = [rank for rank, each in enumerate(headers) if int(each[1]) != int(self.header[1])]
         if others:
@@ -59,6 +60,12 @@ class Pieces:
             ), self._call)  # fmt: skip
         indices, values = self.parts
         counts = [int(each[0]) for each in headers]
+        most = math.prod(self._target.shape[: self._target.sparse_dim()])
+        if wrong := {rank: count for rank, count in enumerate(counts) if not 0 <= count <= most}:
+            raise raised(CollectiveMismatch(
+                "a sparse tensor cannot have as many values", expected=f"0 to {most} places of {self._alike}",
+                got=", ".join(f"{count} at rank {rank}" for rank, count in wrong.items()),
+            ), self._call)  # fmt: skip
         return [
             [indices.new_empty((indices.shape[0], count)) for count in counts],
             [values.new_empty((count, *values.shape[1:])) for count in counts],

@@ -81,7 +81,7 @@ def parsed(
 
 
 def told_options(title: str, steps: int, *, multiples: Multiples = lambda _: {}) -> Options:
-    """The command line's options of an example that starts its own cluster; see common.parsed."""
+    """The command line's options of an example that starts its own cluster; see parsed()."""
     if "RANK" in os.environ:
         sys.exit(f"{title}: RANK is set, but it starts all its members itself: expected python -m, not torchrun")
     defaults = Options(steps=steps, hidden=64, dtype="float32")
