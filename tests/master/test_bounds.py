@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.master.transcript import GROUP, Room, report_of
+from wancoll.collective import Descriptor, DType, Kind
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
 
@@ -118,3 +119,27 @@ def test_who_holds_whose_bytes_back(room: Room) -> None:
         links = [m.LinkWait(mid, False, "parked", 2.0, 2.0, 1) for mid in range(first, first + 100)]
         room.say("d0", m.Waits(GROUP, 1, 1, [], links))
     assert set(room.group.current.parks) <= {1, 2, 3}
+
+
+def test_what_is_called_with_a_grace_time_and_what_it_costs_to_take_that_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, hashed = Room(), []
+    real = Descriptor.__hash__
+
+    def counted(self: Descriptor) -> int:
+        hashed.append(self)
+        return real(self)
+
+    def call(name: str, count: int) -> None:
+        said = Descriptor(Kind.all_reduce, DType.float32, count=count, grace=5.0)
+        room.say("d" + name[1:], m.Grace(GROUP, room.mid(name), 1, 1, said))
+
+    room.form(33)
+    for count in range(2, 100):
+        call("m0", count)
+    monkeypatch.setattr(Descriptor, "__hash__", counted)
+    for name in room.names[1:]:
+        call(name, 4)
+    assert len(hashed) <= 10 * len(room.names)
+    grace = room.group.current.graces[1]
+    assert {each.count: many for each, many in grace.counts.items()} == {99: 1, 4: 32}
+    assert grace.call.count == 4

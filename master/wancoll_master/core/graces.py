@@ -22,7 +22,7 @@ def called(step: Step, member: Member, message: m.Grace) -> None:
         return
     if not covers(call):
         raise ProtocolError("gives a grace time to what has none", expected="all_reduce of a sum", got=str(call)[:300])
-    group.current.graces.setdefault(seq, Grace(step.now)).calls[member.mid] = call
+    group.current.graces.setdefault(seq, Grace(step.now)).called(member.mid, call)
     look(step, group)
 
 

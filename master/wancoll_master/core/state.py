@@ -148,12 +148,23 @@ class Grace:
 
     since: float
     calls: dict[int, Descriptor] = field(default_factory=dict)  # by mid
+    counts: Counter[Descriptor] = field(default_factory=Counter)  # how many say it
     over: bool = False  # those who have not called it have been told
+
+    def called(self, mid: int, call: Descriptor) -> None:
+        """The member says that it has called this; its newest word counts."""
+        before = self.calls.get(mid)
+        self.calls[mid] = call
+        self.counts[call] += 1
+        if before is not None:
+            self.counts[before] -= 1
+            if not self.counts[before]:
+                del self.counts[before]
 
     @property
     def call(self) -> Descriptor:
         """What most say, so that one who lies is alone with it; of equals what was said first."""
-        return Counter(self.calls.values()).most_common(1)[0][0]
+        return max(self.counts, key=self.counts.__getitem__)
 
     @property
     def until(self) -> float:
