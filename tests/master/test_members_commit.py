@@ -170,3 +170,16 @@ def test_a_huge_number_that_one_member_says_costs_no_time() -> None:
     room.give_up("m0", 2)
     frozen(room, "m0", huge)
     assert room.new_epoch().committed_upto == huge
+
+
+def test_a_link_that_is_lost_again_and_again_with_nothing_committed_is_avoided() -> None:
+    room = voters(4)
+    for _ in range(6):
+        assert not room.group.bad_pairs
+        for number in range(4):
+            room.say(f"d{number}", m.Heartbeat(1, [(room.mid(f"m{number}"), room.epoch, 1)], []))
+        room.link_down("m0", "m1", "lost")
+        room.sleep(1.0)
+        for number in range(4):
+            frozen(room, f"m{number}")
+    assert list(room.group.bad_pairs) == [(1, 2)]

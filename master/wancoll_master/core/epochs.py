@@ -130,13 +130,15 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
     fate: dict[str, Any]
     if closing.doubted:
         unknown = {seq: m.Void(seq, "OutcomeUnknown", DOUBTED, {}) for seq, _, _ in digests if seq > sure}
-        _set_committed(step, group, sure)
+        upto = sure
         group.voids |= unknown
         fate = {"unknown_upto": m.MOST}
     else:
-        _set_committed(step, group, reach)
+        upto = reach
         told = [one for one in digests if one[0] > sure][-_DIGESTS_TOLD:]
         fate = {"unknown_upto": reach, "digests": told}
+    if upto > group.committed:
+        _set_committed(step, group, upto)
     _tell_out(step, group, sure, fate)
     group.current.votes = False  # all is known of it
     voids = [void for void in closing.voids.values() if void.seq > group.committed]
