@@ -759,6 +759,8 @@ static void test_flips_of_kinds(void)
             for (size_t at = 0, n; at < size && !down; at += n) {
                 if (kind == GIVEN_UP && !cancelled && at > size / 2) {
                     CHECK(wc_cancel(engine, 1) == 0);
+                    if (round % 4 == 0) /* before the rest is sent: a busy worker would finish it */
+                        CHECK(next_event(engine, DEADLINE_MS).type == WC_EV_CANCELLED);
                     cancelled = true;
                 }
                 n = 1 + draw() % (round % 2 ? 5000 : (int)(size / 3));
