@@ -82,6 +82,7 @@ BOUNDS = {
     "master/wancoll_master/core/state.py: Daemon.reported": "group_members",
     "master/wancoll_master/core/state.py: Gone.evicted": "group_members",
     "master/wancoll_master/core/state.py: Grace.calls": "group_members",
+    "master/wancoll_master/core/state.py: Grace.counts": "group_members",
     "master/wancoll_master/core/state.py: Group.awaited": "paths that the master asks about: a few of each daemon",
     "master/wancoll_master/core/state.py: Group.bad_pairs": "bad_pairs",
     "master/wancoll_master/core/state.py: Group.digest_failures": "WINDOW_FACTOR times ops_in_flight",
