@@ -492,7 +492,7 @@ class Staging:
                 if ahead is not None or waiting is not None:
                     device.return_after(ours, mark)
                     device.follow_mark(device.outward, mark)
-                if lasting is not None and waiting is None:
+                if lasting is not None:
                     device.follow_mark(lasting, mark)
                 return Landing(device, mark, origin)
             if lasting is not None:
