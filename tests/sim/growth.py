@@ -18,6 +18,7 @@ CACHES = {  # that are bounded by their own, and fill up
     "member._calls._calls": 256,
     "member._calls._worlds": 4096,
     "master.missing": 4096,
+    "master.gone": 1024,
     "master.connections[].members[].group.troubles": 64,
 }
 

@@ -398,7 +398,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             except WancollError as bad:
                 raise self._explain(call, bad) from bad
             finally:
-                self._called += other is None and any(part.id for part in parts)  # also if half of it was posted
+                if other is None and any(part.id for part in parts):  # also if half of it was posted
+                    self._called += 1
         explain = partial(self._explain, call)
         operation = Operation(call, parts, deadline, self._completer, explain, check, list(result))
         if self._coalesced is not None:
