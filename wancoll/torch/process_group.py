@@ -336,8 +336,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     # ---- making a call -------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Raise if somebody is lost."""
-        self._sit("new_group", None)
+        """Raise if somebody is lost. Who left in peace may be no member of the new group."""
+        try:
+            self._sit("new_group", None)
+        except WancollError:
+            partings = self._connection.partings.values()
+            if not partings or any(why.startswith("lost ") for why in partings):
+                raise
 
     def _sit(self, call: str, other: int | None) -> Seat:
         """The current epoch's, if nobody is lost; where a pair talks, if *other* is not: ranks may end one by one."""
