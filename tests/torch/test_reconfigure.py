@@ -144,6 +144,8 @@ def before_the_first(rank, size):
     group = WancollProcessGroup(store, 0, 1, 20.0, "later", None, True)
     with pytest.raises(ConfigError, match="no world yet"):
         group.allreduce([torch.ones(1)])
+    with pytest.raises(ConfigError, match="no world yet"):
+        WancollProcessGroup(store, 0, 1, 20.0, "of it", group)
     group.set_timeout(timedelta(seconds=30))
     group.reconfigure(SimpleNamespace(uuid=1, handles=[group.get_reconfigure_handle()], timeout=None)).wait()
     x = torch.ones(1)
@@ -151,6 +153,8 @@ def before_the_first(rank, size):
     group.shutdown()
     with pytest.raises(OperationAborted, match="shut down"):
         group.allreduce([x])
+    with pytest.raises(OperationAborted, match="shut down"):
+        WancollProcessGroup(store, 0, 1, 20.0, "of it", group)
 
 
 @pytest.mark.check

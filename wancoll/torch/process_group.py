@@ -330,18 +330,18 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         """Leave the group: pending operations fail. Of the default group: end this process's daemon, too."""
         self._gone = OperationAborted("the group was shut down", who=f"group {self._name!r}")
         # With rank 0 torch's store has died, and the other ranks need not be told of this one's end.
-        alone = self._comm is not None and self._connection.partings.get(member(0), "").startswith("lost ")
+        alone = self._comm is not None and _tells_of_a_loss(self._connection.partings.get(member(0), ""))
         self._leave(wait=not alone)
 
     # ---- making a call -------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Raise if somebody is lost. Who left in peace may be no member of the new group."""
+        """Raise if no group can be made any more. Who left in peace may be no member of the new one."""
         try:
             self._sit("new_group", None)
-        except WancollError:
-            partings = self._connection.partings.values()
-            if not partings or any(why.startswith("lost ") for why in partings):
+        except OperationAborted:
+            partings = self._partings()
+            if self.cluster is None or not partings or any(map(_tells_of_a_loss, partings)):
                 raise
 
     def _sit(self, call: str, other: int | None) -> Seat:
@@ -926,6 +926,11 @@ class Together(dist.Work):
 def _range(call: str, given: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
     """What torch's profiler shows."""
     return cast("AbstractContextManager[None]", _RecordFunctionFast(f"{BACKEND}:{call}", list(given)))
+
+
+def _tells_of_a_loss(parting: str) -> bool:
+    """Whether an epoch began, in the master's words, because members were lost: not because they left."""
+    return parting.startswith("lost ")
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:
