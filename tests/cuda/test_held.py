@@ -402,15 +402,15 @@ def test_a_thousand_waits_are_flat(gpu: Any, comm: Communicator) -> None:
         else:
             x.get()
             until(work.done)
-        if number == 50:
+        if number == 500:  # by then as many results were under way at once as ever
             before = gpu.counts()
     until(nobody_attends)
     x.get()
     after = gpu.counts()
     assert after["events"] <= before["events"] + 4
     assert after["streams"] <= before["streams"] + 2
-    assert after["contexts"] == before["contexts"]
-    assert after["registered"] <= before["registered"] + 4 * 4096  # as many pages as results were under way at once
+    keys = ("contexts", "registered")
+    assert [after[key] for key in keys] == [before[key] for key in keys]
 
 
 AT_EXIT = """
