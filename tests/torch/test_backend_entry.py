@@ -63,7 +63,7 @@ import torch.distributed as dist
 dist.init_process_group("wancoll")
 x = torch.arange(4, dtype=torch.float32) + dist.get_rank()
 dist.all_reduce(tensor=x, op=dist.ReduceOp.SUM, async_op=False)
-print(f"rank {dist.get_rank()}: {x.int().tolist()}", flush=True)
+print(f"rank {dist.get_rank()}: {x.int().tolist()}\\n", end="", flush=True)  # in one write: torchrun's ranks share it
 dist.destroy_process_group()
 """
 

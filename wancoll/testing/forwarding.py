@@ -75,11 +75,13 @@ class Proxy:
             elif order == "rule":
                 rule = Rule(*value)
                 self._rules[rule.id], self._newest = rule, rule.id
-                self._pipe.send(-rule.id)  # it holds
             elif (cleared := self._rules.pop(value, None)) is not None:
                 cleared.gone.set()
             self._changed.set()
             self._changed = trio.Event()
+            if order == "rule":
+                await _others_run()
+                self._pipe.send(-value[0])  # it holds
 
     async def accept(self, index: int, stream: trio.SocketStream) -> None:
         """Forward one connection to daemon *index*."""
@@ -100,8 +102,11 @@ class Proxy:
                 await far.connect((host, port))
                 for one in (near, far):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await _send(far, hello)
                 async with trio.open_nursery() as nursery:
+                    for inward, source in ((True, near), (False, far)):
+                        nursery.start_soon(self._drop_while_cut, lane, inward, source)
+                    await _others_run()  # nobody can answer before that
+                    await _send(far, hello)
                     nursery.start_soon(self._pump, lane, True, near, far, nursery.cancel_scope)
                     nursery.start_soon(self._pump, lane, False, far, near, nursery.cancel_scope)
             finally:
@@ -147,7 +152,6 @@ class Proxy:
         put, get = trio.open_memory_channel[tuple[float, bytes]](_QUEUE)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deliver, lane, inward, get, to, scope)
-            nursery.start_soon(self._drop_while_cut, lane, inward, source)
             try:
                 while data := await self._receive(lane, inward, source):
                     delay = self._rule(lane, inward=inward, kinds=("delay",))
@@ -229,6 +233,12 @@ class Proxy:
             finally:
                 with contextlib.suppress(OSError):
                     source.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+
+async def _others_run() -> None:
+    """Return when every task that can go on has done so, in whatever order they take turns."""
+    for _ in range(2):
+        await trio.lowlevel.checkpoint()
 
 
 def _drop_all(sock: Any) -> None:
