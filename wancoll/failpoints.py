@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-PEER = ("on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit", "on_epoch")
-MASTER = (  # half: one member has been told and the others have not
+# half: one member has been told and the others have not
+PEER = ("on_post", "mid_op", "before_done", "half_done", "after_done", "before_commit", "after_commit", "on_epoch")
+MASTER = (
     "before_commit",
     "half_commit",
     "after_commit",

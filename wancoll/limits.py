@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 PROTOCOL_VERSION = 8
 KIB = 1024
@@ -34,7 +35,7 @@ class Limits:
     probe_timeout: float = 2.0  # a joiner whose addresses do not answer by then is refused
     group_members: int = 1024  # the same for members of one daemon
     restart_with_min_world: bool = False  # a group that ran before starts anew with min_world, not start_world
-    commit: str = "master"  # who commits operations where both can: the master, or the "members" among themselves
+    commit: Literal["master", "members"] = "master"  # who commits operations where both can
     daemons: int = 4096  # of a master, or fewer where it may not have as many files open
     groups: int = 4096  # of a master
     members: int = 65536  # of a master, in all groups

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -126,6 +126,14 @@ class MasterLimits:
             "start_world: for machines that may not all come back. So does a new run under the same group name.",
         ),
     ] = False
+    commit: Annotated[
+        Literal["master", "members"],
+        Parameter(
+            help="Who commits operations. members: each tells all others what it has finished, and no word goes to the "
+            "master; in worlds of up to 32 that can all talk to each other, and for what proves that all took part. "
+            "master: it does, always. The same for all masters that stand by, and after a restart."
+        ),
+    ] = DEFAULT.commit
     handshake_timeout: Annotated[
         Seconds, Parameter(help="Seconds for a new connection to introduce itself before it is closed.")
     ] = DEFAULT.handshake_timeout

@@ -61,6 +61,7 @@ def test_the_plan_in_words(capsys):
     status.print_tables(answer([], m.PlanStatus(PLAN, 45e6, 0.32, 0.04, 2e-8)))
     out = capsys.readouterr().out
     assert "ring: slowest edge 45 MB/s, once around 320 ms\n" in out
+    assert "operations are committed by the master\n" in out
     assert "plan: lanes 16, tracks 1, parts from 8 KiB, pacing 7.81 MB/s per lane, congestion control bbr\n" in out
     assert "  all_reduce: full_exchange up to 96 KiB, direct up to 5 MiB, ring\n  broadcast: tree\n" in out
 

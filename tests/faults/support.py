@@ -16,10 +16,11 @@ import numpy as np
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Receipt
 from wancoll.errors import WancollError
+from wancoll.failpoints import PEER
 
 PEERS = 4
 MIB = 1 << 20
-FAILPOINTS = ("on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit", "on_epoch")
+FAILPOINTS = tuple(point for point in PEER if point != "half_done")  # that are come to whoever commits
 
 _groups = itertools.count(1)
 
@@ -176,7 +177,7 @@ def repair(cluster: Cluster) -> None:
             cluster.restart_peer(i)
         else:
             cluster.resume(i)
-            for name in FAILPOINTS:
+            for name in PEER:
                 cluster.failpoint(i, name, "clear")
     for i, j in itertools.combinations(range(PEERS), 2):
         cluster.heal(i, j)

@@ -134,7 +134,7 @@ class Voter:
 
 
 def notes(commands: list[cmd.Command]) -> list[tuple[int, Note]]:
-    return [(one.mid, unpack(one.note)) for one in commands if isinstance(one, cmd.SendNote)]
+    return [(mid, unpack(one.note)) for one in commands if isinstance(one, cmd.SendNote) for mid in one.mids]
 
 
 def masters(commands: list[cmd.Command]) -> list[m.FromPeer]:

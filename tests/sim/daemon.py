@@ -367,8 +367,9 @@ class Session:
                 case cmd.ToClient(message):
                     self.world.told(self, message)
                     self.daemon.after(0.0, self._room)
-                case cmd.SendNote(mid, note):
-                    self.daemon.links.send_note(self.links, mid, note)
+                case cmd.SendNote(mids, note):
+                    for mid in mids:
+                        self.daemon.links.send_note(self.links, mid, note)
                 case cmd.StartOp(op):
                     self._start(op)
                 case cmd.HandOver(op):

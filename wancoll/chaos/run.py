@@ -26,6 +26,7 @@ from wancoll.chaos.inject import Injector
 from wancoll.chaos.member import LAST, Settings
 from wancoll.chaos.watch import StallWatch, StatusWatch
 from wancoll.errors import WancollError
+from wancoll.limits import DEFAULT
 from wancoll.testing import Cluster, Proxies
 from wancoll.testing.proxy import proxied_cluster
 
@@ -50,6 +51,7 @@ class Options:
     times: Times = TIMES
     command: str = ""
     keep_logs: str = ""
+    commit: str = DEFAULT.commit
     spoil: bool = False
 
 
@@ -142,7 +144,7 @@ class Run:
             fork=True,
             lanes=lanes,
             heartbeat_timeout=times.heartbeat,
-            master_args=[f"--rejoin-grace={times.rejoin}"],
+            master_args=[f"--rejoin-grace={times.rejoin}", f"--commit={self.options.commit}"],
             peer_args=[
                 f"--max-lanes={lanes}",
                 f"--lane-timeout={times.lane}",

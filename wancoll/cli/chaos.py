@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
@@ -17,6 +17,7 @@ from wancoll.chaos.core.faults import KINDS, Shape
 from wancoll.cli.main import exit_on_sigterm
 from wancoll.cli.units import parse_size
 from wancoll.errors import ConfigError
+from wancoll.limits import DEFAULT
 from wancoll.options import Seconds, between
 
 MOST_PEERS = 13  # on one machine, and with room for a join storm where values still name their contributors
@@ -63,6 +64,9 @@ def run(
             "wancoll-chaos-SEED-logs."
         ),
     ] = None,
+    commit: Annotated[
+        Literal["master", "members"], Parameter(help="Who commits, as in `wancoll master`.")
+    ] = DEFAULT.commit,
     spoil: Annotated[bool, Parameter(negative=(), show=False, help="Change results, so that the run fails.")] = False,
 ) -> int:
     """Break a cluster on this machine in every way, by a seeded schedule, and check what it promises."""
@@ -84,14 +88,14 @@ def run(
         raise ConfigError("not usable", who="--master-every", expected="0 or more seconds", got=str(master_every))
     command = ["wancoll", "chaos", f"--peers={peers}", f"--seconds={seconds:g}", f"--seed={seed}"]
     command += [f"--interval={interval}", f"--size={size}", f"--min-world={min_world}", f"--quiet={quiet:g}"]
-    command += [f"--master-every={master_every:g}", *([f"--faults={faults}"] if faults else [])]
+    command += [f"--master-every={master_every:g}", f"--commit={commit}", *([f"--faults={faults}"] if faults else [])]
     shape = Shape(
         peers, seconds, (least, most), kinds, keep=max(2, min_world + 1), master_every=master_every,
         heartbeat_timeout=TIMES.heartbeat, points=PEER, master_points=MASTER,
     )  # fmt: skip
     options = Options(
         shape, seed, largest, min_world, quiet=quiet, command=shlex.join(command), keep_logs=str(keep_logs or ""),
-        spoil=spoil,
+        commit=commit, spoil=spoil,
     )  # fmt: skip
     console = Console(markup=False, highlight=False)
     exit_on_sigterm()

@@ -291,8 +291,8 @@ class Session:
                 case cmd.Redial(others, older, reason, sends):
                     channel = None if sends is None else links.P2P if sends else links.COLLECTIVES
                     self._daemon.links.step(links.Redial(self.links, others, older, reason, channel))
-                case cmd.SendNote(mid, note):
-                    self._daemon.links.send_note(self.links, mid, note)
+                case cmd.SendNote(mids, note, again):
+                    self._say(mids, note, again=again)
                 case cmd.Over():
                     self._daemon.links.step(links.Leave(self.links))
 
@@ -311,6 +311,16 @@ class Session:
             self._daemon.failpoints.hit("after_done")
         else:
             self._daemon.control.send(message)
+
+    def _say(self, mids: tuple[int, ...], note: bytes, *, again: bool) -> None:
+        """Tell other members what this one has finished."""
+        points = self._daemon.failpoints if not again else Failpoints("")
+        points.hit("before_done")
+        for told, mid in enumerate(mids):
+            if told:
+                points.hit("half_done")
+            self._daemon.links.send_note(self.links, mid, note)
+        points.hit("after_done")
 
     def _to_client(self, message: m.FromDaemon) -> None:
         if isinstance(message, m.Result):

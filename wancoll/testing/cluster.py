@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _ANSWER_TIMEOUT = 5.0  # seconds for a service to answer a question
 _END_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL at the end
-_KEPT_VARIABLES = frozenset({"WANCOLL_CPU"})  # of the caller's WANCOLL_*; the others would change the cluster's options
+# Of the caller's WANCOLL_*; the others would change the cluster's options.
+_KEPT_VARIABLES = frozenset({"WANCOLL_CPU", "WANCOLL_COMMIT"})
 
 
 class Cluster:
@@ -352,9 +353,9 @@ class Cluster:
 
         Args:
             i: which daemon.
-            name: on_post (a client's call was read), mid_op (an op's first bytes moved), before_done, after_done
-                (Done written to the master), before_commit (the commit is known, the client is not told), after_commit
-                or on_epoch.
+            name: on_post (a client's call was read), mid_op (an op's first bytes moved), before_done, half_done (one
+                other member was told, where members commit), after_done (Done written to the master, or to all other
+                members), before_commit (the commit is known, the client is not told), after_commit or on_epoch.
             action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm).
         """
         self._arm(i, name, action)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from math import inf
 
+from msgspec.structs import replace
+
 from wancoll.wire import messages as m
 from wancoll_master.core import rebuilding, waits
 from wancoll_master.core.links import pairs
@@ -57,10 +59,11 @@ def _lanes(group: Group) -> int:
 def _plan(measures: Measures, group: Group) -> m.PlanStatus | None:
     if not group.members or group.planned is None:
         return None
+    plan = replace(group.planned.plan, commit="members" if group.current.votes else "master")
     ring, cost = ring_of(measures, group.members), group.planned.cost
     bottleneck = ring.bottleneck if ring.bottleneck < inf else 0.0
     alpha, beta = (cost.alpha, cost.beta) if cost is not None else (0.0, 0.0)
-    return m.PlanStatus(group.planned.plan, bottleneck, ring.latency, alpha, beta)
+    return m.PlanStatus(plan, bottleneck, ring.latency, alpha, beta)
 
 
 def _member(member: Member, rank: int, now: float) -> m.MemberStatus:

@@ -301,8 +301,8 @@ class Collectives(Book):
         done = self.done(op)
         assert isinstance(done, m.Done)
         note = self.ballot.finish(op.seq, done.digest, done.fingerprint).pack()
-        said: list[cmd.Command] = [cmd.SendNote(mid, note) for mid in sorted(self.ballot.others & self._up)]
-        return said + self._need_links() + self._differ(op.seq) + self._count()
+        said = cmd.SendNote(tuple(sorted(self.ballot.others & self._up)), note)
+        return [said, *self._need_links(), *self._differ(op.seq), *self._count()]
 
     def hear(self, sender: int, note: Note) -> list[cmd.Command]:
         """Member *sender* says what it knows.
@@ -372,7 +372,7 @@ class Collectives(Book):
         """The neighbours' links are up, and in all those to *up* (mids): start what waits, in seq order."""
         new, self._up = sorted(set(up) - self._up), set(up)
         again = self.ballot.again() if self.ballot is not None and not self.ballot.frozen else []
-        said: list[cmd.Command] = [cmd.SendNote(mid, note.pack()) for mid in new for note in again]
+        said: list[cmd.Command] = [cmd.SendNote(tuple(new), note.pack(), again=True) for note in again if new]
         if self.aborted or (self._ready and not self._held):
             return said  # stopped: the next epoch follows
         self._ready = True

@@ -67,10 +67,11 @@ class Redial:
 
 @dataclass(frozen=True, slots=True)
 class SendNote:
-    """Send the note to member *mid*; dropped where the link to it is not up."""
+    """Send the note to these members (mids), perhaps *again*; dropped where the link to one is not up."""
 
-    mid: int
+    mids: tuple[int, ...]
     note: bytes
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
