@@ -134,7 +134,6 @@ BOUNDS = {
     "wancoll/peer/core/ballot.py: Ballot._mine": "ops_in_flight, covers",
     "wancoll/peer/core/ballot.py: Ballot._theirs": "group_members; of each four times ops_in_flight, and covers",
     "wancoll/peer/core/collectives.py: Collectives._complained": "operations of an epoch that the master ends",
-    "wancoll/peer/core/collectives.py: Collectives._early": "_EARLY",
     "wancoll/peer/core/collectives.py: Collectives._late": "covers, cover_bytes",
     "wancoll/peer/core/collectives.py: Collectives._said": "ops_in_flight, covers",
     "wancoll/peer/core/collectives.py: Collectives._tokens": "attempts in the engine",

@@ -145,7 +145,7 @@ class Crowd:
     def beat(self, numbers: Iterable[int] | None = None) -> None:
         for number in self.conns if numbers is None else numbers:
             conn = self.conns[number]
-            called = [(one.mid, one.group.epoch, 1) for one in self.state.connections[conn].members.values()]
+            called = [(one.mid, one.group.epoch, 1, 0) for one in self.state.connections[conn].members.values()]
             self.say(conn, m.Heartbeat(1, called))
 
     def lose(self, number: int) -> None:

@@ -52,7 +52,7 @@ def measure(daemons: int = DAEMONS, seconds: float = SECONDS) -> Bar:
             due = int(passed / DEFAULT.heartbeat_interval * daemons)
             for number in range(said, due):
                 beats = 1 + number // daemons
-                sockets[number % daemons].sendall(encode(m.Heartbeat(beats, [(number % daemons + 1, 1, 1)])))
+                sockets[number % daemons].sendall(encode(m.Heartbeat(beats, [(number % daemons + 1, 1, 1, 0)])))
             said = due
             for fileno, _ in poll.poll(0.001):
                 heard += len(by_number[fileno].recv(65536)) > 0

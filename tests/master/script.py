@@ -196,7 +196,7 @@ class Script(Room):
         """Heartbeats of all members that are awake; how many operations their clients have called, if not one."""
         for member in self.group.members:
             if member.daemon.name not in self.asleep:
-                self.say(member.daemon.name, m.Heartbeat(1, [(member.mid, self.epoch, called.get(member.name, 1))]))
+                self.say(member.daemon.name, m.Heartbeat(1, [(member.mid, self.epoch, called.get(member.name, 1), 0)]))
 
     def still(self, name: str, seconds: float, state: str) -> None:
         """The daemon says that the process of the member's client has stood still for so long."""

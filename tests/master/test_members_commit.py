@@ -164,6 +164,102 @@ def test_what_somebody_has_committed_is_not_given_up_nor_doubted_by_another_one(
     assert (epoch.committed_upto, epoch.voids) == (2, [])
 
 
+@pytest.mark.parametrize("how", ["heartbeat", "done"])
+def test_what_one_member_says_is_committed_decides_nothing(how: str) -> None:
+    """It is lost then, so that nobody can ask it; and what the master commits is not held up by it."""
+    room = voters(3)
+    if how == "done":
+        room.say("d2", m.Done(GROUP, room.mid("m2"), 1, 60, 7, 9, 50))
+    else:
+        beat(room, "m2", called=60, committed=50)
+    for name in ("m0", "m1"):
+        room.say("d" + name[1:], m.Done(GROUP, room.mid(name), 1, 3, 7, 9, 2))
+    assert room.group.committed == 2
+    lose(room, "d2")
+    frozen(room, "m0", 2, (4,))
+    frozen(room, "m1", 2)
+    assert room.new_epoch().committed_upto == 2
+
+
+def beat(room: Room, name: str, called: int, committed: int) -> None:
+    room.say("d" + name[1:], m.Heartbeat(1, [(room.mid(name), room.epoch, called, committed)]))
+
+
+def test_what_all_have_committed_is_heard_in_heartbeats() -> None:
+    """Who has not called what others have is late, though no operation was ever told to the master."""
+    room = voters(3, call_timeout=4.0)
+    for _ in range(9):
+        for name in ("m0", "m1"):
+            beat(room, name, 6, 5)
+        beat(room, "m2", 5, 5)
+        room.sleep(0.5)
+    assert room.group.committed == 5
+    for name in ("m0", "m1"):
+        frozen(room, name, 5)
+    assert [one.name for one in room.new_epoch().members] == ["m0", "m1"]
+    assert "others called operation 6" in room.one("d2", m.Evicted).reason
+
+
+def test_who_waits_in_an_operation_is_not_late_while_its_own_commit_is_open() -> None:
+    room = voters(3, call_timeout=4.0)
+    for _ in range(10):
+        for name, committed in (("m0", 5), ("m1", 5), ("m2", 4)):
+            beat(room, name, 5 + (name != "m2"), committed)
+        room.sleep(0.5)
+    assert room.names == ["m0", "m1", "m2"]
+
+
+def test_a_link_came_up_where_all_have_committed_more_since() -> None:
+    room = voters(3)
+    room.link_down("m0", "m1", "unreachable")
+    for name in room.names:
+        beat(room, name, 3, 2)
+    room.sleep(0.5 + room.limits.link_timeout)
+    assert room.names == ["m0", "m1", "m2"]
+    assert not room.group.bad_pairs
+
+
+def test_who_does_not_say_that_it_is_frozen_is_put_out() -> None:
+    room = voters(3)
+    room.give_up("m1", 4)
+    frozen(room, "m0")
+    frozen(room, "m1")
+    room.sleep(2 * room.limits.heartbeat_timeout - 0.1)
+    assert room.epoch == 1
+    room.sleep(0.2)
+    assert [one.name for one in room.new_epoch().members] == ["m0", "m1"]
+    assert "did not say within 6 s what it has finished" in room.one("d2", m.Evicted).reason
+
+
+def test_who_was_not_heard_for_a_while_has_time_to_say_that_it_is_frozen() -> None:
+    room = voters(3)
+    room.give_up("m1", 4)
+    for name in ("m0", "m1"):
+        frozen(room, name)
+    room.asleep.add("d2")
+    room.sleep(room.limits.heartbeat_timeout - 0.5)
+    room.asleep.clear()
+    room.sleep(2 * room.limits.heartbeat_timeout)
+    assert room.epoch == 1
+    frozen(room, "m2")
+    assert len(room.new_epoch().members) == 3
+
+
+def test_after_a_restart_who_says_too_much_is_put_out_though_all_are_here() -> None:
+    room = Room(Limits(commit="members"))
+    room.restarted()
+    for mid in (1, 2, 3):
+        report = report_of(mid, committed_upto=9 if mid == 3 else 1)
+        plan = msgspec.structs.replace(report.plan, commit="members")
+        room.say(f"d{mid}", msgspec.structs.replace(report, plan=plan))
+    for mid in (1, 2, 3):
+        assert room.one(f"d{mid}", m.Abort).epoch == 1
+        room.say(f"d{mid}", m.Frozen(GROUP, mid, 1, 9 if mid == 3 else 1, [], [], [], []))
+    epoch = room.new_epoch()
+    assert ([one.mid for one in epoch.members], epoch.committed_upto) == ([1, 2], 1)
+    assert "operation 9 is committed" in room.one("d3", m.Evicted).reason
+
+
 def test_a_huge_number_that_one_member_says_costs_no_time() -> None:
     room = voters(1)
     huge = room.state.believable
@@ -177,7 +273,7 @@ def test_a_link_that_is_lost_again_and_again_with_nothing_committed_is_avoided()
     for _ in range(6):
         assert not room.group.bad_pairs
         for number in range(4):
-            room.say(f"d{number}", m.Heartbeat(1, [(room.mid(f"m{number}"), room.epoch, 1)], []))
+            room.say(f"d{number}", m.Heartbeat(1, [(room.mid(f"m{number}"), room.epoch, 1, 0)], []))
         room.link_down("m0", "m1", "lost")
         room.sleep(1.0)
         for number in range(4):

@@ -57,12 +57,23 @@ def test_everything_below_has_to_be_committed_or_void() -> None:
 def test_who_has_committed_says_so_for_all_of_what_is_finished_here() -> None:
     b = ballot()
     b.finish(1, 7, 9)
-    b.hear(2, Note(5, 4, 5, 1, 1))
+    b.hear(2, Note(5, 1, 2, 1, 1))
     assert b.reach() == 1
     b.advance(1)
     assert b.again() == [Note(5, 1)]
     b.finish(2, 8, 9)
     assert b.again() == [Note(5, 1), Note(5, 1, 2, 8, 9)]
+
+
+def test_nobody_has_committed_what_is_not_finished_here() -> None:
+    b = ballot(base=3, voids=(5,))
+    b.finish(4, 7, 9)
+    for committed in (5, 6):
+        with pytest.raises(ProtocolError, match="committed what it cannot have"):
+            b.hear(2, Note(5, committed, 7, 7, 9))
+    b.pass_by(6)
+    b.hear(2, Note(5, 6, 7, 7, 9))
+    assert b.reach() == 6
 
 
 def test_frozen_it_finishes_and_believes_nothing() -> None:
@@ -204,13 +215,13 @@ def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
     assert notes(again) == [(3, Note(1, 0)), (3, Note(1, 0, 1, 7, SUM))]
 
 
-def test_a_note_of_the_next_epoch_waits_for_it() -> None:
+def test_a_note_of_an_epoch_that_is_not_known_here_is_not_kept() -> None:
+    """Nobody can have finished anything in it."""
     v = Voter()
-    v.hear(2, Note(2, 0, 1, 7, SUM))
-    v.hear(3, Note(2, 0, 1, 7, SUM))
+    assert v.hear(2, Note(2, 0)) == v.hear(3, Note(2, 5, 6, 7, SUM)) == []
     v.enter(2)
     v.member.links_ready(2, [2, 3])
-    assert [result.epoch for result in told(v.run(), m.Result)] == [2]
+    assert told(v.run(), m.Result) == []
 
 
 def test_nonsense_breaks_the_link_and_nothing_else() -> None:

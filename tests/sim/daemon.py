@@ -184,9 +184,9 @@ class Daemon(Process):
             number += 1
         self.after(self._interval, lambda: self._heartbeat(this, number))
 
-    def _called(self) -> list[tuple[int, int, int]]:
+    def _called(self) -> list[tuple[int, int, int, int]]:
         members = (one.member for one in self.sessions if one.member.epoch and not one.member.over)
-        return [(member.mid, member.epoch_number, member.collectives.called) for member in members]
+        return [(one.mid, one.epoch_number, one.collectives.called, one.collectives.settled) for one in members]
 
     # ---- daemon.py -----------------------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ class Daemon:
             if member.epoch is not None:
                 with session.alone("its inputs"):
                     session.look_at_inputs()
-                called.append((member.mid, member.epoch_number, session.called))
+                called.append((member.mid, member.epoch_number, session.called, member.collectives.settled))
             state, seconds = session.trainer.look(now)
             if state:
                 still.append((member.mid, seconds, state))

@@ -464,8 +464,9 @@ class Heartbeat(Message, frozen=True):
     """I am alive; *number* counts up and comes back in the Pong."""
 
     number: Number
-    # Of each member in an epoch: mid, epoch, and the highest seq that its client has called, inputs and all.
-    called: Annotated[list[tuple[Number, Number, Number]], Meta(max_length=1024)] = []
+    # Of each member in an epoch: mid, epoch, the highest seq that its client has called, inputs and all, and, where
+    # members commit, up to where it has.
+    called: Annotated[list[tuple[Number, Number, Number, Number]], Meta(max_length=1024)] = []
     # Of each member whose client's process stands still: mid, since how many seconds, and "stopped" or "dead".
     still: Annotated[list[tuple[Number, Seconds, Name]], Meta(max_length=1024)] = []
     heard: Number = 0  # messages of the master that were taken in (wire/kept.py)

@@ -26,7 +26,7 @@ from msgspec.structs import replace as structs_replace
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
-from wancoll_master.core import graces, measuring, probing
+from wancoll_master.core import borne, graces, measuring, probing
 from wancoll_master.core.ready import Announce, Used
 from wancoll_master.core.state import (
     Asking,
@@ -76,7 +76,9 @@ def end_epoch(step: Step, group: Group, reason: str, voids: Collection[m.Void] =
 def _close(step: Step, group: Group, reason: str, ask: int = 0) -> Closing:
     """Where members commit: let them freeze, once."""
     if group.current.closing is None:
-        group.current.closing = Closing()
+        until = step.now + step.limits.heartbeat_timeout
+        group.current.closing = Closing(step.now, until)
+        step.alarm(until)
         step.broadcast(group, m.Abort(group.name, group.epoch, ask, clip(reason)))
     return group.current.closing
 
@@ -121,7 +123,7 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
         return
     reports = [closing.reports[member.mid] for member in group.members]
     sure = max(group.committed, *(report.committed_upto for report in reports))
-    reach, digests = _finished_by_all(group, closing, reports, sure)
+    reach, digests = _borne(group, closing, reports, sure)
     if reach < sure:
         alone = [member for member in group.members if closing.reports[member.mid].committed_upto > reach]
         why = f"it says that operation {sure} is committed; all have finished, equally, what is up to {reach}"
@@ -149,37 +151,21 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
         _next_epoch(step, group, reason)
 
 
-def _finished_by_all(
+def _borne(
     group: Group, closing: Closing, reports: list[m.Frozen], sure: int
 ) -> tuple[int, list[tuple[int, int, int]]]:
-    """Up to where all have finished all, equally, and with which digests; *sure*: so far somebody says it is committed.
+    """Up to where all have finished all; *sure*: so far somebody says it is committed.
 
-    What is committed is not void any more, nor are there doubts about it, whoever says so: all have to have it.
+    That is not void any more, nor are there doubts about it, whoever says so: all have to have it.
     """
-    found: dict[int, tuple[int, int, int]] = {}
-    done = []
-    for report in reports:
-        mine = {one[0]: one for one in report.done}
-        if closing.restarted:
-            mine.update({one[0]: one for one in report.told})
-            mine.update({seq: (seq, 0, 0) for seq in report.updates})
-        done.append((report.committed_upto, mine))
-    apart = {seq for report in reports for seq in report.apart}
-    reach = seq = max(group.committed, min(upto for upto, _ in done))
-    while True:
-        seq += 1
-        if seq in closing.voids and seq > sure:
-            break
-        if seq in group.voids:
-            continue
-        results = {mine.get(seq) for upto, mine in done if upto < seq}
-        if len(results) > 1 or None in results or (seq in apart and seq > sure):
-            break
-        for result in results:
-            if result is not None and result[1:] != (0, 0):
-                found[seq] = result
-        reach = seq
-    return reach, list(found.values())
+    words = [
+        borne.word(one.committed_upto, one.done, one.told, updates=one.updates)
+        if closing.restarted
+        else borne.word(one.committed_upto, one.done)
+        for one in reports
+    ]
+    doubtful = closing.voids.keys() | {seq for report in reports for seq in report.apart}
+    return borne.reach(words, group.committed, lambda seq: seq > sure and seq in doubtful, group.voids)
 
 
 def _tell_out(step: Step, group: Group, sure: int, fate: dict[str, Any]) -> None:
@@ -448,7 +434,7 @@ def done(step: Step, member: Member, message: m.Done) -> None:
     pending = group.current.pending
     if group.stopped:
         return
-    _learn(step, group, message.committed_upto)
+    learn(step, member, message.committed_upto)
     if seq <= group.committed or seq in group.voids or group.small:
         return
     entry = pending.get(seq)
@@ -474,25 +460,32 @@ def done(step: Step, member: Member, message: m.Done) -> None:
             advance(step, group)
 
 
-def _learn(step: Step, group: Group, upto: int) -> None:
-    """Where members commit: a member has committed so much, and so it is for all."""
-    if not group.current.votes or upto <= group.committed:
+def learn(step: Step, member: Member, upto: int) -> None:
+    """Where members commit: a member says that it has committed so much. What all say is so.
+
+    What one says is no more than information: who is late with what, and whether a link came up.
+    """
+    group = member.group
+    if not group.current.votes or group.stopped or upto <= member.committed:
         return
     if upto > step.state.believable:
         raise ProtocolError("has committed more than there can be", got=str(upto))
-    _set_committed(step, group, upto)
-    pending = group.current.pending
-    for seq in [seq for seq in pending if seq <= upto]:
-        del pending[seq]
+    member.committed = upto
+    group.current.heard = max(group.current.heard, upto)
+    known = min(one.committed for one in group.members)
+    if known > group.committed:
+        _set_committed(step, group, known)
+        pending = group.current.pending
+        for seq in [seq for seq in pending if seq <= known]:
+            del pending[seq]
     if group.current.graces:
-        graces.forget(group, upto)
+        graces.forget(group, group.heard)
         graces.look(step, group)
 
 
 def grace(step: Step, member: Member, message: m.Grace) -> None:
     """A member has called an op that does not wait for ever for the others (R20)."""
-    if not member.group.stopped:
-        _learn(step, member.group, message.committed_upto)
+    learn(step, member, message.committed_upto)
     if message.seq > member.group.committed:
         check_window(step, member.group, message.seq)
     graces.called(step, member, message)
@@ -503,7 +496,7 @@ def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
     group, seq = member.group, message.seq
     if group.stopped:
         return
-    _learn(step, group, message.committed_upto)
+    learn(step, member, message.committed_upto)
     if seq <= group.committed or seq in group.voids:
         return
     entry = group.current.pending.get(seq)

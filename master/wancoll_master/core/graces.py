@@ -18,7 +18,7 @@ from wancoll_master.core.state import Grace, Group, Member, Step, names
 def called(step: Step, member: Member, message: m.Grace) -> None:
     """A member has called an operation with a grace time, which begins with the first who says so."""
     group, seq, call = member.group, message.seq, message.call
-    if group.stopped or seq <= group.committed or seq in group.voids or group.small:
+    if group.stopped or seq <= group.heard or seq in group.voids or group.small:
         return
     if not covers(call):
         raise ProtocolError("gives a grace time to what has none", expected="all_reduce of a sum", got=str(call)[:300])
@@ -34,11 +34,12 @@ def covers(call: Descriptor) -> bool:
 def look(step: Step, group: Group) -> None:
     """If the grace time of the first open operation is over, the daemons of the late take part. Else a tick follows.
 
-    Only of the first open one: whoever is late with it has called, or has been covered for, all below it.
+    Only of the first open one: whoever is late with it has called, or has been covered for, all below it. Where members
+    commit, one of them says that all below is committed: that is enough to ask daemons, which know it, too.
     """
-    current = group.current
+    current, first = group.current, group.first_unheard
     current.grace_until = inf
-    entry = current.graces.get(group.first_open) if current.graces else None
+    entry = current.graces.get(first)
     if entry is None or entry.over or group.stopped or group.small:
         return
     call, until = entry.call, entry.until
@@ -49,9 +50,9 @@ def look(step: Step, group: Group) -> None:
     entry.over = True
     late = [member for member in group.members if member.mid not in entry.calls]
     for member in late:
-        step.send(member.daemon.conn, m.Cover(group.name, member.mid, group.epoch, group.first_open, call))
+        step.send(member.daemon.conn, m.Cover(group.name, member.mid, group.epoch, first, call))
     if late:
-        text = f"operation {group.first_open} goes on without {names(late)}: not called within {call.grace:g} s"
+        text = f"operation {first} goes on without {names(late)}: not called within {call.grace:g} s"
         step.record(group, "late", text, kept=False)
 
 

@@ -18,6 +18,7 @@ member is out. Everything else is what it has to know before it may say so:
     waits       whom slow operations wait for; what does not move for long is ended, so that nothing waits for ever
     probing     a joiner and the members reach each other before it is admitted (R5)
     measuring   what daemons are asked about the paths between them, for the plan
+    borne       what all who are left have finished, and so what may have been committed (R7, C3)
     rebuilding  after a restart the members say what happened, and the group goes on from there (R7, R8)
     leadership  until when a master that was elected may lead (R10)
     ready       what a step wants done, as fields that are an order: durable first, then told (R9)
@@ -465,6 +466,7 @@ def _tick(step: Step) -> None:
             rebuilding.consider(step, group)
         if group.current.asking is not None and group.current.asking.deadline <= now:
             epochs.conclude_asking(step, group)
+        presence.judge_frozen(step, group)
         if group.current.grace_until <= now:
             graces.look(step, group)
         if group.current.settle_at <= now:
@@ -495,4 +497,7 @@ def _group_deadline(state: State, group: Group) -> float:
     asking = group.current.asking.deadline if group.current.asking is not None else inf
     rebuild = rebuilding.deadline(state, group.rebuild) if group.rebuild is not None else inf
     current = group.current
-    return min(asking, rebuild, current.settle_at, current.hold_until, current.grace_until, probing.deadline(group))
+    closing = current.closing.until if current.closing is not None else inf
+    return min(
+        asking, rebuild, closing, current.settle_at, current.hold_until, current.grace_until, probing.deadline(group)
+    )

@@ -21,8 +21,9 @@ from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
 from wancoll_master.core import doubts, epochs, rebuilding
 from wancoll_master.core.ready import Send
-from wancoll_master.core.state import Daemon, State, Step
+from wancoll_master.core.state import Daemon, Group, State, Step
 
+FREEZES = 2  # times heartbeat_timeout: its end may have to find out first that nothing arrives there
 _UNHEARD = 1.5  # heartbeat intervals without a word after which a daemon counts as one that the master does not hear
 
 
@@ -38,6 +39,8 @@ def end(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool) -> N
 
 def heard(step: Step, daemon: Daemon, message: m.FromPeer, *, counts: bool) -> None:
     """It lives. *counts*: the message is one that it would say again."""
+    if silent(step, daemon):
+        daemon.steady_since = step.now
     daemon.heard_at = step.now
     daemon.heard += counts
     _hears(step)
@@ -103,7 +106,8 @@ def returned(step: Step, conn: int, hello: m.Hello) -> None:
     """The daemon has taken its connection up again."""
     daemon = step.state.connections[conn]
     gap = step.now - (daemon.away_since if daemon.away else daemon.heard_at)
-    daemon.heard_at, daemon.away_since, daemon.dial = step.now, inf, hello.dial
+    daemon.heard_at = daemon.steady_since = step.now
+    daemon.away_since, daemon.dial = inf, hello.dial
     doubts.believe(daemon)
     _hears(step)
     step.ready.answers.append(Send(conn, welcome(step, daemon, resumed=True)))
@@ -232,6 +236,27 @@ def judge(step: Step) -> float:
     if state.deaf_until > now:
         until = min(until, state.deaf_until)
     return min([until, look_again, *(at for at, _ in _replaced(step))])
+
+
+def judge_frozen(step: Step, group: Group) -> None:
+    """Put out whose daemon is heard all the time, and who does not say what it has finished (C2).
+
+    Who is not heard, or was not for a while, may not have been told.
+    """
+    closing = group.current.closing
+    if closing is None or closing.until > step.now:
+        return
+    bound = FREEZES * step.limits.heartbeat_timeout
+    due = {
+        member: max(closing.since, member.daemon.steady_since) + bound
+        for member in group.members
+        if member.mid not in closing.reports and not silent(step, member.daemon)
+    }
+    closing.until = min((at for at in due.values() if at > step.now), default=step.now + bound)
+    late = [member for member, at in due.items() if at <= step.now]
+    why = f"it was told to stop, and did not say within {bound:g} s what it has finished"
+    if late:
+        epochs.lose(step, dict.fromkeys(late, why), "evicted", tell=True)
 
 
 def _replaced(step: Step) -> list[tuple[float, Daemon]]:

@@ -17,7 +17,7 @@ import msgspec
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core import epochs, p2p, probing
+from wancoll_master.core import borne, epochs, p2p, probing
 from wancoll_master.core.links import BAD_PAIR_SECONDS
 from wancoll_master.core.ready import Used
 from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names
@@ -313,13 +313,14 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     group.epoch = newest.epoch
     used = step.state.used.get(group.name)
     group.used = max(step.state.floor, used.epoch if used is not None else 0)
-    group.committed = max(report.committed_upto for report in top.values())
+    votes, unheard = newest.plan.commit == "members", used is not None and used.epoch > newest.epoch
+    sure = max(report.committed_upto for report in top.values())
+    group.committed = newest.base if votes else sure  # what one of the members says the others have to bear (C3)
     group.voids = {void.seq: void for report in top.values() for void in report.voids if void.seq > group.committed}
     group.p2p_count = max(report.heard for _, report in reports.values())
     # daemons tell again what they measured: nothing new is known
     group.planned = Planned(newest.plan, seen_version=step.state.measures.version, seen_at=step.now)
     _tell_outsiders(step, rebuild, newest)
-    votes, unheard = newest.plan.commit == "members", used is not None and used.epoch > newest.epoch
     put_out = _put_out_by(used, reports) if votes and unheard and used is not None else {}
     top = {mid: report for mid, report in top.items() if mid not in put_out}
     group.members = _members(step, group, rebuild, newest)
@@ -329,8 +330,11 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
             probing.refuse(step, joiner, "that name is taken by a member that came back; choose another name")
     moving = _settle_p2p(step, group, rebuild)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
-        _go_on(step, group, list(top.values()), votes=votes)
-        return
+        reach, _ = _borne(group, list(top.values()), updates_too=True)
+        if not votes or sure <= reach:
+            group.committed = sure
+            _go_on(step, group, list(top.values()), votes=votes)
+            return
     _tell_updates(step, group, rebuild)
     if used is not None and unheard:  # the last master may have told it, to those who are not here
         told_before = {seq: m.Void(seq, error, _VOID_BEFORE, {}) for seq, error in used.voids.items()}
@@ -350,6 +354,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         return
     committed, voids = group.committed, group.voids
     digests = _commit_witnessed(step, group, list(top.values()))
+    committed = max(committed, min(sure, group.committed))
     if lost and gone:
         # Who reports may have been put out by those who do not.
         unknown = {seq: m.Void(seq, "OutcomeUnknown", epochs.DOUBTED, {}) for seq, _, _ in digests}
@@ -415,14 +420,13 @@ def _commit_witnessed(step: Step, group: Group, top: list[m.Report]) -> list[tup
     """Commit what all who report are done with: it may have been committed. Returns seqs, digests, fingerprints."""
     if len(top) < len(group.members):
         return []  # somebody had not heard of the epoch: nothing was committed in it
-    before, reach = group.committed, _finished_by_all(group, top, updates_too=True)
+    before, (reach, digests) = group.committed, _borne(group, top, updates_too=True)
     used = step.state.used.get(group.name)
     if used is not None and used.epoch > group.epoch and used.base >= before:
         reach = min(reach, used.base)  # those that the unheard epoch left out were told that no more was committed
-    digests = [one for one in sorted(top[0].done) if before < one[0] <= reach and one[0] not in group.voids]
     group.committed = reach
     group.voids = {seq: void for seq, void in group.voids.items() if seq > reach}
-    return digests
+    return [one for one in digests if one[0] <= reach]
 
 
 def _tell_updates(step: Step, group: Group, rebuild: Rebuild) -> None:
@@ -434,20 +438,10 @@ def _tell_updates(step: Step, group: Group, rebuild: Rebuild) -> None:
             step.send(daemon.conn, m.Updated(group.name, mid, newest))
 
 
-def _finished_by_all(group: Group, reports: list[m.Report], *, updates_too: bool) -> int:
-    """Up to where all who report are done, equally: it may have been committed, so it is."""
-    done = [{seq: (digest, fingerprint) for seq, digest, fingerprint in report.done} for report in reports]
-    updates = [set(report.updates) for report in reports]
-    reach, seq = group.committed, group.committed
-    while True:
-        seq += 1
-        if seq in group.voids:
-            continue
-        results = {mine.get(seq) for mine in done}
-        equal = len(results) == 1 and None not in results
-        if not equal and not (updates_too and all(seq in mine for mine in updates)):
-            return reach
-        reach = seq
+def _borne(group: Group, reports: list[m.Report], *, updates_too: bool) -> tuple[int, list[tuple[int, int, int]]]:
+    """Up to where all who report are done, equally, and with which digests: it may have been committed, so it is."""
+    words = [borne.word(one.committed_upto, one.done, updates=one.updates if updates_too else ()) for one in reports]
+    return borne.reach(words, group.committed, lambda seq: False, group.voids)
 
 
 def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) -> None:
@@ -460,7 +454,7 @@ def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) ->
         told = m.Resumed(group.name, member.mid, group.epoch, step.state.term)
         step.send(member.daemon.conn, told)
     if not votes:
-        group.committed = _finished_by_all(group, reports, updates_too=False)  # those may admit joiners
+        group.committed, _ = _borne(group, reports, updates_too=False)  # those may admit joiners
     group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
     if any(report.committed_upto < group.committed for report in reports):
         step.broadcast(group, m.Commit(group.name, group.epoch, group.committed, step.state.term))

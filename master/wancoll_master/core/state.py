@@ -34,6 +34,7 @@ class Daemon:
     heard: int = 0  # messages that were taken in, of those that it would say again
     away_since: float = inf  # its connection broke
     away_why: str = ""
+    steady_since: float = -inf  # it has been heard without a gap since
     doubted: bool = False  # it is away, and somebody was asked whether it has ended (see doubts.py)
     asked: set[Daemon] = field(default_factory=set)  # who were asked, and have not answered
     answers: bool = False  # one who was asked has dialled it: it lives
@@ -113,6 +114,7 @@ class Member:
     in_epoch: bool = False
     was: int = 0  # of a joiner: the mid that an earlier master gave it
     done_upto: int = 0
+    committed: int = 0  # where members commit: up to where it has, in this epoch, as it says
     probes: dict[int, ProbePair] = field(default_factory=dict)  # of a joiner, by the member's mid
     called: tuple[int, int, float] = (0, 0, -inf)  # epoch, highest seq that its client has called, and when it said so
     told: Told | None = None
@@ -247,6 +249,8 @@ class Out:
 class Closing:
     """The epoch is over for its members: they finish nothing in it any more, and say what they have (C2)."""
 
+    since: float
+    until: float  # then it is looked for those who do not
     reports: dict[int, m.Frozen] = field(default_factory=dict)  # by mid
     reasons: list[str] = field(default_factory=list)  # why it ends; none yet: calls are being asked for
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq: what the next epoch voids if it has not happened
@@ -263,6 +267,7 @@ class Current:
     closing: Closing | None = None  # then: it is being ended
     out: list[Out] = field(default_factory=list)  # then: who is out, and is not told yet what became of its calls
     conns: tuple[int, ...] = ()  # of the members' daemons, each once
+    heard: int = 0  # where members commit: the most that one of them says it has committed
     pending: dict[int, Pending] = field(default_factory=dict)  # by seq
     p2p: P2PBook = field(default_factory=P2PBook)
     asking: Asking | None = None
@@ -344,6 +349,8 @@ class Group:
         """The members have another epoch: nothing of the last one counts any more."""
         conns = tuple(dict.fromkeys(member.daemon.conn for member in self.members))
         self.current = Current(clip(reason), votes, conns=conns)
+        for member in self.members:
+            member.committed = self.committed
 
     @property
     def stopped(self) -> bool:
@@ -353,7 +360,20 @@ class Group:
     @property
     def first_open(self) -> int:
         """The lowest seq that is neither committed nor void."""
-        seq = self.committed + 1
+        return self._open_above(self.committed)
+
+    @property
+    def heard(self) -> int:
+        """Up to where all is committed, or, where members commit, one of them says so."""
+        return max(self.committed, self.current.heard)
+
+    @property
+    def first_unheard(self) -> int:
+        """The lowest seq that is not void, and not committed by anybody's word."""
+        return self._open_above(self.heard)
+
+    def _open_above(self, seq: int) -> int:
+        seq += 1
         while seq in self.voids:
             seq += 1
         return seq

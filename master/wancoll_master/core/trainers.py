@@ -20,13 +20,14 @@ _STATES = {"stopped": "is stopped (SIGSTOP, or a debugger)", "dead": "has ended,
 
 def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
     """How far the daemon's members are in their programs, and how their processes are."""
-    for mid, epoch, seq in beat.called:
+    for mid, epoch, seq, committed in beat.called:
         member = daemon.members.get(mid)
         if member is not None:
             seq = min(seq, epochs.window_end(step, member.group))
             member.called = epoch, seq, step.now
             if epoch == member.group.epoch:
                 member.group.current.called = max(member.group.current.called, seq)
+                epochs.learn(step, member, committed)
     for mid, seconds, state in beat.still:
         member = daemon.members.get(mid)
         if member is not None and seconds >= step.limits.heartbeat_timeout:
@@ -59,7 +60,8 @@ def _keeps_others(member: Member) -> bool:
         return False
     if group.small:  # there members fail all but update_membership by themselves
         return not any(member.mid in entry.done for entry in group.current.pending.values())
-    return all(seq in group.voids for seq in range(group.committed + 1, member.called[1] + 1))
+    upto = max(group.committed, member.committed)  # its own word is enough, where members commit
+    return all(seq in group.voids for seq in range(upto + 1, member.called[1] + 1))
 
 
 def _is_excused(step: Step, member: Member) -> bool:

@@ -52,6 +52,7 @@ class Ballot:
         self.voids = frozenset(voids)
         self._window = window
         self._known = base  # up to here all is committed by somebody's word
+        self._last = base  # the highest seq that was finished here, or passed
         self._mine: dict[int, Result | None] = {}  # above committed; None: the master commits it
         self._theirs: dict[int, dict[int, Result]] = {mid: {} for mid in others}  # above committed
         self._apart: set[int] = set()  # seqs in which somebody's note differs from what was finished here
@@ -70,12 +71,14 @@ class Ballot:
         """It is finished here; what to tell everyone."""
         assert not self.frozen, "a frozen member finishes nothing"
         self._mine[seq] = digest, fingerprint
+        self._last = max(self._last, seq)
         self._compare(seq)
         return Note(self.epoch, self.committed, seq, digest, fingerprint)
 
     def pass_by(self, seq: int) -> None:
         """The master was told that it is done here, and commits it."""
         self._mine[seq] = None
+        self._last = max(self._last, seq)
 
     def hear(self, sender: int, note: Note) -> None:
         """A member of this epoch says what it knows.
@@ -86,6 +89,11 @@ class Ballot:
         theirs = self._theirs.get(sender)
         if self.frozen or theirs is None or note.epoch != self.epoch:
             return
+        if note.committed > max(self._last, self.committed):  # nobody commits what this one has not finished (C3)
+            raise ProtocolError(
+                "says that it has committed what it cannot have", who=f"member {sender}",
+                expected=f"up to {max(self._last, self.committed)}, which is finished here", got=str(note.committed),
+            )  # fmt: skip
         if note.seq > self.committed and note.seq not in theirs:
             if len(theirs) >= self._window:
                 raise ProtocolError(

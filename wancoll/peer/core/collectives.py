@@ -39,7 +39,6 @@ from wancoll.wire import messages as m
 from wancoll.wire.note import Note
 
 _WINDOW_FACTOR = 4  # times ops_in_flight, and covers: how far above the last commit a member may be
-_EARLY = 1024  # notes
 
 
 class Collectives(Book):
@@ -62,18 +61,17 @@ class Collectives(Book):
         self.now = 0.0  # of the newest step
         self._said: set[int] = set()  # then: seqs of this epoch that the master was told as done
         self._complained: set[int] = set()  # and those of which it was told that results differ
-        self._early: list[tuple[int, Note]] = []  # who said what of an epoch that is not known here yet
 
     def done(self, op: Op) -> m.Done | m.UpdateMembership:
         """The member has finished *op*, or stands at its update_membership."""
         if op.kind is Kind.update_membership:
-            return m.UpdateMembership(*self.seat.head, op.seq, self._settled)
+            return m.UpdateMembership(*self.seat.head, op.seq, self.settled)
         assert op.meaning is not None
         digest = op.digest if op.kind in SAME_RESULT else 0
-        return m.Done(*self.seat.head, op.seq, digest, op.meaning.fingerprint, self._settled)
+        return m.Done(*self.seat.head, op.seq, digest, op.meaning.fingerprint, self.settled)
 
     @property
-    def _settled(self) -> int:
+    def settled(self) -> int:
         """What the master is told with each word: where members commit, up to where they have."""
         return self.committed if self.ballot is not None else 0
 
@@ -243,8 +241,7 @@ class Collectives(Book):
                 self._voids.setdefault(seq, void)  # the first telling says most
         commands += [self._give_up(reason, ops) for reason, ops in refused.items()]
         commands += [cmd.ToMaster(message) for message in self.graces()]
-        early, self._early = self._early, []
-        return commands + [each for mid, note in early for each in self.hear(mid, note)]
+        return commands
 
     def _open_ballot(self, seat: Seat, voids: Collection[int]) -> None:
         self._said.clear()
@@ -288,7 +285,7 @@ class Collectives(Book):
     def _grace(self, op: Op) -> list[m.Grace]:
         called = op.client_id and op.there and op.state is not OpState.ended and len(self.seat.world.mids) > 1
         call = op.call.posted
-        return [m.Grace(*self.seat.head, op.seq, call, self._settled)] if called and call.grace else []
+        return [m.Grace(*self.seat.head, op.seq, call, self.settled)] if called and call.grace else []
 
     # ---- where members commit ------------------------------------------------------------------------
 
@@ -305,14 +302,12 @@ class Collectives(Book):
         return [said, *self._need_links(), *self._differ(op.seq), *self._count()]
 
     def hear(self, sender: int, note: Note) -> list[cmd.Command]:
-        """Member *sender* says what it knows.
+        """Member *sender* says what it knows. Of another epoch nothing counts (C10).
 
         Raises:
             ProtocolError: what no member can know; nothing has changed.
         """
-        if self.ballot is None or note.epoch > self.ballot.epoch:
-            if note.epoch > self.seat.epoch.epoch and len(self._early) < _EARLY:
-                self._early.append((sender, note))
+        if self.ballot is None or note.epoch != self.ballot.epoch:
             return []
         self.ballot.hear(sender, note)
         return self._differ(note.seq) + self._count()
