@@ -116,6 +116,23 @@ def test_nobody_is_left_and_all_is_unknown_and_the_name_waits() -> None:
     assert room.one("d7", m.Epoch).members[0].name == "m7"
 
 
+@pytest.mark.parametrize("commit", ["members", "master"])
+def test_a_new_master_waits_as_long_as_the_members_may_go_on_alone(commit: str) -> None:
+    """By the daemons' own word, whatever its options are."""
+    room = Room(Limits(commit="members"))
+    for number in range(2):
+        room.hello(f"d{number}", master_grace=20.5 + number)
+        room.join(f"m{number}", start=2)
+    assert room.journal[GROUP].alone == 22
+    room.limits = Limits(commit=commit)
+    room.restart()
+    room.join("m7", daemon="d7", start=1)
+    room.sleep(24.9)
+    assert room.take("d7", m.Epoch) == []
+    room.sleep(0.2)
+    assert room.one("d7", m.Epoch).members[0].name == "m7"
+
+
 def test_a_pair_that_cannot_talk_and_too_many_members_leave_it_to_the_master() -> None:
     room = voters(4)
     room.link_down("m0", "m2", "unreachable")
@@ -129,16 +146,18 @@ def test_a_pair_that_cannot_talk_and_too_many_members_leave_it_to_the_master() -
     assert Room(Limits()).limits.commit == "master"
 
 
-def test_a_master_that_commits_itself_believes_no_epoch_in_which_members_do() -> None:
+def test_a_master_that_is_started_again_to_commit_itself_ends_the_epoch_in_which_members_do() -> None:
     room = Room(Limits())
     room.restarted()
-    report = report_of(1, of=(1,), aborted=True)
-    plan = msgspec.structs.replace(report.plan, commit="members")
-    room.say("d1", msgspec.structs.replace(report, plan=plan))
-    fate = room.one("d1", m.Evicted)
-    assert "commit among themselves" in fate.reason
-    assert fate.unknown_upto == m.MOST
-    assert GROUP not in room.state.groups
+    for mid in (1, 2, 3):
+        report = report_of(mid, committed_upto=mid)
+        plan = msgspec.structs.replace(report.plan, commit="members")
+        room.say(f"d{mid}", msgspec.structs.replace(report, plan=plan))
+    for mid in (1, 2, 3):
+        assert room.one(f"d{mid}", m.Abort).epoch == 1
+        room.say(f"d{mid}", m.Frozen(GROUP, mid, 1, mid, [(seq, 7, 9) for seq in range(mid + 1, 6)], [], [], []))
+    epoch = room.new_epoch()
+    assert (len(epoch.members), epoch.committed_upto, epoch.plan.commit) == (3, 5, "master")
 
 
 @pytest.mark.parametrize("name", ["m0", "m2"])

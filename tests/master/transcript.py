@@ -131,11 +131,12 @@ class Room:
         site: str = "",
         term: int = 0,
         master: int = 0,
+        master_grace: float = 0.0,
     ) -> int:
         conn, self._next_conn = self._next_conn, self._next_conn + 1
         self.conns[daemon] = conn
         where = list(addresses or (f"{daemon}:7000",))
-        knew = {"term": term, "master": master}
+        knew: dict[str, Any] = {"term": term, "master": master, "master_grace": master_grace}
         self.step(Received(conn, m.Hello(protocol, daemon, incarnation, where, lanes, site, "0.1.0", **knew)))
         return conn
 

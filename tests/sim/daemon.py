@@ -34,7 +34,7 @@ class Daemon(Process):
     def __init__(self, world: World, name: str, host: str, incarnation: int) -> None:
         super().__init__(world.clock, name, host)
         self.world, self.incarnation = world, incarnation
-        self.limits = world.limits
+        self.limits = world.limits_of_daemon()
         self.address = f"{host}:7000"
         self.sessions: list[Session] = []
         self.engine = Engine(
@@ -108,6 +108,7 @@ class Daemon(Process):
                 "1",
             )
             session = {"session": self._session if self.open else 0, "heard": self._heard, "dial": this}
+            session["master_grace"] = self.limits.master_grace
             end.send(m.Hello(*head, measures=world.odd.measures, term=self.term, master=self.master, **session))
             welcome = self.limits.handshake_timeout
             self.after(welcome, lambda: self.connected or self._over(this, "no welcome"))

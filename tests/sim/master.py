@@ -127,7 +127,7 @@ class Master(Process):
         self.opened = journal.open(world.nobody_is_out_unheard())
         world.masters_started += 1
         self.state = membership.new_state(
-            world.limits,
+            world.limits_of_master(),
             b"secret of %d %d" % (world.seed, world.masters_started),
             term=self.opened,
             floor=journal.epoch,

@@ -21,6 +21,7 @@ from tests.sim.judge import Judge, Violation
 from tests.sim.master import Journal, Master
 from tests.sim.network import Network
 from wancoll.collective import DATALESS, P2P_KINDS, ROOTED, Descriptor, DType, Kind
+from wancoll.limits import Limits
 from wancoll.peer.core.calls import UNEVEN
 from wancoll.peer.core.links import COLLECTIVES
 from wancoll.schedule.choose import ALGORITHMS
@@ -67,6 +68,7 @@ class World:
         self._pace = Random(seed + 3)
         self._late = Random(seed + 4)
         self._copies = Random(seed + 5)
+        self._options = Random(seed + 6)
         drawn = self._late.choice(((), (0.05,), (0.05, 0.5)))
         self.graces: tuple[float, ...] = () if self.sums else drawn if graces is None else graces
         self.judge = Judge(self)
@@ -99,6 +101,16 @@ class World:
     def copies(self) -> int:
         """Of a note: a member may say it again."""
         return 2 if self._copies.random() < 0.05 else 1
+
+    def limits_of_daemon(self) -> Limits:
+        """Where members commit, a daemon may have been given another master_grace than its master."""
+        longer = self._options.choice((1.0, 1.0, 2.5)) if self.limits.commit == "members" else 1.0
+        return dataclasses.replace(self.limits, master_grace=self.limits.master_grace * longer)
+
+    def limits_of_master(self) -> Limits:
+        """A master may have been started again to commit itself."""
+        itself = self._options.random() < 0.1
+        return dataclasses.replace(self.limits, commit="master") if itself else self.limits
 
     def write_delay(self) -> float:
         return self.odd.write_delay * self._pace.random()

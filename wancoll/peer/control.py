@@ -168,6 +168,7 @@ class Control:
                         self._dials,
                         self._session if self.open else 0,
                         self._heard,
+                        min(limits.master_grace, 1e9),
                     )
                 )
             )

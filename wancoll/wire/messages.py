@@ -427,6 +427,7 @@ class Hello(Message, frozen=True):
     dial: Number = 0  # counts this daemon's dials: of two connections the newer counts
     session: Number = 0  # Welcome.session of the connection that broke and shall go on; 0: none
     heard: Number = 0  # messages that it took in over that one (wire/kept.py)
+    master_grace: Seconds = 0.0  # for so long its members go on without a master (C8); 0: as long as the master's own
 
 
 class Join(Message, frozen=True):

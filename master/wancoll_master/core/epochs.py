@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import zip_longest
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from msgspec.structs import replace as structs_replace
@@ -194,10 +194,10 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
     *free*: nothing is void and nobody is in a hurry, so the plan may change what links are made with.
     """
     group.epoch = max(group.epoch, group.used) + 1
-    persist(step, group)
     _forget_bad_pairs(step, group)
     plan = _plan(step, group, free=free)
     group.begin(reason, votes=plan.commit == "members")
+    persist(step, group)
     members = group.members
     epoch = m.Epoch(
         group=group.name,
@@ -262,7 +262,8 @@ def persist(step: Step, group: Group) -> None:
     state = step.state
     state.highest_epoch = max(state.highest_epoch, group.epoch)
     voids = {seq: void.error for seq, void in group.voids.items()}
-    used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids)
+    alone = ceil(max(one.daemon.master_grace for one in group.members)) if group.current.votes else 0
+    used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids, alone)
     state.inherited.discard(group.name)
     state.used.pop(group.name, None)
     state.used[group.name] = step.persist().groups[group.name] = used
@@ -303,7 +304,15 @@ def held_until(step: Step, group: Group, *, known: bool = True) -> float:
     """Until when its members of before may come back; where members commit they may even go on among themselves."""
     state = step.state
     until = max(state.alone.get(group.name, -inf), state.rejoin_until if known else -inf)
-    return max(until, state.alone_until) if group.name in state.inherited else until
+    return max(until, _alone_until(step, group, state.began)) if group.name in state.inherited else until
+
+
+def _alone_until(step: Step, group: Group, since: float) -> float:
+    """Until when members of its newest epoch may commit among themselves, if they were heard last then (C8)."""
+    used = step.state.used.get(group.name)
+    if used is None:  # forgotten, since groups are many
+        return since + step.limits.heartbeat_timeout + step.limits.master_grace
+    return since + step.limits.heartbeat_timeout + used.alone if used.alone else -inf
 
 
 def _forget_bad_pairs(step: Step, group: Group) -> None:
@@ -404,8 +413,7 @@ def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:
     elif was_member:  # nobody is left who knows what was done, or could ask what was void
         if group.current.out:  # they may go on, and commit, where they still hear each other (C8)
             _tell_out(step, group, group.committed, {"unknown_upto": m.MOST})
-            until = step.now + step.limits.heartbeat_timeout + step.limits.master_grace
-            step.state.alone[group.name] = until
+            step.state.alone[group.name] = until = _alone_until(step, group, step.now)
             if len(step.state.alone) > step.limits.groups_known:
                 del step.state.alone[next(iter(step.state.alone))]
             step.alarm(until)

@@ -109,7 +109,7 @@ def new_state(
         used=dict(used or {}),
         inherited=set(used or {}),
         rejoin_until=now + limits.rejoin_grace,
-        alone_until=now + limits.heartbeat_timeout + limits.master_grace if limits.commit == "members" else now,
+        began=now,
         elected=elected,
         lost_journal=lost_journal,
     )
@@ -236,6 +236,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
         frozenset(hello.congestion_controls),
         hello.measures,
         hello.dial,
+        master_grace=hello.master_grace or step.limits.master_grace,
     )
     state.connections[conn] = state.daemons[daemon.name] = daemon
     step.alarm(step.now + step.limits.heartbeat_timeout)

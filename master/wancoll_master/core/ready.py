@@ -158,6 +158,7 @@ class Used:
     mids: frozenset[int]
     base: int
     voids: dict[int, str] = field(default_factory=dict)  # by seq: a class of wancoll.errors
+    alone: int = 0  # seconds for which its members may go on without a master (C8); 0: they commit nothing there
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         why = "it reports numbers that no master can have come to"
         _put_out(step, daemon, report, why, m.MOST)
         return
-    unfit = _alien(step, report) or _too_many(step, daemon, report)
+    unfit = _too_many(step, daemon, report)
     if unfit:
         _put_out(step, daemon, report, unfit, m.MOST)
         return
@@ -115,13 +115,6 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     if known is None or again:
         _look_anew(group.rebuild)
     consider(step, group)
-
-
-def _alien(step: Step, report: m.Report) -> str:
-    """Why no master like this one made the epoch, "" if one may have."""
-    if report.plan.commit == "members" and step.limits.commit != "members":
-        return "its members commit among themselves, and this master was not told to let them"
-    return ""
 
 
 def _too_many(step: Step, daemon: Daemon, report: m.Report) -> str:
@@ -331,7 +324,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     moving = _settle_p2p(step, group, rebuild)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
         reach, _ = _borne(group, list(top.values()), updates_too=True)
-        if not votes or sure <= reach:
+        if not votes or (sure <= reach and step.limits.commit == "members"):
             group.committed = sure
             _go_on(step, group, list(top.values()), votes=votes)
             return

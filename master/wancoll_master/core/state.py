@@ -39,6 +39,7 @@ class Daemon:
     asked: set[Daemon] = field(default_factory=set)  # who were asked, and have not answered
     answers: bool = False  # one who was asked has dialled it: it lives
     ended_at: float = inf  # when one who was asked has said that nobody listens there any more
+    master_grace: float = 0.0  # for so long its members go on without a master
     stopping: bool = False  # it has said so
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
@@ -413,8 +414,9 @@ class State:
     used: dict[str, Used] = field(default_factory=dict)  # by group: from the journal, and of this term
     inherited: set[str] = field(default_factory=set)  # groups of earlier masters without an epoch under this one
     rejoin_until: float = -inf  # until then these, or any if the journal was lost, form not anew: members may report
-    alone_until: float = -inf  # until then members of earlier masters may commit among themselves, unheard (C8)
-    alone: dict[str, float] = field(default_factory=dict)  # groups of which all were lost: the same, of each
+    began: float = -inf  # when this master did
+    # Groups of which all were lost: until then their members may commit among themselves, unheard (C8).
+    alone: dict[str, float] = field(default_factory=dict)
     elected: bool = False  # it leads by a lease; its term is not its own to raise
     lost_journal: bool = False  # daemons knew a master that the journal does not
     missing: dict[int, m.Evicted] = field(default_factory=dict)  # by mid: who did not report in time, oldest first

@@ -16,7 +16,7 @@ from wancoll_master.store.facts import GROUPS_KEPT, Facts, voids_as_text, voids_
 
 log = structlog.get_logger("wancoll.master")
 
-FORMAT = 3
+FORMAT = 4
 _WHOLE, _MISSED = b"0", b"1"  # the byte beside it
 EVENTS_KEPT = 10_000
 _TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
@@ -29,7 +29,7 @@ create table if not exists events (
 );
 create table if not exists groups (
     name text primary key, epoch integer not null, mids text not null, base integer not null,
-    voids text not null
+    voids text not null, alone integer not null
 );
 """
 
@@ -79,14 +79,16 @@ class Journal:
             known: dict[str, int] = dict(self._db.execute("select name, value from facts"))
             if known.setdefault("format", FORMAT) != FORMAT:
                 raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
-            rows = self._db.execute("select name, epoch, mids, base, voids from groups order by epoch").fetchall()
+            rows = self._db.execute(
+                "select name, epoch, mids, base, voids, alone from groups order by epoch"
+            ).fetchall()
             missed = self._lock is not None and os.pread(self._lock, 1, 0) == _MISSED
             if missed:
                 self._db.execute("delete from groups")
                 rows = []
             used = {
-                name: Used(epoch, frozenset(map(int, mids.split())), base, voids_from_text(voids))
-                for name, epoch, mids, base, voids in rows
+                name: Used(epoch, frozenset(map(int, mids.split())), base, voids_from_text(voids), alone)
+                for name, epoch, mids, base, voids, alone in rows
             }
             self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
             highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
@@ -118,7 +120,7 @@ class Journal:
             sqlite3.Error: it could not be written.
         """
         rows = [
-            (name, one.epoch, " ".join(map(str, sorted(one.mids))), one.base, voids_as_text(one.voids))
+            (name, one.epoch, " ".join(map(str, sorted(one.mids))), one.base, voids_as_text(one.voids), one.alone)
             for name, one in what.groups.items()
         ]
         self._db.execute("pragma synchronous = full")
@@ -126,7 +128,7 @@ class Journal:
             with self._db:
                 self._db.execute("begin immediate")
                 self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
-                self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?)", rows)
+                self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?, ?)", rows)
         except sqlite3.Error:
             self._mark(_MISSED)
             raise
