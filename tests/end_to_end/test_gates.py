@@ -133,7 +133,7 @@ def test_values(cluster: Cluster, gated: list[Gated]) -> None:
             assert right is None or np.array_equal(found.ravel(), right), rank
 
     thirds = [total.reshape(3, -1)[rank] for rank in range(WORLD)]
-    for algorithm in ("ring", "direct", "tree", "naive"):
+    for algorithm in ("ring", "direct", "tree", "double_tree", "naive"):
         check(lambda comm, x, how=algorithm: comm.all_reduce(x, algorithm=how, async_op=True), [total] * WORLD)
     check(lambda comm, x: comm.all_reduce(x, np.empty_like(x), async_op=True), [total] * WORLD)
     check(lambda comm, x: comm.reduce_scatter(x, async_op=True), thirds)

@@ -38,7 +38,7 @@ def tensor(k: int, factor: float = 1.0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("algorithm", ["auto", *later("ring", "tree", "halving_doubling")])
+@pytest.mark.parametrize("algorithm", ["auto", *later("ring", "tree", "double_tree", "halving_doubling")])
 def test_the_late_one_gets_what_the_others_have(comms: list[Any], inside: bool, algorithm: Any) -> None:
     ended = threading.Barrier(3)
 

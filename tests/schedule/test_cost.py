@@ -76,6 +76,7 @@ def test_latency_and_bandwidth_terms_are_those_of_the_literature(world: int) -> 
         "tree": (2 * levels, 2 * levels),
         "ring": (2 * (k - 1), 2 * (k - 1) / k),
         "halving_doubling": (2 * math.log2(core) + fold, 2 * (core - 1) / core + fold),
+        "double_tree": (2 * levels, 1 if k == 2 else 1.5 if k == 3 else 2),
         "direct": (2, 2 * (k - 1) / k),
         "full_exchange": (1, k - 1),
     }
@@ -86,6 +87,7 @@ def test_latency_and_bandwidth_terms_are_those_of_the_literature(world: int) -> 
 
 def test_gamma_is_paid_for_each_message_of_the_busiest_member() -> None:
     counts = {"naive": 14, "tree": 6, "ring": 28, "halving_doubling": 28, "direct": 28, "full_exchange": 14}
+    counts["double_tree"] = 8
     costly = LinkCost(BOOK.alpha, BOOK.beta, gamma=1e-6)
     for name, count in counts.items():
         assert handled(name, 8) == count
@@ -171,6 +173,9 @@ LIMITS: list[tuple[str, str, Callable[[int], float], Callable[[int], float]]] = 
     ("all_reduce", "ring", lambda k: 2 * (k - 1), lambda k: 2 * (k - 1) / k),
     ("all_reduce", "direct", lambda k: 2, lambda k: 2 * (k - 1) / k),
     ("all_reduce", "full_exchange", lambda k: 1, lambda k: k - 1),
+    ("all_reduce", "double_tree", lambda k: 2 * math.ceil(math.log2(k)), lambda k: min(k, 4) / 2),
+    ("broadcast", "double_tree", lambda k: math.ceil(math.log2(k)), lambda k: 1),
+    ("reduce", "double_tree", lambda k: math.ceil(math.log2(k)), lambda k: 1),
     ("broadcast", "tree", lambda k: math.floor(math.log2(k)), lambda k: math.ceil(math.log2(k))),
     ("broadcast", "ring", lambda k: k - 1, lambda k: 1),
     ("broadcast", "direct", lambda k: 1, lambda k: k - 1),
@@ -352,7 +357,7 @@ def test_choices_over_a_wan() -> None:
     # With t = n beta: 2a + 3/4 t = 1.02 (a + 3t), and 6a + t/4 = 1.02 (a + 6/4 t).
     assert first == math.floor(0.98 / 2.31 * WAN.alpha / WAN.beta)
     assert second == math.floor(4.98 / 1.28 * WAN.alpha / WAN.beta)
-    assert [name for _, name in found["broadcast"]] == ["direct", "tree", "ring"]
+    assert [name for _, name in found["broadcast"]] == ["direct", "double_tree", "ring"]
     assert found["gather"] == found["scatter"] == found["all_to_all"] == [(0, "direct")]
 
 

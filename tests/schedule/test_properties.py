@@ -154,6 +154,15 @@ def children(place, world_size):
     return sum(1 for bit in range(10) if place % 2 ** (bit + 1) == 0 and place + 2**bit < world_size)
 
 
+def degree(place, tree, n):
+    """Parent and children of a rank of a double tree, *place* ranks from the root: what lies around it, in order."""
+    if place == 0:
+        return int(n > 1)
+    place = (place + tree - 1) % (n - 1) + 1
+    lowest = place & -place
+    return 1 + (lowest > 1) + (lowest > 1 and place + 1 < n)
+
+
 def test_children_are_counted_right():
     assert [children(place, 6) for place in range(6)] == [3, 0, 1, 0, 1, 0]
 
@@ -169,6 +178,12 @@ def expected_all_reduce(algorithm, rank, n, count, codec=Codec.none):
             return sum(sizes) - sizes[rank] + (n - 1) * sizes[rank]
         case "tree":
             return whole * (children(rank, n) + (rank > 0))
+        case "double_tree":  # half of it over every link that the rank has in each tree
+            halves = [4 * (stop - start) for start, stop in chunk_bounds(count, 2, BLOCKS[codec][0] if codec else 1)]
+            return sum(
+                (half if codec is Codec.none else coded(half, codec)) * degree(rank, tree, n)
+                for tree, half in enumerate(halves)
+            )
         case "naive":
             return whole * (n - 1 if rank == 0 else 1)
         case "full_exchange":
@@ -176,7 +191,7 @@ def expected_all_reduce(algorithm, rank, n, count, codec=Codec.none):
 
 
 @given(
-    st.sampled_from(["ring", "direct", "tree", "naive", "full_exchange"]),
+    st.sampled_from(["ring", "direct", "tree", "double_tree", "naive", "full_exchange"]),
     st.integers(2, 64),
     st.integers(0, 10**6),
     st.sampled_from(list(Codec)),
@@ -263,7 +278,9 @@ def test_bytes_of_the_other_kinds(n):
     assert sent[Kind.broadcast, "ring"] == [int((rank + 1) % n != root) for rank in range(n)]
     assert sent[Kind.broadcast, "tree"] == [children(place, n) for place in places]
     assert sent[Kind.broadcast, "direct"] == sent[Kind.scatter, "direct"] == at_root
-    for name in ("ring", "tree", "direct"):
+    halves = [wire_bytes(schedule) // 20 for schedule in everyone(call(Kind.broadcast, 10, n), "double_tree", n)]
+    assert halves == [degree(place, 0, n) + degree(place, 1, n) - 2 * (place > 0) for place in places]
+    for name in ("ring", "tree", "double_tree", "direct"):
         assert sent[Kind.reduce, name] == elsewhere
     assert sent[Kind.gather, "direct"] == elsewhere
     assert sent[Kind.gather, "ring"] == [place or 0 for place in places]  # its own block and those before it
@@ -312,6 +329,9 @@ def test_hops(n):
         (Kind.all_reduce, "naive"): 2,
         (Kind.all_reduce, "full_exchange"): 1,
         (Kind.all_reduce, "tree"): 2 * depth,
+        (Kind.all_reduce, "double_tree"): 2 * math.ceil(math.log2(n)),
+        (Kind.broadcast, "double_tree"): math.ceil(math.log2(n)),
+        (Kind.reduce, "double_tree"): math.ceil(math.log2(n)),
         (Kind.all_reduce, "halving_doubling"): 2 * core + (0 if 2**core == n else 2),
         (Kind.all_reduce, "hierarchical"): 2 if n < 4 else 4,
         (Kind.broadcast, "tree"): depth,
@@ -354,6 +374,7 @@ def test_scratch_memory(n):
         "ring": 0,
         "direct": 1 - 2 / n,
         "tree": max(0, math.ceil(math.log2(n)) - 1),
+        "double_tree": 0.5 if n > 3 else 0,
         "naive": n - 2,
         "full_exchange": n - 2,
         "halving_doubling": 1,

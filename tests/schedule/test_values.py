@@ -41,8 +41,31 @@ def in_pairs(items):
     return items[0]
 
 
+def in_places(n, half, root=0):
+    """The in-order tree of the root and, below it, of the others: of the second half each is one place further."""
+    ranks = [(root + distance) % n for distance in range(1, n)]
+    places = [root, *ranks] if half == 0 else [root, *ranks[-1:], *ranks[:-1]]
+
+    def below(first, stop):
+        """Of places [first, stop): the one that most powers of two divide passes on what the others have."""
+        if first == stop:
+            return None
+        top = max(range(first, stop), key=lambda place: place & -place)
+        value = places[top]
+        for other in (below(first, top), below(top + 1, stop)):
+            value = value if other is None else (value, other)
+        return value
+
+    return places[0] if n == 1 else (places[0], below(1, n))
+
+
+def chunks_of(algorithm, n):
+    """Into how many chunks, of different orders, the tensor is cut."""
+    return 2 if algorithm == "double_tree" else n
+
+
 def order_of(algorithm, n, chunk, sites):
-    """Which ranks' values are reduced with which, for chunk *chunk* of the ring's."""
+    """Which ranks' values are reduced with which, for chunk *chunk* of chunks_of."""
     match algorithm:
         case "ring":
             return in_rank_order([(chunk + i) % n for i in range(n)])
@@ -50,6 +73,8 @@ def order_of(algorithm, n, chunk, sites):
             return in_rank_order(range(n))
         case "tree":
             return in_pairs(range(n))
+        case "double_tree":
+            return in_places(n, chunk)
         case "halving_doubling":
             pairs = n - 2 ** int(math.log2(n))
             return in_pairs([*((2 * i, 2 * i + 1) for i in range(pairs)), *range(2 * pairs, n)])
@@ -78,7 +103,7 @@ def same_bits(one, other):
 
 def expected_all_reduce(descriptor, algorithm, inputs, sites):
     n, parts = len(inputs), []
-    for chunk, (start, stop) in enumerate(chunk_bounds(descriptor.count, n)):
+    for chunk, (start, stop) in enumerate(chunk_bounds(descriptor.count, chunks_of(algorithm, n))):
         order = order_of(algorithm, n, chunk, sites)
         parts.append(evaluate(order, [x[start:stop] for x in inputs], descriptor, n))
     return np.concatenate(parts)
@@ -101,9 +126,9 @@ def test_the_orders_differ_in_bits():
     inputs = inputs_of(descriptor, 5, seed=1)
     expected = {
         name: expected_all_reduce(descriptor, name, inputs, sites_of(5)).tobytes()
-        for name in ("ring", "direct", "tree", "halving_doubling", "hierarchical")
+        for name in ("ring", "direct", "tree", "double_tree", "halving_doubling", "hierarchical")
     }
-    assert len(set(expected.values())) == 5
+    assert len(set(expected.values())) == 6
 
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCES)
@@ -233,12 +258,18 @@ def expected_results(descriptor, algorithm, inputs, n):
         case Kind.all_to_all:
             return [np.concatenate([block(x, rank) for x in inputs]) for rank in range(n)]
         case Kind.reduce:
-            order = {
-                "ring": in_rank_order([(root + 1 + i) % n for i in range(n)]),
-                "tree": in_pairs([(root + i) % n for i in range(n)]),
-                "direct": in_rank_order(range(n)),
+            orders = {
+                "ring": [in_rank_order([(root + 1 + i) % n for i in range(n)])],
+                "tree": [in_pairs([(root + i) % n for i in range(n)])],
+                "double_tree": [in_places(n, half, root) for half in range(2)],
+                "direct": [in_rank_order(range(n))],
             }[algorithm]
-            return at_root(evaluate(order, inputs, descriptor, n))
+            parts = zip(orders, chunk_bounds(descriptor.count, len(orders)), strict=True)
+            return at_root(
+                np.concatenate(
+                    [evaluate(order, [x[start:stop] for x in inputs], descriptor, n) for order, (start, stop) in parts]
+                )
+            )
         case Kind.reduce_scatter:
             orders = [[(rank + 1 + i) % n for i in range(n)] if algorithm == "ring" else range(n) for rank in range(n)]
             return [

@@ -78,7 +78,7 @@ def test_help_tells_everything(name: str) -> None:
 
 
 def test_help_names_the_algorithms() -> None:
-    assert 'by name: "ring" or "tree" or "direct"; "auto" for' in str(Communicator.broadcast.__doc__)
+    assert 'by name: "ring" or "tree" or "double_tree" or "direct"; "auto" for' in str(Communicator.broadcast.__doc__)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -18,6 +18,7 @@ COLORS = {
     "tree": "#f2c14e",
     "ring": "#6bb3d3",
     "halving_doubling": "#b497d6",
+    "double_tree": "#c9a27a",
     "direct": "#8fc78a",
     "full_exchange": "#ef8f7a",
     "hierarchical": "#d9a6c6",

@@ -76,7 +76,7 @@ Rounding: TypeAlias = Literal["nearest", "stochastic"]
 OnFailure: TypeAlias = Literal["retry", "raise"]
 Strategy: TypeAlias = Literal["majority", "send-only", "receive-only"]
 Algorithm: TypeAlias = Literal[  # which call has which: checks.ALGORITHMS
-    "auto", "ring", "direct", "halving_doubling", "tree", "full_exchange", "naive", "hierarchical"
+    "auto", "ring", "direct", "halving_doubling", "tree", "double_tree", "full_exchange", "naive", "hierarchical"
 ]
 
 

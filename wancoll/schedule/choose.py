@@ -8,7 +8,16 @@ from itertools import accumulate
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
 from wancoll.errors import ConfigError
 from wancoll.schedule import cost, pairs
-from wancoll.schedule.algorithms import direct, full_exchange, halving_doubling, hierarchical, naive, ring, tree
+from wancoll.schedule.algorithms import (
+    direct,
+    double_tree,
+    full_exchange,
+    halving_doubling,
+    hierarchical,
+    naive,
+    ring,
+    tree,
+)
 from wancoll.schedule.build import Builder, Coding, Shape
 from wancoll.schedule.steps import Direction, Schedule
 
@@ -18,14 +27,25 @@ _ALGORITHMS: dict[Kind, dict[str, Callable[[Builder, Shape], None]]] = {
         "direct": direct.all_reduce,
         "halving_doubling": halving_doubling.all_reduce,
         "tree": tree.all_reduce,
+        "double_tree": double_tree.all_reduce,
         "full_exchange": full_exchange.all_reduce,
         "naive": naive.all_reduce,
         "hierarchical": hierarchical.all_reduce,
     },
     Kind.reduce_scatter: {"ring": ring.reduce_scatter, "direct": direct.reduce_scatter},
     Kind.all_gather: {"ring": ring.all_gather, "direct": direct.all_gather},
-    Kind.broadcast: {"ring": ring.broadcast, "tree": tree.broadcast, "direct": direct.broadcast},
-    Kind.reduce: {"ring": ring.reduce, "tree": tree.reduce, "direct": direct.reduce},
+    Kind.broadcast: {
+        "ring": ring.broadcast,
+        "tree": tree.broadcast,
+        "double_tree": double_tree.broadcast,
+        "direct": direct.broadcast,
+    },
+    Kind.reduce: {
+        "ring": ring.reduce,
+        "tree": tree.reduce,
+        "double_tree": double_tree.reduce,
+        "direct": direct.reduce,
+    },
     Kind.gather: {"direct": direct.gather, "ring": ring.gather},
     Kind.scatter: {"direct": direct.scatter, "ring": ring.scatter},
     Kind.all_to_all: {"direct": direct.all_to_all, "ring": ring.all_to_all},

@@ -22,17 +22,26 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-ALGORITHMS = ("naive", "tree", "ring", "halving_doubling", "direct", "full_exchange", "hierarchical")
+ALGORITHMS = ("naive", "tree", "ring", "halving_doubling", "double_tree", "direct", "full_exchange", "hierarchical")
 HALVED = ("ring", "direct")  # their all-reduce is a reduce_scatter and then an all_gather that takes as long
 
 # Which algorithms each kind of collective has. Of those about equally fast the first is chosen:
 # a ring has two links for each member and one sender for each receiver, a direct exchange a link for each pair.
 AVAILABLE: dict[str, tuple[str, ...]] = {
-    "all_reduce": ("ring", "direct", "halving_doubling", "tree", "full_exchange", "naive", "hierarchical"),
+    "all_reduce": (
+        "ring",
+        "direct",
+        "halving_doubling",
+        "tree",
+        "double_tree",
+        "full_exchange",
+        "naive",
+        "hierarchical",
+    ),
     "reduce_scatter": ("ring", "direct"),
     "all_gather": ("ring", "direct"),
-    "broadcast": ("ring", "tree", "direct"),
-    "reduce": ("ring", "tree", "direct"),
+    "broadcast": ("ring", "tree", "double_tree", "direct"),
+    "reduce": ("ring", "tree", "double_tree", "direct"),
     "gather": ("direct", "ring"),
     "scatter": ("direct", "ring"),
     "all_to_all": ("direct", "ring"),
@@ -186,6 +195,8 @@ def _classic(algorithm: str, world_size: int) -> tuple[float, float]:
             core = _power_below(k)
             fold = 0 if core == k else 2  # the others hand their tensor to a partner first and get the result last
             return 2 * _levels(core) + fold, 2 * (core - 1) / core + fold
+        case "double_tree":  # pipelined, as its authors count it: it is made for that
+            return 2 * _levels(k), min(k, 4) / 2
         case "direct":
             return 2, 2 * (k - 1) / k
         case "full_exchange":
@@ -226,7 +237,7 @@ class _Pipe:
 
 
 def _levels(world_size: int) -> int:
-    """ceil(log2 K): children of a binomial tree's root."""
+    """ceil(log2 K): children of a binomial tree's root, hops of a double tree."""
     return (world_size - 1).bit_length()
 
 
@@ -252,6 +263,7 @@ def _halving_doubling(t: float, k: int, alpha: float) -> float:
     return sum(max(each, alpha) for each in there + there[:0:-1]) + there[0] + alpha
 
 
+# A rank of a double tree has four links at most, each with half of the tensor both ways.
 # In tree and naive a root's downlink takes from its children while its uplink gives to them: the directions overlap.
 _PIPES: dict[tuple[str, str], _Pipe] = {
     ("all_reduce", "naive"): _Pipe(lambda t, k, a: 2 * a + (k - 1) * t, lambda k: 2 * (k - 1)),
@@ -260,13 +272,18 @@ _PIPES: dict[tuple[str, str], _Pipe] = {
     ("all_reduce", "halving_doubling"): _Pipe(
         _halving_doubling, lambda k: 4 * (_power_below(k) - 1) + (0 if _power_below(k) == k else 2 * _power_below(k))
     ),
+    ("all_reduce", "double_tree"): _Pipe(
+        lambda t, k, a: 2 * _levels(k) * a + min(k, 4) / 2 * t, lambda k: 2 * min(k, 4)
+    ),
     ("all_reduce", "direct"): _Pipe(lambda t, k, a: _steps(2, t * (k - 1) / k, a), lambda k: 4 * (k - 1)),
     ("all_reduce", "full_exchange"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: 2 * (k - 1)),
     ("broadcast", "ring"): _Pipe(lambda t, k, a: (k - 1) * a + t, lambda k: 1 if k == 2 else 2),  # a chain
     ("broadcast", "tree"): _Pipe(lambda t, k, a: _depth(k) * a + _levels(k) * t, _levels),
+    ("broadcast", "double_tree"): _Pipe(lambda t, k, a: _levels(k) * a + t, lambda k: min(k, 4)),
     ("broadcast", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
     ("reduce", "ring"): _Pipe(lambda t, k, a: (k - 1) * a + t, lambda k: 1 if k == 2 else 2),  # a chain
     ("reduce", "tree"): _Pipe(lambda t, k, a: _depth(k) * a + _levels(k) * t, _levels),
+    ("reduce", "double_tree"): _Pipe(lambda t, k, a: _levels(k) * a + t, lambda k: min(k, 4)),
     ("reduce", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
     ("gather", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
     ("scatter", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),

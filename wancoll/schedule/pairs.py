@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from wancoll.collective import DATALESS, ROOTED, Descriptor, Kind
 from wancoll.schedule import cost
-from wancoll.schedule.algorithms import hierarchical
+from wancoll.schedule.algorithms import double_tree, hierarchical
 from wancoll.schedule.build import BLOCKS
 
 _EVERYONE = frozenset({"direct", "full_exchange"})
@@ -32,17 +32,25 @@ def talk(descriptor: Descriptor, algorithm: str, one: int, other: int, counts: S
     if algorithm in _EVERYONE and descriptor.kind in ROOTED:
         return descriptor.root in (one, other)
     if algorithm == "direct" and descriptor.kind is Kind.all_reduce:  # chunks, of which the first ones are the longer
-        elements = BLOCKS[descriptor.codec][0] if descriptor.codec else 1
-        return min(one, other) * elements < descriptor.count
+        return min(one, other) * _elements(descriptor) < descriptor.count
     if algorithm in _EVERYONE:
         return bool(counts[one] or counts[other])
     if algorithm == "naive":
         return 0 in (one, other)
+    if algorithm == "halving_doubling":
+        return _partners(one, other, n)
+    root = max(descriptor.root, 0)
+    low, high = sorted(((one - root) % n, (other - root) % n))
     if algorithm == "tree":
-        root = max(descriptor.root, 0)
-        low, high = sorted(((one - root) % n, (other - root) % n))
         return high & (high - 1) == low
-    return _partners(one, other, n)
+    halves = 2 if descriptor.count > _elements(descriptor) else 1  # of double_tree: those that have bytes
+    ways = ((low, high), (high, low)) if low else ((low, high),)
+    return any(double_tree.parent(lower, tree, n) == upper for tree in range(halves) for upper, lower in ways)
+
+
+def _elements(descriptor: Descriptor) -> int:
+    """Of what is never cut: a codec's block."""
+    return BLOCKS[descriptor.codec][0] if descriptor.codec else 1
 
 
 def _partners(one: int, other: int, n: int) -> bool:
@@ -59,6 +67,5 @@ def most_messages(descriptor: Descriptor, algorithm: str, world_size: int, sites
     if descriptor.kind in DATALESS or world_size == 1:
         return 0
     if algorithm == "hierarchical":
-        multiple = BLOCKS[descriptor.codec][0] if descriptor.codec else 1
-        return hierarchical.most_messages(descriptor.count, sites, multiple)
+        return hierarchical.most_messages(descriptor.count, sites, _elements(descriptor))
     return cost.handled(algorithm, world_size, descriptor.kind.name)

@@ -108,7 +108,9 @@ def step(seed: int, number: int, largest: int, slots: int) -> Step:
     if kind in ("all_gather", "reduce_scatter", "all_to_all"):
         count = max(1, count // slots)
     algorithm = (
-        dice.pick("ring", "direct", "tree", "halving_doubling") if kind == "all_reduce" and roll < 15 else "auto"
+        dice.pick("ring", "direct", "tree", "double_tree", "halving_doubling")
+        if kind == "all_reduce" and roll < 15
+        else "auto"
     )
     on_failure = "raise" if 15 <= roll < 20 else "retry"
     return Step(
