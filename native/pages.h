@@ -24,6 +24,10 @@ int wc_pages_bind(const wc_block *block, int fd);
 int wc_pages_disown(const wc_block *block, int fd);
 /* Gives the memory behind the block's part of the file back; it reads as zeros from then on. */
 int wc_pages_discard(const wc_block *block, int fd);
+/* Gets memory for `bytes` bytes of the block from `start` on, so that who writes there first need not: in huge pages where
+   the system gives them and `start` is a multiple of 2 MiB, which cost a tenth of small ones. Changes no byte; what is
+   there already is copied. */
+int wc_pages_fill(const wc_block *block, uint64_t start, uint64_t bytes, int fd);
 /* Exchanges what two blocks of equal size show, and their offsets with it. Page tables move along, so warm pages stay
    warm, and the addresses are mapped at every instant. `spare` is reserved space of the same size. Does nothing if `a`
    shows offset `wanted` already: a caller who does not know how far it came can call again. Negative errno: nothing

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import random
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from wancoll._native import ffi, lib
 from wancoll.client import arena as arena_module
 from wancoll.client.arena import IDLE_BYTES, LARGE, PAGE, Arena, ArrayMemory, Block, Lease, Ranges, size_class
 from wancoll.errors import ArenaFull
+from wancoll.peer.arena import Arena as DaemonArena
 
 MIB = 1 << 20
 
@@ -330,6 +332,56 @@ def test_a_forked_child_changes_nothing(arena: Arena) -> None:
     assert (array == 3).all()
     assert (view(arena.take(4 * MIB)) == 4).all()
     assert arena.resident_bytes() == 8 * MIB
+
+
+@pytest.mark.parametrize("nbytes", [2 * MIB, 5 * MIB, 7 * MIB - 1, 12 * MIB + 1])
+def test_filling_gets_the_memory_and_changes_no_byte(arena: Arena, nbytes: int) -> None:
+    lease = arena.take(nbytes)
+    block = lease.block
+    written = {0: b"a", nbytes // 2: b"b", nbytes - 1: b"c"}
+    for at, byte in written.items():
+        os.pwrite(arena._fd, byte, block.offset + at)
+    array = view(lease, nbytes)
+    for _ in range(2):
+        arena.fill(block, 0, nbytes)
+        assert {at: bytes(array[at : at + 1]) for at in written} == written
+        assert np.count_nonzero(array) == 3
+        assert nbytes <= arena.resident_bytes() <= min(nbytes + MIB, block.nbytes)
+
+
+def test_only_the_part_that_is_asked_for_is_filled(arena: Arena) -> None:
+    block = (lease := arena.take(24 * MIB)).block
+    arena.fill(block, 8 * MIB, 4 * MIB)
+    assert arena.resident_bytes() == 4 * MIB
+    arena.fill(block, 4096, 5000)  # in small pages
+    assert arena.resident_bytes() == 4 * MIB + 2 * PAGE
+    del lease
+
+
+def test_filled_memory_is_in_huge_pages_for_client_and_daemon() -> None:
+    """Else who writes there first stops at each of 512 times as many small ones."""
+    daemon = DaemonArena(64 * MIB)
+    arena = Arena(os.dup(daemon.fd), daemon.nbytes, os.eventfd(0))
+    nbytes = 16 * MIB
+    block = (lease := arena.take(nbytes)).block
+    shown = in_huge_pages()
+    arena.fill(block, 0, nbytes)
+    if in_huge_pages() == shown:
+        pytest.skip("this system gives no huge pages of shared memory")
+    theirs = np.asarray(daemon._map)[block.offset : block.offset + nbytes]
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    theirs[:] = 7
+    view(lease)[:] = 8
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 64
+    assert (theirs == 8).all()
+    del theirs
+    arena.close()
+    daemon.close()
+
+
+def in_huge_pages() -> int:
+    """KiB of shared memory that this process shows in huge pages."""
+    return int(Path("/proc/self/smaps_rollup").read_text().split("ShmemPmdMapped:")[1].split()[0])
 
 
 # ---- swapping pages ---------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Block:
         address: of the first byte, for good.
         nbytes: size, for good.
         used: bytes that the holder asked for.
-        stamp: when it was last given back; counts up.
+        stamp: when it was last given back; counts up. 0: never, so it is as cold as its holder left it.
         returning: gives it back when its lease dies.
     """
 
@@ -222,13 +222,14 @@ class Arena:
         block = self.find(address, nbytes) if nbytes >= SWAP_BYTES else None
         return block if block is not None and block.address == address and block.used == nbytes else None
 
-    def touch(self, block: Block, start: int, nbytes: int) -> None:
-        """Get memory for a part of *block*, so that whoever writes it first need not: half of what a first write costs.
+    def fill(self, block: Block, start: int, nbytes: int) -> None:
+        """Get memory for a part of *block*, unless it is warm: else who writes first stops at every page.
 
-        Raises:
-            OSError: there is none.
+        In huge pages if *start* is a multiple of LARGE; one costs a tenth of the small ones. Where there is no memory
+        the first write finds out.
         """
-        os.posix_fallocate(self._fd, block.offset + start, nbytes)
+        if not block.stamp and block.nbytes >= LARGE:
+            lib.wc_pages_fill(block.pages, start, nbytes, self._fd)
 
     def cool(self, nbytes: int) -> None:
         """Held blocks of *nbytes* bytes in all were needed once: when they come back, as many need not stay warm."""

@@ -147,7 +147,7 @@ class Placement:
             one = self.targets[0] if len(self.targets) == 1 else None
             self._swapped = arena.swappable(one.address, one.nbytes) if one is not None else None
             if self._swapped is not None:
-                self._back = arena.take(nbytes, self._swapped.nbytes)
+                self._back = self._warm(arena.take(nbytes, self._swapped.nbytes))
             else:
                 self._back = self._block(self.targets, nbytes)
             self.back = self._back.block.offset
@@ -205,8 +205,13 @@ class Placement:
 
     def _block(self, regions: tuple[Region, ...], nbytes: int) -> Lease | Pinned:
         if self._staging is None or all(region.device is None for region in regions):
-            return self._arena.take(nbytes)
+            return self._warm(self._arena.take(nbytes))
         return self._staging.take(nbytes)
+
+    def _warm(self, lease: Lease) -> Lease:
+        """A block that will be written from end to end."""
+        self._arena.fill(lease.block, 0, lease.block.used)
+        return lease
 
     def commit(self, nbytes: int, attempt: int) -> None:
         """Bring the first *nbytes* of *attempt*'s result to its targets: fewer than they hold if members were lost.

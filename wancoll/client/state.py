@@ -5,9 +5,7 @@ Bytes with the name of a dtype, so that any element type can be synchronised.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -41,7 +39,6 @@ from wancoll.sync.verdict import Goal
 _CALL = "sync_state"
 _SLAB = 64 * MIB  # stripes that will be copied lie in blocks of this size
 _ALIGN = 64
-_PIECE = 4 * MIB
 _ORDERED = (
     "bring a model to memory_format=torch.contiguous_format before its optimizer makes state of its own; "
     "of a tensor of your own pass x.contiguous(), and copy the result back"
@@ -208,8 +205,7 @@ class Incoming:
     """Arena memory for the stripes that a member lacks, and how they get to their tensors: all of them, or none.
 
     A tensor that lacks all of its stripes and is a whole block of the arena gets its pages swapped in the end; the
-    others are copied, to devices from pinned memory. The memory is held as long as this and the thread that touches it
-    live. Raises ArenaFull.
+    others are copied, to devices from pinned memory. The memory is held as long as this lives. Raises ArenaFull.
 
     Attributes:
         landings: what install() has sent on its way to devices.
@@ -223,6 +219,8 @@ class Incoming:
         self._swaps: list[tuple[Block, Block, int, int, int]] = []  # target, taken, its offset; address and size
         self._copies: list[tuple[Region, int, Lease | Pinned]] = []  # to, from, in this block
         self._addresses: dict[int, int] = {}  # address of each stripe
+        self._parts: dict[int, tuple[Lease, int, int]] = {}  # by stripe: the part of a block that it is in: from, size
+        self._filled: set[tuple[Lease, int, int]] = set()  # of them those that memory was got for
         self.landings: list[Landing] = []
         of_tensor: dict[int, list[int]] = {}
         for number in sorted(missing):
@@ -238,14 +236,11 @@ class Incoming:
             self._leases.append(lease)
             self._swaps.append((block, lease.block, lease.block.offset, block.address, nbytes))
             for number in numbers:
-                self._addresses[number] = lease.block.address + goal.stripes[number].offset
+                stripe = goal.stripes[number]
+                self._addresses[number] = lease.block.address + stripe.offset
+                self._parts[number] = lease, stripe.offset, stripe.nbytes
         for on_device, numbers in loose.items():
             self._lay(goal, numbers, tensors, on_device)
-        # Beside the deliveries: the daemon, which writes there first, is busy enough with the bytes.
-        self._toucher = threading.Thread(
-            target=_touch, args=(arena, tuple(self._leases)), name="wancoll-incoming", daemon=True
-        )
-        self._toucher.start()
 
     @property
     def nbytes(self) -> int:
@@ -255,6 +250,13 @@ class Incoming:
     def address(self, stripe: int) -> int | None:
         """Where a stripe is received; None: it was not missing."""
         return self._addresses.get(stripe)
+
+    def fill(self, stripes: Sequence[int]) -> None:
+        """Get memory for these, which are about to be received: the daemon, which writes there, is busy enough."""
+        for part in {self._parts[number] for number in stripes if number in self._parts} - self._filled:
+            self._filled.add(part)
+            lease, start, nbytes = part
+            self._arena.fill(lease.block, start, nbytes)
 
     def install(self) -> None:
         """Put everything in place, or on its way to devices. An interruption shows when it is done.
@@ -271,7 +273,6 @@ class Incoming:
             raise
 
     def _install(self) -> None:
-        self._toucher.join()
         self.landings = []
         for target, at, held in self._copies:
             if target.device is None:
@@ -300,17 +301,10 @@ class Incoming:
         held = self._staging.take(used) if on_device else self._arena.take(used)
         if isinstance(held, Lease):
             self._leases.append(held)
+            self._parts |= dict.fromkeys(slab, (held, 0, used))
         at = held.block.address
         for number in slab:
             stripe = goal.stripes[number]
             self._addresses[number] = at
             self._copies.append((tensors[stripe.entry].memory.part(stripe.offset, stripe.nbytes), at, held))
             at += stripe.nbytes + -stripe.nbytes % _ALIGN
-
-
-def _touch(arena: Arena, leases: Sequence[Lease]) -> None:
-    """Get memory for these blocks, in pieces, so that the system's locks on the file are short."""
-    with contextlib.suppress(OSError):  # then the first write finds out
-        for lease in leases:
-            for start in range(0, lease.block.used, _PIECE):
-                arena.touch(lease.block, start, min(_PIECE, lease.block.used - start))

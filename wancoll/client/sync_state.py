@@ -307,6 +307,8 @@ class SyncWork:
         if other not in place.members:
             return None
         parts = () if refuse else tuple(self._region(found, number) for number in delivery.stripes)
+        if not sends and self._incoming is not None:
+            self._incoming.fill(delivery.stripes)
         nbytes = sum(part.nbytes for part in parts)
         kind = Kind.send if sends else Kind.recv
         placement = Placement(
