@@ -174,6 +174,8 @@ BOUNDS = {
     "wancoll/peer/session.py: Session._behind": "ops_in_flight, and what is said while they are copied",
     "wancoll/peer/session.py: Session._prepared": "_SHAPES_KEPT",
     "wancoll/net/listen.py: Handshakes._open": "pending_connections",
+    "wancoll/net/hot.py: Hot._serve": "engine, notes, control connection and clients: each removes what it added",
+    "wancoll/net/stream.py: Stream._unread": "one: who looks finds nothing until it is received",
     "wancoll/net/stream.py: Stream._batch": "its max_bytes",
     "wancoll/net/stream.py: Stream._queue": "its max_bytes and max_messages",
 }

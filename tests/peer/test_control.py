@@ -9,6 +9,7 @@ import trio
 
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address
+from wancoll.net.hot import Hot
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.wire import messages as m
@@ -44,7 +45,7 @@ async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], o
 
     with socket.create_server(("127.0.0.1", 0)) as lanes:
         config = PeerConfig(master=address)
-        control = Control(config, "d", 1, lanes, obey, lambda: None, lost, lambda: None, list)
+        control = Control(config, "d", 1, lanes, Hot(), obey, lambda: None, lost, lambda: None, list)
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
                 await nursery.start(trio.serve_listeners, master, listener)

@@ -10,6 +10,7 @@ import trio
 from tests.peer.test_member import KEY
 from wancoll.engine import Engine, LaneDown
 from wancoll.local import join_address
+from wancoll.net.hot import Hot
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.links.hub import LinkHub
@@ -28,7 +29,7 @@ class End:
         self.told, self._heard = trio.open_memory_channel[core.Told](1000)
         self.owner = self.hub.member(self.told.send_nowait)
         nursery.start_soon(self.hub.keep_time)
-        nursery.start_soon(self.hub.watch_notes)
+        nursery.start_soon(self.hub.watch_notes, Hot())
         nursery.start_soon(self._watch_engine)
 
     async def _watch_engine(self) -> None:

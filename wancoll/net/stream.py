@@ -52,6 +52,7 @@ class Stream:
         self.overflow = False  # the other end did not read
         self.ended = ""  # why nothing is read any more, "" if it was ended here
         self.newest = b""  # the beginning of what was read last
+        self._unread: list[bytes] = []  # what was looked at and left
 
     @property
     def queued(self) -> int:
@@ -147,8 +148,12 @@ class Stream:
     async def receive(self) -> bytes:
         """Some bytes; b"" at the end of the stream, however it came, and after end(): then *ended* says why."""
         while not self.ending and not self._closed:
+            if self._unread:
+                return self._unread.pop()
             try:
                 await trio.lowlevel.wait_readable(self._fd)
+                if self._unread:  # it comes first
+                    continue
                 data = self.socket.recv(_READ_BYTES)
             except (BlockingIOError, trio.ClosedResourceError):  # the latter by end() or close()
                 continue
@@ -160,6 +165,22 @@ class Stream:
             self.newest = data[:_KEPT_BYTES]
             return data
         return b""
+
+    def look(self) -> bytes:
+        """What is there, without waiting; b"" also at the end, of which receive() tells."""
+        if self.ending or self._closed or self._unread:
+            return b""
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except OSError:  # nothing, or an end
+            return b""
+        self.newest = data[:_KEPT_BYTES]
+        return data
+
+    def unread(self, data: bytes) -> None:
+        """Who looked leaves it to who receives."""
+        self._unread.append(data)
+        self._wake_all()
 
     async def unless_hung_up(self, wait: Callable[[], Awaitable[None]]) -> bool:
         """Wait, without reading. False: the other end has gone first; what it had sent is still unread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_addresses
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
+from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.masters import Masters
@@ -25,6 +27,8 @@ from wancoll.wire.framing import Decoder, encode
 from wancoll.wire.kept import Kept, counts
 
 log = structlog.get_logger("wancoll.control")
+
+_ABOUT_OPS = m.Commit | m.Matched | m.Settled
 
 
 class OnLost(Protocol):
@@ -42,6 +46,7 @@ class Control:
         daemon: this daemon's id.
         incarnation: random, fresh at each start.
         data_socket: the lanes' listener, for the advertised addresses.
+        hot: what is served without a round of trio.
         on_message: called with every message of a live connection but Welcome and Pong.
         on_connected: called after each Welcome of a master that knows nothing of this daemon.
         on_lost: called with the reason when a try failed (live=False) or a good connection is gone (live=True).
@@ -55,6 +60,7 @@ class Control:
         daemon: str,
         incarnation: int,
         data_socket: socket.socket,
+        hot: Hot,
         on_message: Callable[[m.FromMaster], None],
         on_connected: Callable[[], None],
         on_lost: OnLost,
@@ -65,7 +71,7 @@ class Control:
         self._masters = Masters(config.master.split(","))
         self._hint = ""  # who leads, in the words of the standby that was asked last
         self._data_socket = data_socket
-        self._on_message, self._on_connected = on_message, on_connected
+        self._hot, self._on_message, self._on_connected = hot, on_message, on_connected
         self._on_lost, self._on_synced, self._beat = on_lost, on_synced, beat
         self._stream: Stream | None = None
         self.connected = False
@@ -207,6 +213,29 @@ class Control:
     async def _listen(self, stream: Stream, welcome: trio.CancelScope) -> str:
         """Until the end, and why it is; *welcome* bounds the wait for that."""
         decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster, self._config.limits.message_bytes, stream.who)
+        fd = stream.socket.fileno()
+        self._hot.add(fd, partial(self._take_one, stream, decoder))
+        try:
+            return await self._hear(stream, decoder, welcome)
+        finally:
+            self._hot.remove(fd)
+
+    def _take_one(self, stream: Stream, decoder: Decoder[m.FromMaster]) -> bool:
+        """Take a word about ops that is there; all else is left to the task. See Hot."""
+        message = glance(stream, decoder, _ABOUT_OPS) if self.connected else None
+        if message is None:
+            return False
+        self._heard_at = trio.current_time()
+        self._heard += counts(message)
+        with contained("the master", lambda: stream.newest, lambda _: self._met_a_bug(stream)):
+            self._on_message(message)
+        return True
+
+    def _met_a_bug(self, stream: Stream) -> None:
+        self._nonsense, self._session = True, 0
+        stream.end()
+
+    async def _hear(self, stream: Stream, decoder: Decoder[m.FromMaster], welcome: trio.CancelScope) -> str:
         while True:
             data = await stream.receive()
             if not data:

@@ -19,6 +19,7 @@ from wancoll.errors import ConfigError
 from wancoll.failpoints import Failpoints
 from wancoll.local import default_socket, join_address
 from wancoll.net.contain import contained
+from wancoll.net.hot import Hot
 from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
@@ -57,14 +58,15 @@ class Daemon:
         config: settings.
         name: this daemon's id.
         engine: moves the bytes.
+        hot: what is served without a round of trio.
         data_socket: first listener for lanes.
         nursery: owns every task of the daemon.
     """
 
     def __init__(
-        self, config: PeerConfig, name: str, engine: Engine, data_socket: socket.socket, nursery: trio.Nursery
+        self, config: PeerConfig, name: str, engine: Engine, hot: Hot, data_socket: socket.socket, nursery: trio.Nursery
     ) -> None:
-        self.config, self.name, self.engine = config, name, engine
+        self.config, self.name, self.engine, self.hot = config, name, engine, hot
         self.arena_bytes = config.arena_bytes or default_arena_bytes()
         self.failpoints = Failpoints(config.failpoint_token)
         self.links = LinkHub(engine, config, name, nursery)
@@ -73,6 +75,7 @@ class Daemon:
             name,
             secrets.randbits(63),
             data_socket,
+            hot,
             self._master_says,
             self._master_connected,
             self._master_lost,
@@ -298,11 +301,19 @@ class Daemon:
 
     async def watch_engine(self) -> None:
         """Task: hand the engine's events to the members."""
+        self.hot.add(self.engine.fd, self._take_events)
         while True:
             await trio.lowlevel.wait_readable(self.engine.fd)
-            for event in self.engine.events():
-                with contained("the lanes", partial(str, event)):
-                    self._engine_says(event)
+            if self._take_events():
+                self.hot.stay()
+
+    def _take_events(self) -> bool:
+        """Whether more is expected soon: a lane that is down, or a mismatch, leads elsewhere."""
+        events = self.engine.events()
+        for event in events:
+            with contained("the lanes", partial(str, event)):
+                self._engine_says(event)
+        return all(isinstance(event, Done) for event in events)
 
     def _engine_says(self, event: Done | Cancelled | LaneDown | Mismatch) -> None:
         match event:
@@ -373,14 +384,14 @@ async def serve(
     data_sockets = open_listeners(config.listen)
     local_socket = claim_socket(path)
     try:
-        with Engine(workers=workers) as engine:
+        with Engine(workers=workers) as engine, contextlib.closing(Hot()) as hot:
             async with trio.open_nursery() as nursery:
-                daemon = Daemon(config, name, engine, data_sockets[0], nursery)
+                daemon = Daemon(config, name, engine, hot, data_sockets[0], nursery)
                 nursery.start_soon(daemon.watch_engine)
                 nursery.start_soon(daemon.talk_to_master, stop)
                 nursery.start_soon(daemon.watch_master)
                 nursery.start_soon(daemon.links.keep_time)
-                nursery.start_soon(daemon.links.watch_notes)
+                nursery.start_soon(daemon.links.watch_notes, daemon.hot)
                 nursery.start_soon(daemon.watcher.run)
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)

@@ -7,6 +7,7 @@ import itertools
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -18,6 +19,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import WORD, blocks
 from wancoll.net.contain import contained
+from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena, Cover
 from wancoll.peer.config import PeerConfig
@@ -48,6 +50,7 @@ class Host(Protocol):
     links: LinkHub
     control: Control
     failpoints: Failpoints
+    hot: Hot
     ending: m.Failure | None
 
     @property
@@ -112,6 +115,8 @@ class Session:
         self._behind: deque[Op | m.FromDaemon] = deque()  # what is handed over, and what the client is told after it
         self._room = trio.Event()  # set when an op left; wakes a reader that is held back
         self._idle = trio.Event()
+        self._taking = True  # what has come is taken by the task
+        self._bad: ProtocolError | None = None  # what was wrong with a call that was taken beside the task
         self._broken = False
         self._goodbye = False  # the client has said it
 
@@ -148,12 +153,17 @@ class Session:
             self.arena.close()
             return
         self._daemon.add(self)
+        hot, fd = self._daemon.hot, self._stream.socket.fileno()
+        hot.add(fd, partial(self._take_one, decoder))
         reason = "its connection closed without a goodbye"
         try:
             if await self._take(first):
                 while data := await self._stream.receive():
                     if not await self._take(decoder.feed(data)):
                         break
+                    hot.stay()
+            if self._bad is not None:
+                raise self._bad
             if self._stream.overflow:
                 reason = f"the client: {self._stream.ended}"
                 log.warning("client does not read", member=self.member.name)
@@ -162,6 +172,7 @@ class Session:
             log.warning("client sent nonsense", member=self.member.name, reason=reason)
             self.tell(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
         finally:
+            hot.remove(fd)
             with self.alone("its end"):
                 died = not self._goodbye and not self.member.over
                 if died:
@@ -179,7 +190,23 @@ class Session:
             else:
                 log.error("an op still uses the arena, which is kept mapped", member=self.member.name)
 
+    def _take_one(self, decoder: Decoder[m.FromClient]) -> bool:
+        """Take a call that is there, if nothing stands in its way; all else is left to the task. See Hot."""
+        if self._taking or self._is_full() or self._daemon.ending:
+            return False
+        post = glance(self._stream, decoder, m.Post)
+        if post is None:
+            return False
+        try:
+            with self.alone(post):
+                self._post(post)
+        except ProtocolError as bad:
+            self._bad = bad
+            self._stream.end()
+        return True
+
     async def _take(self, messages: list[m.FromClient]) -> bool:
+        self._taking = True
         for message in messages:
             if self._daemon.ending and not isinstance(message, m.Detach):
                 await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
@@ -195,6 +222,7 @@ class Session:
                     "sent a message out of place", who=self.member.name, expected="Post or Detach", got=str(message)
                 )
             self._post(message)
+        self._taking = False
         return True
 
     def _is_full(self) -> bool:

@@ -87,6 +87,10 @@ class Decoder(Generic[T]):
             del buffer[:start]
         return messages
 
+    def is_one(self, data: bytes) -> bool:
+        """Whether *data*, fed now, would be one whole frame and nothing else."""
+        return not self._buffer and data[:HEADER_BYTES] == _LENGTH.pack(max(0, len(data) - HEADER_BYTES))
+
     @property
     def rest(self) -> bytes:
         """What was fed and belongs to a frame that is not complete yet."""

@@ -21,6 +21,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial, read_frame
+from wancoll.net.hot import Hot
 from wancoll.net.listen import Handshakes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
@@ -197,14 +198,20 @@ class LinkHub:
         if link is not None and link.up and not self._engine.send_note(link.number, note):
             self._break_soon(link.number, f"{link.other.name} takes no notes")
 
-    async def watch_notes(self) -> None:
+    async def watch_notes(self, hot: Hot) -> None:
         """Task: hand notes to the members that they are for."""
+        hot.add(self._engine.notes_fd, self._take_notes)
         while True:
             await trio.lowlevel.wait_readable(self._engine.notes_fd)
-            for one in self._engine.notes():
-                link = self._core.open().get(one.link)
-                if link is not None and (tell := self._tell.get(link.owner)):
-                    tell(core.Noted(link.owner, link.other.mid, one.note))
+            if self._take_notes():
+                hot.stay()
+
+    def _take_notes(self) -> bool:
+        for one in self._engine.notes():
+            link = self._core.open().get(one.link)
+            if link is not None and (tell := self._tell.get(link.owner)):
+                tell(core.Noted(link.owner, link.other.mid, one.note))
+        return True
 
     def lane_down(self, number: int, lane: int, reason: str) -> None:
         """The engine lost a lane."""
