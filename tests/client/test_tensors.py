@@ -213,6 +213,7 @@ def test_torch_refusals(torch: Any) -> None:
     assert "torch.bool" in refusal(torch.zeros(3, dtype=torch.bool))
     assert "not C-contiguous" in refusal(torch.zeros(3, 4).T)
     assert "torch.sparse_coo" in refusal(torch.zeros(3, 4).to_sparse())
+    assert "to_empty(device='cpu')" in refusal(torch.zeros(3, device="meta"))
     assert "meta" in refusal(torch.zeros(3, device="meta"))
 
 

@@ -171,17 +171,34 @@ def zero_redundancy_optimizer(rank: int, size: int) -> None:
 
 
 def hooks(rank: int, size: int) -> None:
-    """DDP's communication hooks: float16 on the wire, and one that issues a collective of its own in a callback."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+    """DDP's communication hooks: half precision on the wire, torch's own in C++, and one that calls in a callback."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as torchs
 
     reference, expected = alone()
-    for hook, tolerance in ((allreduce_hook, 1e-5), (fp16_compress_hook, 2e-3), (nested, 1e-5)):
+    for hook, tolerance in (
+        (torchs.allreduce_hook, 1e-5),
+        (torchs.fp16_compress_hook, 2e-3),
+        (bf16, 1e-2),
+        (dist.BuiltinCommHookType.ALLREDUCE, 1e-5),
+        (dist.BuiltinCommHookType.FP16_COMPRESS, 2e-3),
+        (nested, 1e-5),
+    ):
         net = DistributedDataParallel(model())
-        net.register_comm_hook(None, hook)
+        if isinstance(hook, dist.BuiltinCommHookType):
+            net._register_builtin_comm_hook(hook)
+        else:
+            net.register_comm_hook(None, hook)
         losses = train(net, torch.optim.SGD(net.parameters(), lr=0.2), rank, size)
         torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=tolerance, atol=tolerance)
         close(net.module, reference, tolerance)
         same_everywhere(net)
+
+
+def bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's own hook; by its own name torch takes it with NCCL only."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    return bf16_compress_hook(state, bucket)  # type: ignore[arg-type]
 
 
 def nested(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

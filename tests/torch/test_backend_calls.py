@@ -102,6 +102,11 @@ def sparse_reductions(rank, size, compare):
         header = torch.tensor([count, int(pieces.header[1])])
         with pytest.raises(CollectiveMismatch, match=f"0 to 5 places.*{count} at rank 1"):
             pieces.room([pieces.header, header])
+    for place in (-1, 5):
+        pieces = Pieces(x, ReduceOp.SUM, "all_reduce")
+        forged = [torch.tensor([[0]]), torch.tensor([[place]])], [torch.ones(1, 2), torch.ones(1, 2)]
+        with pytest.raises(CollectiveMismatch, match=r"outside of it.*\(5, 2\).*at rank 1"):
+            pieces.put(list(forged))
     with pytest.raises(ConfigError, match=r"SUM, of torch\.sparse_coo"):
         dist.all_reduce(x, op=ReduceOp.MAX)
     with pytest.raises(RuntimeError, match=r"torch\.strided"):

@@ -80,11 +80,15 @@ def test_torchrun(tmp_path):
 def test_errors_are_both_and_travel():
     from wancoll.torch.errors import raised
 
-    late = raised(wancoll.TimeoutError("is pending", who="me", work=object()), "send")
+    pending = "is pending: waits for rank-2 (rank 0): it has not called; rank-10 (rank 1): nor has this one"
+    late = raised(wancoll.TimeoutError(pending, who="me", work=object(), hint=".work.wait()"), "send")
     for each in (late, pickle.loads(pickle.dumps(late))):
         assert isinstance(each, wancoll.TimeoutError)
         assert isinstance(each, RuntimeError)
-        assert str(each) == "me: send: is pending"
+        assert str(each) == (  # places in the ring are no ranks of torch's, and .work is no Work of torch's
+            "me: send: is pending: waits for rank-2: it has not called; rank-10: nor has this one; "
+            "the operation goes on: wait() for it again, or give a longer timeout="
+        )
     assert late.work is not None
     mismatch = raised(wancoll.CollectiveMismatch("differ", calls={"a": "x", "b": "y"}), "all_reduce", "lost c")
     assert pickle.loads(pickle.dumps(mismatch)).calls == {"a": "x", "b": "y"}

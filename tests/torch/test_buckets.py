@@ -110,7 +110,8 @@ def test_what_a_pending_call_writes_stays(connection):
     of = region(x, "x")
     connection.pending.append(SimpleNamespace(placement=Placement(connection.arena, (of,), (of,))))
     assert not move(x, connection)
-    connection.pending.clear()
+    pending, connection.pending = connection.pending, []
+    assert not move(x, connection, [SimpleNamespace(pending=pending)])
     assert move(x, connection)
 
 

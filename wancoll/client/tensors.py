@@ -212,7 +212,8 @@ def check_torch(x: Any, who: str, instead: str = _COPY) -> Origin | None:
         Of a tensor on a CUDA device how its users are ordered.
     """
     if x.device.type not in ("cpu", "cuda"):
-        raise not_on_cpu(who, f"a torch tensor on {x.device}", "pass x.cpu()")
+        hint = "it has no values: module.to_empty(device='cpu') gives it memory" if x.is_meta else "pass x.cpu()"
+        raise not_on_cpu(who, f"a torch tensor on {x.device}", hint)
     if x.requires_grad:
         raise ConfigError(
             "the tensor requires grad: autograd would not see the result",

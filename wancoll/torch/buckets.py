@@ -12,6 +12,7 @@ Other tensors stay where they are: somebody may have a pointer to their memory (
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from types import FrameType
 
 import numpy as np
@@ -35,8 +36,13 @@ def handed_over(caller: FrameType | None) -> bool:
     return caller is None or caller.f_globals.get("__name__") == _BACKWARD
 
 
-def move(bucket: torch.Tensor, connection: Connection) -> bool:
+def move(bucket: torch.Tensor, connection: Connection, others: Iterable[Connection] = ()) -> bool:
     """Give the storage of *bucket*, which has it whole, memory in the arena with the same bytes.
+
+    Args:
+        bucket: of any shape and dtype.
+        connection: whose arena it is.
+        others: connections whose calls may use it, too.
 
     Returns:
         Whether it has: not if it is too small to be worth it, there already, not torch's own memory, or in use by a
@@ -52,7 +58,7 @@ def move(bucket: torch.Tensor, connection: Connection) -> bool:
     crowded = arena.leased_bytes + size_class(nbytes) > arena.nbytes // _SHARE
     if exchange is None or crowded or arena.find(address, nbytes) is not None:
         return False
-    for work in connection.pending:
+    for work in (work for each in (connection, *others) for work in each.pending):
         placement = work.placement  # another thread may be finishing it
         if placement is not None and (overlap(here, placement.reads) or overlap(here, placement.writes)):
             return False  # its result goes to the old address

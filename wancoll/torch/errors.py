@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any, cast
 
@@ -20,8 +21,11 @@ def raised(bad: WancollError, call: str, also: str = "") -> WancollError:
     """
     if isinstance(bad, DistBackendError):
         return bad
-    text = f"{call}: {bad.what}" + (f" ({also})" if also else "")
-    found = _made(type(bad), text, {name: value for name, value in vars(bad).items() if name not in _OWN})
+    text = f"{call}: " + _PLACE.sub(r"\1", bad.what) + (f" ({also})" if also else "")
+    fields = {name: value for name, value in vars(bad).items() if name not in _OWN}
+    if isinstance(bad, TimeoutError) and bad.work is not None:
+        fields["hint"] = "the operation goes on: wait() for it again, or give a longer timeout="
+    found = _made(type(bad), text, fields)
     found.__cause__ = bad.__cause__
     if isinstance(bad, TimeoutError):
         found.work = bad.work  # type: ignore[attr-defined]
@@ -29,6 +33,7 @@ def raised(bad: WancollError, call: str, also: str = "") -> WancollError:
 
 
 _OWN = ("what", "work")
+_PLACE = re.compile(r"(\brank-\d+) \(rank \d+\)")  # in the ring, which is no rank of torch's
 
 
 @cache

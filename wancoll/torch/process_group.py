@@ -228,6 +228,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             self.cluster.met()
         self._group = self._comm.group
         self._connection = self._comm._connection
+        self.cluster.connections.append(self._connection)
         self._completer = Completer(self._connection)
         self._seat = Seat(self._connection, self._connection.place, self._size)
         self._called = 0  # operations of all ranks: the same number on each
@@ -238,6 +239,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         if self._comm is not None:
             self._comm.close()
             self._completer.close()
+            if self.cluster is not None and self._connection in self.cluster.connections:
+                self.cluster.connections.remove(self._connection)
         if self._owner and self.cluster is not None:
             self.cluster.close(wait=wait)
             self.cluster = None
@@ -415,8 +418,11 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Operation:
         """Reduce in place. What torch's reducer hands over moves into the arena."""
-        moves = handed_over(sys._getframe().f_back)
-        return self._all_reduce("all_reduce", _listed(tensors), opts, timeout, moves=moves)
+        moves, tensors = handed_over(sys._getframe().f_back), _listed(tensors)
+        operation = self._all_reduce("all_reduce", tensors, opts, timeout, moves=moves)
+        # It may be torch's hook FP16_COMPRESS that asks.
+        operation.for_cpp = moves and all(each.dtype is torch.float16 and each.is_cpu for each in tensors)
+        return operation
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Operation:
         """Reduce many in place."""
@@ -431,8 +437,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         given = [each.given(tensor, call) for each, tensor in zip(how, tensors, strict=True)]
 
         def start(seat: Seat) -> list[Work]:
+            others = self.cluster.connections if self.cluster is not None else ()
             for x in given if moves else ():
-                move(x, self._connection)
+                move(x, self._connection, others)
             return [
                 seat.comm(each.label).all_reduce(x, op=each.name, async_op=True, on_failure="raise")
                 if each.bitwise is None

@@ -67,6 +67,7 @@ class Reconfigurable:
     _gone: WancollError | None
     _door: Door | None = None
     _error = ErrorType.SUCCESS
+    _aborted = False  # by abort(): what fails then is no loss
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -142,7 +143,7 @@ class Reconfigurable:
             self._leave(wait=False)
             self._gone = bad
             raise raised(bad, call) from bad
-        self._gone, self._error = None, ErrorType.SUCCESS
+        self._gone, self._error, self._aborted = None, ErrorType.SUCCESS, False
         return self._finished(call)
 
     def _tell_torch(self, store: Store) -> None:
@@ -168,6 +169,7 @@ class Reconfigurable:
 
     def abort(self) -> None:
         """Leave at once: pending operations fail, later ones are refused, until the group is reconfigured."""
+        self._aborted = True
         self._gone = OperationAborted(
             "the group was aborted", who="abort", hint="reconfigure it, or destroy it and make it again"
         )
@@ -188,8 +190,8 @@ class Reconfigurable:
 
     def _note(self, bad: WancollError) -> None:
         """An operation failed with *bad*."""
-        if self._gone is not None and self._error is ErrorType.SUCCESS and "aborted" in self._gone.what:
-            return  # by abort()
+        if self._aborted and self._error is ErrorType.SUCCESS:
+            return
         if isinstance(bad, TimeoutError) and self._error is ErrorType.SUCCESS:
             self._error = ErrorType.TIMEOUT
         elif isinstance(bad, _LOST) and self._error is not ErrorType.COMM_ERROR:

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from wancoll.client.communicator import Communicator
 from wancoll.client.connect import attachment, join
+from wancoll.client.connection import Connection
 from wancoll.client.private import PrivateDaemon, PrivateMaster
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError, TimeoutError
 from wancoll.local import MASTER_PORT, join_address, split_addresses
@@ -61,6 +62,10 @@ class Cluster:
         TimeoutError: not all ranks have met in time.
         ConfigError: the environment of this rank and of rank 0 do not fit together, or an option is wrong.
         PeerDaemonLost: a daemon or master did not start.
+
+    Attributes:
+        connections: of the groups that are not left.
+        bytes_sent: by this process, in all groups: payload and headers of what was committed.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
@@ -68,7 +73,8 @@ class Cluster:
         self._daemon: PrivateDaemon | None = None
         self._master: PrivateMaster | None = None
         self._uses: dict[str, int] = {}
-        self.bytes_sent = 0  # by this process, in all groups: payload and headers of what was committed
+        self.connections: list[Connection] = []
+        self.bytes_sent = 0
         deadline = time.monotonic() + timeout
         try:
             if rank == 0:

@@ -72,9 +72,19 @@ class Pieces:
         ]
 
     def put(self, room: list[list[torch.Tensor]]) -> None:
-        """Make the target what all brought together."""
+        """Make the target what all brought together.
+
+        Raises:
+            CollectiveMismatch: a rank names a place that the tensor does not have; every rank sees it.
+        """
         indices, values = room
         lengths = self._target.shape[: self._target.sparse_dim()]
+        ends = torch.tensor(lengths, device=values[0].device)[:, None]
+        if wrong := [rank for rank, each in enumerate(indices) if bool(((each < 0) | (each >= ends)).any())]:
+            raise raised(CollectiveMismatch(
+                "a sparse tensor has values outside of it", expected=f"places of {self._alike}",
+                got=f"others at rank {', '.join(map(str, wrong))}",
+            ), self._call)  # fmt: skip
         keys = torch.zeros(sum(each.shape[1] for each in indices), dtype=torch.int64, device=values[0].device)
         for length, row in zip(lengths, torch.cat(indices, 1), strict=True):
             keys = keys * length + row

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -29,6 +30,15 @@ UNSET = timedelta(0)  # torch's word for no timeout, in wait(); in options it is
 _LOOK_SECONDS = 0.2  # at the most between two looks at deadlines
 _IDLE_SECONDS = 5.0  # then a thread without work ends
 _MOST_THREADS = 64  # callbacks that may block at once; more of them wait for these
+# A future that Python completes holds a Python object. One that TorchScript completes holds what C++ takes for tensors.
+_LISTED = """
+def _after(done: Future[int], tensors: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(done)
+    return tensors
+
+def listed(done: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(_after, done, tensors)
+"""
 
 
 @untraced
@@ -61,6 +71,7 @@ class Operation(dist.Work):
         self._future: torch.futures.Future[Any] | None = None
         self.source = -1
         self.led = False  # by its last call: if that fails, the others are not waited for
+        self.for_cpp = False  # its future is asked for by code of torch's that takes no Python object
 
     @property
     def finished(self) -> bool:
@@ -156,6 +167,8 @@ class Operation(dist.Work):
                 self._base = torch.futures.Future(devices=devices)
                 # Not set_exception(), which takes C++ callers down: what a callback raises reaches everybody.
                 self._future = self._base.then(self._outcome)
+                if self.for_cpp:
+                    self._future = _script().listed(self._future, self._result)
                 new = True
             else:
                 new = False
@@ -182,6 +195,11 @@ class Operation(dist.Work):
 
 def _nothing(_receipts: list[Receipt]) -> None:
     pass
+
+
+@cache
+def _script() -> Any:
+    return torch.jit.CompilationUnit(_LISTED)
 
 
 class Completer:
