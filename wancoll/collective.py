@@ -204,6 +204,8 @@ class Receipt:
         codec_error: relative L2 error of what this member encoded last (its share of the result), 0.0 without codec.
         counted: whether this member's tensor is in the result: not where it came after the grace time, and its daemon
             took part with zeros.
+        asked_master: False of an update_membership which the members passed by themselves, since their master was away:
+            it has admitted nobody. One member may say so, and another, who heard of it from the master, not.
     """
 
     out: Any
@@ -221,3 +223,4 @@ class Receipt:
     bytes_saved: int = 0
     codec_error: float = 0.0
     counted: bool = True
+    asked_master: bool = True

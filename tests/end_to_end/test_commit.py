@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -74,5 +76,41 @@ def test_sums_are_committed_while_there_is_no_master(cluster: Cluster) -> None:
     cluster.start_master()
     sums(comms, 2)
     in_threads(lambda k: comms[k].update_membership(), 3, 30)  # by the master: it has taken the group up again
+    for comm in comms:
+        comm.close()
+
+
+def updates(comms: list[Any]) -> list[Any]:
+    return in_threads(lambda k: comms[k].update_membership(), len(comms), 30)
+
+
+@pytest.mark.check
+def test_members_go_on_without_a_master_and_a_joiner_waits_for_it(cluster: Cluster) -> None:
+    """All sum and call update_membership, which says that it admits nobody; a joiner comes in with the next master."""
+    group, comms = join(cluster, 2)
+    assert [one.asked_master for one in updates(comms)] == [True, True]
+    cluster.kill_master()
+    started = time.monotonic()
+    first = updates(comms)
+    assert time.monotonic() - started < 10  # a heartbeat_timeout
+    assert [(one.asked_master, one.world_size, one.epoch) for one in first] == [(False, 2, comms[0].epoch)] * 2
+    started = time.monotonic()
+    for _ in range(20):
+        sums(comms, 5)
+        assert [one.asked_master for one in updates(comms)] == [False, False]
+    assert time.monotonic() - started < 10
+    with ThreadPoolExecutor(1) as pool:
+        joiner = pool.submit(cluster.connect, 2, group=group, name="late", start_world=2)
+        sums(comms, 5)
+        assert not joiner.done()
+        cluster.start_master()
+        for _ in range(200):
+            found = updates(comms)
+            if joiner.done() or found[0].world_size == 3:
+                break
+        comms.append(joiner.result(30))
+    assert (found[0].asked_master, found[0].contributors[-1]) == (True, "late")
+    assert comms[0].members == comms[2].members
+    sums(comms, 2)
     for comm in comms:
         comm.close()

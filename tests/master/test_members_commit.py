@@ -21,10 +21,17 @@ def voters(count: int, **limits: Any) -> Room:
 
 
 def frozen(
-    room: Room, name: str, upto: int = 0, done: tuple[int, ...] = (), digest: int = 7, apart: tuple[int, ...] = ()
+    room: Room,
+    name: str,
+    upto: int = 0,
+    done: tuple[int, ...] = (),
+    digest: int = 7,
+    apart: tuple[int, ...] = (),
+    alone: tuple[int, ...] = (),
 ) -> None:
     results = [(seq, digest, 9) for seq in done]
-    room.say("d" + name[1:], m.Frozen(GROUP, room.mid(name), room.epoch, upto, results, [], [], list(apart)))
+    said = m.Frozen(GROUP, room.mid(name), room.epoch, upto, results, [], [], list(apart), list(alone))
+    room.say("d" + name[1:], said)
 
 
 def lose(room: Room, daemon: str) -> None:
@@ -298,3 +305,63 @@ def test_a_link_that_is_lost_again_and_again_with_nothing_committed_is_avoided()
         for number in range(4):
             frozen(room, f"m{number}")
     assert list(room.group.bad_pairs) == [(1, 2)]
+
+
+# ---- update_membership (C11) --------------------------------------------------------------------------
+
+
+def at_an_update(room: Room) -> None:
+    """A joiner is there, and all members stand at operation 1."""
+    room.join("m7", daemon="d7", start=len(room.names))
+    room.admit("m7")
+    room.all_update(1)
+
+
+def test_joiners_come_in_once_all_have_stopped_at_the_update() -> None:
+    room = voters(2)
+    at_an_update(room)
+    assert room.one("d0", m.Abort).epoch == 1
+    frozen(room, "m0", alone=(1,))
+    assert room.epoch == 1
+    frozen(room, "m1")
+    epoch = room.new_epoch()
+    assert ([one.name for one in epoch.members], epoch.committed_upto, epoch.passed) == (["m0", "m1", "m7"], 1, False)
+
+
+def test_joiners_wait_where_the_members_have_passed_the_update_alone() -> None:
+    room = voters(2)
+    at_an_update(room)
+    frozen(room, "m0", upto=1, done=(2,))
+    frozen(room, "m1", done=(2,), alone=(1,))
+    epoch = room.new_epoch()
+    assert ([one.name for one in epoch.members], epoch.committed_upto, epoch.passed) == (["m0", "m1"], 2, True)
+    room.all_update(3)
+    frozen(room, "m0", upto=2)
+    frozen(room, "m1", upto=2)
+    assert len(room.new_epoch().members) == 3
+
+
+def test_who_is_lost_meanwhile_ends_the_epoch_and_the_update_is_called_again() -> None:
+    room = voters(3)
+    at_an_update(room)
+    lose(room, "d2")
+    frozen(room, "m0")
+    frozen(room, "m1", alone=(1,))
+    epoch = room.new_epoch()
+    assert (epoch.committed_upto, len(epoch.members), epoch.passed) == (0, 2, True)
+
+
+def test_after_a_restart_an_update_has_ended_where_all_were_told_or_all_went_on_alone() -> None:
+    both, mixed = [(1,), (1,)], [(1,), ()]
+    for alone, told, upto in ((both, mixed, 1), (mixed, both, 1), ([(1,), ()], [(), (1,)], 0)):
+        room = Room(Limits(commit="members"))
+        room.restarted()
+        for mid in (1, 2):
+            report = report_of(mid, updates=[1])
+            plan = msgspec.structs.replace(report.plan, commit="members")
+            room.say(f"d{mid}", msgspec.structs.replace(report, plan=plan))
+        room.sleep(room.limits.rejoin_grace + 0.1)
+        for mid in (1, 2):
+            said = m.Frozen(GROUP, mid, room.epoch, 0, [], [], list(told[mid - 1]), [], list(alone[mid - 1]))
+            room.say(f"d{mid}", said)
+        assert room.new_epoch().committed_upto == upto

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.peer.test_member import data, epoch, infos, kinds, post, told
 from wancoll.collective import Descriptor, DType, Kind
@@ -257,3 +258,56 @@ def test_an_update_that_has_ended_in_a_later_epoch_lets_nothing_above_it_end_in_
     assert told(v.enter(3, upto=1), m.Result) == []
     again = v.member.links_ready(3, [2, 3])
     assert [one.op.seq for one in again if isinstance(one, cmd.StartOp)] == [2, 3, 4]
+
+
+# ---- update_membership without a master (C11) ---------------------------------------------------------
+
+UPDATE = Descriptor(Kind.update_membership)
+
+
+def test_without_a_master_an_update_ends_when_all_others_pass_it_too() -> None:
+    v = Voter()
+    assert notes(v.run(UPDATE)) == []
+    note = Note(1, 0, 1, 0, UPDATE.fingerprint())
+    assert v.hear(2, note) == []
+    assert notes(v.member.without_master(3.0)) == [(2, note), (3, note)]
+    [result] = told(v.hear(3, note), m.Result)
+    assert (result.seq, result.epoch, result.asked_master) == (1, 1, False)
+    assert notes(v.run(UPDATE)) == [(other, Note(1, 1, 2, 0, UPDATE.fingerprint())) for other in (2, 3)]
+
+
+def test_a_master_that_is_back_is_asked_and_what_was_said_stands() -> None:
+    v = Voter()
+    v.run(UPDATE)
+    v.member.without_master(3.0)
+    v.member.master_is_back()
+    [result] = told(v.member.commit(m.Commit("g", 1, 1, 1), 4.0), m.Result)
+    assert result.asked_master
+    assert notes(v.run(UPDATE)) == []
+
+
+def test_it_reports_what_it_would_pass_and_ends_it_in_the_epoch_in_which_all_have() -> None:
+    v = Voter()
+    v.run(UPDATE)
+    v.member.without_master(3.0)
+    [said] = masters(v.member.abort(m.Abort("g", 1, 0, "lost")))
+    assert isinstance(said, m.Frozen)
+    assert (said.updates, said.alone) == ([1], [1])
+    told_so = epoch(2, 1, 2, 3, upto=1)
+    [result] = told(v.member.enter_epoch(replace(told_so, passed=True), 5.0), m.Result)
+    assert (result.epoch, result.asked_master) == (1, False)
+
+
+def test_it_says_again_what_who_was_late_with_the_epoch_has_dropped() -> None:
+    v = Voter()
+    v.run(UPDATE)
+    first = notes(v.member.without_master(3.0))
+    assert notes(v.member.without_master(3.5)) == first
+    assert len(first) == 2
+
+
+def test_frozen_it_passes_nothing() -> None:
+    v = Voter()
+    v.run(UPDATE)
+    v.member.abort(m.Abort("g", 1, 0, "lost"))
+    assert v.member.without_master(3.0) == []

@@ -138,7 +138,8 @@ class Client:
         if not self.member or self.over or self.next_seq > self.world.last_seq:
             return
         collectives = [called for called in self.open.values() if called.seq]
-        blocked = any(called.what.kind is Kind.update_membership for called in collectives)
+        updates = any(called.what.kind is Kind.update_membership for called in collectives)
+        blocked = updates and not self.world.behind
         if not blocked and len(collectives) < self.world.odd.pipeline:
             self._call_next()
             self.kick()

@@ -154,6 +154,8 @@ class Daemon(Process):
             self.term, self.master = message.term, message.master
             self._interval, self._timeout = message.heartbeat_interval, message.heartbeat_timeout
             self.connected = True
+            for session in self.sessions:
+                session.member.master_is_back()
             if message.resumed:
                 again = self._kept.again(message.heard)
                 self.world.judge.check(again is not None, f"{self.name} and the master count differently")
@@ -269,14 +271,18 @@ class Daemon(Process):
             self._grace.cancel()
         if self.connected or not self.alive:
             return
-        now, grace = self.clock.now, self.limits.master_grace
+        now, grace, silent = self.clock.now, self.limits.master_grace, self.limits.heartbeat_timeout
         due = []
         for session in list(self.sessions):
             waited = now - max(self._no_master_since, session.attached_at)
             if waited >= grace - 1e-9:
                 session.run(session.member.master_unreachable("master", waited, self._no_master_reason))
+                continue
+            if waited >= silent - 1e-9:
+                session.run(session.member.without_master(now))
+                due.append(min(self.limits.heartbeat_interval, grace - waited))
             else:
-                due.append(grace - waited)
+                due.append(min(silent, grace) - waited)
         self._grace = self.after(min(due, default=grace) + 0.01, self._watch_master)
 
     # ---- the engine's events -------------------------------------------------------------------------

@@ -344,6 +344,29 @@ class Faults:
         if (master := self._world.master) is not None:
             self._world.kill_master(master)
 
+    def master_away(self) -> None:
+        """For longer than it takes members to go on without it; they may be told of an epoch while it dies."""
+        world = self._world
+        if (master := world.master) is None:
+            return
+        away = world.limits.heartbeat_timeout + self._random.uniform(0.2, world.limits.master_grace)
+        if self._random.random() < 0.5:
+            world.start_client()
+        if self._random.random() < 0.5:
+            self._world.later(self._random.uniform(0.0, away), lambda: world.healed or self.kill_client())
+        self._world.later(self._random.uniform(0.0, 1.0), lambda: world.healed or world.kill_master(master, away))
+
+    def unheard_master(self) -> None:
+        """It hears all, and nobody hears it, for longer than it takes members to go on without it."""
+        world = self._world
+        for daemon in world.daemons:
+            world.blame(daemon.name)
+        back = [(master, host) for host in world.hosts for master in world.master_hosts]
+        away = world.limits.heartbeat_timeout + self._random.uniform(0.2, 2.0)
+        world.start_client()
+        wait = self._random.uniform(0.0, 1.0)
+        world.later(wait, lambda: world.healed or self._cut(back, away))
+
     def cut_short_master(self) -> None:
         """It dies in the middle of what it does next, between the journal and the network, or between two members."""
         if (master := self._world.master) is not None:

@@ -24,6 +24,7 @@ DEFINITE = frozenset(
 
 
 _NEVER = float("inf")
+_UPDATE = Descriptor(Kind.update_membership).fingerprint()
 
 
 class Violation(AssertionError):
@@ -59,6 +60,7 @@ class Judge:
         self.exchanged: dict[tuple[str, str, int], dict[str, str]] = {}  # the same -> member -> how it ended
         self.updates: dict[tuple[int, int], dict[str, tuple[int, tuple[str, ...]]]] = {}  # member -> epoch, members
         self.results = self.failures = self.unknown = 0
+        self.alone = 0  # update_memberships that ended without a master (C11)
         self.errors: dict[str, int] = {}
 
     def check(self, true: bool, text: str) -> None:
@@ -117,6 +119,10 @@ class Judge:
         self.given_up |= {(life, void.seq) for void in epoch.voids}
         if len(names) == 1:
             self._alone |= {(life, seq) for seq in range(self.told_commit.get(life, 0) + 1, epoch.committed_upto + 1)}
+        if epoch.passed:  # in the epoch before (C11)
+            before = max((number for of, number in self._numbers if of == life and number < epoch.epoch), default=0)
+            for seq in range(self._decided.get((epoch.term, life), 0) + 1, epoch.committed_upto + 1):
+                self._committed_in.setdefault((life, seq), set()).add(before)
         self._rises(life, epoch.term, epoch.epoch, epoch.committed_upto)
 
     def _life(self, name: str) -> int:
@@ -192,7 +198,8 @@ class Judge:
         if member.collectives.ballot.frozen:
             raise Violation(f"{member.name} is frozen and says {said} (C2)")
         if said.seq:
-            self._done(member.name, said.epoch, said.seq, (said.digest, said.fingerprint))
+            update = said.fingerprint == _UPDATE
+            self._done(member.name, said.epoch, said.seq, (0, 0) if update else (said.digest, said.fingerprint))
 
     def counts(self, member: Any) -> None:
         """C1: where members commit, what one takes for committed all have finished, equally."""
@@ -256,6 +263,7 @@ class Judge:
         if name not in names:
             raise Violation(f"{name} has a result of op {seq} without itself: {names}")
         if called.what.kind is Kind.update_membership:
+            self.alone += not result.asked_master
             self._update_ends(name, life, seq, (result.epoch, names))
             return
         heard = self.heard_void.get((life, seq), set()) & set(names)

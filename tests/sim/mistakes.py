@@ -167,6 +167,54 @@ def nobody_waits_where_all_were_lost() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def admitting_beside_who_goes_on_alone() -> Iterator[None]:
+    """Joiners are admitted where all stand at an update_membership, without asking who has passed it (C11)."""
+
+    def admit(step: Any, group: Any, seq: int, able: list[Any], reason: str) -> None:
+        epochs._set_committed(step, group, seq)
+        epochs._next_epoch(step, group, epochs._let_in(group, able, seq) if able else reason, free=True)
+
+    with patch.object(epochs, "_close_at_update", admit):
+        yield
+
+
+@contextlib.contextmanager
+def not_reporting_what_was_passed_alone() -> Iterator[None]:
+    real = Collectives._frozen
+
+    def frozen(self: Collectives, ballot: Any) -> m.Frozen:
+        return msgspec.structs.replace(real(self, ballot), alone=[])
+
+    with patch.object(Collectives, "_frozen", frozen):
+        yield
+
+
+@contextlib.contextmanager
+def ending_in_the_next_epoch_what_was_passed() -> Iterator[None]:
+    """An update_membership that some have passed alone, for those who have not heard of it."""
+    real = Collectives.leave_epoch
+
+    def leave_epoch(self: Collectives, upto: int, now: float, *, passed: bool = False) -> list[cmd.Command]:
+        return real(self, upto, now)
+
+    with patch.object(Collectives, "leave_epoch", leave_epoch):
+        yield
+
+
+@contextlib.contextmanager
+def passing_on_ones_own() -> Iterator[None]:
+    """An update_membership, without a master, that others do not stand at."""
+    real = Collectives._pass_alone
+
+    def pass_alone(self: Collectives, op: Any, ballot: Any) -> list[cmd.Command]:
+        said = real(self, op, ballot)
+        return said + (self.commit(op.seq, self.now, alone=True) if said and op.seq > self.committed else [])
+
+    with patch.object(Collectives, "_pass_alone", pass_alone):
+        yield
+
+
 MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     reporting_without_freezing,
     telling_the_evicted_at_once,
@@ -180,4 +228,8 @@ MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     notes_behind_data,
     notes_not_said_again,
     nobody_waits_where_all_were_lost,
+    admitting_beside_who_goes_on_alone,
+    not_reporting_what_was_passed_alone,
+    ending_in_the_next_epoch_what_was_passed,
+    passing_on_ones_own,
 ]

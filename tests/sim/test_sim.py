@@ -69,6 +69,18 @@ def test_many_worlds_where_members_commit() -> None:
     explore(200_000, 220_000, "members")
 
 
+@pytest.mark.check
+@pytest.mark.timeout(300)
+def test_members_pass_updates_while_the_master_is_away_or_unheard() -> None:
+    """Those that are lost then, joiners, and masters that decide what nobody hears."""
+    passed = 0
+    for seed in range(20):
+        world = World(seed, faults=("master_away", "unheard_master", "kill_daemon"), commit="members")
+        world.run()
+        passed += world.judge.alone
+    assert passed > 2
+
+
 def test_what_is_committed_is_judged_by_all_that_is_known() -> None:
     """A result corrupted in the one member that is left; one of which no note could tell, since no link was up."""
     assert attempt(5005)[1] == attempt(20710, "members")[1] == ""
@@ -84,6 +96,8 @@ SHOWS: dict[str, tuple[str, ...] | None] = {
     "rooted_kinds_included": ("kill_daemon", "kill_client"),
     "a_window_of_the_master": ("flip", "differ"),
     "nobody_waits_where_all_were_lost": ("cut_members",),
+    "admitting_beside_who_goes_on_alone": ("unheard_master",),
+    "passing_on_ones_own": ("master_away",),
 }
 
 

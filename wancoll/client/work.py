@@ -142,6 +142,7 @@ class Work:
             bytes_saved=answer.bytes_saved,
             codec_error=answer.codec_error,
             counted=answer.counted,
+            asked_master=answer.asked_master,
         )
 
     def wait_stream(self, stream: int | None = None, timeout: float = STREAM_SECONDS) -> None:

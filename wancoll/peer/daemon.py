@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import socket
@@ -284,18 +285,26 @@ class Daemon:
         stop.set()
 
     async def watch_master(self) -> None:
-        """Task: members whose master stays away for master_grace are told."""
+        """Task: members go on without a master that is silent; whose master stays away for master_grace are told."""
+        said_at = -math.inf  # when members were last told that there is none
         while True:
             await self.control.lost.wait()
             while not self.control.connected:
-                now, grace = trio.current_time(), self.config.limits.master_grace
+                now, limits = trio.current_time(), self.config.limits
+                again = now >= said_at + limits.heartbeat_interval
+                said_at = now if again else said_at
                 for session in list(self._sessions):
                     waited = now - max(self._no_master_since, session.attached_at)
-                    if waited >= grace:
+                    if limits.heartbeat_timeout <= waited < limits.master_grace and again:
+                        with session.alone("the master's silence"):
+                            session.run(session.member.without_master(now))
+                    if waited >= limits.master_grace:
                         out = self.config.master, waited, self._no_master_reason
                         with session.alone("the master's silence"):
                             session.run(session.member.master_unreachable(*out))
                 await trio.sleep(_MASTER_POLL)
+            for session in self._sessions:
+                session.member.master_is_back()
 
     # ---- the engine ----------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ def change(base: m.Epoch, epoch: m.Epoch) -> m.EpochChange | None:
         committed_upto=epoch.committed_upto,
         voids=epoch.voids[len(voids) :],
         reason=epoch.reason,
+        passed=epoch.passed,
     )
     kept = (base.group, base.key, base.min_world) == (epoch.group, epoch.key, epoch.min_world)
     return found if kept and voids == epoch.voids[: len(voids)] and len(now) == len(epoch.members) else None
@@ -87,6 +88,7 @@ def applied(base: m.Epoch, told: m.EpochChange) -> m.Epoch:
         committed_upto=told.committed_upto,
         voids=_still_void(base, told.committed_upto) + told.voids,
         reason=told.reason,
+        passed=told.passed,
     )
 
 

@@ -83,6 +83,7 @@ class Epoch(Message, frozen=True):
     committed_upto: Number
     voids: Annotated[list[Void], Meta(max_length=8192)]
     reason: Text
+    passed: bool = False  # update_memberships up to committed_upto have ended in the epoch before, with its members
 
 
 class EpochChange(Message, frozen=True):
@@ -103,6 +104,7 @@ class EpochChange(Message, frozen=True):
     committed_upto: Number
     voids: Annotated[list[Void], Meta(max_length=8192)]  # beside those of base that are above committed_upto
     reason: Text
+    passed: bool = False
 
 
 # ---- client and daemon, over the unix socket ---------------------------------------------------------
@@ -203,6 +205,7 @@ class Result(Message, frozen=True):
     bytes_saved: int
     codec_error: float
     counted: bool = True  # false: the daemon took part with zeros (R20)
+    asked_master: bool = True  # false: an update_membership that the members passed without one (C11)
 
 
 class Failure(Message, frozen=True):
@@ -602,6 +605,7 @@ class Frozen(Message, frozen=True):
     told: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # of which a master was told Done
     updates: Annotated[list[Number], Meta(max_length=8192)]  # at which it stands, as a master was told
     apart: Annotated[list[Number], Meta(max_length=8192)]  # seqs in which another member has said another result
+    alone: Annotated[list[Number], Meta(max_length=8192)] = []  # updates that it passes if all others do, too (C11)
 
 
 class Differs(Message, frozen=True):

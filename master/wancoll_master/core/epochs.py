@@ -67,6 +67,7 @@ def end_epoch(step: Step, group: Group, reason: str, voids: Collection[m.Void] =
         return
     current.asking = None
     closing = _close(step, group, reason)
+    closing.update, closing.able = 0, []  # it is called again in the next epoch
     if not closing.reasons:
         closing.voids = {one.seq: one for one in voids}
     closing.reasons.append(clip(reason, 300))
@@ -98,7 +99,7 @@ def frozen(step: Step, member: Member, message: m.Frozen) -> None:
     if closing is None:
         return
     seqs = [seq for seq, _, _ in message.done + message.told] + message.updates
-    if len(set(seqs)) < len(seqs) or max([*seqs, message.committed_upto]) > step.state.believable:
+    if len(set(seqs)) < len(seqs) or max([*seqs, *message.alone, message.committed_upto]) > step.state.believable:
         raise ProtocolError("reports impossible operations", got=f"up to {max(seqs, default=0)}, of them some twice")
     closing.reports[member.mid] = message
     _decide_if_all_reported(step, group)
@@ -145,7 +146,12 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
     group.current.votes = False  # all is known of it
     voids = [void for void in closing.voids.values() if void.seq > group.committed]
     reason = several(closing.reasons)
-    if voids:
+    closing.passed = closing.update <= reach
+    if not closing.passed:
+        _set_committed(step, group, closing.update)
+        able = [joiner for joiner in closing.able if joiner in group.joining]
+        _next_epoch(step, group, _let_in(group, able, closing.update) if able else reason, free=True)
+    elif voids:
         void(step, group, voids, reason)
     else:
         _next_epoch(step, group, reason)
@@ -158,10 +164,14 @@ def _borne(
 
     That is not void any more, nor are there doubts about it, whoever says so: all have to have it.
     """
+    updates = set[int]()
+    if closing.restarted:  # an earlier master may have committed those at which all stood; C11 is another way
+        told = {seq for one in reports for seq in one.updates}
+        updates = {seq for seq in told if all(seq <= one.committed_upto or seq in one.updates for one in reports)}
     words = [
-        borne.word(one.committed_upto, one.done, one.told, updates=one.updates)
-        if closing.restarted
-        else borne.word(one.committed_upto, one.done)
+        borne.word(
+            one.committed_upto, one.done, one.told if closing.restarted else [], updates=updates.union(one.alone)
+        )
         for one in reports
     ]
     doubtful = closing.voids.keys() | {seq for report in reports for seq in report.apart}
@@ -195,6 +205,7 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
     """
     group.epoch = max(group.epoch, group.used) + 1
     _forget_bad_pairs(step, group)
+    passed = group.current.closing is not None and group.current.closing.passed
     plan = _plan(step, group, free=free)
     group.begin(reason, votes=plan.commit == "members")
     persist(step, group)
@@ -213,6 +224,7 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
         committed_upto=group.committed,
         voids=list(group.voids.values()),
         reason=group.current.reason,
+        passed=passed,
     )
     to = tuple((member.daemon.conn, member.mid) for member in members)
     step.ready.messages.append(Announce(to, epoch, group.told))
@@ -619,11 +631,16 @@ def consider_update(step: Step, group: Group) -> None:
         pass  # held until enough joiners are there
     elif able and measuring.waits_until(step, group) > step.now:
         pass  # a tick follows
+    elif able and group.current.votes:
+        _close_at_update(step, group, seq, able, f"{names(able)} can join")
     elif able:
         _admit(step, group, able, seq)
     elif better := _better_plan(step, group):
-        _set_committed(step, group, seq)
-        _next_epoch(step, group, f"plan: {better}", free=True)
+        if group.current.votes:
+            _close_at_update(step, group, seq, [], f"plan: {better}")
+        else:
+            _set_committed(step, group, seq)
+            _next_epoch(step, group, f"plan: {better}", free=True)
     else:
         del group.current.pending[seq]
         _commit(step, group, seq)
@@ -640,15 +657,27 @@ def _update_at_hand(group: Group) -> int | None:
     return seq if entry is not None and entry.update and len(entry.done) == world else None
 
 
+def _close_at_update(step: Step, group: Group, seq: int, able: list[Member], reason: str) -> None:
+    """Where members commit they may be passing it without the master: who joins is known once all have stopped."""
+    closing = _close(step, group, reason)
+    closing.update, closing.able = seq, able
+    closing.reasons.append(clip(reason, 300))
+
+
 def _admit(step: Step, group: Group, joiners: list[Member], seq: int) -> None:
+    _set_committed(step, group, seq)
+    _next_epoch(step, group, _let_in(group, joiners, seq), free=True)
+
+
+def _let_in(group: Group, joiners: list[Member], seq: int) -> str:
+    """They are members of the epoch that begins; its reason."""
     group.joining = [joiner for joiner in group.joining if joiner not in joiners]
     for joiner in joiners:
         joiner.in_epoch = True
         joiner.done_upto = seq
         joiner.probes.clear()
     group.members = group.members + joiners
-    _set_committed(step, group, seq)
-    _next_epoch(step, group, f"admitted {names(joiners)}", free=True)
+    return f"admitted {names(joiners)}"
 
 
 def _void_strayed_updates(step: Step, group: Group) -> None:

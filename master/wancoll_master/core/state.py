@@ -257,6 +257,9 @@ class Closing:
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq: what the next epoch voids if it has not happened
     restarted: bool = False  # an earlier master may have committed what is told as done
     doubted: bool = False  # and the journal is lost: members that are not here may know more
+    update: int = 0  # the update_membership that it ends, unless the members have passed it by themselves (C11)
+    able: list[Member] = field(default_factory=list)  # who can join there
+    passed: bool = False  # they have; so it ends in this epoch
 
 
 @dataclass(slots=True)

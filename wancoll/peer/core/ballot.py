@@ -3,7 +3,8 @@
 A member that has finished an operation which proves that everyone took part says so to all others in a note. It takes
 the operation for committed when it knows that every member of the epoch has finished it with the same digest and
 fingerprint, and everything below is committed or void. Other kinds are committed by the master; here they are only
-places that the word of the master, or of a member that has heard it, passes.
+places that the word of the master, or of a member that has heard it, passes. An update_membership is finished where
+its member says that it goes on without a master.
 
     an operation is   from                                          until
     unknown           the epoch begins                              finished here, or a note about it came

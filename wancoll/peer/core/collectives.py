@@ -7,7 +7,8 @@ may be one that the client has not called yet.
 
 update_membership is an op, too (R5): the master is told when the member has reached it, and it is done from there on.
 The token that it sends to the right neighbour only finds out members whose call differs; it has no memory, so the
-outcome does not wait for it.
+outcome does not wait for it. Where members commit, and the master is away, they pass it by themselves (C11): each
+says so in a note, and when all have it ends like a barrier, and admits nobody.
 
 Where the plan says so members commit among themselves (ballot.py): what proves that everyone took part is said to all
 others in notes, and ends here when all have said the same. Other kinds are told to the master once all below them is
@@ -61,6 +62,8 @@ class Collectives(Book):
         self.now = 0.0  # of the newest step
         self._said: set[int] = set()  # then: seqs of this epoch that the master was told as done
         self._complained: set[int] = set()  # and those of which it was told that results differ
+        self.master_away = False  # so an update_membership does not wait for it, where members commit
+        self._alone: set[int] = set()  # seqs of those of this epoch that this one passes if all others do, too
 
     def done(self, op: Op) -> m.Done | m.UpdateMembership:
         """The member has finished *op*, or stands at its update_membership."""
@@ -128,10 +131,11 @@ class Collectives(Book):
 
     # ---- from the master -----------------------------------------------------------------------------
 
-    def commit(self, upto: int, now: float, *, out: bool = False) -> list[cmd.Command]:
+    def commit(self, upto: int, now: float, *, out: bool = False, alone: bool = False) -> list[cmd.Command]:
         """Ops of the epoch up to *upto* are committed (R1, R3).
 
         *out*: while this member was put out. An update_membership may have ended in an epoch that it has not heard of.
+        *alone*: by the members' word.
         """
         self.committed = max(self.committed, upto)
         commands: list[cmd.Command] = []
@@ -139,11 +143,12 @@ class Collectives(Book):
             if op.seq > upto:
                 break
             if op.state is OpState.done and not (out and op.kind is Kind.update_membership):
-                commands += self.end(op, self._result(op, now))
+                commands += self.end(op, self._result(op, now, alone=alone))
         if self.ballot is None or out:
             return commands
         self.ballot.advance(upto)
         self._said = {seq for seq in self._said if seq > upto}
+        self._alone = {seq for seq in self._alone if seq > upto}
         return commands + self._count() + self._say_next()
 
     def commit_equal(self, digests: Collection[tuple[int, int, int]], now: float) -> list[cmd.Command]:
@@ -201,14 +206,18 @@ class Collectives(Book):
             told=[(one.seq, one.digest, one.fingerprint) for one in done if one.seq in self._said],
             updates=[one.seq for one in self.told() if isinstance(one, m.UpdateMembership)],
             apart=ballot.apart,
+            alone=sorted(self._alone),
         )
 
-    def leave_epoch(self, upto: int, now: float) -> list[cmd.Command]:
-        """The epoch is over: stop, but what it committed up to *upto* ends in it (R2)."""
+    def leave_epoch(self, upto: int, now: float, *, passed: bool = False) -> list[cmd.Command]:
+        """The epoch is over: stop, but what it committed up to *upto* ends in it (R2).
+
+        So does an update_membership where it was *passed* by the members (C11); else the next epoch ends it.
+        """
         commands = self.cancel()
         for op in list(self.open.values()):
-            if op.state is OpState.done and op.seq <= upto and op.kind is not Kind.update_membership:
-                commands += self.end(op, self._result(op, now))
+            if op.state is OpState.done and op.seq <= upto and (passed or op.kind is not Kind.update_membership):
+                commands += self.end(op, self._result(op, now, alone=True))
         return commands
 
     def enter(self, seat: Seat, now: float) -> list[cmd.Command]:
@@ -245,8 +254,9 @@ class Collectives(Book):
 
     def _open_ballot(self, seat: Seat, voids: Collection[int]) -> None:
         self._said.clear()
+        self._alone.clear()
         self._complained.clear()
-        self.ballot = None
+        self.ballot, self.master_away = None, False
         if seat.votes:
             window = _WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.covers
             others = frozenset(seat.world.mids) - {seat.mid}
@@ -297,9 +307,7 @@ class Collectives(Book):
             return self._say_next()
         done = self.done(op)
         assert isinstance(done, m.Done)
-        note = self.ballot.finish(op.seq, done.digest, done.fingerprint).pack()
-        said = cmd.SendNote(tuple(sorted(self.ballot.others & self._up)), note)
-        return [said, *self._need_links(), *self._differ(op.seq), *self._count()]
+        return self._note(self.ballot, op.seq, done.digest, done.fingerprint)
 
     def hear(self, sender: int, note: Note) -> list[cmd.Command]:
         """Member *sender* says what it knows. Of another epoch nothing counts (C10).
@@ -321,7 +329,32 @@ class Collectives(Book):
         ballot = self.ballot
         if ballot is None or (upto := ballot.reach()) <= ballot.committed:
             return []
-        return self.commit(upto, self.now)
+        return self.commit(upto, self.now, alone=True)
+
+    def without_master(self) -> list[cmd.Command]:
+        """There was none for a while: what waits at an update_membership goes on without it, if all others do (C11).
+
+        Again: that is said again to those who were late with the epoch.
+        """
+        self.master_away, ballot = True, self.ballot
+        waits = sorted(self._alone)
+        if ballot is None or ballot.frozen or not waits:
+            return self._say_next()
+        to = tuple(sorted(ballot.others & self._up))
+        return [cmd.SendNote(to, note.pack(), again=True) for note in ballot.again() if note.seq in waits]
+
+    def _pass_alone(self, op: Op, ballot: Ballot) -> list[cmd.Command]:
+        if op.seq in self._alone or not self.master_away:
+            return []
+        assert op.meaning is not None
+        self._alone.add(op.seq)
+        return self._note(ballot, op.seq, 0, op.meaning.fingerprint)
+
+    def _note(self, ballot: Ballot, seq: int, digest: int, fingerprint: int) -> list[cmd.Command]:
+        """Tell all others that *seq* is finished here; it may have been the last word that was missing."""
+        note = ballot.finish(seq, digest, fingerprint).pack()
+        said = cmd.SendNote(tuple(sorted(ballot.others & self._up)), note)
+        return [said, *self._need_links(), *self._differ(seq), *self._count()]
 
     def _say_next(self) -> list[cmd.Command]:
         """Tell the master of what it commits, where all below is committed; say again how far that is (R20)."""
@@ -336,6 +369,8 @@ class Collectives(Book):
                     self._said.add(op.seq)
                     ballot.pass_by(op.seq)
                     commands.append(cmd.ToMaster(self.done(op)))
+                if op.kind is Kind.update_membership:
+                    commands += self._pass_alone(op, ballot)
             elif op.state is not OpState.done:
                 commands += map(cmd.ToMaster, self._grace(op))
             break  # the first that is open
@@ -350,8 +385,7 @@ class Collectives(Book):
         self._complained.add(seq)
         other, (digest, fingerprint) = differing[0]
         done = self.done(op)
-        assert isinstance(done, m.Done)
-        if fingerprint != done.fingerprint:
+        if not isinstance(done, m.Done) or fingerprint != done.fingerprint:
             return [self._answer(op)]
         return [self._standing.say(m.Differs(*self.seat.head, seq, done.digest, other, digest))]
 
@@ -480,8 +514,9 @@ class Collectives(Book):
         call = str(meaning.descriptor)[:4000]
         return self._standing.say(m.Mismatch(*self.seat.head, op.seq, call, meaning.fingerprint))
 
-    def _result(self, op: Op, now: float) -> m.Result:
-        return outcomes.result(op, self.seat.epoch.epoch, list(self.seat.world.names), op.digest, now)
+    def _result(self, op: Op, now: float, *, alone: bool = False) -> m.Result:
+        result = outcomes.result(op, self.seat.epoch.epoch, list(self.seat.world.names), op.digest, now)
+        return replace(result, asked_master=False) if alone and op.seq in self._alone else result
 
     def _voided(self, op: Op, void: m.Void) -> m.Failure:
         return outcomes.voided(op, void, self.seat.epoch.group, str(self.meaning(op).descriptor))

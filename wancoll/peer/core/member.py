@@ -261,6 +261,7 @@ class Member:
         if self.over or not self.standing.reporting or resumed.epoch != self.epoch_number:
             return []
         self.standing.known()
+        self.collectives.master_away = False
         again = [*self.collectives.told(), *self.collectives.graces(), *self.standing.said.values()]
         return [cmd.ToMaster(message) for message in again] + self.p2p.tell_again()
 
@@ -279,7 +280,7 @@ class Member:
         check_epoch(epoch, self.mid)
         if self.seat is None:
             self.collectives.called = epoch.committed_upto
-        commands = self.collectives.leave_epoch(epoch.committed_upto, now)
+        commands = self.collectives.leave_epoch(epoch.committed_upto, now, passed=epoch.passed)
         self.standing.known()
         self.standing.said.clear()
         self.seat = seat = Seat.of(epoch, self.mid)
@@ -345,6 +346,16 @@ class Member:
         """The control connection was lost, and the master that answers now does not know this member any more."""
         votes = self.seat is not None and self.seat.votes
         return [] if self.over else self._finish(outcomes.forgotten(self.name, cause, votes=votes))
+
+    def without_master(self, now: float) -> list[cmd.Command]:
+        """No master for heartbeat_timeout, or still none: members go on without it where they can (C11)."""
+        self._at(now)
+        return [] if self.over or self.seat is None else self.collectives.without_master()
+
+    def master_is_back(self) -> None:
+        """A master is connected. One that does not know the member yet has to answer its report first."""
+        if not self.standing.reporting:
+            self.collectives.master_away = False
 
     def master_unreachable(self, address: str, waited: float, cause: str) -> list[cmd.Command]:
         """No master within master_grace. What the client has called may or may not have committed (R8)."""
