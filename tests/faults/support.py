@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import threading
 import time
@@ -17,9 +18,11 @@ from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Receipt
 from wancoll.errors import WancollError
 from wancoll.failpoints import PEER
+from wancoll.limits import DEFAULT
 
 PEERS = 4
 MIB = 1 << 20
+MEMBERS_COMMIT = (os.environ.get("WANCOLL_COMMIT") or DEFAULT.commit) == "members"
 FAILPOINTS = tuple(point for point in PEER if point != "half_done")  # that are come to whoever commits
 
 _groups = itertools.count(1)
@@ -140,6 +143,16 @@ def sums(comms: Sequence[Any], tensors: Sequence[np.ndarray]) -> Background:
     return Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(tensors))
 
 
+def by_master(comms: Sequence[Any], tensors: Sequence[np.ndarray]) -> Background:
+    """What the master commits, under way: sums; where members commit those, the same sum, made known by m0."""
+    if not MEMBERS_COMMIT:
+        return sums(comms, tensors)
+    first = next(k for k, comm in enumerate(comms) if comm.name == "m0")
+    tensors[first][...] = total(comms[first].members)
+    root = comms[first].rank
+    return Background(lambda k: attempt(lambda: comms[k].broadcast(tensors[k], root=root)), len(tensors))
+
+
 def check_first_attempt(outcomes: Sequence[Outcome], tensors: Sequence[np.ndarray]) -> None:
     """Everybody's contribution is in it, and nothing ran twice."""
     assert sorted(check_agreed(outcomes, tensors)) == [f"m{i}" for i in range(len(tensors))]
@@ -165,6 +178,12 @@ def states(cluster: Cluster, group: str) -> dict[str, str]:
 def wait_joining(cluster: Cluster, group: str, name: str) -> None:
     """Return once the master has *name* among the group's joiners."""
     wait_until(lambda: states(cluster, group).get(name) == "joining", 10, f"{name} asks to join {group}")
+
+
+def all_finished(cluster: Cluster, peers: Sequence[int]) -> bool:
+    """Whether each of these peers has one member, which has finished what it called and waits for the commit."""
+    waits = [member["waiting_for"] for i in peers for member in cluster.peer_status(i)["members"]]
+    return len(waits) == len(peers) and all("finished here" in each for each in waits)
 
 
 def repair(cluster: Cluster) -> None:

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from tests.faults.support import (
+    MEMBERS_COMMIT,
     PEERS,
     Background,
     Outcome,
+    all_finished,
     attempt,
     close_all,
     in_threads,
@@ -174,10 +176,13 @@ def kill(cluster: Cluster, kind: str, algorithm: str, moment: str, victim: int, 
     members = [member(kind, algorithm, comm, k, root, count) for k, comm in enumerate(comms)]
     gave = [None if one.give is None else one.give.copy() for one in members]
     survivors = [k for k in range(PEERS) if k != victim]
+    voted = MEMBERS_COMMIT and kind not in WITH_ROOT
     if moment == "late":  # the victim stops after its last byte; the others are finished and not told
         cluster.failpoint(victim, "before_done", "pause")
         running = Background(lambda k: members[k].run(), PEERS)
         wait_until(lambda: stands_still(cluster.pid(victim)), 10, "the victim reaches before_done")
+        if voted:
+            wait_until(lambda: all_finished(cluster, survivors), 10, "the others are finished")
         assert not any(running.finished)
         cluster.kill(victim)
         outcomes = running.results()
@@ -199,10 +204,15 @@ def kill(cluster: Cluster, kind: str, algorithm: str, moment: str, victim: int, 
     else:
         agreed = check(alive, [outcomes[k] for k in survivors], [gave[k] for k in survivors])
         assert set(agreed) >= {f"m{k}" for k in survivors}
-        if moment in ("late", "before_done", "mid_op", "on_post"):
+        attempts = [outcomes[k].receipt.attempts for k in survivors]
+        if voted and moment == "late":  # it might have told one of them
+            assert (f"m{victim}" in agreed, attempts) == (True, [1] * len(survivors))
+        elif voted and moment == "before_done":  # so it is where all others are finished, too
+            assert (f"m{victim}" in agreed) == (attempts == [1] * len(survivors))
+        elif moment in ("late", "before_done", "mid_op", "on_post"):
             assert f"m{victim}" not in agreed
             # A busy machine may hear of the broken links before it hears of the death: that is an attempt more.
-            assert all(outcomes[k].receipt.attempts >= 2 for k in survivors)
+            assert min(attempts) >= 2
     reduce_all([comms[k] for k in survivors], survivors)
     close_all(comms)
 

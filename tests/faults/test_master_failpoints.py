@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.support import check_agreed, close_all, contribution, join, reduce_all, sums, wait_until
+from tests.faults.support import by_master, check_agreed, close_all, contribution, join, reduce_all, wait_until
 from wancoll.chaos import Cluster
 from wancoll.errors import ConfigError
 from wancoll.failpoints import MASTER
@@ -35,7 +35,7 @@ def test_killed_around_a_commit(cluster: Cluster, point: str) -> None:
     reduce_all(comms, range(PEERS))
     tensors = [contribution(k, 5000) for k in range(PEERS)]
     cluster.master_failpoint(point, "kill")
-    running = sums(comms, tensors)
+    running = by_master(comms, tensors)
     wait_until(lambda: master_ends(cluster), 10, f"the master dies at {point}")
     cluster.start_master()
     outcomes = running.results(20)

@@ -12,7 +12,9 @@ import pytest
 from tests.faults.support import (
     MIB,
     Background,
+    all_finished,
     attempt,
+    by_master,
     check_agreed,
     check_first_attempt,
     close_all,
@@ -73,7 +75,8 @@ def test_between_two_operations(cluster: Cluster) -> None:
     assert first[0].receipt is not None
     assert second[0].receipt is not None
     assert first[0].receipt.epoch == second[0].receipt.epoch
-    assert any(event.kind == "resumed" for event in cluster.status().events)
+    back = lambda: any(event.kind == "resumed" for event in cluster.status().events)  # noqa: E731
+    wait_until(back, 10, "the master has taken the group up again")
     close_all(comms)
 
 
@@ -137,16 +140,11 @@ def test_finished_everywhere_and_never_told(cluster: Cluster) -> None:
     reduce_all(comms, range(PEERS))
     tensors = [contribution(k, 1000) for k in range(PEERS)]
     cluster.pause_master()
-    running = sums(comms, tensors)
-    wait_until(lambda: _all_finished(cluster), 10, "all members have finished")
+    running = by_master(comms, tensors)
+    wait_until(lambda: all_finished(cluster, range(PEERS)), 10, "all members have finished")
     restart(cluster)
     check_first_attempt(running.results(20), tensors)
     close_all(comms)
-
-
-def _all_finished(cluster: Cluster) -> bool:
-    waits = [member["waiting_for"] for i in range(PEERS) for member in cluster.peer_status(i)["members"]]
-    return len(waits) == PEERS and all("finished here" in each for each in waits)
 
 
 @pytest.mark.check

@@ -15,7 +15,9 @@ from tests.faults.support import (
     FAILPOINTS,
     MIB,
     Background,
+    Outcome,
     attempt,
+    by_master,
     check_agreed,
     check_first_attempt,
     close_all,
@@ -126,6 +128,14 @@ def told(cluster: Cluster) -> str:
     return "\n".join([*masters, *(f"peer {i}:\n{cluster.logs(i, 20)}" for i in range(PEERS))])
 
 
+def reduce_by_master(comms: list[Any]) -> list[Outcome]:
+    """What the leader commits, by all members."""
+    tensors = [contribution(k, 1000) for k in range(PEERS)]
+    outcomes = by_master(comms, tensors).results(20)
+    check_agreed(outcomes, tensors)
+    return outcomes
+
+
 def check_nobody_lost(cluster: Cluster, since: float) -> None:
     """*since*: seconds since 1970."""
     events = [(one.kind, one.text) for one in leading(cluster)[1].events if one.time > since]
@@ -141,7 +151,7 @@ def test_between_two_operations(cluster: Cluster, how: str) -> None:
         since, (_, before) = time.time(), leading(cluster)
         k = end_leader(cluster, how)
         ended = time.monotonic()
-        second = reduce_all(comms, range(PEERS))
+        second = reduce_by_master(comms)
         took.append(max(outcome.ended for outcome in second) - ended)
         assert second[0].receipt.epoch == first[0].receipt.epoch
         assert leading(cluster)[1].term > before.term
@@ -176,7 +186,7 @@ def test_in_each_phase_of_an_operation(cluster: Cluster, how: str, point: str, t
         ended = time.monotonic()
         cluster.resume(1)
         check_first_attempt(running.results(20), tensors)
-        took.append(max(outcome.ended for outcome in reduce_all(comms, range(PEERS))) - ended)
+        took.append(max(outcome.ended for outcome in reduce_by_master(comms)) - ended)
         check_nobody_lost(cluster, since)
         wake(cluster, how, gone)
         close_all(comms)
@@ -192,7 +202,7 @@ def test_the_leader_stops_while_it_commits(cluster: Cluster, point: str) -> None
     k, _ = leading(cluster)
     cluster.master_failpoint(point, "pause", k)
     tensors = [contribution(i, 1000) for i in range(PEERS)]
-    running = sums(comms, tensors)
+    running = by_master(comms, tensors)
     check_first_attempt(running.results(20), tensors)
     wake(cluster, "pause", k)
     reduce_all(comms, range(PEERS))

@@ -10,6 +10,7 @@ import pytest
 from tests.master.transcript import GROUP, Room, report_of
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
+from wancoll_master.core import report
 
 
 def voters(count: int, **limits: Any) -> Room:
@@ -61,6 +62,14 @@ def test_who_was_lost_is_told_what_the_others_have_with_its_digest() -> None:
     room.hello("d2")
     fate = room.one("d2", m.Evicted)
     assert (fate.committed_upto, fate.unknown_upto, fate.epoch, fate.digests) == (1, 2, 1, [(2, 7, 9)])
+
+
+def test_status_says_who_has_to_report_also_where_a_link_to_who_is_out_already_was_complained_of() -> None:
+    room = voters(3)
+    room.link_down("m0", "m2", "lost")
+    room.say("d2", m.Leave(GROUP, "m2", "", False))
+    frozen(room, "m0")
+    assert report.waiting_for(room.group, 0.0) == "m1 to say what they have finished: the epoch ends"
 
 
 def test_a_report_of_one_who_is_lost_then_does_not_count() -> None:

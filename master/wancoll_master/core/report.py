@@ -90,6 +90,9 @@ def waiting_for(group: Group, now: float, slow: Sequence[m.WaitStatus] = ()) -> 
     if group.current.asking is not None:
         silent = [member for member in group.members if member.mid not in group.current.asking.calls]
         return f"what {names(silent)} called at operation {group.current.asking.seq}: the members' calls differ"
+    if group.current.closing is not None:  # who is complained of may be out already
+        silent = [member for member in group.members if member.mid not in group.current.closing.reports]
+        return f"{names(silent)} to say what they have finished: the epoch ends"
     if group.current.settle_at < inf:
         ends = next(iter(group.current.complaints))
         who = {member.mid: member.name for member in group.members}
