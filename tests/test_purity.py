@@ -57,19 +57,20 @@ MAY_IMPORT = {
     "wancoll.collective": ("wancoll.errors", "wancoll.limits"),
     "wancoll.examples.shared": (
         *BASE,
-        "wancoll.cli.units",
         "wancoll.client",
         "wancoll.examples.shared",
         "wancoll.process",
         "wancoll.schedule.training",
         "wancoll.testing",
         "wancoll.torch",
+        "wancoll.units",
     ),
     "wancoll.chaos.core": (*BASE, "wancoll.chaos.core"),
     "wancoll.schedule": (*BASE, "wancoll.schedule"),
     "wancoll.sync": (*BASE, "wancoll.sync"),
     "wancoll.wire": (*BASE, "wancoll.wire"),
     "wancoll.process": ("wancoll.errors",),
+    "wancoll.units": ("wancoll.errors",),
     "wancoll.net": (*BASE, "wancoll.local", "wancoll.net", "wancoll.wire"),
     "wancoll.peer.links": (
         *BASE,
@@ -87,8 +88,9 @@ MAY_IMPORT = {
     "wancoll.torch.diloco": (*BASE, "wancoll.client", "wancoll.schedule.codec", "wancoll.torch.fragments"),
     "wancoll.torch.elastic": (*BASE, "wancoll.client", "wancoll.schedule.build"),
     "wancoll.torch.sampler": (*BASE, "wancoll.client"),
-    "wancoll.torch.entry": ("wancoll.torch.process_group",),
+    "wancoll.torch.entry": ("wancoll.torch.names", "wancoll.torch.process_group"),
     "wancoll.torch.fragments": (),
+    "wancoll.torch.names": (),
     "wancoll.torch.process_group": (*BASE, "wancoll.client", "wancoll.torch", "wancoll.wire"),
     "wancoll.torch.reconfigure": (*BASE, "wancoll.local", "wancoll.torch.errors", "wancoll.torch.rendezvous"),
     "wancoll.torch.rendezvous": (*BASE, "wancoll.client", "wancoll.local"),
@@ -119,7 +121,8 @@ MAY_IMPORT = {
 
 # Packages whose own __init__ loads what it names at first use: importing what lies in them runs nothing of it.
 LAZY = ("wancoll.chaos",)
-KNOW_THE_MASTER = ("wancoll.cli", "wancoll_master")
+# Who may import what stands at the top.
+ONLY = {"wancoll_master": ("wancoll.cli", "wancoll_master"), "wancoll.cli": ("wancoll.cli", "wancoll.__main__")}
 WITHOUT_TRIO = ("wancoll.client",)
 
 
@@ -222,14 +225,40 @@ def wrong_direction(project: Project) -> list[str]:
     ]
 
 
-def master_users(project: Project) -> list[str]:
-    """Modules outside the commands that import the master."""
+def upward(project: Project) -> list[str]:
+    """Modules that import the master or the commands, and may not."""
     return [
-        f"{project.where(found)}: imports {found.target}, which only {', '.join(KNOW_THE_MASTER)} may"
+        f"{project.where(found)}: imports {found.target}, which only {', '.join(users)} may"
+        for top, users in ONLY.items()
         for module in project.files
-        if not within(module, KNOW_THE_MASTER)
+        if not within(module, users)
         for found in project.imports[module]
-        if within(found.target, ("wancoll_master",))
+        if within(found.target, (top,))
+    ]
+
+
+def circles(project: Project) -> list[str]:
+    """Files that import each other, also late or for types alone, however far round: one line for each circle."""
+    files = {module: {found.target for found in project.imports[module]} for module in project.files}
+
+    def reached(start: str) -> set[str]:
+        seen, ahead = set(), [start]
+        while ahead:
+            new = files.get(ahead.pop(), set()) - seen
+            seen |= new
+            ahead += new
+        return seen
+
+    after = {module: reached(module) for module in files}
+    around = {module: {other for other in after[module] if module in after.get(other, ())} for module in files}
+    return [
+        next(
+            f"{project.where(found)}: imports {found.target}, a circle of {', '.join(sorted(those))}"
+            for found in project.imports[module]
+            if found.target in those - {module}
+        )
+        for module, those in around.items()
+        if len(those) > 1 and module == min(those)
     ]
 
 
@@ -247,7 +276,7 @@ def through(way: list[str]) -> str:
     return f" (through {' -> '.join(way)})" if len(way) > 1 else ""
 
 
-CHECKS = (impure_imports, wrong_direction, master_users, trio_in_client)
+CHECKS = (impure_imports, wrong_direction, upward, circles, trio_in_client)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +292,7 @@ def test_every_import_is_allowed(project, check):
 
 def test_the_named_modules_exist(project):
     """A rule about a module that was renamed would hold for nothing."""
-    named = {*PURE, *MAY_IMPORT, *LAZY, *KNOW_THE_MASTER, *WITHOUT_TRIO}
+    named = {*PURE, *MAY_IMPORT, *LAZY, *ONLY, *(user for users in ONLY.values() for user in users), *WITHOUT_TRIO}
     assert sorted(name for name in named if name not in project.files) == []
 
 
@@ -325,11 +354,17 @@ def write(root: Path, files: dict[str, str]) -> Project:
             "master/wancoll_master/server.py:2",
             "wancoll.peer.config",
         ),
+        (upward, {"wancoll/peer/daemon.py": "import wancoll_master.server\n"}, "wancoll/peer/daemon.py:1", "only"),
+        (upward, {"wancoll/demo/show.py": "from wancoll.cli.main import app\n"}, "wancoll/demo/show.py:1", "only"),
         (
-            master_users,
-            {"wancoll/peer/daemon.py": "import wancoll_master.server\n"},
-            "wancoll/peer/daemon.py:1",
-            "only",
+            circles,
+            {
+                "wancoll/a.py": "def late():\n    import wancoll.b\n",
+                "wancoll/b.py": "import wancoll.c\n",
+                "wancoll/c.py": "from wancoll.a import late\n",
+            },
+            "wancoll/a.py:2",
+            "imports wancoll.b, a circle of wancoll.a, wancoll.b, wancoll.c",
         ),
         (trio_in_client, {"wancoll/client/a.py": "\nimport trio\n"}, "wancoll/client/a.py:2", "trio"),
         (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from wancoll.errors import ConfigError
 
@@ -42,6 +42,15 @@ def die_with_parent(parent: int) -> None:
         raise OSError(code, os.strerror(code))
     if os.getppid() != parent:
         os._exit(1)
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM end a command as an exception does, so that the processes that it has started end first."""
+
+    def terminated(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, terminated)
 
 
 def in_starter(call: Callable[[], T]) -> T:

@@ -13,16 +13,16 @@ import pytest
 
 from wancoll.cli import model, regions
 from wancoll.cli.main import run
-from wancoll.cli.units import (
+from wancoll.errors import ConfigError
+from wancoll.limits import format_size
+from wancoll.schedule.cost import ALGORITHMS, LinkCost, seconds
+from wancoll.units import (
     format_duration,
     format_rate,
     parse_duration,
     parse_rate,
     parse_size,
 )
-from wancoll.errors import ConfigError
-from wancoll.limits import format_size
-from wancoll.schedule.cost import ALGORITHMS, LinkCost, seconds
 
 BOOK = LinkCost(5e-6, 1 / 100e9)
 

@@ -10,8 +10,8 @@ import pytest
 
 from wancoll.cli.main import run
 from wancoll.cli.training import COLUMNS
-from wancoll.cli.units import format_bytes, parse_count
 from wancoll.errors import ConfigError
+from wancoll.units import format_bytes, parse_count
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from cyclopts import App, Parameter
 from cyclopts.config import Env
 
 from wancoll.chaos.core.faults import KINDS, Shape
-from wancoll.cli.main import exit_on_sigterm
-from wancoll.cli.units import parse_size
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT
 from wancoll.options import Seconds, between
+from wancoll.process import exit_on_sigterm
+from wancoll.units import parse_size
 
 MOST_PEERS = 13  # on one machine, and with room for a join storm where values still name their contributors
 

@@ -9,8 +9,8 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.main import exit_on_sigterm
 from wancoll.options import Seconds, between, check_picture
+from wancoll.process import exit_on_sigterm
 
 MOST_PEERS = 16  # a process each for daemon and training, on one machine
 LEAST_STEPS = 40

@@ -9,10 +9,10 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.main import exit_on_sigterm
-from wancoll.cli.units import format_bytes, format_rate, parse_rate
 from wancoll.errors import ConfigError
 from wancoll.options import between, check_picture
+from wancoll.process import exit_on_sigterm
+from wancoll.units import format_bytes, format_rate, parse_rate
 
 LEAST_STEPS = 30
 HEADS = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -62,15 +61,6 @@ def expected_failures(error: BaseException) -> list[WancollError]:
         if all(parts):
             return [failure for part in parts for failure in part]
     return []
-
-
-def exit_on_sigterm() -> None:
-    """Let SIGTERM end a command as an exception does, so that the processes that it has started end first."""
-
-    def terminated(number: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, terminated)
 
 
 def run(tokens: Sequence[str] | None = None) -> NoReturn:

@@ -12,11 +12,11 @@ from cyclopts import App, Parameter
 from cyclopts.config import Env
 
 from wancoll.cli.question import EXTRA, Question, column_names, shown
-from wancoll.cli.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 from wancoll.errors import ConfigError
 from wancoll.limits import format_size
 from wancoll.options import between, check_picture
 from wancoll.schedule.cost import ALGORITHMS, HALVED, LinkCost
+from wancoll.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 
 CLASSIC = ("naive", "tree", "ring")
 WORLDS = (2, 8, 32, 128, 512, 1024)

@@ -12,13 +12,13 @@ from cyclopts import Parameter
 from wancoll.cli.perf_report import report_json, report_table
 from wancoll.cli.perf_run import Row, Settings, Variant, sizes_of, sweep
 from wancoll.cli.perf_values import COLLECTIVES
-from wancoll.cli.units import parse_size
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import DEFAULT
 from wancoll.options import Seconds, between
 from wancoll.schedule.build import takes
 from wancoll.schedule.cost import AVAILABLE
+from wancoll.units import parse_size
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wancoll.cli.units import format_bytes, format_rate
 from wancoll.schedule.cost import HALVED, LinkCost, Sites, crossover, lower_bound, seconds
 from wancoll.schedule.training import all_reduce_twice
+from wancoll.units import format_bytes, format_rate
 
 EXTRA = {
     "bound": "the least time, of bytes that every member has to receive whatever the algorithm",

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wancoll.cli.question import Question
-from wancoll.cli.units import format_duration, format_rate
 from wancoll.limits import format_size
+from wancoll.units import format_duration, format_rate
 
 WIDTH, HEIGHT, DPI = 9.0, 5.6, 150  # inches, inches, dots per inch
 INK = "#333333"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.cli.units import format_duration, format_rate
 from wancoll.errors import MasterUnreachable, ProtocolError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION, format_size
 from wancoll.local import MASTER_PORT, split_address
 from wancoll.net.ask import ask
 from wancoll.options import DEFAULT_MASTER, Seconds, addresses
+from wancoll.units import format_duration, format_rate
 from wancoll.wire.messages import (
     Bye,
     FromMaster,

@@ -8,7 +8,12 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.units import (
+from wancoll.errors import ConfigError
+from wancoll.limits import format_size
+from wancoll.options import between
+from wancoll.schedule.cost import LinkCost, lower_bound, seconds
+from wancoll.schedule.training import PRECISIONS, Estimate, Job, all_reduce_twice, estimates, order
+from wancoll.units import (
     format_bytes,
     format_duration,
     format_rate,
@@ -17,11 +22,6 @@ from wancoll.cli.units import (
     parse_rate,
     parse_size,
 )
-from wancoll.errors import ConfigError
-from wancoll.limits import format_size
-from wancoll.options import between
-from wancoll.schedule.cost import LinkCost, lower_bound, seconds
-from wancoll.schedule.training import PRECISIONS, Estimate, Job, all_reduce_twice, estimates, order
 
 MOST_MEMBERS = 1 << 16
 COLUMNS = {

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from wancoll.cli.units import format_bytes
 from wancoll.examples import diloco, elastic
 from wancoll.examples.shared.options import Options
 from wancoll.examples.shared.play import Train, play
 from wancoll.examples.shared.story import Story
+from wancoll.units import format_bytes
 
 LEAST_STEPS = 3 * diloco.H  # a round each before the kill, without the victim and with the newcomer
 SETTLED = 2  # steps of a run that are not measured: links are set up in them

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch._dynamo  # torch's optimizers want it: once, before members are forked
 
-from wancoll.cli.units import format_bytes
 from wancoll.examples.shared.adam import LEARNING_RATE
 from wancoll.examples.shared.alone import train_alone
 from wancoll.examples.shared.model import backward, count, loss_of, transformer
@@ -22,6 +21,7 @@ from wancoll.examples.shared.play import Member, digest, play
 from wancoll.examples.shared.story import Story
 from wancoll.examples.shared.text import batch, text
 from wancoll.torch import DiLoCo
+from wancoll.units import format_bytes
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator

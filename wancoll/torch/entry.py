@@ -9,8 +9,7 @@ import contextlib
 import sys
 from typing import Any
 
-BACKEND = "wancoll"
-DEVICES = ("cpu", "cuda")
+from wancoll.torch.names import BACKEND, DEVICES
 
 
 def autoload() -> None:

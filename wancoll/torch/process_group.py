@@ -32,8 +32,8 @@ from wancoll.collective import Descriptor, Kind, Receipt
 from wancoll.errors import ConfigError, OperationAborted, WancollError
 from wancoll.torch.anysource import FromAny, Mailbox
 from wancoll.torch.buckets import handed_over, move
-from wancoll.torch.entry import BACKEND, DEVICES
 from wancoll.torch.errors import raised
+from wancoll.torch.names import BACKEND, DEVICES
 from wancoll.torch.reconfigure import Reconfigurable
 from wancoll.torch.rendezvous import Cluster, member
 from wancoll.torch.sparse import Pieces

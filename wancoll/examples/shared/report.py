@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from wancoll.cli.units import format_bytes
 from wancoll.examples.shared.alone import allowed, differs
 from wancoll.examples.shared.model import count, transformer
 from wancoll.examples.shared.options import Options
+from wancoll.units import format_bytes
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from wancoll.cli.units import format_bytes
 from wancoll.examples.shared.options import Options
+from wancoll.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
