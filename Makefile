@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h cu,native/*.$e native/*/*.$e))
 PYTEST := $(BIN)/python -m pytest
-SIDE_BY_SIDE := --numprocesses=2 --dist=worksteal
+SIDE_BY_SIDE := --numprocesses=3 --dist=worksteal
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.demo
 	$(BIN)/wancoll demo
 
-# Two at a time: most tests wait, or compute on one core. `make test PYTEST_OPTIONS=...` for others.
+# Three at a time, also on two cores: a test waits half of its time. `make test PYTEST_OPTIONS=...` for others.
 test: $(VENV)/.dev $(VENV)/.torch
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not check and not nightly" $(PYTEST_OPTIONS)
 

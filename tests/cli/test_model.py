@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.later import later
 from wancoll.cli import model, regions
 from wancoll.cli.main import run
 from wancoll.errors import ConfigError
@@ -313,7 +314,7 @@ def test_names_stand_deep_inside_their_regions() -> None:
     assert regions.deepest(mask) == (row, column, depth)
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), *later((".svg", b"<?xml"), (".pdf", b"%PDF"))])
 def test_the_map_is_written_in_the_asked_format(suffix: str, magic: bytes, call: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"map{suffix}"

@@ -430,6 +430,7 @@ def test_a_private_cluster_prints_nccl_tests_columns() -> None:
     assert re.fullmatch(r"# Avg bus bandwidth    : [\d.e-]+", lines[-1])
 
 
+@pytest.mark.check
 def test_json_holds_every_row_and_the_settings() -> None:
     options = ["all_reduce", "-n", "2", "-b", "1M", "-e", "1M", "--iters", "2", "--dtype", "bfloat16", "--op", "avg"]
     variants = ["--algorithm", "ring,direct", "--codec", "none,int8"]
@@ -495,6 +496,7 @@ def test_sites_make_hierarchical_possible() -> None:
     assert (each["asked"], each["algorithm"], each["wrong"]) == ("hierarchical", "hierarchical", 0)
 
 
+@pytest.mark.check
 def test_ranks_on_separate_machines_join_one_group() -> None:
     sizes = ("-b", "4K", "-e", "16K", "--iters", "2", "--json")
     with Cluster(peers=1, fork=True) as cluster:

@@ -186,6 +186,7 @@ def test_torchs_current_stream(gpu: Any, comm: Communicator, monkeypatch: pytest
     gpu.on(0, "cuStreamDestroy", x.stream)
 
 
+@pytest.mark.check
 def test_a_thousand_calls_are_flat(gpu: Any, comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of results that are copied after the commit; for others see test_early."""
     monkeypatch.setattr("wancoll.client.cuda.staging.LEAST", 1 << 60)
