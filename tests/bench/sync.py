@@ -7,6 +7,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ STATE = GIB
 TENSORS = 40  # of the state: most of them no multiple of a stripe
 OTHERS_BYTES = 16 * MIB
 QUIET = 3.0  # seconds of all-reduce with nothing beside
-TRANSFER, WARM, SYNC = "one send and recv", "the same, warm memory", "sync_state"
+TRANSFER, WARM = "one send and recv", "the same, warm memory"
+SYNC, OVERWRITE = "sync_state", "sync_state that overwrites"
 LEAST = 0.7
 
 
@@ -43,9 +46,9 @@ class Result:
     rate: tuple[float, float] = (0.0, 0.0)
     wrong: int = 0
 
-    def ratio(self, seconds: dict[str, list[float]], against: str) -> float:
-        """Speed of the sync against that of a transfer: the median of the rounds."""
-        return statistics.median(a / b for a, b in zip(seconds[against], seconds[SYNC], strict=True))
+    def ratio(self, seconds: dict[str, list[float]], what: str, against: str) -> float:
+        """Speed of a sync against that of a transfer: the median of the rounds."""
+        return statistics.median(a / b for a, b in zip(seconds[against], seconds[what], strict=True))
 
 
 def run(holders: int, rounds: int, nbytes: int = STATE) -> Result:
@@ -102,7 +105,7 @@ def sync_member(socket: str, world: int, number: int, rounds: int, nbytes: int) 
     with wancoll.connect("state", socket=socket, name=f"s{number}", start_world=world, timeout=60) as comm:
         plain = comm.zeros(nbytes, np.uint8)
         state = {f"tensor {i:02}": comm.empty(nbytes // TENSORS // 4, np.float32) for i in range(TENSORS)}
-        seconds: dict[str, list[float]] = {TRANSFER: [], WARM: [], SYNC: []}
+        seconds: dict[str, list[float]] = {TRANSFER: [], WARM: [], SYNC: [], OVERWRITE: []}
         spans, wrong = [], 0
         joiner, sender = comm.members.index("s0"), comm.members.index("s1")
 
@@ -118,7 +121,7 @@ def sync_member(socket: str, world: int, number: int, rounds: int, nbytes: int) 
             found = call()
             end = time.monotonic()
             seconds[what].append(end - begin)
-            if what == SYNC:
+            if what in (SYNC, OVERWRITE):
                 spans.append((begin, end))
             return found
 
@@ -129,9 +132,14 @@ def sync_member(socket: str, world: int, number: int, rounds: int, nbytes: int) 
             timed(TRANSFER, transfer)
             timed(WARM, transfer)
             give_back(comm)
-            receipt = timed(SYNC, lambda: comm.sync_state(state, revision=turn + (number > 0)))  # noqa: B023
-            wrong += not all((x == i + turn).all() for i, x in enumerate(state.values()))
-            assert receipt.bytes_moved == sum(x.nbytes for x in state.values())
+            for what in (SYNC, OVERWRITE):
+                strategy = "overwrite" if what == OVERWRITE and number == 0 else "majority"
+                receipt = timed(what, partial(comm.sync_state, state, revision=turn + (number > 0), strategy=strategy))
+                wrong += not all((x == i + turn).all() for i, x in enumerate(state.values()))
+                assert receipt.bytes_moved == sum(x.nbytes for x in state.values())
+                if number == 0:
+                    for x in state.values():
+                        x.fill(-1)
         return seconds, spans, wrong
 
 
@@ -157,12 +165,12 @@ def tables(result: Result) -> str:
     """Speeds in GB/s, medians of the rounds."""
     head = [f"1 joiner, {result.holders} holders", "GB/s", "beside all-reduce"]
     rows = []
-    for what in (TRANSFER, WARM, SYNC):
+    for what in (TRANSFER, WARM, SYNC, OVERWRITE):
         both = (result.seconds[what], result.beside[what])
         rows.append([what, *(f"{STATE / statistics.median(each) / 1e9:.2f}" for each in both)])
-    for against in (TRANSFER, WARM):
-        both = [f"{result.ratio(each, against):.2f}" for each in (result.seconds, result.beside)]
-        rows.append([f"sync_state / {against}", *both])
+    for what, against in product((SYNC, OVERWRITE), (TRANSFER, WARM)):
+        both = [f"{result.ratio(each, what, against):.2f}" for each in (result.seconds, result.beside)]
+        rows.append([f"{what} / {against}", *both])
     quiet, busy = result.rate
     other = (
         f"the other group's all-reduce of {OTHERS_BYTES >> 20} MiB: {quiet:.1f}/s alone, {busy:.1f}/s beside the sync"
@@ -172,5 +180,8 @@ def tables(result: Result) -> str:
 
 def bars(result: Result) -> list[Bar]:
     """What is promised."""
-    what = f"sync_state of 1 GiB from {result.holders} holders, in speeds of one transfer"
-    return [Bar(what, result.ratio(result.seconds, TRANSFER), least=LEAST)]
+    text = "of 1 GiB from {} holders, in speeds of a transfer to warm memory"
+    return [
+        Bar(f"{what} {text.format(result.holders)}", result.ratio(result.seconds, what, WARM), least=LEAST)
+        for what in (SYNC, OVERWRITE)
+    ]

@@ -238,6 +238,39 @@ def test_strategies(cluster: Cluster) -> None:
         assert states[1]["x"].tolist() == [5] * 10
 
 
+def test_who_overwrites_needs_no_memory_for_a_second_state(cluster: Cluster) -> None:
+    """Its tensors lie in the arena, of which nothing is left, or outside of it; large ones, and small ones together."""
+    with joined(cluster, 2) as comms:
+        right = {"inside": numbers(3 * STRIPE + 5, 1), "outside": numbers(STRIPE + 5, 2), "x": numbers(9, 3)}
+        mine: State = {"inside": comms[1].empty(3 * STRIPE + 5, np.uint8), "outside": np.zeros(STRIPE + 5, np.uint8)}
+        mine["x"] = numbers(9, 3)  # the same: it is fetched, too
+        mine["inside"][:] = 7
+        room = comms[1].empty(24 * MIB, np.uint8)  # for one stripe on its way outside
+        little = comms[1].empty(MIB, np.uint8)  # for gathers
+        rest = []
+        for size in (STRIPE, MIB):
+            with contextlib.suppress(ArenaFull):
+                while True:
+                    rest.append(comms[1].empty(size, np.uint8))
+        del little
+        texts = in_threads(lambda k: failing(comms[k], (right, mine)[k], k, "receive-only"), 2, 90)
+        assert all("the arena has no room" in text for text in texts), texts
+        assert set(mine["inside"]) == {7}
+        del room
+        receipts = sync(comms, [right, mine], [1, 0], strategy=["majority", "overwrite"])
+        assert snapshot(mine) == snapshot(right)
+        total = sum(map(len, snapshot(right).values()))
+        assert (receipts[1].bytes_received, receipts[0].bytes_sent, receipts[1].rounds) == (total, total, 1)
+        del rest
+        check_usable(comms)
+
+
+def failing(comm: Any, state: State, k: int, strategy: str) -> str:
+    with pytest.raises(OperationAborted) as caught:
+        comm.sync_state(state, revision=1 - k, strategy=strategy if k else "majority", timeout=60)
+    return str(caught.value)
+
+
 def test_ten_thousand_tiny_tensors(cluster: Cluster) -> None:
     with joined(cluster, 3) as comms:
         states = [

@@ -25,7 +25,7 @@ from wancoll.sync.manifest import (
     unpack_header,
 )
 from wancoll.sync.rounds import PACK, Delivery, Report, decode_report, encode_report, next_round, report_bytes
-from wancoll.sync.strategy import MAJORITY, RECEIVE_ONLY, SEND_ONLY, STRATEGIES
+from wancoll.sync.strategy import MAJORITY, OVERWRITE, RECEIVE_ONLY, SEND_ONLY, STRATEGIES
 from wancoll.sync.verdict import Goal, goal, judge
 
 GIB = 1 << 30
@@ -134,6 +134,7 @@ def test_a_key_that_is_no_text_is_refused_by_name() -> None:
         ([header(5, "b"), header(5), header(5)], "m1", 5, "m1 m2", "m0"),  # then most members
         ([header(5, "b"), header(5), header(4), header(4)], "m0", 5, "m0", "m1 m2 m3"),  # then the lowest rank
         ([header(9, "b", RECEIVE_ONLY), header(5), header(4)], "m1", 5, "m1 m2", "m0"),  # no vote
+        ([header(9, "b", OVERWRITE), header(5), header(4)], "m1", 5, "m1 m2", "m0"),
         ([header(9, "a", RECEIVE_ONLY), header(5), header(6, "c", SEND_ONLY)], "m2", 6, "m2", "m0 m1"),
     ],
 )
@@ -144,8 +145,8 @@ def test_who_wins(headers: list[Header], member: str, revision: int, holders: st
 
 
 def test_nobody_votes() -> None:
-    with pytest.raises(ConfigError, match=r"no member's state can win.*m0, m1"):
-        judge({"m0": header(1, "a", RECEIVE_ONLY), "m1": header(1, "a", RECEIVE_ONLY)})
+    with pytest.raises(ConfigError, match=r"no member's state can win.*'receive-only' by m0, 'overwrite' by m1"):
+        judge({"m0": header(1, "a", RECEIVE_ONLY), "m1": header(1, "a", OVERWRITE)})
 
 
 def test_who_may_not_be_changed_and_loses() -> None:
@@ -174,9 +175,10 @@ def test_states_that_do_not_fit(other: list[Entry], texts: tuple[str, ...]) -> N
         assert text in str(caught.value)
 
 
-def test_only_what_differs_is_missing() -> None:
+@pytest.mark.parametrize("silent", [RECEIVE_ONLY, OVERWRITE])
+def test_only_what_differs_is_missing(silent: str) -> None:
     entries = [entry("a", 3 * STRIPE), entry("b", 5), entry("c", 5), entry("tied", 5, shares=2)]
-    headers = {"m0": header(2), "m1": header(1, "b"), "m2": header(1, "c", RECEIVE_ONLY)}
+    headers = {"m0": header(2), "m1": header(1, "b"), "m2": header(1, "c", silent)}
     found = goal(
         judge(headers),
         headers,

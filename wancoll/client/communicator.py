@@ -74,7 +74,7 @@ Op: TypeAlias = OpName | TorchOp
 CodecName: TypeAlias = Literal["none", "bf16", "fp16", "int8", "int4", "fp8"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 OnFailure: TypeAlias = Literal["retry", "raise"]
-Strategy: TypeAlias = Literal["majority", "send-only", "receive-only"]
+Strategy: TypeAlias = Literal["majority", "send-only", "receive-only", "overwrite"]
 Algorithm: TypeAlias = Literal[  # which call has which: checks.ALGORITHMS
     "auto", "ring", "direct", "halving_doubling", "tree", "double_tree", "full_exchange", "naive", "hierarchical"
 ]
@@ -659,7 +659,8 @@ class Communicator:
         lost, the others go on with what they have received. Other calls of this communicator go before or after it;
         async calls posted earlier, and other communicators, go on meanwhile.
 
-        All or nothing: tensors change when every member has all of the state, and not before.
+        All or nothing: tensors change when every member has all of the state, and not before. A member may do without,
+        for itself: see "overwrite".
 
         Args:
             state: name -> tensor, with the same names, shapes and dtypes on all members. Of any dtype of fixed size;
@@ -672,6 +673,9 @@ class Communicator:
             revision: which state this is, 0 to 2^63 - 1, for example the step that it is the result of.
             strategy: of this member. "majority": it votes, sends and receives. "send-only": it votes and is never
                 changed; if another state wins, the call fails. "receive-only": it has no vote and sends nothing.
+                "overwrite": so, too, and what its tensors hold is worth nothing: in main memory they take the winner's
+                bytes as they come, without memory for a second state. If the call fails, or while it is pending, they
+                hold anything: call again before you use them.
             on_failure: "retry": go on without members that are lost; "raise": fail then.
             timeout: seconds; None: as long as it takes.
 
@@ -685,7 +689,7 @@ class Communicator:
             TimeoutError: still pending, nothing is lost: its .work goes on waiting. Without .work: a device did not
                 hand its tensor over, and nothing was sent.
             DeviceError: a device failed; where the hint says that the state is committed tensors are undefined.
-            WancollError: it failed. Whatever else is raised, the tensors are as they were.
+            WancollError: it failed. Whatever else is raised, the tensors are as they were, but for "overwrite".
         """
         check_options("sync_state", False, on_failure, timeout)
         deadline = deadline_after(timeout)

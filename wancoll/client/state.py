@@ -76,6 +76,12 @@ def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
     return _shared(found)
 
 
+def worthless(found: list[Tensor]) -> Content:
+    """As content(), of tensors whose bytes nobody wants: no digest is zero, so all of them are missing."""
+    count = sum(stripe_count(tensor.entry.nbytes) for tensor in found if tensor.entry.shares < 0)
+    return Content(tuple(tensor.entry for tensor in found), bytes(8 * count))
+
+
 def content(found: list[Tensor], staging: Staging, deadline: float | None) -> Content:
     """What the tensors hold: one pass over their memory, outside Python's lock; from devices through one block.
 

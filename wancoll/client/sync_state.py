@@ -9,6 +9,7 @@
 What is decided is decided in wancoll.sync, from what was gathered, by all members alike.
 
 Nothing of the caller's is touched before the gather that says that nobody lacks anything: it commits on all or none.
+But for who overwrites: what is missing in its main memory is received there, round by round.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from wancoll.client.checks import LIBRARY_TAGS, check_seconds
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.cuda.staging import Landing
 from wancoll.client.placement import Placement
-from wancoll.client.state import Incoming, Tensor, content, digest_stripes
+from wancoll.client.state import Incoming, Tensor, content, digest_stripes, worthless
 from wancoll.client.tensors import Region
 from wancoll.client.things import Things
 from wancoll.client.work import Work
@@ -43,11 +44,12 @@ from wancoll.errors import (
 from wancoll.sync.manifest import Header, decode, encode, fingerprint, pack_header, unpack_header
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.rounds import Delivery, Report, decode_report, encode_report, next_round
-from wancoll.sync.strategy import SEND_ONLY
+from wancoll.sync.strategy import OVERWRITE, SEND_ONLY
 from wancoll.sync.verdict import Goal, Verdict, goal, judge
 
 _AHEAD = 3  # deliveries under way for each partner
 _MOST = 32  # deliveries under way
+_TORN = "this member's tensors, which it overwrites, hold a part of another state: call sync_state again"
 
 Waits = Generator[Sequence[Work], None, Any]  # yields calls; goes on when one of them is finished
 
@@ -71,7 +73,11 @@ class SyncWork:
         targets = regions if strategy != SEND_ONLY else ()
         touched = Placement(connection.arena, regions, targets, staging=connection.staging)
         connection.check_free(touched, "sync_state(state)", "tensors that no pending call uses")
-        self._content = content(tensors, connection.staging, deadline)  # kernels that use them are done then
+        self._overwrites = strategy == OVERWRITE
+        if self._overwrites and all(tensor.memory.device is None for tensor in tensors):
+            self._content = worthless(tensors)
+        else:
+            self._content = content(tensors, connection.staging, deadline)  # kernels that use them are done then
         if things is not None:
             self._content = replace(self._content, things=things.described)
         self._encoded = encode(self._content)
@@ -109,6 +115,8 @@ class SyncWork:
                 raise self._late()
             self._step()
         if isinstance(self._answer, WancollError):
+            if self._overwrites and self._rounds and _TORN not in self._answer.hint:
+                self._answer.hint = f"{_TORN}; {self._answer.hint}".rstrip("; ")
             raise self._answer
         for landing in self._landings:
             try:
@@ -212,6 +220,8 @@ class SyncWork:
         try:
             if self._things is not None:
                 self._tensors = self._things.fit(found, self._tensors)
+            if self._overwrites:  # what takes the bytes on their way to a device is taken anyway
+                missing = frozenset(each for each in missing if self._memory(found, each).device is not None)
             if not missing:
                 return ""
             self._incoming = Incoming(self._connection.arena, self._connection.staging, found, missing, self._tensors)
@@ -311,13 +321,14 @@ class SyncWork:
             self._incoming.fill(delivery.stripes)
         nbytes = sum(part.nbytes for part in parts)
         kind = Kind.send if sends else Kind.recv
+        arena = self._connection.arena
+        built = not sends and len(parts) == 1 and arena.find(parts[0].address, nbytes) is not None  # it need not move
         placement = Placement(
-            self._connection.arena, parts if sends else (), () if sends else parts, fresh=not sends and len(parts) == 1,
-            staging=self._connection.staging,
+            arena, parts if sends else (), () if sends else parts, fresh=built, staging=self._connection.staging,
         )  # fmt: skip
         work = Work(
             self._connection, Descriptor(kind, DType.uint8, count=nbytes), place.epoch, placement,
-            peer=place.members.index(other), tag=tag,
+            parts[0] if not sends and len(parts) == 1 else None, peer=place.members.index(other), tag=tag,
         )  # fmt: skip
         self._connection.post(work, self._deadline)
         return work
@@ -328,7 +339,10 @@ class SyncWork:
         address = self._incoming.address(number) if self._incoming is not None else None
         if address is not None:
             return Region(None, self._incoming, address, stripe.nbytes, DType.uint8, (stripe.nbytes,), True)
-        return self._tensors[stripe.entry].memory.part(stripe.offset, stripe.nbytes)
+        return self._memory(found, number).part(stripe.offset, stripe.nbytes)
+
+    def _memory(self, found: Goal, number: int) -> Region:
+        return self._tensors[found.stripes[number].entry].memory
 
     def _ended(self, found: Goal, work: Work, delivery: Delivery) -> None:
         sends = work.descriptor.kind is Kind.send

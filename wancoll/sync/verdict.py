@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from wancoll.errors import ConfigError, OperationAborted, WancollError
 from wancoll.sync.manifest import STRIPE, Content, Entry, Header, Stripe, Thing, stripe_count, stripes
-from wancoll.sync.strategy import RECEIVE_ONLY, SEND_ONLY
+from wancoll.sync.strategy import SEND_ONLY, SILENT
 
 _CALL = "sync_state"
 
@@ -74,11 +74,11 @@ def judge(headers: Mapping[str, Header]) -> Verdict:
     Raises:
         ConfigError: nobody votes, or a member that may not be changed has another state.
     """
-    voters = {name: header for name, header in headers.items() if header.strategy != RECEIVE_ONLY}
+    voters = {name: header for name, header in headers.items() if header.strategy not in SILENT}
     if not voters:
         raise ConfigError(
             "no member's state can win", who=_CALL, expected="a member with another strategy",
-            got=f"{RECEIVE_ONLY!r} by all of {', '.join(headers)}",
+            got=", ".join(f"{header.strategy!r} by {name}" for name, header in headers.items()),
         )  # fmt: skip
     revision = max(header.revision for header in voters.values())
     parties: dict[bytes, list[str]] = {}
@@ -117,7 +117,7 @@ def goal(verdict: Verdict, headers: Mapping[str, Header], contents: Mapping[str,
             raise _misfit(verdict.member, expected, name, got)
     cut = tuple(stripes(won.entries))
     missing = {name: _lacking(content, won, cut) for name, content in contents.items()}
-    silent = frozenset(name for name, header in headers.items() if header.strategy == RECEIVE_ONLY)
+    silent = frozenset(name for name, header in headers.items() if header.strategy in SILENT)
     return Goal(won.entries, cut, won.digests, missing, silent, won.things)
 
 
