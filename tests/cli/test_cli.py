@@ -249,6 +249,7 @@ def test_a_bad_option_is_one_line_and_exit_code_2():
     bad_option(done.returncode, done.stdout, done.stderr, "--listen")
 
 
+@pytest.mark.timeout(200)  # seconds of a machine that does much else
 def test_every_bad_option_is_one_line_and_exit_code_2():
     bad = [
         (["master", "--listen", "::1:7400"], "[::1]:7400"),
