@@ -86,7 +86,7 @@ ROOTED = frozenset({Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter})
 SAME_RESULT = frozenset({Kind.all_reduce, Kind.all_gather, Kind.broadcast})  # every member's result is the same bytes
 DATALESS = frozenset({Kind.update_membership, Kind.barrier})
 # Kinds that end nowhere without everyone, where every member gives something.
-PROVING = frozenset({Kind.all_reduce, Kind.all_gather, Kind.reduce_scatter, Kind.all_to_all, Kind.barrier})
+PROVING = frozenset({Kind.all_reduce, Kind.all_gather, Kind.reduce_scatter, Kind.all_to_all})
 P2P_KINDS = frozenset({Kind.send, Kind.recv})  # kinds that two members call
 ON_FAILURE = ("retry", "raise")  # what a call does when the epoch is lost under it
 ROUNDINGS = ("nearest", "stochastic")  # of a codec
@@ -143,9 +143,9 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     @property
     def proves_all(self) -> bool:
         """Whether a member can finish it only after every other one has made the call and given its share."""
-        if self.kind in PROVING and self.kind not in DATALESS:
-            return min(self.counts) > 0 if self.counts else self.count > 0
-        return self.kind in PROVING
+        if self.kind not in PROVING:  # of a barrier only its neighbour's frame comes
+            return False
+        return min(self.counts) > 0 if self.counts else self.count > 0
 
     @property
     def nbytes(self) -> int:

@@ -131,7 +131,7 @@ class MasterLimits:
         Parameter(
             help="Who commits operations. members: each tells all others what it has finished, and no word goes to the "
             "master; in worlds of up to 32 that can all talk to each other, and for what proves that all took part. "
-            "master: it does, always. The same for all masters that stand by, and after a restart."
+            "master: it does, always."
         ),
     ] = DEFAULT.commit
     handshake_timeout: Annotated[

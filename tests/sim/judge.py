@@ -397,7 +397,7 @@ def _key(name: str, mid: int) -> str:
 
 def _needs_all(what: Descriptor) -> bool:
     """Whether a member cannot finish it without the others: only then does its end prove that they called the same."""
-    return what.kind is Kind.barrier or (what.kind not in ROOTED and bool(what.count or any(what.counts)))
+    return what.kind not in ROOTED and bool(what.count or any(what.counts))
 
 
 def _plain(called: Called) -> tuple[Any, ...]:

@@ -2,11 +2,14 @@
 
 The real master and members with FIFO queues between them and nothing drawn: actions() says all that may happen next,
 and explore() tries it all, once for each state that it comes to. Links are up whenever an epoch has begun; an op can be
-finished where all members of its epoch have started it. Time stands still but for "time", which is the master's clock.
+finished where all members of its epoch have started it, one that is rooted where the root and the member have, a
+barrier where the left neighbour and the member have. Time stands still but for "time", which is the master's clock.
+Where members commit, notes have queues of their own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import time
 from collections import deque
@@ -16,18 +19,20 @@ from typing import Any
 import msgspec
 
 from tests.sim.judge import Violation
-from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.collective import DATALESS, PROVING, ROOTED, Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
+from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
 from wancoll_master.core import membership
 from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Received, Send, Tick, Used
+from wancoll_master.core.state import Closing
 from wancoll_master.plan.planning import propose
 
 Action = tuple[Any, ...]
-LIMITS = Limits(ops_in_flight=2, rejoin_grace=1.0, link_settle=0.0)
+LIMITS = Limits(ops_in_flight=2, rejoin_grace=1.0, link_settle=0.0, master_grace=1.0, heartbeat_timeout=1.0)
 _pack = msgspec.msgpack.encode
 END = "end of stream"
 
@@ -48,6 +53,7 @@ class Peer:
     down: deque[Any] = field(default_factory=deque)
     engine: dict[int, Op] = field(default_factory=dict)
     posted: bool = False
+    first: int = 1  # of its calls: a newcomer begins where the others are
     told: dict[int, Any] = field(default_factory=dict)  # by the client's number
 
 
@@ -57,23 +63,28 @@ class SmallWorld:
     Args:
         members: how many.
         calls: kinds of what each calls, in order.
-        faults: how often each may happen: "crash", "drop", "master", "time", "wrong".
+        faults: how often each may happen: "crash", "drop", "master", "time", "wrong", "join", "raise" (a member gives
+            up what it has called), and of notes "cut" (a link breaks, what is on its way is lost, and it is up again).
+        commit: who commits, the "master" or the "members".
     """
 
-    def __init__(self, members: int, calls: tuple[Kind, ...], faults: dict[str, int]) -> None:
+    def __init__(self, members: int, calls: tuple[Kind, ...], faults: dict[str, int], commit: str = "master") -> None:
         self.calls, self.faults = calls, dict(faults)
+        self.limits = dataclasses.replace(LIMITS, commit=commit)
         self.now = 100.0
         self.journal: tuple[int, int, int, dict[str, Used]] = (0, 0, 1, {})  # term, epoch, next mid, used
         self._conns = 0
         self.started: dict[tuple[int, int], frozenset[str]] = {}  # (epoch, seq) -> members
         self.epochs: dict[int, tuple[str, ...]] = {}
         self.committed = 0
+        self.finished: dict[tuple[int, int], dict[str, int]] = {}  # (epoch, seq) -> digests by member
+        self.notes: dict[tuple[str, str], deque[bytes]] = {}  # by sender and receiver
         self.outcomes: dict[int, tuple[Any, ...]] = {}
         self._begin_master()
         head = members, 1
-        self.peers = [Peer(f"d{i}", core.Member("g", f"m{i}", *head, 1000 * (i + 1), LIMITS)) for i in range(members)]
-        for peer in self.peers:
-            self._connect(peer)
+        self.peers: list[Peer] = []
+        for _ in range(members):
+            self._add(*head)
         while 1 not in self.epochs:
             for peer in self.peers:
                 if peer.up:
@@ -81,12 +92,18 @@ class SmallWorld:
                 elif peer.down:
                     self._down(peer)
 
+    def _add(self, start_world: int, min_world: int) -> None:
+        number = len(self.peers)
+        member = core.Member("g", f"m{number}", start_world, min_world, 1000 * (number + 1), self.limits)
+        self.peers.append(Peer(f"d{number}", member))
+        self._connect(self.peers[-1])
+
     def _begin_master(self) -> None:
         term, epoch, mid, used = self.journal
         self.journal = (term + 1, epoch, mid, used)
         secret = b"secret %d" % term
         facts = {"term": term + 1, "floor": epoch, "next_mid": mid, "used": used}
-        self.state = membership.new_state(LIMITS, secret, now=self.now, **facts)
+        self.state = membership.new_state(self.limits, secret, now=self.now, **facts)
 
     # ---- what may happen -----------------------------------------------------------------------------
 
@@ -108,6 +125,15 @@ class SmallWorld:
                 found.append(("crash", i))
             if peer.alive and peer.connected and left.get("drop"):
                 found += [("drop", i), ("drop unnoticed", i)]
+            if peer.alive and left.get("raise") and peer.core.seat is not None and peer.core.collectives.open:
+                found.append(("raise", i))
+            for j, other in enumerate(self.peers):
+                if self.notes.get((peer.core.name, other.core.name)):
+                    found.append(("note", i, j))
+                if i < j and left.get("cut") and peer.alive and other.alive:
+                    found.append(("cut", i, j))
+        if left.get("join"):
+            found.append(("join",))
         if left.get("master"):
             found += [("master",), ("master, nothing arrives",)]
         if left.get("time") and self.state.deadline < 1e9:
@@ -116,7 +142,12 @@ class SmallWorld:
 
     def _all_started(self, op: Op, peer: Peer) -> bool:
         epoch = peer.core.epoch_number
-        return self.started.get((epoch, op.seq), frozenset()) >= set(self.epochs[epoch])
+        names = self.epochs[epoch]
+        me = peer.core.name
+        needed = {names[0], me} if op.kind in ROOTED else set(names)
+        if op.kind is Kind.barrier:
+            needed = {names[names.index(me) - 1], me}
+        return self.started.get((epoch, op.seq), frozenset()) >= needed
 
     def do(self, action: Action) -> None:
         what, *where = action
@@ -131,7 +162,9 @@ class SmallWorld:
                 del peer.engine[engine_id]
                 wrong = what != "finish"
                 self.faults["wrong"] = self.faults.get("wrong", 0) - wrong
-                digest = 100 * peer.core.epoch_number + op.seq + 7 * wrong
+                epoch = peer.core.epoch_number
+                digest = 100 * epoch + op.seq + 7 * wrong * (1 + where[0])
+                self.finished.setdefault((epoch, op.seq), {})[peer.core.name] = digest
                 self._run(peer, peer.core.op_finished(engine_id, digest, 0))
             case "crash":
                 self.faults["crash"] -= 1
@@ -139,6 +172,23 @@ class SmallWorld:
                 peer.down.clear()
                 peer.engine.clear()
                 peer.up.append(END)
+                for ends in [ends for ends in self.notes if ends[1] == peer.core.name]:
+                    del self.notes[ends]
+            case "note":
+                sender, receiver = peer.core, self.peers[where[1]]
+                note = self.notes[sender.name, receiver.core.name].popleft()
+                self._run(receiver, receiver.core.noted(sender.mid, note))
+            case "cut":
+                self.faults["cut"] -= 1
+                self._cut(peer, self.peers[where[1]])
+            case "join":
+                self.faults["join"] -= 1
+                self._add(peer.core.start_world, peer.core.min_world)
+            case "raise":
+                self.faults["raise"] -= 1
+                book = peer.core.collectives
+                op = next(iter(book.open.values()))
+                self._run(peer, book.refuse(op, "no memory") if op.state.name in ("waiting", "running") else [])
             case "drop" | "drop unnoticed":  # by the master, until the daemon is there again
                 self.faults["drop"] -= 1
                 conn = peer.conn
@@ -160,6 +210,18 @@ class SmallWorld:
             case "time":
                 self.faults["time"] -= 1
                 self._pass_time()
+
+    def _cut(self, one: Peer, other: Peer) -> None:
+        """The link breaks, and is up again when both ends have found out."""
+        for here, there in ((one, other), (other, one)):
+            self.notes.pop((here.core.name, there.core.name), None)
+        for here, there in ((one, other), (other, one)):
+            if here.core.seat is not None and there.core.mid in here.core.seat.world.mids:
+                self._run(here, here.core.link_lost(there.core.mid, "cut"))
+                self._run(
+                    here,
+                    here.core.links_ready(here.core.epoch_number, set(here.core.seat.world.mids) - {here.core.mid}),
+                )
 
     def _pass_time(self) -> None:
         self.now = max(self.now, self.state.deadline)
@@ -252,16 +314,25 @@ class SmallWorld:
                     peer.engine[op.engine_id] = op
                     key = member.epoch_number, op.seq
                     self.started[key] = self.started.get(key, frozenset()) | {member.name}
+                case cmd.SendNote(mids, note):
+                    assert member.seat is not None
+                    names = dict(zip(member.seat.world.mids, member.seat.world.names, strict=True))
+                    living = {one.core.name for one in self.peers if one.alive}
+                    for name in [names[mid] for mid in mids if names[mid] in living]:
+                        self.notes.setdefault((member.name, name), deque()).append(note)
                 case cmd.CancelOp(engine_id):
                     if peer.engine.pop(engine_id, None) is not None:
                         self._run(peer, member.op_cancelled(engine_id))
                 case cmd.EnterEpoch(epoch, _):
-                    self._run(peer, member.links_ready(epoch.epoch, [one.mid for one in epoch.members]))
-        newcomer = member.collectives.called != 0  # it comes to see only
-        if member.epoch is not None and not peer.posted and not newcomer:
-            peer.posted = True
-            for number, kind in enumerate(self.calls, 1):
-                what = Descriptor(kind, DType.float32, ReduceOp.sum, 0 if kind is Kind.update_membership else 4)
+                    self._run(
+                        peer,
+                        member.links_ready(epoch.epoch, [one.mid for one in epoch.members if one.mid != member.mid]),
+                    )
+        if member.epoch is not None and not peer.posted:
+            peer.posted, peer.first = True, member.collectives.called + 1
+            for number, kind in list(enumerate(self.calls, 1))[peer.first - 1 :]:
+                count, root = 0 if kind in DATALESS else 4, 0 if kind in ROOTED else -1
+                what = Descriptor(kind, DType.float32, ReduceOp.sum, count, root=root)
                 post = m.Post(number, what, 0, 4096, member.epoch_number)
                 self._run(peer, member.post(post, member.call(post), self.now))
 
@@ -275,7 +346,7 @@ class SmallWorld:
             raise Violation(f"{name} is told twice of op {seq}: {peer.told[seq]}, {told}")
         peer.told[seq] = told
         if isinstance(told, m.Result):
-            if seq > self.committed:
+            if seq > self.committed and not self._all_finished(told.epoch, seq):
                 raise Violation(f"{name} has a result of op {seq} before its commit")
             if self.calls[seq - 1] is Kind.update_membership:
                 return
@@ -288,11 +359,17 @@ class SmallWorld:
                 if other.core.name in contributors and isinstance(ends, m.Failure) and ends.error != "OutcomeUnknown":
                     raise Violation(f"op {seq} is committed with {other.core.name}, who was told {ends.error}")
 
+    def _all_finished(self, epoch: int, seq: int) -> bool:
+        """C1: all members of the epoch have, equally."""
+        done = self.finished.get((epoch, seq), {})
+        proves = self.limits.commit == "members" and self.calls[seq - 1] in PROVING
+        return proves and done.keys() == set(self.epochs[epoch]) and len(set(done.values())) == 1
+
     def settle(self) -> None:
         """From here on nothing breaks: everything comes to its end."""
         self.faults = {}
         for _ in range(400):
-            pending = [action for action in self.actions() if action[0] in ("up", "down", "finish")]
+            pending = [action for action in self.actions() if action[0] in ("up", "down", "finish", "note")]
             for action in pending:
                 if action in self.actions():
                     self.do(action)
@@ -304,7 +381,7 @@ class SmallWorld:
                 self._pass_time()
         for peer in self.peers:
             if peer.alive and peer.posted:
-                missing = [seq for seq in range(1, len(self.calls) + 1) if seq not in peer.told]
+                missing = [seq for seq in range(peer.first, len(self.calls) + 1) if seq not in peer.told]
                 if missing or peer.core.in_flight:
                     raise Violation(f"{peer.core.name} is never told of {missing}: {peer.core.waiting_for()}")
 
@@ -319,6 +396,10 @@ class SmallWorld:
                 sorted((void.seq, void.error) for void in group.voids.values()), sorted(group.digest_failures.items()),
                 (group.current.asking.seq, sorted(group.current.asking.calls)) if group.current.asking else None,
                 [group.rebuild.reports[mid][1] for mid in sorted(group.rebuild.reports)] if group.rebuild else None,
+                group.current.votes, group.current.heard, [one.committed for one in group.members],
+                [(one.mid, one.daemon and one.daemon.conn) for one in group.current.out],
+                sorted((key, one.kind, one.committed) for key, one in group.current.complaints.items()),
+                group.current.settle_at - self.now, group.current.closing and _closing(group.current.closing),
             )
             for group in master.groups.values()
         ]  # fmt: skip
@@ -326,7 +407,7 @@ class SmallWorld:
             master.term, master.next_mid, master.floor, master.lost_journal, sorted(master.missing),
             sorted((one.name, one.synced, sorted(one.members)) for one in master.daemons.values()),
             [sorted(one.evicted, key=repr) for _, one in sorted(master.gone.items())], master.deadline - self.now,
-            master.rejoin_until - self.now,
+            master.rejoin_until - self.now, sorted((name, at - self.now) for name, at in master.alone.items()),
         )  # fmt: skip
         peers = [
             (
@@ -336,7 +417,10 @@ class SmallWorld:
             for peer in self.peers
         ]  # fmt: skip
         started = sorted((*key, sorted(names)) for key, names in self.started.items())
-        rest = (sorted(self.faults.items()), self.journal[:3], self.committed, started, sorted(self.outcomes))
+        notes = sorted((ends, list(queue)) for ends, queue in self.notes.items() if queue)
+        done = sorted((*key, sorted(names.items())) for key, names in self.finished.items())
+        told = self.committed, sorted(self.outcomes)
+        rest = (sorted(self.faults.items()), self.journal[:3], *told, started, notes, done)
         return _pack((groups, facts, peers, rest), enc_hook=repr)
 
 
@@ -347,7 +431,21 @@ def _member(member: core.Member) -> tuple[Any, ...]:
         member.over, member.epoch_number, book._asked, standing.said, sorted(book._voids),
     )  # fmt: skip
     calls = [(op.seq, op.state.name, op.attempts, len(op.live), op.finished, op.digest) for op in book.open.values()]
-    return facts, calls
+    return facts, calls, _ballot(book)
+
+
+def _ballot(book: Collectives) -> tuple[Any, ...] | None:
+    ballot = book.ballot
+    if ballot is None:
+        return None
+    theirs = sorted((mid, sorted(said.items())) for mid, said in ballot._theirs.items())
+    known = ballot.committed, ballot.frozen, ballot._known, sorted(ballot._mine.items()), ballot.apart
+    return *known, theirs, sorted(book._said), sorted(book._complained), sorted(book._up)
+
+
+def _closing(closing: Closing) -> tuple[Any, ...]:
+    reports = [report for _, report in sorted(closing.reports.items())]
+    return reports, closing.reasons, sorted(closing.voids), closing.restarted, closing.doubted
 
 
 def explore(world: SmallWorld, depth: int, seconds: float) -> tuple[int, int, bool]:

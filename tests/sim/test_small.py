@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.later import later
+from tests.sim import mistakes
 from tests.sim.judge import Violation
 from tests.sim.small import SmallWorld, explore
 from wancoll.collective import Kind
@@ -15,7 +16,7 @@ from wancoll.peer.core import member as core
 
 pytestmark = pytest.mark.timeout(300)  # of busy machines: what counts is processor time
 
-REDUCE, UPDATE = Kind.all_reduce, Kind.update_membership
+REDUCE, UPDATE, BROADCAST, BARRIER = Kind.all_reduce, Kind.update_membership, Kind.broadcast, Kind.barrier
 WORLDS = [
     (2, (REDUCE,), {"master": 1}),
     (2, (REDUCE,), {"master": 1, "crash": 1, "time": 1}),
@@ -24,6 +25,28 @@ WORLDS = [
     (2, (REDUCE,), {"wrong": 3, "master": 1}),
     (3, (REDUCE,), {"master": 2, "crash": 1, "time": 2}),
 ]
+
+
+# Where members commit.
+VOTES = [
+    (2, (REDUCE,), {"master": 1, "drop": 1, "time": 1}, "members"),
+    (2, (REDUCE, REDUCE), {"cut": 1, "drop": 1, "wrong": 1}, "members"),
+    (2, (REDUCE, UPDATE, REDUCE), {"join": 1, "drop": 1}, "members"),
+    (2, (BROADCAST, REDUCE), {"raise": 1, "drop": 1, "master": 1, "time": 1}, "members"),
+    (3, (BARRIER,), {"crash": 1, "drop": 1}, "members"),
+    (3, (REDUCE,), {"crash": 1, "drop": 1}, "members"),
+    (3, (REDUCE,), {"drop": 2, "cut": 1}, "members"),
+]
+# Mistakes of mistakes.py, and the world in which each is found.
+PLANTED: dict[str, tuple[Any, ...]] = {
+    "telling_the_evicted_at_once": (2, (REDUCE,), {"drop": 1}),
+    "forgetting_what_is_done": (2, (REDUCE,), {"drop": 1}),
+    "rooted_kinds_included": (3, (BROADCAST,), {"drop": 1, "crash": 1}),
+    "barriers_included": (3, (BARRIER,), {"drop": 1, "crash": 1}),
+    "reporting_without_freezing": (2, (REDUCE,), {"drop": 1}),
+    "no_digest_for_the_evicted": (2, (REDUCE,), {"drop": 1, "wrong": 1}),
+    "definite_with_nobody_left": (2, (REDUCE,), {"drop": 2}),
+}
 
 
 @pytest.mark.check
@@ -43,9 +66,21 @@ def test_small_worlds(world: tuple[Any, ...], seconds: float) -> None:
     assert ends > 50
 
 
+@pytest.mark.parametrize("world", VOTES, ids=str)
+def test_small_worlds_where_members_commit(world: tuple[Any, ...]) -> None:
+    states, _, _ = explore(SmallWorld(*world), 100, 0.4)
+    assert states > 50
+
+
+@pytest.mark.parametrize("name", [*PLANTED][:4] + later(*[*PLANTED][4:]))
+def test_mistakes_where_members_commit_are_found(name: str) -> None:
+    with getattr(mistakes, name)(), pytest.raises((Violation, AssertionError)):
+        explore(SmallWorld(*PLANTED[name], "members"), 100, 60.0)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("world", WORLDS[1:], ids=str)
+@pytest.mark.parametrize("world", WORLDS[1:] + VOTES, ids=str)
 def test_small_worlds_for_long(world: tuple[Any, ...]) -> None:
     states, _, complete = explore(SmallWorld(*world), 100, 300.0)
     assert complete or states > 20_000
