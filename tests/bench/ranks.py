@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wancoll.cli.perf_values import known_values, reduced
+from wancoll.cli.perf.values import known_values, reduced
 from wancoll.process import die_with_parent
 
 ANSWER_TIMEOUT = 120.0  # seconds for one command

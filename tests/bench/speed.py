@@ -13,7 +13,7 @@ from tests.bench.contenders import CRing, EngineMember, GlooMember, compile_ring
 from tests.bench.ranks import Ranks, Sample
 from tests.bench.report import Bar, size_name, table
 from wancoll.chaos import Cluster
-from wancoll.cli.perf_values import COLLECTIVES
+from wancoll.cli.perf.values import COLLECTIVES
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {4 * KIB: 100, 1 * MIB: 20, 64 * MIB: 3}  # bytes -> timed operations a round

@@ -21,7 +21,7 @@ import pytest
 
 from wancoll.cli import status as status_command
 from wancoll.cli.main import COMMANDS, app, expected_failures, one_line
-from wancoll.cli.training import training
+from wancoll.cli.model.training import training
 from wancoll.errors import ConfigError, Evicted, WancollError
 from wancoll.local import split_address
 from wancoll.wire.framing import encode

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.later import later
-from wancoll.cli import model, regions
 from wancoll.cli.main import run
+from wancoll.cli.model import command as model
+from wancoll.cli.model import regions
 from wancoll.errors import ConfigError
 from wancoll.limits import format_size
 from wancoll.schedule.cost import ALGORITHMS, LinkCost, seconds

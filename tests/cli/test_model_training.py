@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wancoll.cli.main import run
-from wancoll.cli.training import COLUMNS
+from wancoll.cli.model.training import COLUMNS
 from wancoll.errors import ConfigError
 from wancoll.units import format_bytes, parse_count
 

@@ -18,9 +18,9 @@ COMMANDS = {
     "peer": ("wancoll.cli.peer:peer", "Run this machine's peer daemon: it moves and reduces the data of its clients."),
     "status": ("wancoll.cli.status:status", "Show a master's groups, members and last events."),
     "demo": ("wancoll.cli.demo:demo", "Train a small network on 4 local peers, and kill one of them on the way."),
-    "perf": ("wancoll.cli.perf:perf", "Measure collectives, with the columns of nccl-tests."),
+    "perf": ("wancoll.cli.perf.command:perf", "Measure collectives, with the columns of nccl-tests."),
     "chaos": ("wancoll.cli.chaos:chaos", "Break a local cluster by a seeded schedule, and check what it promises."),
-    "model": ("wancoll.cli.model:model", "Print what an all-reduce, or a step of training, takes on paper."),
+    "model": ("wancoll.cli.model.command:model", "Print what an all-reduce, or a step of training, takes on paper."),
 }
 
 EXIT_FAILED = 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wancoll.cli.perf_values import (
+from wancoll.cli.perf.values import (
     COLLECTIVES,
     Array,
     Collective,

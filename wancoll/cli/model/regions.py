@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wancoll.cli.question import Question
+from wancoll.cli.model.question import Question
 from wancoll.limits import format_size
 from wancoll.units import format_duration, format_rate
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.question import EXTRA, Question, column_names, shown
+from wancoll.cli.model.question import EXTRA, Question, column_names, shown
 from wancoll.errors import ConfigError
 from wancoll.limits import format_size
 from wancoll.options import between, check_picture
@@ -35,7 +35,7 @@ model = App(
     ),
 )
 model.command(
-    "wancoll.cli.training:training",
+    "wancoll.cli.model.training:training",
     name="training",
     help="Print what a step of training takes with DP, ZeRO, tensor and pipeline parallel, 3D and DiLoCo.",
 )
@@ -139,7 +139,7 @@ def run(
     crossings = {k: question.crossover(pair, k) for k in ([world] if world else WORLDS)} if pair else {}
     tables = [] if pair else _tables(question, chosen, nbytes, world)
     if plot:
-        from wancoll.cli.regions import draw
+        from wancoll.cli.model.regions import draw
 
         draw(question, plot)
     if as_json:

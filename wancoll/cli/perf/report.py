@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from wancoll.cli.perf_run import Row, Settings, Variant
-from wancoll.cli.perf_values import COLLECTIVES
+from wancoll.cli.perf.run import Row, Settings, Variant
+from wancoll.cli.perf.values import COLLECTIVES
 
 
 def report_table(settings: Settings, peers: int, groups: Iterable[list[Row]]) -> list[Row]:

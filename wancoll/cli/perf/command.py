@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from wancoll.cli.perf_report import report_json, report_table
-from wancoll.cli.perf_run import Row, Settings, Variant, sizes_of, sweep
-from wancoll.cli.perf_values import COLLECTIVES
+from wancoll.cli.perf.report import report_json, report_table
+from wancoll.cli.perf.run import Row, Settings, Variant, sizes_of, sweep
+from wancoll.cli.perf.values import COLLECTIVES
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import DEFAULT

@@ -1,0 +1,1 @@
+"""`wancoll model`: the cost model on paper, of algorithms and of ways to train."""
