@@ -68,6 +68,10 @@ class Ballot:
         """Seqs in which somebody has another result."""
         return sorted(self._apart)
 
+    def is_apart(self, seq: int) -> bool:
+        """Whether somebody has another result of *seq*."""
+        return seq in self._apart
+
     def finish(self, seq: int, digest: int, fingerprint: int) -> Note:
         """It is finished here; what to tell everyone."""
         assert not self.frozen, "a frozen member finishes nothing"
@@ -90,7 +94,9 @@ class Ballot:
         theirs = self._theirs.get(sender)
         if self.frozen or theirs is None or note.epoch != self.epoch:
             return
-        if note.committed > max(self._last, self.committed):  # nobody commits what this one has not finished (C3)
+        if (
+            note.committed > self._last and note.committed > self.committed
+        ):  # nobody commits what this one has not finished (C3)
             raise ProtocolError(
                 "says that it has committed what it cannot have", who=f"member {sender}",
                 expected=f"up to {max(self._last, self.committed)}, which is finished here", got=str(note.committed),
@@ -103,7 +109,8 @@ class Ballot:
                 )  # fmt: skip
             theirs[note.seq] = note.digest, note.fingerprint
             self._compare(note.seq)
-        self._known = max(self._known, note.committed)
+        if note.committed > self._known:
+            self._known = note.committed
 
     def reach(self) -> int:
         """Up to where all is committed, as far as is known here."""
@@ -126,7 +133,8 @@ class Ballot:
         for theirs in self._theirs.values():
             for seq in [seq for seq in theirs if seq <= upto]:
                 del theirs[seq]
-        self._apart = {seq for seq in self._apart if seq > upto}
+        if self._apart:
+            self._apart = {seq for seq in self._apart if seq > upto}
 
     def again(self) -> list[Note]:
         """For a member that may have lost what was said: all that it may not know."""

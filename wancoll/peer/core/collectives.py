@@ -89,7 +89,7 @@ class Collectives(Book):
     @property
     def in_flight(self) -> int:
         """The client's calls that have not ended."""
-        return len(self.open) - sum(seq in self.open for seq in self._late)
+        return len(self.open) - (sum(seq in self.open for seq in self._late) if self._late else 0)
 
     # ---- from the client -----------------------------------------------------------------------------
 
@@ -379,11 +379,10 @@ class Collectives(Book):
     def _differ(self, seq: int) -> list[cmd.Command]:
         """Somebody has another result than this member, or calls something else: the master ends the epoch."""
         op = self.open.get(seq)
-        differing = self.ballot.differing(seq) if self.ballot is not None and op is not None else []
-        if not differing or op is None or seq in self._complained:
+        if self.ballot is None or not self.ballot.is_apart(seq) or op is None or seq in self._complained:
             return []
         self._complained.add(seq)
-        other, (digest, fingerprint) = differing[0]
+        other, (digest, fingerprint) = self.ballot.differing(seq)[0]
         done = self.done(op)
         if not isinstance(done, m.Done) or fingerprint != done.fingerprint:
             return [self._answer(op)]
