@@ -221,6 +221,7 @@ def test_well_formed_frames_are_understood() -> None:
         assert Decoder[Any](everything, DEFAULT.message_bytes).feed(frame)
 
 
+@pytest.mark.check
 def test_hostile_bytes_while_joins_and_ops_go_on(cluster: Cluster, rng: random.Random) -> None:
     joins_and_ops(cluster, 0)
     pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]

@@ -239,6 +239,7 @@ def test_who_has_received_a_stripe_passes_it_on(cluster: Cluster) -> None:
     close_all(sync.comms)
 
 
+@pytest.mark.check
 def test_the_master_is_started_again_half_way(cluster: Cluster) -> None:
     """Nobody is lost, and the sync ends as if nothing had been."""
     sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 5, 4], {2: 8})

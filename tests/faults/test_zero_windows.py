@@ -30,7 +30,7 @@ PEERS = 3
     [
         pytest.param(0, 16 * MIB, id="one lane"),
         pytest.param(-1, 16 * MIB, id="all lanes", marks=pytest.mark.nightly),
-        pytest.param(-1, 1000, id="all lanes, bytes that fit into buffers"),
+        pytest.param(-1, 1000, id="all lanes, bytes that fit into buffers", marks=pytest.mark.check),
     ],
 )
 def test_lanes_that_nobody_reads_are_made_anew(lane: int, count: int) -> None:
