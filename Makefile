@@ -13,6 +13,8 @@ PIP := $(BIN)/pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h cu,native/*.$e native/*/*.$e))
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses=3 --dist=worksteal
+# Fault tests that `make check` runs where members commit, too; `make nightly` runs all.
+BOTH := late_abort master_restart
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -29,10 +31,12 @@ test: $(VENV)/.dev $(VENV)/.torch
 # What `make test` has no time for.
 check: $(VENV)/.dev $(VENV)/.torch
 	$(PYTEST) $(SIDE_BY_SIDE) -m "check and not nightly" $(PYTEST_OPTIONS)
+	WANCOLL_COMMIT=members $(PYTEST) $(SIDE_BY_SIDE) -m "not check and not nightly" $(BOTH:%=tests/faults/test_%.py)
 
 # What takes long, one after the other.
 nightly: $(VENV)/.dev $(VENV)/.torch
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m nightly --timeout=1800 $(PYTEST_OPTIONS)
+	WANCOLL_COMMIT=members $(PYTEST) --timeout=1800 tests/faults tests/end_to_end tests/chaos tests/wan
 
 # torch's own tests, with gloo and with wancoll; FAULT_TOLERANCE=FILE adds torch's test_c10d_fault_tolerance.py (2.14).
 torch-suite: $(VENV)/.dev $(VENV)/.torch

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,9 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import CollectiveMismatch, ConfigError
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.testing import forwarding
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
 
 
 def alive(pid: int) -> bool:
@@ -163,6 +170,29 @@ def test_client_processes() -> None:
         assert not sleeper.running
         with pytest.raises(ConfigError, match="exit code -9"):
             sleeper.result()
+
+
+def test_a_daemon_that_dies_while_it_is_dialled_ends_one_connection_of_its_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is connected, and broken before the first frame is through."""
+
+    async def broken(to: object, data: bytes) -> None:
+        raise BrokenPipeError
+
+    async def forward_one() -> None:
+        ours, theirs = multiprocessing.Pipe()
+        with ours, theirs, socket.create_server(("127.0.0.1", 0)) as daemon, trio.fail_after(5):
+            target = daemon.getsockname()
+            dialler = socket.create_connection(target)
+            near = trio.SocketStream(trio.socket.from_stdlib_socket(daemon.accept()[0]))
+            dialler.sendall(encode(m.LaneHello(PROTOCOL_VERSION, "g", b"k" * 16, 1, 2, 0, 0, 0, 1)))
+            await forwarding.Proxy(theirs, [target]).accept(0, near)
+            assert dialler.recv(1) == b""
+            dialler.close()
+
+    monkeypatch.setattr(forwarding, "_send", broken)
+    trio.run(forward_one)  # as the process does: errors of a nursery come as groups
 
 
 def test_in_threads() -> None:

@@ -152,7 +152,10 @@ def kill_at(cluster: Cluster, name: str, victim: int, count: int) -> tuple[list[
     return outcomes, agreed
 
 
-@pytest.mark.parametrize("name", ["on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit"])
+PLACES = ["on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit"]
+
+
+@pytest.mark.parametrize("name", PLACES + ["half_done"] * MEMBERS_COMMIT)
 def test_killed_at(cluster: Cluster, rng: random.Random, name: str) -> None:
     victim = rng.randrange(PEERS)
     outcomes, agreed = kill_at(cluster, name, victim, 4 * MIB if name == "mid_op" else rng.choice([1, 1000, MIB]))

@@ -124,8 +124,9 @@ class Run:
             self._take_stock("after", HOLD_AGAIN)
             self._go(LAST)
             self._until(lambda: not self._clients.alive(), options.times.deadline, "the clients end")
-            if not (self.status.alive and stalls.alive):
-                self._violated("tool", "wancoll chaos", "a thread that watches the run has died", got="see above")
+            if not (self.status.alive and stalls.alive and self._proxies.alive):
+                what = "a thread that watches the run has died, or the proxies have"
+                self._violated("tool", "wancoll chaos", what, got="see above")
             self._judge(stopped, stalls.stalls)
             if self.violations or options.keep_logs:
                 self._cluster.save_logs(options.keep_logs or f"wancoll-chaos-{options.seed}-logs")

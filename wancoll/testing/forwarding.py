@@ -106,7 +106,10 @@ class Proxy:
                     for inward, source in ((True, near), (False, far)):
                         nursery.start_soon(self._drop_while_cut, lane, inward, source)
                     await _others_run()  # nobody can answer before that
-                    await _send(far, hello)
+                    try:
+                        await _send(far, hello)
+                    except OSError:  # the daemon has just died; out of a nursery it would come as a group
+                        nursery.cancel_scope.cancel()
                     nursery.start_soon(self._pump, lane, True, near, far, nursery.cancel_scope)
                     nursery.start_soon(self._pump, lane, False, far, near, nursery.cancel_scope)
             finally:

@@ -63,6 +63,11 @@ class Proxies:
         """Process id."""
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.running
+
     def learn(self, group: m.GroupStatus) -> None:
         """Tell which members are of which daemons; rules hold for lanes of known ones only."""
         here = {one.mid: int(one.daemon[5:]) for one in group.members if one.daemon.startswith("peer-")}
