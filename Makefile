@@ -47,9 +47,11 @@ torch-suite: $(VENV)/.dev $(VENV)/.torch
 gpu-check: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m tests.cuda
 
-# Simulated clusters, many of them, or with SEED=... one and all that happens in it.
+# Simulated clusters, many of them, or with SEED=... one and all that happens in it. COMMIT=...: who commits.
 sim: $(VENV)/.dev
-	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),0:20000))
+	for commit in $(or $(COMMIT),master members); do \
+		$(BIN)/python -m tests.sim --commit $$commit $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),0:20000)) \
+			|| exit 1; done
 
 # Hostile input: a million sequences of messages, ten million inputs of the decoders; then by coverage, a minute each.
 fuzz: $(VENV)/.dev

@@ -55,7 +55,7 @@ def run_one(seed: int, trace: bool, commit: str) -> int:
         world.run()
     except Exception:
         traceback.print_exc(file=sys.stdout)
-        print(f"seed {seed} failed at {world.clock.now:.4f} s; replay with: make sim SEED={seed}")
+        print(f"seed {seed} failed at {world.clock.now:.4f} s; replay with: make sim COMMIT={commit} SEED={seed}")
         return 1
     print(f"seed {seed}: {world.clock.events} events, {world.clock.now:.1f} s, {world.judge.results} results")
     return 0

@@ -88,13 +88,12 @@ def test_what_is_committed_is_judged_by_all_that_is_known() -> None:
     assert attempt(5005)[1] == attempt(20710, "members")[1] == ""
 
 
-# Which mistakes show, and in worlds of which faults (None: those of the seed).
+# Which mistakes show, and in worlds of which faults (None: those of the seed). Others show in small ones: test_small.
 SHOWS: dict[str, tuple[str, ...] | None] = {
     "reporting_without_freezing": None,
     "telling_the_evicted_at_once": None,
     "forgetting_what_is_done": None,
     "not_waiting_for_all": None,
-    "no_digest_for_the_evicted": ("flip", "cut_master"),
     "rooted_kinds_included": ("kill_daemon", "kill_client"),
     "a_window_of_the_master": ("flip", "differ"),
     "nobody_waits_where_all_were_lost": ("cut_members",),
