@@ -11,6 +11,7 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 BLOCK = 64 * KIB  # of an operation's input or result: what is filled, and hashed, as one
+WITHOUT_END = 1e9  # seconds, of a master_grace
 WORD = 4  # what says of a block of a result in which attempt it became final
 
 
@@ -29,7 +30,7 @@ class Limits:
     heartbeat_timeout: float = 3.0  # a peer that was silent for this long is evicted
     return_grace: float = 1.0  # a daemon whose connection broke may take it up again for this long
     doubt_grace: float = 0.2  # one that was found to have ended waits as long for word of others: one epoch for all
-    master_grace: float = 10.0  # how long a peer looks for its master before ops fail
+    master_grace: float = 600.0  # how long a peer looks for its master before ops fail; WITHOUT_END: it goes on
     rejoin_grace: float = 5.0  # how long a restarted master waits for the members of an epoch that it learns of
     connect_timeout: float = 5.0  # one dial of the master or of a lane
     probe_timeout: float = 2.0  # a joiner whose addresses do not answer by then is refused

@@ -22,6 +22,11 @@ def _check_seconds(_type: Any, value: float) -> None:
         raise ValueError(f"Expected a number of seconds above 0, got {value}.")
 
 
+def _check_seconds_or_ever(_type: Any, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"Expected a number of seconds above 0, or inf, got {value}.")
+
+
 def _check_seconds_or_none(_type: Any, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"Expected a number of seconds, 0 or above, got {value}.")
@@ -67,6 +72,7 @@ def check_picture(path: Path, *, what: str) -> None:
 
 
 Seconds = Annotated[float, Parameter(validator=_check_seconds)]
+SecondsOrEver = Annotated[float, Parameter(validator=_check_seconds_or_ever)]  # inf: without end
 SecondsOrNone = Annotated[float, Parameter(validator=_check_seconds_or_none)]  # 0: not at all
 
 LogLevel = Annotated[

@@ -220,7 +220,10 @@ def test_help_shows_variable_default_and_unit_of_every_option(command):
 def test_the_documents_name_only_options_and_variables_that_exist():
     arguments = [
         argument
-        for command in (*map(app.__getitem__, ("master", "peer", "status", "model", "perf", "chaos", "demo")), training)
+        for command in (
+            *map(app.__getitem__, ("master", "peer", "status", "evict", "model", "perf", "chaos", "demo")),
+            training,
+        )
         for argument in command.assemble_argument_collection(parse_docstring=False)
     ]
     options = {name for argument in arguments for name in argument.names}

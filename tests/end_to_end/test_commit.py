@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import wancoll
 from wancoll.chaos import Cluster, in_threads
+from wancoll.cli import main
 from wancoll.wire import messages as m
 
 GROUPS = itertools.count(1)
@@ -112,5 +114,23 @@ def test_members_go_on_without_a_master_and_a_joiner_waits_for_it(cluster: Clust
     assert (found[0].asked_master, found[0].contributors[-1]) == (True, "late")
     assert comms[0].members == comms[2].members
     sums(comms, 2)
+    for comm in comms:
+        comm.close()
+
+
+@pytest.mark.check
+def test_an_operator_puts_a_member_out(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    group, comms = join(cluster, 3)
+    sums(comms, 2)
+    master = ["--group", group, "--master", cluster.master_option]
+    for member, said in (("m2", "the disk is full"), ("nobody", "one of")):
+        with pytest.raises(SystemExit) as ended:
+            main.run(["evict", member, *master, "--reason", "the disk is full"])
+        told = capsys.readouterr()
+        assert ended.value.code == (0 if member == "m2" else 2)
+        assert said in told.out + told.err
+    with pytest.raises(wancoll.Evicted, match="the disk is full"):
+        comms[2].barrier()
+    assert sums(comms[:2], 2)[0].world_size == 2
     for comm in comms:
         comm.close()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.master.transcript import GROUP, Room, report_of
-from wancoll.limits import Limits
+from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll_master.core import report
 
@@ -374,3 +374,89 @@ def test_after_a_restart_an_update_has_ended_where_all_were_told_or_all_went_on_
             said = m.Frozen(GROUP, mid, room.epoch, 0, [], [], list(told[mid - 1]), [], list(alone[mid - 1]))
             room.say(f"d{mid}", said)
         assert room.new_epoch().committed_upto == upto
+
+
+# ---- an operator, and names that wait (C8) ------------------------------------------------------------
+
+
+def evict(room: Room, member: str = "", reason: str = "") -> m.EvictAnswer:
+    conn = room.stranger(m.Evict(PROTOCOL_VERSION, GROUP, member, not member, reason))
+    [answer] = room.inbox[conn]
+    assert conn in room.closed
+    assert isinstance(answer, m.EvictAnswer)
+    return answer
+
+
+def test_an_operator_puts_a_member_out_and_the_others_go_on() -> None:
+    room = voters(3)
+    answer = evict(room, "m2", "its disk is full")
+    assert (answer.done, answer.what) == (True, "m2 of group g: evicted by an operator: its disk is full")
+    for name in ("m0", "m1"):
+        frozen(room, name)
+    assert [one.name for one in room.new_epoch().members] == ["m0", "m1"]
+    assert "its disk is full" in room.one("d2", m.Evicted).reason
+    wrong = evict(room, "m2")
+    assert (wrong.done, wrong.expected, wrong.got) == (False, "one of m0, m1", "m2")
+
+
+def test_an_operator_sends_a_joiner_away() -> None:
+    room = voters(2)
+    room.join("m7", daemon="d7", start=2)
+    assert evict(room, "m7").done
+    assert "evicted by an operator" in room.one("d7", m.Refused).reason
+    assert room.epoch == 1
+
+
+def lose_all(room: Room) -> None:
+    lose(room, "d0")
+    lose(room, "d1")
+    room.join("m7", daemon="d7", start=1)
+    assert room.take("d7", m.Epoch) == []
+
+
+def test_a_name_is_free_when_the_operator_says_that_all_have_stopped() -> None:
+    room = voters(2)
+    lose_all(room)
+    assert "m1 of before may go on" in room.one("d7", m.Joined).reason
+    assert evict(room, "m8").expected == "one of m7, m0, m1"
+    assert evict(room, "m0").what.endswith("still waits for 1 of them")
+    assert evict(room, "m1").what.endswith("its name is free")
+    assert room.one("d7", m.Epoch).members[0].name == "m7"
+
+
+def test_a_new_master_waits_as_long_and_hears_of_those_who_have_stopped() -> None:
+    room = voters(2)
+    lose(room, "d0")
+    lose(room, "d1")
+    room.restart()
+    room.join("m7", daemon="d7", start=1)
+    room.sleep(room.limits.rejoin_grace + 1)
+    assert room.take("d7", m.Epoch) == []
+    assert evict(room).what.endswith("its name is free")
+    assert room.one("d7", m.Epoch).members[0].name == "m7"
+    assert evict(room, "m1").done is False
+
+
+def test_who_has_heard_that_it_is_out_is_not_waited_for() -> None:
+    room = voters(2)
+    lose(room, "d0")
+    frozen(room, "m1")
+    lose(room, "d1")
+    room.hello("d1")
+    room.join("m7", daemon="d7", start=1)
+    assert room.take("d7", m.Epoch) == []
+    room.say("d1", m.Heartbeat(1, heard=1))
+    assert room.one("d7", m.Epoch).members[0].name == "m7"
+
+
+def test_a_group_that_ended_in_peace_keeps_nobody_waiting() -> None:
+    room = voters(2)
+    for i in (0, 1):
+        room.say(f"d{i}", m.Leave(GROUP, f"m{i}"))
+    if room.state.groups.get(GROUP) is not None:
+        frozen(room, "m1")
+    assert room.journal[GROUP].alone == 0
+    room.restart()
+    room.join("m7", daemon="d7", start=1)
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    assert room.one("d7", m.Epoch).members[0].name == "m7"

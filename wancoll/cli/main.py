@@ -17,6 +17,7 @@ COMMANDS = {
     "master": ("wancoll.cli.master:master", "Run the master: it tracks membership and decides commit and abort."),
     "peer": ("wancoll.cli.peer:peer", "Run this machine's peer daemon: it moves and reduces the data of its clients."),
     "status": ("wancoll.cli.status:status", "Show a master's groups, members and last events."),
+    "evict": ("wancoll.cli.evict:evict", "Put a member out of its group, or say that a lost one has stopped."),
     "demo": ("wancoll.cli.demo:demo", "Train a small network on 4 local peers, and kill one of them on the way."),
     "perf": ("wancoll.cli.perf.command:perf", "Measure collectives, with the columns of nccl-tests."),
     "chaos": ("wancoll.cli.chaos:chaos", "Break a local cluster by a seeded schedule, and check what it promises."),

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from wancoll.limits import DEFAULT, Limits
-from wancoll.options import DEFAULT_MASTER, Seconds, Unseen, between
+from wancoll.options import DEFAULT_MASTER, Seconds, SecondsOrEver, Unseen, between
 
 MAX_WORKERS = 64
 
@@ -116,9 +116,14 @@ class PeerConfig:
 class PeerLimits:
     """The limits that users tune."""
 
-    master_grace: Annotated[Seconds, Parameter(help="Seconds to look for a lost master before operations fail.")] = (
-        DEFAULT.master_grace
-    )
+    master_grace: Annotated[
+        SecondsOrEver,
+        Parameter(
+            help="Seconds to look for a lost master before operations fail; inf: without end. Where members commit "
+            "they go on for so long without one; if all are lost the group's name waits as long, or until "
+            "`wancoll evict`."
+        ),
+    ] = DEFAULT.master_grace
     connect_timeout: Annotated[Seconds, Parameter(help="Seconds for one dial of the master or of a lane.")] = (
         DEFAULT.connect_timeout
     )

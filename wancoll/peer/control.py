@@ -13,7 +13,7 @@ import trio
 from msgspec.structs import replace
 
 from wancoll.errors import ProtocolError
-from wancoll.limits import PROTOCOL_VERSION
+from wancoll.limits import PROTOCOL_VERSION, WITHOUT_END
 from wancoll.local import split_addresses
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
@@ -174,7 +174,7 @@ class Control:
                         self._dials,
                         self._session if self.open else 0,
                         self._heard,
-                        min(limits.master_grace, 1e9),
+                        min(limits.master_grace, WITHOUT_END),
                     )
                 )
             )

@@ -396,6 +396,25 @@ class EventRecord(Message, frozen=True):
     text: str
 
 
+class Evict(Message, frozen=True):
+    """From `wancoll evict`: the first and only message of a connection. *everyone*: all of the group, no *member*."""
+
+    protocol: int
+    group: Name
+    member: Annotated[str, Meta(max_length=128)]
+    everyone: bool
+    reason: Annotated[str, Meta(max_length=500)]
+
+
+class EvictAnswer(Message, frozen=True):
+    """What came of it. Not *done*: *what* is wrong, in the words of an error."""
+
+    done: bool
+    what: str
+    expected: str = ""
+    got: str = ""
+
+
 class Status(Message, frozen=True):
     """Answer to StatusRequest."""
 
@@ -753,6 +772,7 @@ FromPeer = (
     | ProbeResult
     | LinkReport
     | StatusRequest
+    | Evict
     | Arm
 )
 
@@ -966,4 +986,4 @@ ToMember = (
 )
 
 
-FromMaster = Welcome | Pong | ToMember | Probe | MeasureLink | Status | StandsBy | Bye | Ok
+FromMaster = Welcome | Pong | ToMember | Probe | MeasureLink | Status | EvictAnswer | StandsBy | Bye | Ok

@@ -29,6 +29,7 @@ from wancoll.wire.epochs import brief
 from wancoll_master.core import borne, graces, measuring, probing
 from wancoll_master.core.ready import Announce, Used
 from wancoll_master.core.state import (
+    Alone,
     Asking,
     Closing,
     Daemon,
@@ -294,7 +295,7 @@ def form_if_complete(step: Step, group: Group) -> None:
     if measuring.ask_uplinks(step, group):
         return
     group.members, group.joining = group.joining, []
-    step.state.alone = {name: until for name, until in step.state.alone.items() if until > step.now}
+    step.state.alone = {name: one for name, one in step.state.alone.items() if one.until > step.now}
     for member in group.members:
         member.in_epoch = True
     _next_epoch(step, group, f"the group has formed: {names(group.members)}", free=True)
@@ -315,16 +316,53 @@ def held(step: Step, group: Group) -> bool:
 def held_until(step: Step, group: Group, *, known: bool = True) -> float:
     """Until when its members of before may come back; where members commit they may even go on among themselves."""
     state = step.state
-    until = max(state.alone.get(group.name, -inf), state.rejoin_until if known else -inf)
-    return max(until, _alone_until(step, group, state.began)) if group.name in state.inherited else until
+    alone = state.alone.get(group.name)
+    until = max(alone.until if alone is not None else -inf, state.rejoin_until if known else -inf)
+    return max(until, _alone_until(step, group.name, state.began)) if group.name in state.inherited else until
 
 
-def _alone_until(step: Step, group: Group, since: float) -> float:
+def _alone_until(step: Step, name: str, since: float) -> float:
     """Until when members of its newest epoch may commit among themselves, if they were heard last then (C8)."""
-    used = step.state.used.get(group.name)
+    used = step.state.used.get(name)
     if used is None:  # forgotten, since groups are many
         return since + step.limits.heartbeat_timeout + step.limits.master_grace
     return since + step.limits.heartbeat_timeout + used.alone if used.alone else -inf
+
+
+def waited_for(step: Step, name: str) -> dict[int, str]:
+    """Members of before that the group's name waits for, by mid; "" where an earlier master knew their names (C8)."""
+    state, used, group = step.state, step.state.used.get(name), step.state.groups.get(name)
+    if group is not None and (group.members or group.rebuild is not None):
+        return {}
+    if name in state.inherited and used is not None and used.alone:
+        return dict.fromkeys(used.mids, "")
+    alone = state.alone.get(name)
+    return alone.missing if alone is not None and alone.until > step.now else {}
+
+
+def stopped(step: Step, name: str, mids: Collection[int]) -> None:
+    """Of the members that a group's name waits for these commit nothing any more; it may be free now (C8)."""
+    waits = waited_for(step, name)
+    left = {mid: who for mid, who in waits.items() if mid not in mids}
+    if len(left) == len(waits):
+        return
+    if left:
+        known = step.state.alone.get(name)
+        until = known.until if known is not None else _alone_until(step, name, step.state.began)
+        step.state.alone[name] = Alone(until, left)
+        step.state.inherited.discard(name)
+        return
+    _is_over(step, name)
+    if (group := step.state.groups.get(name)) is not None:
+        form_if_complete(step, group)
+
+
+def _is_over(step: Step, name: str) -> None:
+    """Nobody goes on with the group's newest epoch: a later master need not wait either."""
+    step.state.alone.pop(name, None)
+    used = step.state.used.get(name)
+    if used is not None and used.alone:
+        step.state.used[name] = step.persist().groups[name] = replace(used, alone=0)
 
 
 def _forget_bad_pairs(step: Step, group: Group) -> None:
@@ -413,6 +451,8 @@ def hears_fates(step: Step, daemon: Daemon, heard: int) -> None:
     """The daemon has taken in so many messages since its Welcome."""
     fates = step.state.gone.get((daemon.name, daemon.incarnation))
     if fates is not None and 0 < fates.told <= heard:
+        for evicted in fates.evicted[: fates.told]:
+            stopped(step, evicted.group, {evicted.mid})
         del fates.evicted[: fates.told]
         fates.told = 0
         if not fates.evicted:
@@ -424,11 +464,16 @@ def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:
         end_epoch(step, group, text)
     elif was_member:  # nobody is left who knows what was done, or could ask what was void
         if group.current.out:  # they may go on, and commit, where they still hear each other (C8)
+            knew = {one.mid: one.name for one in group.told.members} if group.told is not None else {}
+            missing = {out.mid: knew.get(out.mid, "") for out in group.current.out}
             _tell_out(step, group, group.committed, {"unknown_upto": m.MOST})
-            step.state.alone[group.name] = until = _alone_until(step, group, step.now)
+            until = _alone_until(step, group.name, step.now)
+            step.state.alone[group.name] = Alone(until, missing)
             if len(step.state.alone) > step.limits.groups_known:
                 del step.state.alone[next(iter(step.state.alone))]
             step.alarm(until)
+        else:  # all have said so themselves
+            _is_over(step, group.name)
         if used := step.state.used.get(group.name):
             step.state.used[group.name] = replace(used, voids={})
         group = step.state.groups[group.name] = group.afresh()

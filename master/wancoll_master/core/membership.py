@@ -9,6 +9,7 @@ member is out. Everything else is what it has to know before it may say so:
     epochs      Done of all members, equal: commit (R1). One decision ends an epoch, and all that was collected in it
                 goes with it: group.current is replaced as a whole (R2). Joiners enter where all stand at
                 update_membership (R5). What is given up is given up for all (R14)
+    evicting    an operator puts a member out, or says that one that nobody hears has stopped (C8)
     graces      who is late with a call that does not wait for ever: its daemon takes part, with zeros (R20)
     p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
     links       who says that a link is down, and what is tried before anybody is put out (R17)
@@ -48,13 +49,14 @@ from math import inf
 from typing import Any
 
 from wancoll.errors import ConfigError, ProtocolError
-from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.limits import PROTOCOL_VERSION, WITHOUT_END, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
 from wancoll.wire.kept import counts
 from wancoll_master.core import (
     doubts,
     epochs,
+    evicting,
     graces,
     links,
     measuring,
@@ -174,6 +176,9 @@ def _first_message(step: Step, conn: int, message: m.FromPeer) -> None:
     if isinstance(message, m.StatusRequest):
         _status(step, conn, message)
         step.close(conn, "")
+    elif isinstance(message, m.Evict):
+        _check_protocol(message.protocol)
+        evicting.evict(step, conn, message)
     elif isinstance(message, m.Hello):
         _hello(step, conn, message)
     else:
@@ -391,7 +396,16 @@ def _what_joiners_wait_for(step: Step, group: Group) -> str:
             "joiners are admitted where all members call update_membership()"
         )
     here = f"{len(group.joining)} of {epochs.wanted(step, group)} members are here to start the group"
-    if epochs.held(step, group):
+    waits = epochs.waited_for(step, group.name)
+    if waits and epochs.held(step, group):
+        seconds = epochs.held_until(step, group) - step.now
+        long = f"{seconds:.0f} s more" if seconds < WITHOUT_END / 2 else "without end"
+        whom = ", ".join(sorted(filter(None, waits.values()))[:_NAMED]) or f"its {len(waits)} members"
+        here += (
+            f"; {whom} of before may go on by themselves, and the name waits {long}, or until they are heard: if they "
+            f"have stopped say so with `wancoll evict --group {group.name} --all`"
+        )
+    elif epochs.held(step, group):
         here += "; the master has just started, and members of an earlier one may come back"
     return here
 

@@ -402,6 +402,14 @@ class Gone:
     told: int = 0  # how many of these were the first that it was told over its connection
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A group's members of before may commit among themselves, unheard, *until* then, but who has stopped (C8)."""
+
+    until: float
+    missing: dict[int, str]  # names by mid; "": not known
+
+
 @dataclass(slots=True)
 class State:
     """Everything."""
@@ -418,8 +426,7 @@ class State:
     inherited: set[str] = field(default_factory=set)  # groups of earlier masters without an epoch under this one
     rejoin_until: float = -inf  # until then these, or any if the journal was lost, form not anew: members may report
     began: float = -inf  # when this master did
-    # Groups of which all were lost: until then their members may commit among themselves, unheard (C8).
-    alone: dict[str, float] = field(default_factory=dict)
+    alone: dict[str, Alone] = field(default_factory=dict)  # groups of which all were lost
     elected: bool = False  # it leads by a lease; its term is not its own to raise
     lost_journal: bool = False  # daemons knew a master that the journal does not
     missing: dict[int, m.Evicted] = field(default_factory=dict)  # by mid: who did not report in time, oldest first

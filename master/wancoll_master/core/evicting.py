@@ -1,0 +1,73 @@
+"""What `wancoll evict` asks: to put a member out, or to believe that one that nobody hears has stopped (C8). Pure."""
+
+from __future__ import annotations
+
+from wancoll.wire import messages as m
+from wancoll_master.core import epochs, probing
+from wancoll_master.core.state import Step, clip, names
+
+_NAMED = 16
+
+
+def evict(step: Step, conn: int, ask: m.Evict) -> None:
+    """Do what *ask* says, and answer; the answer leaves once it is written down, as all that follows from it."""
+    told = _members(step, ask) or _unheard(step, ask) or _nobody(step, ask)
+    step.send(conn, told)
+    step.close(conn, "")
+
+
+def _members(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
+    """Put out who is here: a member, all members, or a joiner by name; None: nobody."""
+    group = step.state.groups.get(ask.group)
+    if group is None:
+        return None
+    found = list(group.members)
+    if not ask.everyone:
+        found = [one for one in group.members + group.joining if one.name == ask.member]
+    if not found:
+        return None
+    why = clip(f"evicted by an operator{': ' + ask.reason if ask.reason else ''}")
+    members = [one for one in found if one.in_epoch]
+    for joiner in found:
+        if not joiner.in_epoch:
+            probing.refuse(step, joiner, why)
+    if members:
+        epochs.lose(step, dict.fromkeys(members, why), "evicted", tell=True)
+        epochs.stopped(step, ask.group, {one.mid for one in members})
+    else:
+        epochs.forget_if_empty(step, group)
+    return m.EvictAnswer(True, f"{names(found)} of group {ask.group}: {why}")
+
+
+def _unheard(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
+    """The group's name waits for members that nobody hears; None: it does not, or for others."""
+    waits = epochs.waited_for(step, ask.group)
+    found = {mid for mid, name in waits.items() if ask.everyone or name == ask.member}
+    if not found:
+        return None
+    group = step.state.groups.get(ask.group)
+    reason = f": {ask.reason}" if ask.reason else ""
+    whom = "all of its members" if ask.everyone else ask.member
+    step.record(group, "evicted", f"group {ask.group}: an operator says that {whom} stopped{reason}")
+    epochs.stopped(step, ask.group, found)
+    left = len(waits) - len(found)
+    then = f"its name still waits for {left} of them" if left else "its name is free"
+    return m.EvictAnswer(True, f"group {ask.group} does not wait for {whom} any more; {then}")
+
+
+def _nobody(step: Step, ask: m.Evict) -> m.EvictAnswer:
+    group, waits = step.state.groups.get(ask.group), epochs.waited_for(step, ask.group)
+    who = [one.name for one in group.members + group.joining] if group is not None else []
+    if waits:
+        known = sorted(name for name in waits.values() if name)
+        who += known or [f"{len(waits)} that an earlier master knew by name (--all speaks of them)"]
+    elif group is not None and group.rebuild is not None:
+        who = ["members that are reporting to this master, which has just started: try again soon"]
+    shown = ", ".join(who[:_NAMED]) + (f" and {len(who) - _NAMED} more" if len(who) > _NAMED else "")
+    if not who:
+        groups = ", ".join(list(step.state.groups)[:_NAMED])
+        return m.EvictAnswer(
+            False, "has no such group", f"a group of this master: {groups or 'it has none'}", f"group {ask.group}"
+        )
+    wanted = "anybody" if ask.everyone else ask.member
+    return m.EvictAnswer(False, f"has no such member of group {ask.group}", f"one of {shown}", wanted)
