@@ -202,7 +202,7 @@ def test_version_is_the_packages():
 
 @pytest.mark.parametrize("command", ["master", "peer", "status"])
 def test_help_shows_variable_default_and_unit_of_every_option(command):
-    done = run(command, "--help", env={"COLUMNS": "300"})
+    done = run(command, "--help", env={"COLUMNS": "600"})
     assert done.returncode == 0
     rows = re.findall(r"│ (--[a-z-]+)(.*?)(?=│ --|╰)", done.stdout, re.DOTALL)
     options = [(name, text) for name, text in rows if name not in ("--help", "--version")]
