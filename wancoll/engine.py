@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wancoll import _native as c
 
 DIGEST_BLOCK = BLOCK
-SEGMENT = 256 * KIB
+SEGMENT = 512 * KIB
 STRIPE = 256 * KIB
 NOTE_BYTES = 128
 _EVENTS_AT_ONCE = 64

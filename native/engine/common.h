@@ -22,7 +22,7 @@ enum {
     WC_TX_FRAMES = 8,             /* frames that one sendmsg carries at most */
     WC_TX_BATCH = 128 << 10,      /* no further frame joins a sendmsg that has this many bytes */
     WC_READ_BYTES = 256 << 10,    /* one read; with the source and the result it stays within a core's L2 */
-    WC_ROUND_BYTES = 256 << 10,   /* what one lane may read, and send, before the other lanes have their turn */
+    WC_ROUND_BYTES = 512 << 10,   /* what one lane may read, and send, before the other lanes have their turn */
     WC_LOCAL_BYTES = 256 << 10,   /* what a local step that waits for nothing does before the lanes have their turn */
     WC_IDLE_SCRATCH = 256 << 20,  /* scratch memory kept warm for the next op */
     WC_TCP_INFO_BYTES = 256,

@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 
 from tests.bench import codec, cost, speed, sync
 from tests.bench.report import Bar, bar_table
+from wancoll.engine import kernel_name
 
 SYNCS = 5  # rounds of catching up
 
@@ -23,11 +24,12 @@ PARTS: tuple[Part, ...] = ("speed", "codec", "processor", "memory", "sync")
 
 
 def machine() -> str:
-    """What it runs on."""
+    """What it runs on: the instruction set is the one that the engine uses."""
     release = os.uname().release
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     load = os.getloadavg()[0]
-    return f"{os.cpu_count()} cores, Linux {release}, congestion control {congestion}, load {load:.1f} at the start"
+    cores = f"{os.cpu_count()} cores with {kernel_name()}"
+    return f"{cores}, Linux {release}, congestion control {congestion}, load {load:.1f} at the start"
 
 
 @app.default
@@ -35,18 +37,22 @@ def bench(
     *parts: Annotated[Part, Parameter(help="What to measure; all if left out.")],
     ranks: Annotated[tuple[int, ...], Parameter(help="Numbers of ranks for the speed.", negative=())] = (2, 4),
     rounds: Annotated[int, Parameter(help="Rounds of the speed measurement.")] = 7,
+    commit: Annotated[Literal["master", "members"], Parameter(help="Who commits operations.")] = "master",
+    mpi: Annotated[
+        str, Parameter(help="Folder of mpirun and of a Python that has mpi4py: compares Open MPI, too.")
+    ] = "",
     as_json: Annotated[str, Parameter(name="--json", help="Also write all numbers to this file.")] = "",
 ) -> int:
     """Measure, print tables and bars. Exit code 1 if a value was wrong; a missed bar is only printed."""
     begin = time.monotonic()
     described = machine()
-    print(described, flush=True)
+    print(f"{described}; the {commit} commit{'s' * (commit == 'master')}", flush=True)
     bars: list[Bar] = []
     results = []
     if "speed" in (parts or PARTS):
         with tempfile.TemporaryDirectory(prefix="wancoll-bench-") as folder:
             for count in ranks:
-                result = speed.run(count, rounds, folder)
+                result = speed.run(count, rounds, folder, commit=commit, mpi=mpi)
                 results.append(result)
                 bars += speed.bars(result)
                 print(f"\n{speed.tables(result)}\n\n{speed.where_it_goes(result)}", flush=True)
@@ -55,7 +61,7 @@ def bench(
         bars += codec.bars(cases)
         print(f"\n{codec.tables(cases)}", flush=True)
     if "processor" in (parts or PARTS):
-        bars += cost.processor()
+        bars += cost.processor(commit)
     if "memory" in (parts or PARTS):
         bars += cost.memory()
     synced = [sync.run(holders, SYNCS) for holders in (2, 3)] if "sync" in (parts or PARTS) else []
@@ -68,6 +74,7 @@ def bench(
             json.dumps(
                 {
                     "machine": described,
+                    "commit": commit,
                     "speed": [{"ranks": r.ranks, "seconds": r.seconds, "wrong": r.wrong} for r in results],
                     "bars": [{"what": b.what, "value": b.value, "verdict": b.verdict} for b in bars],
                 },

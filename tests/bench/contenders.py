@@ -1,4 +1,4 @@
-"""What is compared: torch's gloo, wancoll, wancoll's engine without daemon and commit, and the bare C ring."""
+"""What is compared: torch's gloo, Open MPI, wancoll, wancoll's engine without daemon and commit, the bare C ring."""
 
 from __future__ import annotations
 
@@ -124,6 +124,7 @@ class EngineMember:
     def _prepare(self, mode: str, nbytes: int) -> Any:
         from wancoll.engine import prepare
         from wancoll.schedule.choose import make
+        from wancoll_master.plan.topology import LOCAL_STRIPE
 
         return prepare(
             make(Descriptor(Kind.all_reduce, count=nbytes // 4), "ring", self._rank, self._world_size),
@@ -134,6 +135,8 @@ class EngineMember:
             back_bytes=nbytes,
             world_size=self._world_size,
             lanes=LANES,
+            stripe=LOCAL_STRIPE,  # as the plan is within a machine
+            turns=False,
             digest="digest" in mode,
         )
 
@@ -205,6 +208,33 @@ class CRing:
 
     def close(self) -> None:
         self._process.communicate()
+
+
+class OpenMpi:
+    """Open MPI's all-reduce over TCP, at the most direct: its ranks never sleep, so they live for one measurement only.
+
+    Args:
+        ranks: how many.
+        binaries: folder of mpirun and of a Python that has mpi4py.
+    """
+
+    def __init__(self, ranks: int, binaries: str) -> None:
+        tcp = ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
+        self._command = [f"{binaries}/mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), *tcp]
+        self._command += [f"{binaries}/python", str(Path(__file__).with_name("mpi.py"))]
+
+    def measure(self, mode: str, nbytes: int, iterations: int) -> Sample:
+        done = subprocess.run(
+            [*self._command, str(nbytes), str(iterations)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_TIMEOUT,
+        )
+        if done.returncode:
+            raise RuntimeError(f"Open MPI ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
+        answer = json.loads(done.stdout)
+        return Sample(answer["seconds"], answer["wrong"], 0)
 
 
 def compile_ring(folder: str) -> str:

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from tests.bench.contenders import CRing, EngineMember, GlooMember, compile_ring, wancoll_ranks
+from tests.bench.contenders import CRing, EngineMember, GlooMember, OpenMpi, compile_ring, wancoll_ranks
 from tests.bench.ranks import Ranks, Sample
 from tests.bench.report import Bar, size_name, table
 from wancoll.chaos import Cluster
 from wancoll.cli.perf.values import COLLECTIVES
+from wancoll.limits import DEFAULT
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {4 * KIB: 100, 1 * MIB: 20, 64 * MIB: 3}  # bytes -> timed operations a round
 LARGE = 64 * MIB
 
 GLOO, WANCOLL, OUTSIDE, NO_CHECKSUM = "gloo", "wancoll", "wancoll, array outside the arena", "wancoll, no checksum"
+OPEN_MPI = "Open MPI, tcp, ranks that never sleep"
 RING, RING_SYSTEM = "C ring", "C ring, the system's congestion control"
 ENGINE, ENGINE_CHECKSUM, ENGINE_DIGEST, ENGINE_BOTH = (
     "engine alone, no checksum, no digest",
@@ -55,11 +57,22 @@ class Result:
         return statistics.median(b / a for a, b in zip(mine, theirs, strict=True))
 
 
-def run(ranks: int, rounds: int, folder: str, sizes: dict[int, int] = SIZES) -> Result:
-    """Measure all contenders with *ranks* ranks. Every group lives throughout and sleeps while another is measured."""
+def run(
+    ranks: int, rounds: int, folder: str, sizes: dict[int, int] = SIZES, commit: str = DEFAULT.commit, mpi: str = ""
+) -> Result:
+    """Measure all contenders with *ranks* ranks. Every group lives throughout and sleeps while another is measured.
+
+    Args:
+        ranks: how many.
+        rounds: each measures every contender once.
+        folder: for files.
+        sizes: bytes of tensors -> timed operations a round.
+        commit: who commits wancoll's operations: "master" or "members".
+        mpi: folder of mpirun and of a Python with mpi4py; "": Open MPI is not measured.
+    """
     result = Result(ranks)
     with ExitStack() as stack:
-        contenders = _start(stack, ranks, folder)
+        contenders = _start(stack, ranks, folder, [f"--commit={commit}"], mpi)
         for turn in range(rounds):
             for size, iterations in sizes.items():
                 names = [name for name in contenders if size == LARGE or name not in LARGE_ONLY]
@@ -73,7 +86,7 @@ def run(ranks: int, rounds: int, folder: str, sizes: dict[int, int] = SIZES) -> 
     return result
 
 
-def _start(stack: ExitStack, ranks: int, folder: str) -> dict[str, Measure]:
+def _start(stack: ExitStack, ranks: int, folder: str, master_args: list[str], mpi: str) -> dict[str, Measure]:
     def of(group: Any, mode: str = "") -> Measure:
         return lambda nbytes, iterations: group.measure(mode, nbytes, iterations)
 
@@ -85,11 +98,15 @@ def _start(stack: ExitStack, ranks: int, folder: str) -> dict[str, Measure]:
     contenders: dict[str, Measure] = {}
     if find_spec("torch"):
         contenders[GLOO] = of(started(Ranks("gloo", GlooMember, [(folder,)] * ranks)))
-    wancoll = started(wancoll_ranks(stack.enter_context(Cluster(peers=ranks)), "wancoll", ranks))
+    if mpi:
+        contenders[OPEN_MPI] = of(OpenMpi(ranks, mpi))
+    wancoll = started(
+        wancoll_ranks(stack.enter_context(Cluster(peers=ranks, master_args=master_args)), "wancoll", ranks)
+    )
     contenders[WANCOLL] = of(wancoll, "arena")
     contenders[RING] = of(started(CRing(ranks, binary, *RING_OPTIONS)))
     contenders[OUTSIDE] = of(wancoll, "outside")
-    plain = stack.enter_context(Cluster(peers=ranks, peer_args=["--no-checksum"]))
+    plain = stack.enter_context(Cluster(peers=ranks, master_args=master_args, peer_args=["--no-checksum"]))
     contenders[NO_CHECKSUM] = of(started(wancoll_ranks(plain, "wancoll without checksum", ranks)), "arena")
     contenders[RING_SYSTEM] = of(started(CRing(ranks, binary)))
     engine = started(Ranks("engine", EngineMember, [(f"{folder}/engine-{ranks}",)] * ranks))
