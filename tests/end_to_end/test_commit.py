@@ -58,7 +58,7 @@ def test_the_master_hears_nothing_of_sums_and_says_nothing(cluster: Cluster, wor
     known = seen(cluster, group)
     assert known.plan is not None
     assert known.plan.plan.commit == "members"
-    assert (known.committed_upto, [one.done_upto for one in known.members]) == (0, [0] * world)
+    assert [one.done_upto for one in known.members] == [0] * world  # heartbeats tell what is committed; no Done came
     cluster.master_failpoint("before_commit", "clear")
     tensors = [np.full(10, comm.rank, np.float32) for comm in comms]
     in_threads(lambda k: comms[k].broadcast(tensors[k], root=1), world, 30)  # that is the master's to commit
