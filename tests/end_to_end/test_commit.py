@@ -134,3 +134,39 @@ def test_an_operator_puts_a_member_out(cluster: Cluster, capsys: pytest.CaptureF
     assert sums(comms[:2], 2)[0].world_size == 2
     for comm in comms:
         comm.close()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_ten_thousand_sums_in_a_minute_without_a_master_and_a_loss_that_waits_for_one() -> None:
+    options = {"master_args": ["--commit=members"], "peer_args": ["--master-grace=inf"]}
+    with Cluster(3, fork=True, **options) as cluster:
+        _, comms = join(cluster, 3)
+        sums(comms, 2)
+        cluster.kill_master()
+        started, count = time.monotonic(), 0
+        while count < 10_000 or time.monotonic() - started < 60:
+            last = in_threads(lambda k: repeated(comms[k], 1000), 3, 300)
+            assert len({(one.seq, one.digest, one.attempts) for one in last}) == 1
+            assert [one.asked_master for one in updates(comms)] == [False] * 3
+            count += 1000
+        tensors = [np.full(1000, k + 1, np.int32) for k in range(2)]
+        cluster.kill(2)
+        works = [comms[k].all_reduce(tensors[k], op="sum", async_op=True) for k in range(2)]
+        for k in range(2):
+            with pytest.raises(TimeoutError):
+                works[k].wait(timeout=5.0)
+            assert (tensors[k] == k + 1).all()
+        cluster.start_master()
+        receipts = in_threads(lambda k: works[k].wait(timeout=60), 2, 90)
+        assert [one.world_size for one in receipts] == [2, 2]
+        assert all((tensor == 3).all() for tensor in tensors)
+        sums(comms[:2], 10)
+
+
+def repeated(comm: Any, times: int) -> Any:
+    """The receipt of the last of so many sums."""
+    tensor = np.zeros(256, np.float32)
+    for _ in range(times):
+        receipt = comm.all_reduce(tensor, op="avg")
+    return receipt
