@@ -176,7 +176,7 @@ def kill(cluster: Cluster, kind: str, algorithm: str, moment: str, victim: int, 
     members = [member(kind, algorithm, comm, k, root, count) for k, comm in enumerate(comms)]
     gave = [None if one.give is None else one.give.copy() for one in members]
     survivors = [k for k in range(PEERS) if k != victim]
-    voted = MEMBERS_COMMIT and kind not in WITH_ROOT
+    voted = MEMBERS_COMMIT and kind not in (*WITH_ROOT, "barrier")
     if moment == "late":  # the victim stops after its last byte; the others are finished and not told
         cluster.failpoint(victim, "before_done", "pause")
         running = Background(lambda k: members[k].run(), PEERS)
