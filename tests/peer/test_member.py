@@ -311,6 +311,46 @@ def test_too_small_a_world_fails_pending_and_later_ops_but_not_update_membership
     assert (result.id, result.seq, result.epoch) == (3, 3, 3)
 
 
+def test_what_is_called_behind_an_update_membership_waits_for_its_outcome_in_too_small_a_world() -> None:
+    """Who is admitted at it calls the same seqs: they must not have failed here."""
+    d = Driver(1, 2, floor=2)
+    d.post()
+    d.update()
+    d.post()
+    old = d.engine_id
+    entered = d.member.enter_epoch(epoch(2, 1, floor=2), 2.0)
+    entered += d.member.op_cancelled(old - 2) + d.member.op_cancelled(old)
+    assert [(failed.id, failed.error) for failed in told(entered, m.Failure)] == [(1, "WorldTooSmall")]
+    assert kinds(d.ready(2)) == ["ToMaster:UpdateMembership"]
+    assert d.post() == d.update() == [], "nothing starts in this world"
+    admitted = d.member.enter_epoch(epoch(3, 1, 9, upto=2, floor=2), 3.0)
+    assert [(ended.id, ended.epoch) for ended in told(admitted, m.Result)] == [(2, 3)]
+    started = [command.op.seq for command in d.ready(3) if isinstance(command, cmd.StartOp)]
+    assert (started, told(admitted, m.Failure)) == ([3, 4, 5], [])
+
+
+def test_they_fail_in_too_small_a_world_where_the_update_membership_does() -> None:
+    d = Driver(1, floor=2)
+    assert kinds(d.update()) == ["ToMaster:UpdateMembership"]
+    assert d.post() == d.update() == d.post() == []
+    ended = d.member.enter_epoch(epoch(2, 1, voids=[m.Void(1, "CollectiveMismatch", "", {})], floor=2), 2.0)
+    assert [(one.id, one.error) for one in told(ended, m.Failure)] == [(1, "CollectiveMismatch"), (2, "WorldTooSmall")]
+    assert kinds(d.ready(2)) == ["ToMaster:UpdateMembership"], "and the next one is open"
+
+
+def test_in_too_small_a_world_that_is_over_calls_wait_for_the_next() -> None:
+    """Others have passed the update_membership, with joiners, and the master that told them has died."""
+    d = Driver(1, floor=2)
+    d.update()
+    d.post()
+    ended = d.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m9"])), 2.0, 1, 1)
+    assert [(one.id, one.epoch) for one in told(ended, m.Result)] == [(1, 2)]
+    assert d.post() == []
+    assert d.member.reconnected(2, 22)[0].message.aborted, "so no master lets it go on"
+    failed = d.member.enter_epoch(epoch(3, 1, upto=1, floor=2), 3.0)
+    assert [(one.id, one.error) for one in told(failed, m.Failure)] == [(2, "WorldTooSmall"), (3, "WorldTooSmall")]
+
+
 def test_update_membership_sends_a_token_and_ends_with_the_commit() -> None:
     d = Driver(1, 2)
     assert kinds(d.update()) == ["ToMaster:UpdateMembership", "StartOp"]

@@ -88,6 +88,11 @@ def test_what_is_committed_is_judged_by_all_that_is_known() -> None:
     assert attempt(5005)[1] == attempt(20710, "members")[1] == ""
 
 
+def test_in_too_small_a_world_calls_behind_an_update_wait_for_who_is_admitted_at_it() -> None:
+    """Who begins with the same calls."""
+    assert attempt(211)[1] == attempt(211, "members")[1] == attempt(298)[1] == ""
+
+
 # Which mistakes show, and in worlds of which faults (None: those of the seed). Others show in small ones: test_small.
 SHOWS: dict[str, tuple[str, ...] | None] = {
     "reporting_without_freezing": None,

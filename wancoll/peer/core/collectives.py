@@ -55,7 +55,7 @@ class Collectives(Book):
         self._tokens: set[int] = set()  # engine ids of committed update_memberships that are still under way
         self._ready = False  # the neighbours' links are up and nothing stops ops from starting
         self._up: set[int] = set()  # members whose links are up, once ready
-        self._held = False  # the oldest op that waits does so for a link
+        self._held = False  # the oldest op that waits does so for a link, or for a larger world
         self._late: dict[int, Op] = {}  # that cover: ended or not, which the client has not called; open, which differ
         self._asked = 0  # the master wants to know what this member calls at this seq
         self.ballot: Ballot | None = None  # where members commit
@@ -104,11 +104,19 @@ class Collectives(Book):
         void = self._voids.pop(seq, None)
         if void is not None:
             return commands + self.end(op, self._voided(op, void))
-        if self.seat.too_small and op.kind is not Kind.update_membership:
+        if self.seat.too_small and op.kind is not Kind.update_membership and not self._undecided():
             return commands + self.end(op, self._small(op))
         if self._ready and not self._held:
             commands += self._start(op)
         return [*commands, *map(cmd.ToMaster, self._grace(op))]
+
+    def _undecided(self) -> bool:
+        """Whether in this small world calls wait for the next one: an update_membership is open, or all has stopped.
+
+        Who is admitted begins behind the update_membership, with calls that must not have failed here (R4).
+        """
+        updates = (op.kind is Kind.update_membership and op.outcome is None for op in self.open.values())
+        return self.aborted or any(updates)
 
     def _post_late(self, post: m.Post, call: Call) -> list[cmd.Command] | None:
         """The client calls the seq in which its daemon has taken part for it; None: it has not.
@@ -170,7 +178,9 @@ class Collectives(Book):
         op = self.open.get(outcome.seq)
         if op is None or op.state is not OpState.done or op.kind is not Kind.update_membership:
             return []
-        stopped = self._stop() if self.ballot is not None and outcome.epoch > self.seat.epoch.epoch else []
+        later = outcome.epoch > self.seat.epoch.epoch
+        stopped = self._stop() if self.ballot is not None and later else []
+        self.aborted |= later
         ended = self.end(op, outcomes.result(op, outcome.epoch, list(outcome.members), op.digest, now))
         return stopped + self.commit(outcome.seq, now) + ended
 
@@ -227,6 +237,7 @@ class Collectives(Book):
         voids = {void.seq: void for void in epoch.voids}
         self._open_ballot(seat, voids)
         commands: list[cmd.Command] = []
+        behind = False  # an update_membership that is open
         refused: dict[str, list[Op]] = {}  # by reason: what cannot or shall not run in this epoch
         for op in list(self.open.values()):
             if op.state is OpState.ended:
@@ -238,7 +249,8 @@ class Collectives(Book):
                 commands += self.end(op, self._result(op, now))
             elif seat.too_small:
                 op.state = OpState.waiting
-                if op.kind is not Kind.update_membership:
+                behind = behind or op.kind is Kind.update_membership
+                if not behind:
                     commands += self.end(op, self._small(op))
             else:
                 again, op.state = op.state is OpState.given_up, OpState.waiting
@@ -441,6 +453,9 @@ class Collectives(Book):
         return commands
 
     def _start(self, op: Op) -> list[cmd.Command]:
+        if self.seat.too_small and op.kind is not Kind.update_membership:
+            self._held = True  # with all behind it, until the next epoch
+            return []
         meaning = self.meaning(op)
         if meaning.refusal:
             return [self._give_up(meaning.refusal, [op])]
