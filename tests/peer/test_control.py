@@ -13,7 +13,7 @@ from wancoll.net.hot import Hot
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.wire import messages as m
-from wancoll.wire.framing import encode
+from wancoll.wire.framing import Decoder, encode
 
 
 @pytest.mark.parametrize(("terms", "obeyed"), [((5, 4, 5), [5, 5]), ((5, 6, 5, 7), [5, 6, 7])])
@@ -55,3 +55,41 @@ async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], o
     assert heard == obeyed
     assert control.term == max(terms)
     assert sum("an old master answers" in reason for reason in reasons) == len(terms) - len(obeyed)
+
+
+async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() -> None:
+    """The grace time begins when it fell silent, however old the daemon is, and nothing of the session is lost."""
+    listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = join_address(*listener[0].socket.getsockname()[:2])
+    hellos: list[m.Hello] = []
+    losses: list[tuple[str, bool]] = []
+    over = trio.Event()
+
+    async def master(stream: trio.SocketStream) -> None:
+        decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
+        async with stream:
+            for hello in decoder.feed(await stream.receive_some()):
+                assert isinstance(hello, m.Hello)
+                hellos.append(hello)
+            if len(hellos) == 2:
+                over.set()
+            else:
+                await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 0.02, 0.1, session=7)))
+            await trio.sleep_forever()
+
+    def lost(reason: str, *, live: bool) -> None:
+        losses.append((reason, live))
+
+    with socket.create_server(("127.0.0.1", 0)) as lanes:
+        config = PeerConfig(master=address)
+        control = Control(config, "d", 1, lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(trio.serve_listeners, master, listener)
+                nursery.start_soon(control.run)
+                await over.wait()
+                nursery.cancel_scope.cancel()
+    ((reason, live),) = losses
+    assert live
+    assert reason.startswith("the master: it was silent for ")
+    assert [hello.session for hello in hellos] == [0, 7]

@@ -233,13 +233,14 @@ class Control:
 
     def _met_a_bug(self, stream: Stream) -> None:
         self._nonsense, self._session = True, 0
+        stream.ended = "what it said met a bug here"
         stream.end()
 
     async def _hear(self, stream: Stream, decoder: Decoder[m.FromMaster], welcome: trio.CancelScope) -> str:
         while True:
             data = await stream.receive()
             if not data:
-                return f"the master: {stream.ended}" if stream.overflow else "the master closed the connection"
+                return f"the master: {stream.ended}"
             for message in decoder.feed(data):
                 if isinstance(message, m.Bye):
                     self._session = 0
@@ -299,8 +300,8 @@ class Control:
                 continue
             silent = trio.current_time() - self._heard_at
             if silent > max(self._heartbeat_timeout, 2 * self._heartbeat_interval):
-                log.warning("master is silent", seconds=round(silent, 1))
-                stream.close()
+                stream.ended = f"it was silent for {silent:.1f} s"
+                stream.end()  # who reads closes it
                 return
             number += 1
             self.send(replace(self._beat(number), heard=self._heard))
