@@ -66,10 +66,13 @@ class SmallWorld:
         faults: how often each may happen: "crash", "drop", "master", "time", "wrong", "join", "raise" (a member gives
             up what it has called), and of notes "cut" (a link breaks, what is on its way is lost, and it is up again).
         commit: who commits, the "master" or the "members".
+        least: min_world.
     """
 
-    def __init__(self, members: int, calls: tuple[Kind, ...], faults: dict[str, int], commit: str = "master") -> None:
-        self.calls, self.faults = calls, dict(faults)
+    def __init__(
+        self, members: int, calls: tuple[Kind, ...], faults: dict[str, int], commit: str = "master", least: int = 1
+    ) -> None:
+        self.calls, self.faults, self._least = calls, dict(faults), least
         self.limits = dataclasses.replace(LIMITS, commit=commit)
         self.now = 100.0
         self.journal: tuple[int, int, int, dict[str, Used]] = (0, 0, 1, {})  # term, epoch, next mid, used
@@ -81,7 +84,7 @@ class SmallWorld:
         self.notes: dict[tuple[str, str], deque[bytes]] = {}  # by sender and receiver
         self.outcomes: dict[int, tuple[Any, ...]] = {}
         self._begin_master()
-        head = members, 1
+        head = members, least
         self.peers: list[Peer] = []
         for _ in range(members):
             self._add(*head)
@@ -377,13 +380,19 @@ class SmallWorld:
                 if self.state.rejoin_until <= self.now and not any(
                     g.rebuild or g.current.hold_until < 1e9 for g in self.state.groups.values()
                 ):
-                    break
+                    if not self._lacks_joiners():
+                        break
+                    self._add(self.peers[0].core.start_world, self._least)
                 self._pass_time()
         for peer in self.peers:
             if peer.alive and peer.posted:
                 missing = [seq for seq in range(peer.first, len(self.calls) + 1) if seq not in peer.told]
                 if missing or peer.core.in_flight:
                     raise Violation(f"{peer.core.name} is never told of {missing}: {peer.core.waiting_for()}")
+
+    def _lacks_joiners(self) -> bool:
+        living = [peer.core for peer in self.peers if peer.alive and not peer.core.over]
+        return len(living) < self._least and any(one.seat is not None for one in living)
 
     def key(self) -> bytes:
         """Equal where nothing that matters is different."""
@@ -407,7 +416,8 @@ class SmallWorld:
             master.term, master.next_mid, master.floor, master.lost_journal, sorted(master.missing),
             sorted((one.name, one.synced, sorted(one.members)) for one in master.daemons.values()),
             [sorted(one.evicted, key=repr) for _, one in sorted(master.gone.items())], master.deadline - self.now,
-            master.rejoin_until - self.now, sorted((name, at - self.now) for name, at in master.alone.items()),
+            master.rejoin_until - self.now,
+            sorted((name, one.until - self.now, sorted(one.missing)) for name, one in master.alone.items()),
         )  # fmt: skip
         peers = [
             (

@@ -37,6 +37,11 @@ VOTES = [
     (3, (REDUCE,), {"crash": 1, "drop": 1}, "members"),
     (3, (REDUCE,), {"drop": 2, "cut": 1}, "members"),
 ]
+# Below min_world after a loss: calls behind an update_membership wait for who is admitted at it.
+TOO_SMALL = [
+    (2, (REDUCE, UPDATE, REDUCE), {"crash": 1}, "master", 2),
+    (2, (UPDATE, REDUCE), {"crash": 1}, "members", 2),
+]
 # Mistakes of mistakes.py, and the world in which each is found.
 PLANTED: dict[str, tuple[Any, ...]] = {
     "telling_the_evicted_at_once": (2, (REDUCE,), {"drop": 1}),
@@ -72,6 +77,13 @@ def test_small_worlds_where_members_commit(world: tuple[Any, ...]) -> None:
     assert states > 50
 
 
+@pytest.mark.parametrize("world", TOO_SMALL, ids=str)
+def test_small_worlds_below_min_world(world: tuple[Any, ...]) -> None:
+    states, ends, _ = explore(SmallWorld(*world), 100, 0.4)
+    assert states > 50
+    assert ends > 10
+
+
 @pytest.mark.parametrize("name", [*PLANTED][:4] + later(*[*PLANTED][4:]))
 def test_mistakes_where_members_commit_are_found(name: str) -> None:
     with getattr(mistakes, name)(), pytest.raises((Violation, AssertionError)):
@@ -80,7 +92,7 @@ def test_mistakes_where_members_commit_are_found(name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("world", WORLDS[1:] + VOTES, ids=str)
+@pytest.mark.parametrize("world", WORLDS[1:] + VOTES + TOO_SMALL, ids=str)
 def test_small_worlds_for_long(world: tuple[Any, ...]) -> None:
     states, _, complete = explore(SmallWorld(*world), 100, 300.0)
     assert complete or states > 20_000
