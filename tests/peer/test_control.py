@@ -93,3 +93,37 @@ async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() 
     assert live
     assert reason.startswith("the master: it was silent for ")
     assert [hello.session for hello in hellos] == [0, 7]
+
+
+async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_repetition_does_not() -> None:
+    listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = join_address(*listener[0].socket.getsockname()[:2])
+    losses: list[bool] = []
+    over = trio.Event()
+
+    async def master(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 0.1, 0.5, session=7)))
+            for number in range(0 if losses else 7):
+                await trio.sleep(0.1)
+                await stream.send_all(encode(m.Pong(number, 1)))
+            await stream.send_all(b"\0\0\0\1\xc1")
+            await trio.sleep(1)
+
+    def lost(reason: str, *, live: bool) -> None:
+        losses.append(live)
+        if len(losses) == 2:
+            over.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as lanes:
+        config = PeerConfig(master=address)
+        control = Control(config, "d", 1, lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(trio.serve_listeners, master, listener)
+                nursery.start_soon(control.run)
+                await over.wait()
+                nursery.cancel_scope.cancel()
+    assert losses == [True, False]
+    assert control.heartbeat_timeout == 0.5

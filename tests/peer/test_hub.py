@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TypeVar
 
@@ -26,7 +27,7 @@ class End:
     def __init__(self, mid: int, nursery: trio.Nursery) -> None:
         self.mid, self.engine = mid, Engine()
         self.hub = LinkHub(self.engine, PeerConfig(lanes=LANES), f"d{mid}", nursery)
-        self.told, self._heard = trio.open_memory_channel[core.Told](1000)
+        self.told, self._heard = trio.open_memory_channel[core.Told](math.inf)
         self.owner = self.hub.member(self.told.send_nowait)
         nursery.start_soon(self.hub.keep_time)
         nursery.start_soon(self.hub.watch_notes, Hot())

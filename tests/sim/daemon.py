@@ -271,7 +271,7 @@ class Daemon(Process):
             self._grace.cancel()
         if self.connected or not self.alive:
             return
-        now, grace, silent = self.clock.now, self.limits.master_grace, self.limits.heartbeat_timeout
+        now, grace, silent = self.clock.now, self.limits.master_grace, self._timeout
         due = []
         for session in list(self.sessions):
             waited = now - max(self._no_master_since, session.attached_at)

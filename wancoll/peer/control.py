@@ -87,9 +87,9 @@ class Control:
         self.lost = trio.Event()  # set while there is no master
         self.lost.set()
         self.addresses: list[str] = []
-        self._heard_at = 0.0
+        self._heard_at = self._welcomed_at = 0.0
         self._heartbeat_interval = config.limits.heartbeat_interval
-        self._heartbeat_timeout = config.limits.heartbeat_timeout
+        self.heartbeat_timeout = config.limits.heartbeat_timeout  # seconds; the master's, once it has welcomed this one
 
     @property
     def master_address(self) -> str:
@@ -140,7 +140,8 @@ class Control:
                         reason=reason,
                         tries=self._silent_tries,
                     )
-            self._on_lost(reason, live=was_connected and not self._nonsense)
+            good = not self._nonsense or trio.current_time() - self._welcomed_at >= self.heartbeat_timeout
+            self._on_lost(reason, live=was_connected and good)
             if self.refused:
                 return
             await trio.sleep(self._masters.failed(self._hint))
@@ -207,7 +208,7 @@ class Control:
             return "what the master said met a bug here"
         except ProtocolError as bad:
             self._session = 0
-            self._nonsense = True  # it would do so again: reconnecting must not start the grace time anew
+            self._nonsense = True  # it would do so again: a try that ends so must not start the grace time anew
             return str(bad)
 
     async def _listen(self, stream: Stream, welcome: trio.CancelScope) -> str:
@@ -254,10 +255,10 @@ class Control:
                 if isinstance(message, m.Welcome):
                     if message.term < self.term:  # R6
                         return f"an old master answers: its term is {message.term}, {self.term} was seen"
-                    welcome.deadline = float("inf")
+                    welcome.deadline, self._welcomed_at = float("inf"), self._heard_at
                     self.term, self.master = message.term, message.master
                     self._heartbeat_interval = message.heartbeat_interval
-                    self._heartbeat_timeout = message.heartbeat_timeout
+                    self.heartbeat_timeout = message.heartbeat_timeout
                     self._masters.welcomed()
                     if not message.resumed:
                         self._begin(message)
@@ -299,7 +300,7 @@ class Control:
             if not self.connected:
                 continue
             silent = trio.current_time() - self._heard_at
-            if silent > max(self._heartbeat_timeout, 2 * self._heartbeat_interval):
+            if silent > max(self.heartbeat_timeout, 2 * self._heartbeat_interval):
                 stream.ended = f"it was silent for {silent:.1f} s"
                 stream.end()  # who reads closes it
                 return

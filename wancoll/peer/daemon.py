@@ -295,7 +295,7 @@ class Daemon:
                 said_at = now if again else said_at
                 for session in list(self._sessions):
                     waited = now - max(self._no_master_since, session.attached_at)
-                    if limits.heartbeat_timeout <= waited < limits.master_grace and again:
+                    if self.control.heartbeat_timeout <= waited < limits.master_grace and again:
                         with session.alone("the master's silence"):
                             session.run(session.member.without_master(now))
                     if waited >= limits.master_grace:
