@@ -165,6 +165,7 @@ BOUNDS = {
     "wancoll/peer/core/tcpinfo.py: _Rates._rates": "_WINDOWS",
     "wancoll/peer/links/hub.py: LinkHub._answers": "pending_connections",
     "wancoll/peer/links/hub.py: LinkHub._dials": "links that are open",
+    "wancoll/peer/links/hub.py: LinkHub._looks": "links that are up, max_lanes of each",
     "wancoll/peer/links/hub.py: LinkHub._tell": "clients",
     "wancoll/peer/links/hub.py: LinkHub._watched": "links that are open, max_lanes of each",
     "wancoll/peer/watch/watcher.py: Watcher._known_at": "links that are up",

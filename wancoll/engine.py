@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wancoll._native import ffi, lib
 from wancoll.collective import Codec, DType, ReduceOp
@@ -83,8 +83,7 @@ class Note:
     note: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class LaneStatistics:
+class LaneStatistics(NamedTuple):
     """A snapshot. Bytes are those on the wire, headers included; dropped frames: of older epochs or cancelled ops."""
 
     bytes_sent: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wancoll.peer.core.stalls import STILL, LaneLook, Stalls
+from wancoll.peer.core.grid import next_on_grid
+from wancoll.peer.core.stalls import CALM, STILL, LaneLook, Stalls, look_again
 from wancoll.peer.core.tcpinfo import TcpInfo
 
 LINK = 7
@@ -128,3 +129,96 @@ def test_a_lane_that_the_kernel_says_nothing_of() -> None:
     looks.until(30.0, LaneLook(0, 9, False, None))
     assert looks.stalls.view(LINK, looks.now).state == "idle"
     assert looks.stuck() == []
+
+
+class Kernel:
+    """A lane whose kernel is asked only now and then, looked at four times a second beside one that it is asked of."""
+
+    def __init__(self) -> None:
+        self.lane, self.asked, self.now = lane(), 0, 0.0
+        self.look: LaneLook | None = None
+        self.stalls, self.always = Stalls(), Stalls()
+
+    def view(self) -> TcpInfo | None:
+        self.asked += 1
+        return self.lane.info
+
+    def looks(self, count: int, now: LaneLook) -> int:
+        """How often the kernel is asked in *count* looks."""
+        self.lane, before = now, self.asked
+        for _ in range(count):
+            self.now += 0.25
+            self.look = look_again(self.look, *now[:3], self.view)
+            self.stalls.look(self.now, {LINK: {0: self.look}})
+            self.always.look(self.now, {LINK: {0: now}})
+        return self.asked - before
+
+    def check(self) -> None:
+        """What follows is what follows where the kernel is asked each time."""
+        view, exact = (stalls.view(LINK, self.now) for stalls in (self.stalls, self.always))
+        assert view == exact._replace(heard=view.heard)
+        assert exact.heard <= view.heard <= exact.heard + 0.25 * CALM
+        known = {LINK: self.now}
+        stuck = [one.stuck(self.now, TIMEOUT, SETTLED, known) for one in (self.stalls, self.always)]
+        assert stuck[0] == stuck[1]
+
+
+def test_of_a_calm_lane_the_kernel_is_asked_each_fourth_time() -> None:
+    kernel = Kernel()
+    assert kernel.looks(CALM + 1, lane(sent=9, acked=9)) == CALM + 1
+    assert kernel.looks(10 * CALM, lane(sent=9, acked=9)) == 10
+    kernel.check()
+
+
+@pytest.mark.parametrize("calm", range(2 * CALM))
+@pytest.mark.parametrize("look", [
+    lane(sent=18, acked=9, unacked=9), lane(sent=18, acked=9, backlog=9), lane(sent=18, acked=18),
+    lane(received=1, sent=9, acked=9, heard=1), lane(sent=9, acked=9, parked=True),
+])  # fmt: skip
+def test_a_lane_that_was_calm_is_seen_to_move_at_once(look: LaneLook, calm: int) -> None:
+    """And a dead or blocked one as soon as ever."""
+    kernel = Kernel()
+    kernel.looks(CALM + calm, lane(sent=9, acked=9))
+    assert kernel.looks(1, look) == 1
+    kernel.check()
+    for _ in range(int(4 * TIMEOUT) + 2):
+        kernel.looks(1, look)
+        kernel.check()
+
+
+def test_of_a_lane_with_bytes_under_way_the_kernel_is_asked_each_time() -> None:
+    kernel = Kernel()
+    kernel.looks(3 * CALM, lane(sent=9, acked=9))
+    assert kernel.looks(20, lane(sent=18, acked=9, unacked=9)) == 20
+    assert kernel.looks(4, lane(sent=18, acked=18)) == 4
+    kernel.check()
+
+
+def test_packets_that_came_unnoticed_never_count_as_newer_than_they_are() -> None:
+    """Whether packets still come says which direction is dead: from the first that is noticed on each one counts."""
+    kernel = Kernel()
+    kernel.looks(2 * CALM + 2, lane(sent=9, acked=9))
+    at = kernel.now
+    kernel.looks(1, lane(sent=9, acked=9, heard=1))
+    assert kernel.stalls.view(LINK, kernel.now).heard > 1.0  # not noticed yet
+    kernel.looks(2, lane(sent=9, acked=9, heard=1))
+    heard = kernel.stalls.view(LINK, kernel.now).heard
+    assert kernel.now - at <= heard <= 1.0
+    for packets in range(2, 10):
+        kernel.looks(2, lane(sent=9, acked=9, heard=packets))
+        kernel.check()
+        assert kernel.stalls.view(LINK, kernel.now).heard == 0.25
+
+
+@pytest.mark.parametrize(("now", "every", "then"), [(0.0, 0.25, 0.25), (0.2499, 0.25, 0.25), (1e6, 0.5, 1e6 + 0.5)])
+def test_what_is_done_now_and_then_is_done_together(now: float, every: float, then: float) -> None:
+    assert next_on_grid(now, every) == then
+
+
+@pytest.mark.parametrize("every", [0.1, 0.3, 1 / 3])
+def test_the_grid_goes_on(every: float) -> None:
+    now = 0.0
+    for _ in range(1000):
+        then = next_on_grid(now, every)
+        assert now < then <= now + 1.001 * every
+        now = then

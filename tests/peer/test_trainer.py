@@ -85,3 +85,13 @@ def test_whose_process_cannot_be_seen_is_left_alone(monkeypatch: pytest.MonkeyPa
     trainer.close()
     one.close()
     other.close()
+
+
+def test_it_lets_go_of_what_it_holds(pair: Pair) -> None:
+    held = len(os.listdir("/proc/self/fd"))
+    trainer = Trainer(pair.sock)
+    for second in range(10):
+        trainer.look(float(second))
+    assert len(os.listdir("/proc/self/fd")) == held + 2
+    trainer.close()
+    assert len(os.listdir("/proc/self/fd")) == held

@@ -20,6 +20,7 @@ from wancoll.net.dial import DialFailed, dial
 from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
 from wancoll.peer.config import PeerConfig
+from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.masters import Masters
 from wancoll.peer.links.lanes import advertised, offered_congestion_controls
 from wancoll.wire import messages as m
@@ -296,7 +297,7 @@ class Control:
         number = 0
         self._heard_at = trio.current_time()
         while True:
-            await trio.sleep(self._heartbeat_interval)
+            await trio.sleep_until(next_on_grid(trio.current_time(), self._heartbeat_interval))
             if not self.connected:
                 continue
             silent = trio.current_time() - self._heard_at

@@ -11,6 +11,8 @@ import select
 import socket
 import struct
 
+_STAT_BYTES = 4096  # more than there are
+
 
 class Trainer:
     """See the module.
@@ -24,7 +26,7 @@ class Trainer:
         self.state = ""  # when it was looked at last: "stopped", "dead", or ""
         self._since = 0.0
         self._busy = b""  # processor time that it had used then
-        self._pidfd = -1
+        self._pidfd = self._stat_fd = -1
         try:
             self._pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if self._pid <= 0:
@@ -32,6 +34,7 @@ class Trainer:
             self._pidfd = os.pidfd_open(self._pid)
             self._exited = select.poll()
             self._exited.register(self._pidfd, select.POLLIN)
+            self._stat_fd = os.open(f"/proc/{self._pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
             self._stat()
         except OSError as bad:
             self.unseen = str(bad)
@@ -55,12 +58,12 @@ class Trainer:
 
     def _stat(self) -> tuple[bytes, bytes]:
         """Its state letter, and its processor time."""
-        with open(f"/proc/{self._pid}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
+        fields = os.pread(self._stat_fd, _STAT_BYTES, 0).rpartition(b")")[2].split()
         return fields[0], b" ".join(fields[11:13])
 
     def close(self) -> None:
         """Let go of it."""
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd, self.unseen = -1, "the connection is closed"
+        for fd in (self._pidfd, self._stat_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._pidfd, self._stat_fd, self.unseen = -1, -1, self.unseen or "the connection is closed"

@@ -7,13 +7,14 @@ end does not take: it may have reasons (its client has not called the operation 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
 from wancoll.peer.core.tcpinfo import TcpInfo
 
+CALM = 4  # looks: from then on the kernel is asked of a calm lane at each so many
 STILL = 0.5  # seconds without progress from which a lane counts as dead or blocked
 NO_PROGRESS = "nothing that was sent on lane {lane} was acknowledged for {seconds:.1f} s, {backlog} bytes wait"
 NOT_TAKEN = "the other end took nothing from lane {lane} for {seconds:.1f} s, {backlog} bytes wait"
@@ -27,12 +28,38 @@ class LaneLook(NamedTuple):
         sent: bytes that the engine gave to it.
         parked: the engine leaves what came in the socket, since no operation here takes it yet.
         info: the kernel's view; None: not known.
+        calm: looks in a row, up to this one, at which nothing had moved or come and nothing was under way.
     """
 
     received: int
     sent: int
     parked: bool
     info: TcpInfo | None
+    calm: int = 0
+
+    @property
+    def stale(self) -> bool:
+        """Whether *info* is of an earlier look (see look_again)."""
+        return self.calm >= CALM and self.calm % CALM > 0
+
+
+def look_again(
+    before: LaneLook | None, received: int, sent: int, parked: bool, view: Callable[[], TcpInfo | None]
+) -> LaneLook:
+    """A look at a lane after *before*, None at the first one.
+
+    The kernel is asked by *view*, which costs most of a look, but not each time where a lane has been calm for some
+    looks: it would tell no more than that an empty packet has come. Where this end sends, the counter says so at once.
+    The counters are read before the kernel is asked.
+    """
+    if before is None:
+        return LaneLook(received, sent, parked, view())
+    calm = before.calm + 1 if (received, sent, parked) == before[:3] else 0
+    look = LaneLook(received, sent, parked, before.info, calm)
+    if look.stale:
+        return look
+    look = look._replace(info=view())
+    return look._replace(calm=0) if _segments(look) != _segments(before) or _backlog(look) else look
 
 
 class LinkView(NamedTuple):
@@ -57,6 +84,7 @@ class Stuck(NamedTuple):
 class _Lane:
     look: LaneLook
     progress_at: float  # when the kernel's backlog last shrank, or there was none
+    viewed_at: float  # when the kernel was asked last
     parked_at: float = inf
 
     @property
@@ -105,12 +133,16 @@ class Stalls:
     def _take(self, link: _Link, index: int, look: LaneLook, now: float) -> None:
         lane = link.lanes.get(index)
         if lane is None:
-            lane = link.lanes[index] = _Lane(look, now)
+            lane = link.lanes[index] = _Lane(look, now, now)
         before, lane.look = lane.look, look
+        if look.stale:
+            lane.progress_at = now
+            return
         if (look.received, look.sent, _acked(look)) != (before.received, before.sent, _acked(before)):
             link.moved_at = now
         if _segments(look) != _segments(before):
-            link.heard_at = now
+            link.heard_at = max(link.heard_at, lane.viewed_at) if before.stale else now  # it came after that
+        lane.viewed_at = now
         if _acked(look) != _acked(before) or not lane.state:
             lane.progress_at = now
         lane.parked_at = min(lane.parked_at, now) if look.parked else inf

@@ -26,7 +26,8 @@ from wancoll.net.listen import Handshakes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.links import Link, Links, MemberLinks
-from wancoll.peer.core.stalls import LaneLook
+from wancoll.peer.core.stalls import LaneLook, look_again
+from wancoll.peer.core.tcpinfo import TcpInfo
 from wancoll.peer.links.lanes import greet, kernel_view, tune
 from wancoll.peer.links.probes import answer_probe
 from wancoll.wire import messages as m
@@ -80,6 +81,7 @@ class LinkHub:
         self._tell: dict[MemberLinks, Callable[[core.Told], None]] = {}
         self._dials: dict[int, trio.CancelScope] = {}  # by the link's number
         self._watched: dict[int, dict[int, socket.socket]] = {}  # by number and lane: to look at what the engine owns
+        self._looks: dict[int, dict[int, LaneLook]] = {}  # the newest ones
         self._handshakes = Handshakes(config.limits.pending_connections, config.limits.handshake_timeout)
         self._answers: dict[int, _Answer] = {}  # by knock
         self._knocks = count(1)
@@ -116,15 +118,16 @@ class LinkHub:
 
     def looks(self) -> dict[int, dict[int, LaneLook]]:
         """The lanes of all links that are up, by number, as the engine and the kernel see them."""
-        return {number: self._lane_looks(number, link) for number, link in self._up().items()}
+        self._looks = {number: self._lane_looks(number, link) for number, link in self._up().items()}
+        return self._looks
 
     def _lane_looks(self, number: int, link: Link) -> dict[int, LaneLook]:
-        found, watched = {}, self._watched[number]
+        found, watched, before = {}, self._watched[number], self._looks.get(number, {})
         for lane in link.attached:
             counts = self._engine.statistics(number, lane)
             if counts is not None:
-                info = kernel_view(watched[lane]) if lane in watched else None
-                found[lane] = LaneLook(counts.bytes_received, counts.bytes_sent, counts.parked, info)
+                moved = counts.bytes_received, counts.bytes_sent, counts.parked
+                found[lane] = look_again(before.get(lane), *moved, partial(_view, watched.get(lane)))
         return found
 
     # ---- the core ------------------------------------------------------------------------------------
@@ -319,6 +322,10 @@ class LinkHub:
         finally:
             del self._answers[knock]
             self.step(core.Gone(knock))
+
+
+def _view(sock: socket.socket | None) -> TcpInfo | None:
+    return None if sock is None else kernel_view(sock)
 
 
 async def _greet_or_close(stream: trio.SocketStream, hello: m.LaneHello, who: str) -> m.LaneWelcome:

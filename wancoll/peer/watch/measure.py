@@ -11,6 +11,7 @@ import trio
 from wancoll.limits import Limits
 from wancoll.local import split_address
 from wancoll.net.dial import DialFailed
+from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.pacing import Pacer
 from wancoll.peer.core.tcpinfo import Observer, TcpInfo, parse_tcp_info
 from wancoll.peer.links.hub import WatchedLink
@@ -62,7 +63,7 @@ class Measurer:
         """Task: look at the lanes, adapt their pace, and report what is new."""
         report_at = trio.current_time()
         while True:
-            await trio.sleep(_LOOK)
+            await trio.sleep_until(next_on_grid(trio.current_time(), _LOOK))
             looks = [(link, self._lanes(link)) for link in self._remote_links()]
             self._observer.look({link.engine_id: (link.daemon, lanes) for link, lanes in looks})
             paced = {link.engine_id: (link.pacing, lanes) for link, lanes in looks}

@@ -10,6 +10,7 @@ import trio
 
 from wancoll.limits import Limits
 from wancoll.peer.core import waits
+from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.links import P2P, Broken, MemberLinks
 from wancoll.peer.core.stalls import LinkView, Stalls
 from wancoll.peer.core.waits import WaitLog
@@ -64,14 +65,14 @@ class Watcher:
 
     async def run(self) -> None:
         """Task: look at the lanes, and report with every heartbeat."""
-        report_at, pause = trio.current_time(), _LOOK
+        report_at, ready_at = trio.current_time(), trio.current_time()
         while True:
-            await trio.sleep(pause)
+            await trio.sleep_until(next_on_grid(ready_at, _LOOK))
             now = trio.current_time()
             self._look(now)
-            pause = max(_LOOK, (trio.current_time() - now) / _SHARE)
+            ready_at = now + (trio.current_time() - now) / _SHARE
             if now >= report_at:
-                report_at = now + self._interval()
+                report_at = next_on_grid(now, self._interval())
                 self._report(now)
 
     def _look(self, now: float) -> None:
