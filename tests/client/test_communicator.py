@@ -335,6 +335,15 @@ def test_update_membership(comm: Communicator, daemon: FakeDaemon) -> None:
     assert daemon.seen[0].call.kind == 1
 
 
+def test_partings_say_who_said_goodbye_and_who_is_lost(comm: Communicator, daemon: FakeDaemon) -> None:
+    told = m.EpochInfo(2, 0, "me", ["me", "a", "b"]), m.EpochInfo(3, 0, "me", ["me"], "a left; lost b: killed", ["a"])
+    daemon.send(*told)
+    connection = comm._connection
+    while connection.place.epoch < 3:
+        connection.wait_any([], 0.1)
+    assert [connection.partings[name] for name in "ab"] == [(told[1].reason, False), (told[1].reason, True)]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -304,7 +304,8 @@ class Script(Room):
             return repr(value)
         names, defaults = value.__struct_fields__, value.__struct_defaults__
         usual = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-        usual |= {"group": GROUP, "term": self.state.term, "protocol": PROTOCOL_VERSION, "voids": [], "digests": []}
+        usual |= {"group": GROUP, "term": self.state.term, "protocol": PROTOCOL_VERSION}
+        usual |= {"voids": [], "digests": [], "goodbyes": []}
         if isinstance(value, m.Plan):
             usual = msgspec.structs.asdict(USUAL)
         elif isinstance(value, m.Welcome):

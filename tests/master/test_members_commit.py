@@ -53,6 +53,35 @@ def test_a_loss_is_decided_when_all_who_go_on_have_reported() -> None:
     assert room.journal[GROUP].base == 2
 
 
+def test_who_left_in_peace_is_told_apart_from_who_is_lost_in_the_same_epoch() -> None:
+    room = voters(4)
+    room.say("d1", m.Leave(GROUP, "m1", "", False))
+    room.say("d2", m.Leave(GROUP, "m2", "its client died: killed", True))
+    frozen(room, "m0")
+    frozen(room, "m3")
+    epoch = room.new_epoch()
+    assert (epoch.reason, epoch.goodbyes) == ("m1 left; lost m2: its client died: killed", ["m1"])
+    lose(room, "d3")
+    frozen(room, "m0")
+    assert room.new_epoch().goodbyes == []
+
+
+@pytest.mark.parametrize("votes", [True, False])
+def test_who_leaves_in_peace_while_the_group_is_put_together_again_is_not_lost(votes: bool) -> None:
+    room = Room(Limits(commit="members" if votes else "master"))
+    plan = m.Plan(4, 1024, True, {}, [], 0, "", commit="members" if votes else "master")
+    room.restarted(mids=(1, 2, 3, 4))
+    for mid in (1, 2, 3):
+        room.say(f"d{mid}", report_of(mid, of=(1, 2, 3, 4), plan=plan))
+    room.say("d2", m.Leave(GROUP, "m2", "", False))
+    room.say("d3", m.Leave(GROUP, "m3", "its client died: killed", True))
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    if votes:
+        frozen(room, "m1")
+    epoch = room.new_epoch()
+    assert ([one.name for one in epoch.members], epoch.goodbyes) == (["m1"], ["m2"])
+
+
 def test_who_was_lost_is_told_what_the_others_have_with_its_digest() -> None:
     room = voters(3)
     lose(room, "d2")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import wancoll
 from tests.torch.ranks import Ranks, free_port, run
 from wancoll.client.connection import Connection
+from wancoll.testing import Cluster
 
 
 def futures(rank, size):
@@ -209,6 +210,39 @@ def test_a_loss_is_told_to_who_has_not_heard_of_it(sockets, target):
     with Ranks(3, target, env=sockets) as ranks:
         for rank in range(2):
             ranks.result(rank, 100)
+
+
+def loses_one_while_another_leaves(rank, size, path):
+    dist.init_process_group("wancoll", timeout=timedelta(seconds=50))
+    connection = dist.group.WORLD._connection
+    yield "ready"
+    if rank == 1:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        dist.destroy_process_group()
+        yield "left"
+        return
+    while len(connection.place.members) > 1:
+        connection.wait_any([], 0.1)
+    with pytest.raises(wancoll.OperationAborted, match=r"new_group.*rank-1 left; lost rank-2"):
+        dist.new_group()
+    dist.destroy_process_group()
+
+
+@pytest.mark.check
+def test_who_is_lost_in_the_epoch_in_which_another_leaves_is_lost(tmp_path):
+    with Cluster(peers=3, lanes=1, heartbeat_timeout=30.0, fork=True, master_args=["--commit=members"]) as three:
+        sockets = [{"WANCOLL_SOCKET": three.socket(i)} for i in range(3)]
+        with Ranks(3, loses_one_while_another_leaves, str(tmp_path / "leave"), env=sockets) as ranks:
+            assert [ranks.next(rank) for rank in range(3)] == ["ready"] * 3
+            three.pause(0)  # so its member says nothing, and the epoch does not end before both are gone
+            (tmp_path / "leave").touch()
+            assert ranks.next(1) == "left"
+            ranks.kill(2)
+            while not any("lost rank-2" in event.text for event in three.status().events):
+                time.sleep(0.05)
+            three.resume(0)
+            ranks.result(0, 60)
 
 
 def outlives_the_store(rank, size, path):

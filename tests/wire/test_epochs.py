@@ -46,6 +46,7 @@ def epochs(number: int) -> st.SearchStrategy[m.Epoch]:
         committed_upto=st.integers(0, 30),
         voids=voids,
         reason=st.text(max_size=20),
+        goodbyes=st.lists(st.sampled_from(["m1", "m2"]), unique=True),
     )
 
 

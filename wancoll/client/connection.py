@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from wancoll.client.arena import Arena
 from wancoll.client.channel import Channel
@@ -39,12 +39,19 @@ _SAY_AGAIN_SECONDS = 5.0  # at the least between two such lines
 _CLOSE_SECONDS = 5.0  # close() waits this long for a thread that is reading
 
 
+class Parting(NamedTuple):
+    """Why an epoch began without a member, in the master's words, and whether it is *lost*: it said no goodbye."""
+
+    reason: str
+    lost: bool
+
+
 class Connection:
     """One member's connection, after the handshake.
 
     Attributes:
         place: in the group: rank and members of the current epoch.
-        partings: who has gone since this member came, and why in the master's words; of many the last.
+        partings: who has gone since this member came; of many the last.
         label: of every call's descriptor.
         ahead: of every recv: as Post has it.
         regrets: why streams waited for these calls in vain, by number of the call; the next call raises them.
@@ -63,7 +70,7 @@ class Connection:
         self._pending: dict[int, Work] = {}  # posted, not finished; in program order
         self._last_id = 0
         self.regrets: dict[int, WancollError] = {}
-        self.partings: dict[str, str] = {}
+        self.partings: dict[str, Parting] = {}
         self._slow: m.Slow | None = None  # what the daemon said last of a call that waits
         self._posting = threading.Lock()
         self._turn = threading.Lock()
@@ -317,7 +324,7 @@ class Connection:
         elif isinstance(message, m.EpochInfo):
             if hasattr(self, "place"):
                 gone = sorted(set(self.place.members) - set(message.members))
-                self.partings.update(dict.fromkeys(gone, message.reason))
+                self.partings |= {name: Parting(message.reason, name not in message.goodbyes) for name in gone}
                 while len(self.partings) > DEFAULT.group_members:
                     del self.partings[next(iter(self.partings))]
             self.place = message

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import Store
 from torch._C._profiler import _RecordFunctionFast
 
 from wancoll.client.communicator import Communicator
-from wancoll.client.connection import Connection
+from wancoll.client.connection import Connection, Parting
 from wancoll.client.work import Work
 from wancoll.collective import Descriptor, Kind, Receipt
 from wancoll.errors import ConfigError, OperationAborted, WancollError
@@ -333,8 +333,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         """Leave the group: pending operations fail. Of the default group: end this process's daemon, too."""
         self._gone = OperationAborted("the group was shut down", who=f"group {self._name!r}")
         # With rank 0 torch's store has died, and the other ranks need not be told of this one's end.
-        alone = self._comm is not None and _tells_of_a_loss(self._connection.partings.get(member(0), ""))
-        self._leave(wait=not alone)
+        first = self._connection.partings.get(member(0)) if self._comm is not None else None
+        self._leave(wait=first is None or not first.lost)
 
     # ---- making a call -------------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             self._sit("new_group", None)
         except OperationAborted:
             partings = self._partings()
-            if self.cluster is None or not partings or any(map(_tells_of_a_loss, partings)):
+            if self.cluster is None or not partings or any(parting.lost for parting in partings):
                 raise
 
     def _sit(self, call: str, other: int | None) -> Seat:
@@ -356,14 +356,18 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 if self._seat.place is not place:
                     self._seat = Seat(self._connection, place, self._size)
                 if self._seat.lost and (other is None or other in self._seat.lost):
-                    self._gone = self._loss(f"group {self._group!r}: {'; '.join(self._partings())}")
+                    self._gone = self._loss(f"group {self._group!r}: {'; '.join(self._reasons())}")
             if self._gone is not None:
                 raise raised(self._gone, call)
             return self._seat
 
-    def _partings(self) -> list[str]:
-        """In the order of events, and in the master's words: some are lost, others leave when they hear of that."""
-        return list(dict.fromkeys(self._connection.partings.values())) if self._comm is not None else []
+    def _partings(self) -> list[Parting]:
+        """In the order of events: some are lost, others leave when they hear of that."""
+        return list(self._connection.partings.values()) if self._comm is not None else []
+
+    def _reasons(self) -> list[str]:
+        """Of the partings, in the master's words."""
+        return list(dict.fromkeys(parting.reason for parting in self._partings()))
 
     def _loss(self, what: str) -> OperationAborted:
         return OperationAborted(
@@ -373,7 +377,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def _explain(self, call: str, bad: WancollError) -> Exception:
         self._note(bad)
-        return raised(bad, call, "; ".join(text for text in self._partings() if text not in str(bad)))
+        return raised(bad, call, "; ".join(text for text in self._reasons() if text not in str(bad)))
 
     def _run(
         self, call: str, given: Sequence[torch.Tensor], result: Sequence[torch.Tensor], timeout: Any,
@@ -933,11 +937,6 @@ class Together(dist.Work):
 def _range(call: str, given: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
     """What torch's profiler shows."""
     return cast("AbstractContextManager[None]", _RecordFunctionFast(f"{BACKEND}:{call}", list(given)))
-
-
-def _tells_of_a_loss(parting: str) -> bool:
-    """Whether an epoch began, in the master's words, because members were lost: not because they left."""
-    return parting.startswith("lost ")
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:

@@ -48,6 +48,7 @@ def change(base: m.Epoch, epoch: m.Epoch) -> m.EpochChange | None:
         voids=epoch.voids[len(voids) :],
         reason=epoch.reason,
         passed=epoch.passed,
+        goodbyes=epoch.goodbyes,
     )
     kept = (base.group, base.key, base.min_world) == (epoch.group, epoch.key, epoch.min_world)
     return found if kept and voids == epoch.voids[: len(voids)] and len(now) == len(epoch.members) else None
@@ -89,6 +90,7 @@ def applied(base: m.Epoch, told: m.EpochChange) -> m.Epoch:
         voids=_still_void(base, told.committed_upto) + told.voids,
         reason=told.reason,
         passed=told.passed,
+        goodbyes=told.goodbyes,
     )
 
 

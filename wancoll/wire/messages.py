@@ -24,6 +24,7 @@ Site = Annotated[str, Meta(max_length=128)]  # a label that members close to eac
 Rank = Annotated[int, Meta(ge=-1, le=1023)]  # -1: none
 Calls = Annotated[dict[Name, Text], Meta(max_length=1024)]  # by member: what it called
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Goodbyes = Annotated[list[Name], Meta(max_length=1024)]  # members of before that left in peace; others gone are lost
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -84,6 +85,7 @@ class Epoch(Message, frozen=True):
     voids: Annotated[list[Void], Meta(max_length=8192)]
     reason: Text
     passed: bool = False  # update_memberships up to committed_upto have ended in the epoch before, with its members
+    goodbyes: Goodbyes = []
 
 
 class EpochChange(Message, frozen=True):
@@ -105,6 +107,7 @@ class EpochChange(Message, frozen=True):
     voids: Annotated[list[Void], Meta(max_length=8192)]  # beside those of base that are above committed_upto
     reason: Text
     passed: bool = False
+    goodbyes: Goodbyes = []
 
 
 # ---- client and daemon, over the unix socket ---------------------------------------------------------
@@ -181,13 +184,17 @@ class Attached(Message, frozen=True):
 
 
 class EpochInfo(Message, frozen=True):
-    """The member's place, sent whenever it changes, and why; the first one ends connect()."""
+    """The member's place, sent whenever it changes, and why; the first one ends connect().
+
+    Of the members before who are none now, *goodbyes* left in peace, and all others are lost.
+    """
 
     epoch: int
     rank: int
     member: str
     members: list[str]
     reason: str = ""
+    goodbyes: list[str] = []
 
 
 class Result(Message, frozen=True):

@@ -226,7 +226,9 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
         voids=list(group.voids.values()),
         reason=group.current.reason,
         passed=passed,
+        goodbyes=group.goodbyes,
     )
+    group.goodbyes = []
     to = tuple((member.daemon.conn, member.mid) for member in members)
     step.ready.messages.append(Announce(to, epoch, group.told))
     group.told = epoch
@@ -401,7 +403,9 @@ def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool) -> No
         group.members = [member for member in group.members if member not in gone]
         group.joining = [joiner for joiner in group.joining if joiner not in gone]
         why = several(gone[member] for member in lost)
-        text = clip(f"{names(lost)} left" if why == "left" else f"lost {names(lost)}: {why}")
+        if in_peace := why == "left":
+            group.goodbyes += [member.name for member in lost if member.in_epoch]
+        text = clip(f"{names(lost)} left" if in_peace else f"lost {names(lost)}: {why}")
         step.record(group, kind, text)
         _after_loss(step, group, text, any(member.in_epoch for member in lost))
 

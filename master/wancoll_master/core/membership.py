@@ -286,7 +286,7 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
         case m.AskPlace(mid=mid):
             _tell_what_it_waits_for(step, daemon, mid)
         case m.Leave(left, name, reason, died):
-            rebuilding.left(step, daemon, left, name)
+            rebuilding.left(step, daemon, left, name, reason)
             presence.withdraw(step.state, daemon, left, name)
             for member in list(daemon.members.values()):
                 if member.group.name == left and member.name == name:

@@ -204,14 +204,16 @@ def synced(step: Step, daemon: Daemon) -> None:
             consider(step, group)
 
 
-def left(step: Step, daemon: Daemon, name: str, member: str) -> None:
-    """A member that has reported leaves."""
+def left(step: Step, daemon: Daemon, name: str, member: str, reason: str) -> None:
+    """A member that has reported leaves; *reason* "": in peace."""
     group = step.state.groups.get(name)
     if group is None or group.rebuild is None:
         return
     for mid, (of, report) in list(group.rebuild.reports.items()):
         if of is daemon and (mid, member, daemon.name) in report.members:
             del group.rebuild.reports[mid]
+            if not reason:
+                group.rebuild.epochs[report.epoch].goodbyes.add(mid)
     _look_anew(group.rebuild)
     consider(step, group)
 
@@ -336,6 +338,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
     present = {member.mid for member in group.members}
     gone = {mid: name for mid, name, _ in newest.members if mid not in present}
+    group.goodbyes = [name for mid, name in gone.items() if mid in rebuild.epochs[newest.epoch].goodbyes]
     lost = used is None or used.epoch < newest.epoch  # the journal, or a part: this epoch was told, so it was in it
     missing = f"; {', '.join(list(gone.values())[:16])} did not report" if gone else "; not all knew the same epoch"
     reason = f"the master was restarted{missing if gone or len(top) < len(present) else ''}"

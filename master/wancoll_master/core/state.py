@@ -301,6 +301,7 @@ class Reported:
 
     report: m.Report  # the first of them
     daemons: dict[int, str]  # by mid
+    goodbyes: set[int] = field(default_factory=set)  # mids of those who have reported, and left
 
 
 @dataclass(slots=True)
@@ -331,6 +332,7 @@ class Group:
     # Before the first epoch, and joiners: what is still to be measured. By daemons: until when, whether the bandwidth.
     awaited: dict[tuple[str, str], tuple[float, bool]] = field(default_factory=dict)
     told: m.Epoch | None = None  # the newest epoch that this master has begun: its members know it
+    goodbyes: list[str] = field(default_factory=list)  # names of its members that have left in peace since
     committed: int = 0
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq, all above committed
     digest_failures: dict[int, int] = field(default_factory=dict)  # seq -> epochs in which members came apart there

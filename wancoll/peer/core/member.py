@@ -285,7 +285,7 @@ class Member:
         self.standing.said.clear()
         self.seat = seat = Seat.of(epoch, self.mid)
         self._calls.enter(epoch.epoch, seat.world)
-        place = m.EpochInfo(epoch.epoch, seat.rank, self.name, self.member_names, epoch.reason)
+        place = m.EpochInfo(epoch.epoch, seat.rank, self.name, self.member_names, epoch.reason, epoch.goodbyes)
         commands.append(cmd.ToClient(place))
         commands += self.collectives.enter(seat, now)
         commands += self.p2p.cancel()
