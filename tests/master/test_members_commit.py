@@ -141,6 +141,17 @@ def test_calls_that_differ_freeze_at_once_and_are_void() -> None:
     assert (epoch.committed_upto, [(void.seq, void.error) for void in epoch.voids]) == (1, [(2, "CollectiveMismatch")])
 
 
+def test_what_stalled_and_all_have_finished_meanwhile_is_not_void() -> None:
+    """Who is lost may have committed it: the stall was the master's opinion, and nobody's who took part."""
+    room = voters(3)
+    room.give_up("m0", 1, 2, reason="nothing moved")
+    lose(room, "d2")
+    frozen(room, "m0", 0, (1,))
+    frozen(room, "m1", 0, (1,))
+    epoch = room.new_epoch()
+    assert (epoch.committed_upto, [void.seq for void in epoch.voids]) == (1, [2])
+
+
 def test_what_the_master_commits_waits_for_all_below_by_the_members_word() -> None:
     room = voters(2)
     for name in ("m0", "m1"):
@@ -307,6 +318,38 @@ def test_who_was_not_heard_for_a_while_has_time_to_say_that_it_is_frozen() -> No
     assert room.epoch == 1
     frozen(room, "m2")
     assert len(room.new_epoch().members) == 3
+
+
+def test_who_is_heard_with_gaps_and_does_not_say_that_it_is_frozen_is_put_out_later() -> None:
+    room = voters(2)
+    room.give_up("m0", 4)
+    frozen(room, "m0")
+    for _ in range(8):
+        assert room.epoch == 1
+        room.asleep.add("d1")
+        room.sleep(1.5)
+        room.asleep.clear()
+        room.sleep(0.5)
+    room.sleep(6 * room.limits.heartbeat_timeout - 16 + 0.6)
+    assert [one.name for one in room.new_epoch().members] == ["m0"]
+
+
+def test_a_joiner_says_nothing_of_the_members_program() -> None:
+    room = voters(2)
+    room.join("m7", start=2)
+    room.say("d7", m.Heartbeat(1, [(room.mid("m7"), room.epoch, 1 << 40, 1 << 40)]))
+    assert (room.group.current.called, room.group.current.heard) == (0, 0)
+
+
+def test_who_says_too_much_is_cut_off_and_not_who_speaks_next() -> None:
+    room = voters(2)
+    room.join("x", group="other", daemon="d1", start=1)
+    for seq in range(1000, 1000 + 4096):
+        room.say("d0", m.Done(GROUP, room.mid("m0"), 1, seq, 7, 9))
+    room.say("d1", m.UpdateMembership(GROUP, room.mid("m1"), 1, 1))
+    assert "d1" in room.state.daemons
+    room.say("d0", m.Done(GROUP, room.mid("m0"), 1, 900, 7, 9))
+    assert ("d0" in room.state.daemons, "d1" in room.state.daemons) == (False, True)
 
 
 def test_after_a_restart_who_says_too_much_is_put_out_though_all_are_here() -> None:

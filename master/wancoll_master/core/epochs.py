@@ -100,7 +100,7 @@ def frozen(step: Step, member: Member, message: m.Frozen) -> None:
     if closing is None:
         return
     seqs = [seq for seq, _, _ in message.done + message.told] + message.updates
-    if len(set(seqs)) < len(seqs) or max([*seqs, *message.alone, message.committed_upto]) > step.state.believable:
+    if len(set(seqs)) < len(seqs) or max([*seqs, *message.alone, message.committed_upto]) > window_end(step, group):
         raise ProtocolError("reports impossible operations", got=f"up to {max(seqs, default=0)}, of them some twice")
     closing.reports[member.mid] = message
     _decide_if_all_reported(step, group)
@@ -111,7 +111,7 @@ def differs(step: Step, member: Member, message: m.Differs) -> None:
     group, seq = member.group, message.seq
     if group.stopped or not group.current.votes or seq <= group.committed or seq in group.voids:
         return
-    check_window(step, group, seq)
+    check_window(step, member, seq)
     other = step.state.members.get(message.other)
     whose = other.name if other is not None and other.group is group else f"member {message.other}"
     told = f"{message.digest:016x} on {member.name}; {message.theirs:016x} on {whose}"
@@ -163,7 +163,8 @@ def _borne(
 ) -> tuple[int, list[tuple[int, int, int]]]:
     """Up to where all have finished all; *sure*: so far somebody says it is committed.
 
-    That is not void any more, nor are there doubts about it, whoever says so: all have to have it.
+    That is not void any more, nor are there doubts about it, whoever says so: all have to have it. What all have
+    finished is not void, either: somebody who is lost may have committed it.
     """
     updates = set[int]()
     if closing.restarted:  # an earlier master may have committed those at which all stood; C11 is another way
@@ -175,7 +176,7 @@ def _borne(
         )
         for one in reports
     ]
-    doubtful = closing.voids.keys() | {seq for report in reports for seq in report.apart}
+    doubtful = {seq for report in reports for seq in report.apart}
     return borne.reach(words, group.committed, lambda seq: seq > sure and seq in doubtful, group.voids)
 
 
@@ -508,7 +509,7 @@ def done(step: Step, member: Member, message: m.Done) -> None:
         return
     entry = pending.get(seq)
     if entry is None:
-        check_window(step, group, seq)
+        check_window(step, member, seq)
         entry = pending[seq] = Pending(step.now, False, message.digest, message.fingerprint)
     elif entry.update or entry.fingerprint != message.fingerprint:
         ask_calls(step, group, seq)
@@ -537,7 +538,7 @@ def learn(step: Step, member: Member, upto: int) -> None:
     group = member.group
     if not group.current.votes or group.stopped or upto <= member.committed:
         return
-    if upto > step.state.believable:
+    if upto > window_end(step, group):
         raise ProtocolError("has committed more than there can be", got=str(upto))
     member.committed = upto
     group.current.heard = max(group.current.heard, upto)
@@ -556,7 +557,7 @@ def grace(step: Step, member: Member, message: m.Grace) -> None:
     """A member has called an op that does not wait for ever for the others (R20)."""
     learn(step, member, message.committed_upto)
     if message.seq > member.group.committed:
-        check_window(step, member.group, message.seq)
+        check_window(step, member, message.seq)
     graces.called(step, member, message)
 
 
@@ -570,7 +571,7 @@ def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
         return
     entry = group.current.pending.get(seq)
     if entry is None:
-        check_window(step, group, seq)
+        check_window(step, member, seq)
         entry = group.current.pending[seq] = Pending(step.now, True, 0, 0)
     elif not entry.update:
         ask_calls(step, group, seq)
@@ -637,10 +638,15 @@ def window_end(step: Step, group: Group) -> int:
     return max(bound, step.state.believable) if group.small or group.current.votes else bound
 
 
-def check_window(step: Step, group: Group, seq: int) -> None:
-    """Refuse a seq that no member can have reached, so that nobody fills the master's memory."""
-    window, bound = WINDOW_FACTOR * step.limits.ops_in_flight, window_end(step, group)
-    if not 0 < seq <= bound or len(group.current.pending) >= window:
+def check_window(step: Step, member: Member, seq: int) -> None:
+    """Refuse a seq that no member can have reached, so that nobody fills the master's memory.
+
+    A member can have said so many that are open: who says more is to blame, not who speaks next.
+    """
+    window, bound = WINDOW_FACTOR * step.limits.ops_in_flight, window_end(step, member.group)
+    pending = member.group.current.pending
+    full = len(pending) >= window and sum(member.mid in entry.done for entry in pending.values()) >= window
+    if not 0 < seq <= bound or full:
         raise ProtocolError("names an impossible operation", expected=f"1 to {bound}", got=str(seq))
 
 
@@ -769,7 +775,7 @@ def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
     if group.current.asking is None:
         if group.stopped or seq <= group.committed or seq in group.voids:
             return
-        check_window(step, group, seq)
+        check_window(step, member, seq)
         ask_calls(step, group, seq)
     has_called(step, member, message)
     asking = group.current.asking
@@ -842,7 +848,7 @@ def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     seqs = sorted({seq for seq in message.seqs if seq > group.committed and seq not in group.voids})
     if not seqs or (closing is not None and closing.reasons):
         return
-    check_window(step, group, seqs[-1])
+    check_window(step, member, seqs[-1])
     has_called(step, member, message)
     if why := _runs_away(step, member, seqs):
         lose(step, {member: why}, "evicted", tell=True)

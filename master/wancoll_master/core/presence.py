@@ -23,6 +23,7 @@ from wancoll_master.core import doubts, epochs, rebuilding
 from wancoll_master.core.ready import Send
 from wancoll_master.core.state import Daemon, Group, State, Step
 
+_UNSTEADY = 2  # times as long at most who is heard with gaps
 FREEZES = 2  # times heartbeat_timeout: its end may have to find out first that nothing arrives there
 _UNHEARD = 1.5  # heartbeat intervals without a word after which a daemon counts as one that the master does not hear
 
@@ -241,18 +242,18 @@ def judge(step: Step) -> float:
 def judge_frozen(step: Step, group: Group) -> None:
     """Put out whose daemon is heard all the time, and who does not say what it has finished (C2).
 
-    Who is not heard, or was not for a while, may not have been told.
+    Who is not heard, or was not for a while, may not have been told; but not for ever.
     """
     closing = group.current.closing
     if closing is None or closing.until > step.now:
         return
     bound = FREEZES * step.limits.heartbeat_timeout
     due = {
-        member: max(closing.since, member.daemon.steady_since) + bound
+        member: min(max(closing.since, member.daemon.steady_since), closing.since + _UNSTEADY * bound) + bound
         for member in group.members
         if member.mid not in closing.reports and not silent(step, member.daemon)
     }
-    closing.until = min((at for at in due.values() if at > step.now), default=step.now + bound)
+    closing.until = min((at for at in due.values() if at > step.now), default=step.now + step.limits.heartbeat_interval)
     late = [member for member, at in due.items() if at <= step.now]
     why = f"it was told to stop, and did not say within {bound:g} s what it has finished"
     if late:

@@ -22,7 +22,7 @@ def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
     """How far the daemon's members are in their programs, and how their processes are."""
     for mid, epoch, seq, committed in beat.called:
         member = daemon.members.get(mid)
-        if member is not None:
+        if member is not None and member.in_epoch:
             seq = min(seq, epochs.window_end(step, member.group))
             member.called = epoch, seq, step.now
             if epoch == member.group.epoch:
