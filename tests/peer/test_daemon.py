@@ -152,6 +152,18 @@ async def test_who_waits_for_a_place_is_told_that_there_is_no_master(tmp_path: P
         await played.close()
 
 
+async def test_while_the_master_is_away_the_daemon_says_that_it_is_what_a_call_waits_for(tmp_path: Path) -> None:
+    async with stage(tmp_path) as played, trio.open_nursery() as nursery:
+        await nursery.start(partial(serve, played.config, stop=trio.Event()))
+        master = await played.welcome()
+        busy, _ = await played.busy(master)
+        await master.stream.aclose()
+        told = await busy.hear(m.Slow)
+        assert told.id == 1
+        assert f"it is finished here and waits for the master at {played.config.master}, away for " in told.text
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_daemon_that_stops_takes_no_new_clients(tmp_path: Path) -> None:
     async with stage(tmp_path) as played, trio.open_nursery() as nursery:
         stop = trio.Event()

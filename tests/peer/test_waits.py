@@ -84,7 +84,12 @@ def test_an_operation_that_is_done_here() -> None:
     told = waits.report(d.member, [seen(2)], 4.0, SLOW)
     assert told is not None
     assert told.ops[0].stage == "done"
-    assert "finished here and waits for the others" in waits.local_words(told, names)
+    called = "operation 1 (all_reduce(4 x float32, op=sum)) has not ended 3.0 s after it was called: "
+    here, away = "it is finished here and waits for ", "the master at h:1, away for 2.0 s"
+    assert waits.local_words(told, names) == f"{called}{here}the others"
+    assert waits.local_words(told, names, None, away) == f"{called}{here}{away}"
+    assert waits.local_words(told, names, frozenset({2})) == f"{called}{here}m2"
+    assert waits.local_words(told, names, frozenset({2}), away) == f"{called}{here}m2; not there: {away}"
 
 
 def test_a_send_that_is_alone() -> None:

@@ -93,7 +93,12 @@ class Daemon:
             engine.pace_link,
         )
         self.watcher = Watcher(
-            config.limits, self.links, lambda: self._sessions, self.control.send, lambda: self.control.interval
+            config.limits,
+            self.links,
+            lambda: self._sessions,
+            self.control.send,
+            lambda: self.control.interval,
+            self._master_away,
         )
         self._nursery = nursery
         self._sessions: list[Session] = []
@@ -262,6 +267,12 @@ class Daemon:
         for session in self._sessions:
             if session.member.epoch is None:
                 self._say_who_is_missing(session)
+
+    def _master_away(self) -> str:
+        """Which, and for how long; "": it is here."""
+        if self.control.connected:
+            return ""
+        return f"the master at {self.config.master}, away for {trio.current_time() - self._no_master_since:.1f} s"
 
     def _say_who_is_missing(self, session: Session) -> None:
         session.tell(m.Slow(0, f"for the master at {self.config.master}: {self._no_master_reason}"[:4000]))

@@ -146,6 +146,10 @@ class Ballot:
         mine = self._mine.get(seq)
         return [(mid, told[seq]) for mid, told in self._theirs.items() if mine and told.get(seq, mine) != mine]
 
+    def unheard(self, seq: int) -> frozenset[int]:
+        """Who has not said that *seq* is finished there."""
+        return frozenset(mid for mid, told in self._theirs.items() if seq > self._known and seq not in told)
+
     def freeze(self) -> None:
         """From now on nothing is finished here, for ever (C2)."""
         self.frozen = True

@@ -336,6 +336,13 @@ class Collectives(Book):
         """Whether members commit it."""
         return op.meaning is not None and op.meaning.descriptor.proves_all
 
+    def unheard(self, seq: int) -> frozenset[int] | None:
+        """Who has not said that *seq* is finished there, too; None: it is the master's to commit."""
+        op, ballot = self.open.get(seq), self.ballot
+        if op is None or ballot is None or not (seq in self._alone or self._votes(op)):
+            return None
+        return ballot.unheard(seq)
+
     def _count(self) -> list[cmd.Command]:
         """Commit what all have finished."""
         ballot = self.ballot

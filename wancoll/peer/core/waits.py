@@ -13,6 +13,7 @@ from wancoll.wire import messages as m
 
 MOST_OPS = 8
 MOST_LINKS = 64
+_NAMED = 4  # members, in a sentence
 SAID_AGAIN = 30.0  # seconds between two waits that are logged
 _STAGES = {
     OpState.waiting: "links",  # of a send or recv: "alone"
@@ -137,24 +138,37 @@ def plain(waits: m.Waits | None, names: Callable[[int], str]) -> dict[str, objec
     }
 
 
-def local_words(waits: m.Waits, names: Callable[[int], str]) -> str:
-    """In a sentence, while the master has not said more: "" without an operation."""
+def local_words(
+    waits: m.Waits, names: Callable[[int], str], unheard: frozenset[int] | None = None, master: str = ""
+) -> str:
+    """In a sentence, while the master has not said more: "" without an operation.
+
+    Args:
+        waits: of the member.
+        names: of members.
+        unheard: who has not said that the first operation is finished there; None: the master commits it.
+        master: which one is away, and for how long; "": it is here.
+    """
     if not waits.ops:
         return ""
     op = waits.ops[0]
     what = f"operation {op.seq} ({op.what})" if op.seq else op.what
     text = f"{what} has not ended {op.age:.1f} s after it was called"
+    bad = next((link for link in waits.links if link.state in ("down", "dead", "blocked")), None)
     if op.stage == "alone":
-        return f"{text}: {names(op.other)} has not called its half"
-    if op.stage == "input":
-        return f"{text}: its own client has not filled its input"
-    if op.stage == "done":
-        return f"{text}: it is finished here and waits for the others"
-    bad = [link for link in waits.links if link.state in ("down", "dead", "blocked")]
-    if bad:
-        link = bad[0]
-        return f"{text}: the link to {names(link.other)} is {link.state} for {link.since:.1f} s {link.reason}".rstrip()
-    return f"{text}: its last byte moved {op.still:.1f} s ago"
+        text += f": {names(op.other)} has not called its half"
+    elif op.stage == "input":
+        text += ": its own client has not filled its input"
+    elif op.stage == "done" and unheard is None and master:
+        return f"{text}: it is finished here and waits for {master}"
+    elif op.stage == "done":
+        others = ", ".join(names(mid) for mid in sorted(unheard or ())[:_NAMED])
+        text += f": it is finished here and waits for {others or 'the others'}"
+    elif bad is not None:
+        text += f": the link to {names(bad.other)} is {bad.state} for {bad.since:.1f} s {bad.reason}".rstrip()
+    else:
+        text += f": its last byte moved {op.still:.1f} s ago"
+    return f"{text}; not there: {master}" if master else text
 
 
 class WaitLog:

@@ -24,6 +24,7 @@ _LOOK = 0.25  # seconds between looks at the lanes
 _SHARE = 0.05  # of a processor that looks may take, where there are very many lanes
 _SETTLED = 3  # heartbeats until the other end's word has come here by way of the master
 _ASK_PLACE = 2.0  # seconds without a place in the group until the master is asked what for, and again and again
+_LESS_OFTEN = 1.25  # times as long as when the client was told last
 _CLIENT_TOLD = 32  # times that a client is told of one call
 
 
@@ -35,6 +36,7 @@ class _Watched:
     verdict: m.Waited | None = None
     log: WaitLog = field(default_factory=WaitLog)
     told: tuple[int, str] = (0, "")  # the client: which call, what
+    answered: float = 0.0  # seconds that the call had waited when it was told without the master
     times: int = 0
     asked_at: float = 0.0  # what it waits for, before it has a place
 
@@ -48,6 +50,7 @@ class Watcher:
         sessions: gives those that are attached.
         send: to the master.
         interval: gives the seconds between reports to the master.
+        away: which master is away, and for how long; "": it is here.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class Watcher:
         sessions: Callable[[], list[Session]],
         send: Callable[[m.FromPeer], None],
         interval: Callable[[], float],
+        away: Callable[[], str],
     ) -> None:
         self._limits, self._hub, self._sessions, self._send, self._interval = limits, hub, sessions, send, interval
+        self._away = away
         self._stalls = Stalls()
         self._known_at: dict[int, float] = {}  # by engine id of a link: when the master last said who holds bytes back
         self._watched: dict[Session, _Watched] = {}
@@ -94,6 +99,7 @@ class Watcher:
             if watched.waits is not None and not member.standing.reporting:
                 self._send(watched.waits)
             self._note(session, watched, now)
+            self._answer(session, watched)
             if member.seat is None and member.mid and not member.over:
                 self._ask_place(session, watched, now)
 
@@ -128,9 +134,27 @@ class Watcher:
         elif oldest.age >= self._limits.slow_after + 2 * self._interval() and watched.log.begins(
             key, now - oldest.age, now
         ):
-            local = waits.local_words(watched.waits, self._namer(session))
+            local = self._seen_here(session, watched.waits, oldest)
             text = watched.verdict.text if watched.verdict is not None else ""
             log.info("operation waits", member=session.member.name, here=local, text=text)
+
+    def _seen_here(self, session: Session, report: m.Waits, oldest: m.OpWait) -> str:
+        unheard = session.member.collectives.unheard(oldest.seq)
+        return waits.local_words(report, self._namer(session), unheard, self._away())
+
+    def _answer(self, session: Session, watched: _Watched) -> None:
+        """There is no master to say what the client's call waits for: say it, less and less often; take it back."""
+        report = watched.waits
+        if report is None or not report.ops:
+            watched.answered = 0.0
+            return
+        oldest = report.ops[0]
+        away = bool(self._away())
+        if oldest.age < watched.answered:
+            watched.answered = 0.0  # another one
+        if (away and oldest.age >= _LESS_OFTEN * watched.answered) or (not away and watched.answered):
+            watched.answered = oldest.age if away else 0.0
+            self._tell_client(session, watched, self._seen_here(session, report, oldest))
 
     # ---- what the master says ------------------------------------------------------------------------
 
@@ -145,19 +169,18 @@ class Watcher:
             self._known_at[number] = now
             if other in message.parked:
                 self._stalls.excuse(number, now)
-        self._tell_client(session, watched)
+        if message.text:
+            self._tell_client(session, watched, message.text)
 
-    def _tell_client(self, session: Session, watched: _Watched) -> None:
+    def _tell_client(self, session: Session, watched: _Watched, text: str) -> None:
         """Once for each change, and not too often, since it may not read."""
-        if watched.verdict is None or not watched.verdict.text:
-            return
         call = session.member.oldest_call
         if call != watched.told[0]:
             watched.times = 0
-        if call and (call, watched.verdict.text) != watched.told and watched.times < _CLIENT_TOLD:
-            watched.told = call, watched.verdict.text
+        if call and (call, text) != watched.told and watched.times < _CLIENT_TOLD:
+            watched.told = call, text
             watched.times += 1
-            session.tell(m.Slow(call, watched.verdict.text))
+            session.tell(m.Slow(call, text))
 
     # ---- status --------------------------------------------------------------------------------------
 
