@@ -93,6 +93,11 @@ def test_in_too_small_a_world_calls_behind_an_update_wait_for_who_is_admitted_at
     assert attempt(211)[1] == attempt(211, "members")[1] == attempt(298)[1] == ""
 
 
+def test_members_whose_calls_are_void_one_after_the_other_may_go_on() -> None:
+    """Past as many as they may have in flight."""
+    assert attempt(6319)[1] == ""
+
+
 # Which mistakes show, and in worlds of which faults (None: those of the seed). Others show in small ones: test_small.
 SHOWS: dict[str, tuple[str, ...] | None] = {
     "reporting_without_freezing": None,
@@ -104,6 +109,10 @@ SHOWS: dict[str, tuple[str, ...] | None] = {
     "nobody_waits_where_all_were_lost": ("cut_members",),
     "admitting_beside_who_goes_on_alone": ("unheard_master",),
     "passing_on_ones_own": ("master_away",),
+    "ending_in_the_next_epoch_what_was_passed": ("master_away", "unheard_master", "kill_daemon"),
+    "notes_without_room": None,
+    "notes_behind_data": None,
+    "notes_not_said_again": ("cut_pair", "break_lane"),
 }
 
 

@@ -47,7 +47,7 @@ from wancoll_master.core.state import (
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned, Proposal, Request
 
-WINDOW_FACTOR = 4  # times ops_in_flight: how far above the last commit a member may be
+WINDOW_FACTOR = 4  # times ops_in_flight: how far above what is committed or void a member may be
 _CALL_CHARS = 200
 _CALLS_TOLD = 32  # of a mismatch
 _VOID_CHARS, _FEW_VOIDS = 300, 16
@@ -632,8 +632,8 @@ def _wait_ended(step: Step, group: Group, slow: Slow) -> None:
 
 
 def window_end(step: Step, group: Group) -> int:
-    """The highest seq that a member can have reached."""
-    bound = group.committed + WINDOW_FACTOR * step.limits.ops_in_flight
+    """The highest seq that a member can have reached: what is void is behind it like what is committed."""
+    bound = group.first_open - 1 + WINDOW_FACTOR * step.limits.ops_in_flight
     # In a small world members fail what they like themselves; where they commit, the master hears of it now and then.
     return max(bound, step.state.believable) if group.small or group.current.votes else bound
 
