@@ -306,6 +306,20 @@ def test_it_says_again_what_who_was_late_with_the_epoch_has_dropped() -> None:
     assert len(first) == 2
 
 
+def test_who_passes_it_says_so_to_one_who_was_late_with_the_epoch_and_had_dropped_a_note() -> None:
+    """Nobody says again what it has passed, or what a master was told of."""
+    update, v, late = UPDATE.fingerprint(), Voter(), Voter()
+    for each in (v, late):
+        each.run(UPDATE)
+        each.member.without_master(3.0)
+    v.hear(2, Note(1, 0, 1, 0, update))
+    said = v.hear(3, Note(1, 0, 1, 0, update))
+    assert notes(said) == [(2, Note(1, 1)), (3, Note(1, 1))]
+    assert late.hear(2, Note(1, 0, 1, 0, update)) == []
+    [result] = told(late.hear(3, Note(1, 1)), m.Result)
+    assert (result.seq, result.asked_master) == (1, False)
+
+
 def test_frozen_it_passes_nothing() -> None:
     v = Voter()
     v.run(UPDATE)

@@ -139,7 +139,11 @@ class Ballot:
     def again(self) -> list[Note]:
         """For a member that may have lost what was said: all that it may not know."""
         mine = [Note(self.epoch, self.committed, seq, *result) for seq, result in self._mine.items() if result]
-        return [Note(self.epoch, self.committed), *mine]
+        return [self.committed_so_far(), *mine]
+
+    def committed_so_far(self) -> Note:
+        """What is committed here, and no more."""
+        return Note(self.epoch, self.committed)
 
     def differing(self, seq: int) -> list[tuple[int, Result]]:
         """Who has another result of *seq* than this member."""

@@ -156,6 +156,9 @@ class Collectives(Book):
             return commands
         self.ballot.advance(upto)
         self._said = {seq for seq in self._said if seq > upto}
+        if not self.ballot.frozen and any(seq <= upto for seq in self._alone):  # C10: some may lack another's word
+            to = tuple(sorted(self.ballot.others & self._up))
+            commands.append(cmd.SendNote(to, self.ballot.committed_so_far().pack()))
         self._alone = {seq for seq in self._alone if seq > upto}
         return commands + self._count() + self._say_next()
 
