@@ -230,8 +230,8 @@ def test_the_documents_name_only_options_and_variables_that_exist():
     variables = {"WANCOLL_" + argument.name.removeprefix("--").replace("-", "_").upper() for argument in arguments}
     variables |= {"WANCOLL_FAILPOINTS", "WANCOLL_MOVE_BUCKETS"}  # of master and peer, of torch's backend; no options
     # --help: of all commands; --now, --no-block: of systemctl; --strict: of mypy; --delay, --rate: of tests.wan;
-    # --commit: of tests.sim; --wan: of tests.bench; the rest: of the examples
-    others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate", "--commit", "--wan"}
+    # --commit: of tests.sim; --wan, --mpi: of tests.bench; the rest: of the examples
+    others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate", "--commit", "--wan", "--mpi"}
     others |= {"--backend", "--batch", "--device-ms", "--heads"}
     text = "\n".join(path.read_text() for path in DOCUMENTS)
     assert "--advertise" in text

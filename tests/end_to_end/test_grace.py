@@ -14,7 +14,7 @@ import wancoll
 from tests.later import later
 from wancoll.chaos import Cluster, in_threads
 
-GRACE = 0.2
+GRACE = 0.4
 COUNT = 300_000  # several frames, and pages
 
 

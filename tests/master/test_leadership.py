@@ -530,6 +530,14 @@ async def loaded(client: Etcd, keys: Keys) -> Facts:
     return store.facts
 
 
+async def test_what_another_version_wrote_is_refused(etcd: chaos.Etcd) -> None:
+    keys = Keys(next(_prefixes))
+    async with Etcd([etcd.url], 5.0) as client, writing(client, keys):
+        await client.txn([], [put(keys.groups + "g", "4 40 1 300\n{}")], [])
+        with pytest.raises(EtcdError, match="cannot be read by this version"):
+            await loaded(client, keys)
+
+
 async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
     keys = Keys(next(_prefixes))
     async with LosesAnswers([etcd.url], 5.0) as client, writing(client, keys) as (store, done, deposed):

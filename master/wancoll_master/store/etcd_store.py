@@ -1,10 +1,10 @@
 """The facts in etcd: a Store whose writes are done later, and which only the leader can write. A trio shell.
 
 Keys under the prefix: "leader" (with the leader's lease; its creation revision names one leadership), "facts" (term,
-highest epoch, next mid and the number of the write), "groups/NAME" (newest epoch, what was committed when it began, for
-how long its members go on alone, mids; on a second line what was void). Each write compares the leader key's creation
-with ours, and the facts' last change with what we know: a deposed leader writes nothing, and of a write that was tried
-again nothing comes to pass twice or late.
+highest epoch, next mid and the number of the write), "groups/NAME" (a mark of this form, newest epoch, what was
+committed when it began, for how long its members go on alone, mids; on a second line what was void). Each write
+compares the leader key's creation with ours, and the facts' last change with what we know: a deposed leader writes
+nothing, and of a write that was tried again nothing comes to pass twice or late.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from wancoll_master.store.facts import GROUPS_KEPT, Facts, voids_as_text, voids_
 log = structlog.get_logger("wancoll.master")
 
 _GROUPS_PER_WRITE = 32  # etcd takes 128 changes and 1.5 MiB at once
+_FORM = "v2"  # of a group's numbers: those of another version are refused, not misread
 _RETRY = 0.05  # seconds
 
 
@@ -74,7 +75,7 @@ class Numbers:
             found = json.loads(entry.value)
             return cls(*(int(found[name]) for name in cls.__dataclass_fields__))
         except (ValueError, KeyError, TypeError) as bad:
-            raise EtcdError(f"the value of {entry.key} cannot be read: {entry.value[:100]!r}") from bad
+            raise EtcdError(f"the value of {entry.key} cannot be read by this version: {entry.value[:100]!r}") from bad
 
     @property
     def text(self) -> str:
@@ -112,10 +113,14 @@ class EtcdStore:
         for entry in await self._etcd.under(self._keys.groups):
             try:
                 numbers, _, voids = entry.value.partition("\n")
-                epoch, base, alone, *mids = map(int, numbers.split())
+                form, *rest = numbers.split()
+                if form != _FORM:
+                    raise ValueError
+                epoch, base, alone, *mids = map(int, rest)
                 used_there = Used(epoch, frozenset(mids), base, voids_from_text(voids), alone)
             except ValueError as bad:
-                raise EtcdError(f"the value of {entry.key} cannot be read: {entry.value[:100]!r}") from bad
+                what = f"the value of {entry.key} cannot be read by this version"
+                raise EtcdError(f"{what}: {entry.value[:100]!r}") from bad
             known[entry.key.removeprefix(self._keys.groups)] = used_there
         used = dict(sorted(known.items(), key=lambda item: item[1].epoch))
         old = list(used)[:-GROUPS_KEPT]
@@ -159,7 +164,7 @@ class EtcdStore:
         compare = [created(keys.leader, self._leading_since), modified(keys.facts, self._revision)]
         changes = [put(keys.facts, text)]
         for name, used in groups.items():
-            numbers = " ".join(map(str, [used.epoch, used.base, used.alone, *sorted(used.mids)]))
+            numbers = " ".join(map(str, [_FORM, used.epoch, used.base, used.alone, *sorted(used.mids)]))
             changes.append(put(keys.groups + name, "\n".join(filter(None, (numbers, voids_as_text(used.voids))))))
         reason = "nobody answered"
         with trio.move_on_after(self._write_timeout):
