@@ -14,6 +14,7 @@ import pytest
 import wancoll
 from tests.client.fake_daemon import ARENA, FakeDaemon
 from tests.client.tools import BIG, numpy_kind, refused
+from wancoll.client import codecs
 from wancoll.client.codecs import FLOATS, NOMINAL_ERROR, cheapest, exact_part, lossy
 from wancoll.client.communicator import Communicator
 from wancoll.client.many import buckets
@@ -21,7 +22,7 @@ from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError, PeerDaemonLost, WorldTooSmall
 from wancoll.schedule import choose, codec
 from wancoll.schedule.build import takes
-from wancoll.schedule.numbers import storage
+from wancoll.schedule.numbers import narrowed, storage
 from wancoll.schedule.reference import execute
 from wancoll.schedule.steps import Action, Buffer
 from wancoll.wire import messages as m
@@ -555,3 +556,32 @@ def test_many_is_quick_with_many_tensors(comm: Communicator, daemon: FakeDaemon)
     assert time.monotonic() - started < 5
     assert len(daemon.seen) == 40
     assert all((x == 2).all() for x in tensors)
+
+
+def fed(dtype: DType, how: Codec, values: Any, residual: Any) -> tuple[bytes, ...]:
+    """What is sent, the residual once that is committed, and the residual where it came too late."""
+    feedback, sent = wancoll.ErrorFeedback(), values.copy()
+    feedback.load_state_dict({"w": residual})
+    feed = codecs.Feed("all_reduce", feedback, "w", dtype, sent.size, how)
+    feed.add(sent.ctypes.data)
+    feed.commit("ring", 0, 2)
+    committed = feedback.residual("w")
+    feed.not_counted()
+    return sent.tobytes(), committed.tobytes(), feedback.residual("w").tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "how"), [(dtype, how) for dtype in FLOATS for how in Codec if takes(how, dtype)])
+def test_a_large_tensor_is_fed_piece_by_piece_with_the_same_bits(
+    dtype: DType, how: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elements = codec.block(how)[0]
+    assert not elements or codecs._AT_ONCE % elements == 0
+    rng = np.random.default_rng(5)
+    kept = np.float64 if dtype is DType.float64 else np.float32
+    wide = (rng.standard_normal(5001) * 10.0 ** rng.integers(-3, 4, 5001)).astype(kept)
+    wide[[3, 2500, 4999]] = np.inf, np.nan, -np.inf
+    values, residual = narrowed(dtype, wide), rng.standard_normal(5001).astype(kept)
+    whole = fed(dtype, how, values, residual)
+    monkeypatch.setattr(codecs, "_AT_ONCE", 1024)
+    assert fed(dtype, how, values, residual) == whole
+    assert np.isfinite(np.frombuffer(whole[1], kept)).all()

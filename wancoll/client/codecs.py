@@ -34,6 +34,7 @@ NOMINAL_ERROR = (
 )
 
 _CODECS = Codec.__members__
+_AT_ONCE = 1 << 17  # elements, whole blocks of every codec: what is made of so many stays in a cache
 
 
 class Coding(NamedTuple):
@@ -104,12 +105,15 @@ def cheapest(call: str, dtype: DType, max_rel_error: float) -> Codec:
     return Codec.none
 
 
-def lossy(codec: Codec, dtype: DType, x: Array) -> Array:
-    """What *x*, a flat array of dtype storage(dtype), is after the wire, rounded to nearest; without codec *x*."""
+def lossy(codec: Codec, dtype: DType, x: Array, room: Array | None = None) -> Array:
+    """What *x*, a flat array of dtype storage(dtype), is after the wire, rounded to nearest; without codec *x*.
+
+    *room*, like *x*, may be overwritten for it.
+    """
     if codec is Codec.none:
         return x
     coded = np.empty(coded_bytes(codec, x.size), np.uint8)
-    decoded = np.empty_like(x)
+    decoded = np.empty_like(x) if room is None else room
     kernels = lib.wc_kernels_default()
     entered = lib.wc_fpenv_enter()
     try:
@@ -250,27 +254,39 @@ class Feed:
             return
         nbytes = self._count * self._dtype.itemsize
         sent = np.frombuffer(ffi.buffer(ffi.cast("char *", address), nbytes), storage(self._dtype))
+        lost = np.empty(self._count, _kept(self._dtype))
+        rounded = None if sent.dtype == lost.dtype else np.empty_like(lost)
         residual = self._feedback._residuals.get(self._name)
         with np.errstate(all="ignore"):
-            if sent.dtype == _kept(self._dtype):
-                if residual is not None:
-                    sent += residual
-                lost = sent - lossy(self._codec, self._dtype, sent)
-            else:
-                wanted = widened(self._dtype, sent)
-                if residual is not None:
-                    wanted += residual
-                    sent[:] = narrowed(self._dtype, wanted)
-                self._rounded = _finite(wanted - widened(self._dtype, sent))
-                lost = wanted - widened(self._dtype, lossy(self._codec, self._dtype, sent))
-        self._next, self._sent = _finite(lost), sent
+            for start in range(0, self._count, _AT_ONCE):
+                at = slice(start, start + _AT_ONCE)
+                before = residual[at] if residual is not None else None
+                self._add_part(sent[at], before, lost[at], rounded[at] if rounded is not None else None)
+        self._next, self._sent, self._rounded = lost, sent, rounded
+
+    def _add_part(self, sent: Array, residual: Array | None, lost: Array, rounded: Array | None) -> None:
+        """As add(): *sent* changes, and *lost* and *rounded* become what they are of it."""
+        if rounded is None:
+            if residual is not None:
+                sent += residual
+            np.subtract(sent, lossy(self._codec, self._dtype, sent, lost), out=lost)
+        else:
+            wanted = widened(self._dtype, sent)
+            if residual is not None:
+                wanted += residual
+                sent[:] = narrowed(self._dtype, wanted)
+            np.subtract(wanted, widened(self._dtype, sent), out=rounded)
+            _drop_infinite(rounded)
+            np.subtract(wanted, widened(self._dtype, lossy(self._codec, self._dtype, sent)), out=lost)
+        _drop_infinite(lost)
 
     def not_counted(self) -> None:
         """The call is committed without this tensor, which came too late: all of it was lost, and is sent next time."""
         if self._sent is not None:
             kept = widened(self._dtype, self._sent)
             kept = kept + self._rounded if self._rounded is not None else kept.copy()
-            self._feedback._residuals[self._name] = _finite(kept)
+            _drop_infinite(kept)
+            self._feedback._residuals[self._name] = kept
 
     def commit(self, algorithm: str, rank: int, world_size: int) -> None:
         """The call is committed, with that algorithm and rank among the contributors. Doing it again is harmless."""
@@ -333,6 +349,8 @@ def _kept(dtype: DType) -> np.dtype[Any]:
     return np.dtype(np.float64 if dtype is DType.float64 else np.float32)
 
 
-def _finite(lost: Array) -> Array:
-    """Without infinities and NaN, which travel as they are."""
-    return lost if np.isfinite(lost).all() else np.where(np.isfinite(lost), lost, lost.dtype.type(0))
+def _drop_infinite(lost: Array) -> None:
+    """Infinities and NaN become 0: they travel as they are."""
+    finite = np.isfinite(lost)
+    if not finite.all():
+        lost[~finite] = 0
