@@ -63,3 +63,15 @@ def test_the_others_go_on(held: Communicator) -> None:
 def test_or_fail_if_that_was_asked_for(held: Communicator) -> None:
     with pytest.raises(OperationAborted, match=r"membership changed; expected all of me, other; got other left or was"):
         synchronise(held, "raise")
+
+
+def test_who_overwrites_is_told_of_the_mixture_by_a_timeout_too(held: Communicator) -> None:
+    tensors = tensors_of({"x": np.arange(10.0)}, changing=True)
+    work = SyncWork(Gathers(), held._connection, tensors, 3, "overwrite", "retry")
+    assert work._late().hint == "nothing is lost: .work.wait() goes on waiting"
+    work._rounds = 1
+    assert "hold a part of another state; .work.wait() goes on waiting" in work._late().hint
+    work._answer = OperationAborted("the holder is lost", hint="all tensors are as they were")
+    with pytest.raises(OperationAborted) as failed:
+        work.wait(1)
+    assert failed.value.hint.endswith("another state: call sync_state again; the others' tensors are as they were")

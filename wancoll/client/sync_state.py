@@ -49,7 +49,7 @@ from wancoll.sync.verdict import Goal, Verdict, goal, judge
 
 _AHEAD = 3  # deliveries under way for each partner
 _MOST = 32  # deliveries under way
-_TORN = "this member's tensors, which it overwrites, hold a part of another state: call sync_state again"
+_TORN = "this member's tensors, which it overwrites, hold a part of another state"
 
 Waits = Generator[Sequence[Work], None, Any]  # yields calls; goes on when one of them is finished
 
@@ -92,7 +92,7 @@ class SyncWork:
         self._waits: Sequence[Work] = ()
 
     def wait(self, timeout: float | None = None) -> SyncReceipt:
-        """Block until all members have the state that won, or none has been changed.
+        """Block until all members have the state that won, or none has been changed but who overwrites its own.
 
         Args:
             timeout: seconds; None waits as long as it takes.
@@ -103,7 +103,7 @@ class SyncWork:
         Raises:
             TimeoutError: still pending; nothing is lost, wait() again. Its .work is this handle.
             DeviceError: a device failed.
-            WancollError: it failed; the tensors are as they were.
+            WancollError: it failed; the tensors are as they were, or the hint says that they hold a mixture.
         """
         check_seconds("sync_state", "timeout", timeout)
         self._deadline = deadline = deadline_after(timeout)
@@ -115,8 +115,9 @@ class SyncWork:
                 raise self._late()
             self._step()
         if isinstance(self._answer, WancollError):
-            if self._overwrites and self._rounds and _TORN not in self._answer.hint:
-                self._answer.hint = f"{_TORN}; {self._answer.hint}".rstrip("; ")
+            if self._torn and _TORN not in self._answer.hint:
+                rest = self._answer.hint.replace("all tensors are", "the others' tensors are")
+                self._answer.hint = f"{_TORN}: call sync_state again; {rest}".rstrip("; ")
             raise self._answer
         for landing in self._landings:
             try:
@@ -133,11 +134,16 @@ class SyncWork:
                 raise
         return self._answer
 
+    @property
+    def _torn(self) -> bool:
+        """Whether bytes of the state that won may have come into the caller's tensors."""
+        return self._overwrites and self._rounds > 0
+
     def _late(self) -> TimeoutError:
         return TimeoutError(
             f"sync_state of group {self._connection.group!r}, member {self._connection.place.member!r}, is still "
             f"pending {time.monotonic() - self._began:.3f} s after it was called",
-            hint="nothing is lost: .work.wait() goes on waiting",
+            hint=(f"{_TORN}; " if self._torn else "nothing is lost: ") + ".work.wait() goes on waiting",
             work=self,
         )
 
