@@ -109,7 +109,6 @@ SHOWS: dict[str, tuple[str, ...] | None] = {
     "nobody_waits_where_all_were_lost": ("cut_members",),
     "admitting_beside_who_goes_on_alone": ("unheard_master",),
     "passing_on_ones_own": ("master_away",),
-    "ending_in_the_next_epoch_what_was_passed": ("master_away", "unheard_master", "kill_daemon"),
     "notes_without_room": None,
     "notes_behind_data": None,
     "notes_not_said_again": ("cut_pair", "break_lane"),
