@@ -161,6 +161,10 @@ async def test_while_the_master_is_away_the_daemon_says_that_it_is_what_a_call_w
         told = await busy.hear(m.Slow)
         assert told.id == 1
         assert f"it is finished here and waits for the master at {played.config.master}, away for " in told.text
+        asks = Talk(await trio.open_unix_socket(played.config.socket), m.FromDaemon)
+        await asks.say(m.LocalStatusRequest())
+        assert f"not there: the master at {played.config.master}" in (await asks.hear(m.LocalStatus)).text
+        await asks.stream.aclose()
         nursery.cancel_scope.cancel()
 
 

@@ -194,12 +194,16 @@ class Daemon:
                     "epoch": session.member.epoch_number,
                     "members": session.member.member_names,
                     "ops": session.member.in_flight,
-                    "waiting_for": session.member.waiting_for(),
+                    "waiting_for": self._waiting_for(session),
                     "waits": self.watcher.status(session),
                 }
                 for session in self._sessions
             ],
         }
+
+    def _waiting_for(self, session: Session) -> str:
+        waits, away = session.member.waiting_for(), self._master_away()
+        return f"{waits}; not there: {away}" if waits and away else waits
 
     def _resources(self) -> dict[str, int]:
         """What is held, so that leaks can be counted: all of it follows from sessions, links and running ops."""
