@@ -174,6 +174,7 @@ BOUNDS = {
     "wancoll/peer/watch/watcher.py: Watcher._watched": "clients",
     "wancoll/peer/control.py: Control.addresses": "the option's",
     "wancoll/peer/daemon.py: Daemon._by_engine_id": "ops_in_flight of each client",
+    "wancoll/peer/daemon.py: Daemon._ended": "_MOST_ENDED",
     "wancoll/peer/daemon.py: Daemon._sessions": "clients",
     "wancoll/peer/session.py: Session._in_engine": "ops_in_flight",
     "wancoll/peer/session.py: Session._behind": "ops_in_flight, and what is said while they are copied",

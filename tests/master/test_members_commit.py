@@ -517,7 +517,61 @@ def test_who_has_heard_that_it_is_out_is_not_waited_for() -> None:
     room.hello("d1")
     room.join("m7", daemon="d7", start=1)
     assert room.take("d7", m.Epoch) == []
-    room.say("d1", m.Heartbeat(1, heard=1))
+    room.say("d1", m.Ended([(GROUP, room.one("d1", m.Evicted).mid)]))
+    assert room.one("d7", m.Epoch).members[0].name == "m7"
+
+
+def test_a_group_that_is_evicted_whole_keeps_its_name_until_each_has_heard_of_it() -> None:
+    room = voters(2)
+    for i in (7, 8):
+        room.join(f"m{i}", start=2)
+    mids = [member.mid for member in room.group.members]
+    assert evict(room).done
+    assert room.take("d7", m.Epoch) == []
+    assert room.journal[GROUP].alone
+    for i, mid in enumerate(mids):
+        assert room.one(f"d{i}", m.Evicted).mid == mid
+        assert room.take("d7", m.Epoch) == []
+        room.say(f"d{i}", m.Ended([(GROUP, mid)]))
+    assert room.one("d7", m.Epoch).members[0].name == "m7"
+    assert (room.state.gone, room.state.alone, room.epoch) == ({}, {}, 2)
+
+
+def test_who_is_evicted_and_does_not_hear_of_it_is_said_to_have_stopped_by_a_second_evict() -> None:
+    room = voters(2)
+    for i in (7, 8):
+        room.join(f"m{i}", start=2)
+    assert "again" in evict(room).what
+    assert room.take("d7", m.Epoch) == []
+    assert evict(room).what.endswith("its name is free")
+    assert room.one("d7", m.Epoch).members[0].name == "m7"
+
+
+def test_members_that_ended_while_the_master_was_away_keep_nobody_waiting() -> None:
+    room = voters(2)
+    mids = [member.mid for member in room.group.members]
+    room.restart()
+    for i, mid in enumerate(mids):
+        room.hello(f"d{i}")
+        room.say(f"d{i}", m.Ended([(GROUP, mid)]))
+        room.say(f"d{i}", m.Heartbeat(0))
+    room.join("m7", daemon="d7", start=1)
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    assert room.one("d7", m.Epoch).members[0].name == "m7"
+
+
+def test_a_member_that_leaves_after_its_report_keeps_nobody_waiting() -> None:
+    room = voters(2)
+    mids, plan = [member.mid for member in room.group.members], room.group.told.plan
+    room.restart()
+    room.hello("d0")
+    reported = [(mid, f"m{i}", f"d{i}") for i, mid in enumerate(mids)]
+    room.say("d0", report_of(mids[0], members=reported, plan=plan, start_world=1))
+    room.hello("d1")
+    room.say("d1", m.Ended([(GROUP, mids[1])]))
+    room.say("d0", m.Leave(GROUP, "m0"))
+    room.join("m7", daemon="d7", start=1)
+    room.sleep(room.limits.rejoin_grace + 0.1)
     assert room.one("d7", m.Epoch).members[0].name == "m7"
 
 

@@ -48,6 +48,7 @@ class Daemon(Process):
         )
         self.links = LinkHub(world, self, self.engine)
         self.by_engine_id: dict[int, Session] = {}
+        self._ended: dict[int, str] = {}
         self._next_range = 1
         # The control connection.
         self.end: End | None = None
@@ -167,6 +168,9 @@ class Daemon(Process):
             self.number += 1
             for session in list(self.sessions):
                 session.run(session.member.reconnected(self.number, self.master))
+                self._remember(session)
+            if self._ended:
+                self.send(m.Ended([(group, mid) for mid, group in self._ended.items()]))
             self.send(m.Heartbeat(0))
         elif isinstance(message, m.Pong):
             if message.number == 0:
@@ -201,6 +205,11 @@ class Daemon(Process):
     def remove(self, session: Session) -> None:
         if session in self.sessions:
             self.sessions.remove(session)
+            self._remember(session)
+
+    def _remember(self, session: Session) -> None:
+        if session.member.over and session.member.mid:
+            self._ended[session.member.mid] = session.member.group
 
     def next_engine_id(self) -> int:
         self._next_range += 1
@@ -220,6 +229,8 @@ class Daemon(Process):
             session.run(session.member.hear(message, now, self.number, self.master))
             if isinstance(message, m.Refused):
                 break
+        if isinstance(message, m.Evicted) and not any(one.member.addressed(message) for one in self.sessions):
+            self.send(m.Ended([(message.group, message.mid)]))
 
     def _probe(self, ask: m.Probe) -> None:
         """Mirrors lanes.probe."""

@@ -295,6 +295,8 @@ class SmallWorld:
                 peer.connected, peer.term, peer.master = True, message.term, message.master
                 peer.number += 1
                 self._run(peer, member.reconnected(peer.number, peer.master))
+                if member.over and member.mid:
+                    peer.up.append(m.Ended([(member.group, member.mid)]))
                 peer.up.append(m.Heartbeat(0))
             case m.Pong():
                 if member.epoch is not None and member.standing.connection != peer.number:
@@ -303,6 +305,8 @@ class SmallWorld:
                 peer.up.append(m.ProbeResult("g", message.joiner, message.prober, message.target, True, ""))
             case _:
                 self._run(peer, member.hear(message, self.now, peer.number, peer.master))
+                if isinstance(message, m.Evicted) and not member.addressed(message):
+                    peer.up.append(m.Ended([(message.group, message.mid)]))
 
     def _run(self, peer: Peer, commands: list[cmd.Command]) -> None:
         member = peer.core

@@ -38,6 +38,7 @@ from wancoll.wire import messages as m
 log = structlog.get_logger("wancoll.peer")
 
 MOST_CALLED = 1024  # members of which a heartbeat tells
+_MOST_ENDED = 1024  # members that are gone, of which each new master is told
 _MASTER_POLL = 0.1  # seconds between looks at master_grace, only while there is no master
 
 
@@ -106,6 +107,7 @@ class Daemon:
         self._no_master_since = trio.current_time()
         self._no_master_reason = "no connection yet"
         self._probes = 0  # under way
+        self._ended: dict[int, str] = {}  # members that are out: groups by mid, oldest first
         self.answered = trio.Event()  # once a master has taken it in
         self.ending: m.Failure | None = None  # it ends: what clients are told
 
@@ -133,6 +135,7 @@ class Daemon:
         """A client is gone and the engine has let go of its ops."""
         if session in self._sessions:
             self._sessions.remove(session)
+            self._remember(session)
 
     def started(self, engine_id: int, session: Session) -> None:
         """An op of *session* is in the engine."""
@@ -246,6 +249,8 @@ class Daemon:
                 session.run(session.member.hear(message, now, number, master))
             if isinstance(message, m.Refused):
                 break  # it answers one Join; another one by this name has its own answer
+        if isinstance(message, m.Evicted) and not any(one.member.addressed(message) for one in self._sessions):
+            self.control.send(m.Ended([(message.group, message.mid)]))
 
     async def _probe(self, ask: m.Probe) -> None:
         self._probes += 1
@@ -262,6 +267,16 @@ class Daemon:
         for session in list(self._sessions):
             with session.alone("the master's return"):
                 session.run(session.member.reconnected(self.control.number, self.control.master))
+            self._remember(session)
+        if self._ended:  # their Leave may have gone to nobody
+            self.control.send(m.Ended([(group, mid) for mid, group in self._ended.items()]))
+
+    def _remember(self, session: Session) -> None:
+        """The session's member may be over."""
+        if session.member.over and session.member.mid:
+            self._ended[session.member.mid] = session.member.group
+            if len(self._ended) > _MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
 
     def _master_lost(self, reason: str, *, live: bool) -> None:
         """No connection, or no longer (*live*); ops go on until master_grace is over."""

@@ -486,6 +486,15 @@ class Leave(Message, frozen=True):
     died: bool = False  # its client is gone without a goodbye
 
 
+class Ended(Message, frozen=True):
+    """Members of this daemon, by group and mid, that are out: they commit nothing any more (C8).
+
+    Said where an Evicted was heard, and to each master that does not know this daemon, before its Heartbeat(0).
+    """
+
+    members: Annotated[list[tuple[Name, Number]], Meta(max_length=1024)]
+
+
 class Stopping(Message, frozen=True):
     """This daemon ends in order: that its connection closes next is no failure."""
 
@@ -762,6 +771,7 @@ FromPeer = (
     | Join
     | AskPlace
     | Leave
+    | Ended
     | Stopping
     | Heartbeat
     | Done

@@ -281,6 +281,7 @@ def persist(step: Step, group: Group) -> None:
     alone = ceil(max(one.daemon.master_grace for one in group.members)) if group.current.votes else 0
     used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids, alone)
     state.inherited.discard(group.name)
+    state.alone.pop(group.name, None)
     state.used.pop(group.name, None)
     state.used[group.name] = step.persist().groups[group.name] = used
     if len(state.used) > step.limits.groups_known:
@@ -318,10 +319,8 @@ def held(step: Step, group: Group) -> bool:
 
 def held_until(step: Step, group: Group, *, known: bool = True) -> float:
     """Until when its members of before may come back; where members commit they may even go on among themselves."""
-    state = step.state
-    alone = state.alone.get(group.name)
-    until = max(alone.until if alone is not None else -inf, state.rejoin_until if known else -inf)
-    return max(until, _alone_until(step, group.name, state.began)) if group.name in state.inherited else until
+    alone = step.state.alone.get(group.name)
+    return max(alone.until if alone is not None else -inf, step.state.rejoin_until if known else -inf)
 
 
 def _alone_until(step: Step, name: str, since: float) -> float:
@@ -334,29 +333,23 @@ def _alone_until(step: Step, name: str, since: float) -> float:
 
 def waited_for(step: Step, name: str) -> dict[int, str]:
     """Members of before that the group's name waits for, by mid; "" where an earlier master knew their names (C8)."""
-    state, used, group = step.state, step.state.used.get(name), step.state.groups.get(name)
+    alone, group = step.state.alone.get(name), step.state.groups.get(name)
     if group is not None and (group.members or group.rebuild is not None):
         return {}
-    if name in state.inherited and used is not None and used.alone:
-        return dict.fromkeys(used.mids, "")
-    alone = state.alone.get(name)
     return alone.missing if alone is not None and alone.until > step.now else {}
 
 
 def stopped(step: Step, name: str, mids: Collection[int]) -> None:
     """Of the members that a group's name waits for these commit nothing any more; it may be free now (C8)."""
-    waits = waited_for(step, name)
-    left = {mid: who for mid, who in waits.items() if mid not in mids}
-    if len(left) == len(waits):
+    alone, group = step.state.alone.get(name), step.state.groups.get(name)
+    if alone is None or alone.missing.keys().isdisjoint(mids) or (group is not None and group.members):
         return
+    left = {mid: who for mid, who in alone.missing.items() if mid not in mids}
     if left:
-        known = step.state.alone.get(name)
-        until = known.until if known is not None else _alone_until(step, name, step.state.began)
-        step.state.alone[name] = Alone(until, left)
-        step.state.inherited.discard(name)
+        step.state.alone[name] = replace(alone, missing=left)
         return
     _is_over(step, name)
-    if (group := step.state.groups.get(name)) is not None:
+    if group is not None:
         form_if_complete(step, group)
 
 
@@ -437,7 +430,6 @@ def _keep_fate(step: Step, daemon: Daemon, evicted: m.Evicted) -> None:
     fates.evicted.append(evicted)
     if len(fates.evicted) > step.limits.group_members:
         del fates.evicted[0]
-        fates.told = max(0, fates.told - 1)
     gone[daemon.name, daemon.incarnation] = fates
     if len(gone) > step.limits.daemons_gone:
         del gone[next(iter(gone))]
@@ -446,22 +438,21 @@ def _keep_fate(step: Step, daemon: Daemon, evicted: m.Evicted) -> None:
 def tell_fates(step: Step, daemon: Daemon) -> list[m.Evicted]:
     """The first that a daemon is told after its Welcome. Kept until it has heard them."""
     fates = step.state.gone.get((daemon.name, daemon.incarnation), Gone())
-    fates.told = len(fates.evicted)
     for evicted in fates.evicted:
         step.send(daemon.conn, evicted)
     return fates.evicted
 
 
-def hears_fates(step: Step, daemon: Daemon, heard: int) -> None:
-    """The daemon has taken in so many messages since its Welcome."""
+def ended(step: Step, daemon: Daemon, members: Collection[tuple[str, int]]) -> None:
+    """The daemon says that these are out: it need not be told again, and they commit nothing any more."""
     fates = step.state.gone.get((daemon.name, daemon.incarnation))
-    if fates is not None and 0 < fates.told <= heard:
-        for evicted in fates.evicted[: fates.told]:
-            stopped(step, evicted.group, {evicted.mid})
-        del fates.evicted[: fates.told]
-        fates.told = 0
+    if fates is not None:
+        known = set(members)
+        fates.evicted = [one for one in fates.evicted if (one.group, one.mid) not in known]
         if not fates.evicted:
             del step.state.gone[daemon.name, daemon.incarnation]
+    for group, mid in members:
+        stopped(step, group, {mid})
 
 
 def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:

@@ -33,10 +33,12 @@ def _members(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
             probing.refuse(step, joiner, why)
     if members:
         epochs.lose(step, dict.fromkeys(members, why), "evicted", tell=True)
-        epochs.stopped(step, ask.group, {one.mid for one in members})
     else:
         epochs.forget_if_empty(step, group)
-    return m.EvictAnswer(True, f"{names(found)} of group {ask.group}: {why}")
+    told = f"{names(found)} of group {ask.group}: {why}"
+    if epochs.waited_for(step, ask.group):
+        told += "; its name is free once each has heard that: evict --all again says that those who do not have stopped"
+    return m.EvictAnswer(True, told)
 
 
 def _unheard(step: Step, ask: m.Evict) -> m.EvictAnswer | None:

@@ -78,7 +78,7 @@ from wancoll_master.core.ready import (
     StepDown,
     Used,
 )
-from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip, described
+from wancoll_master.core.state import Alone, Daemon, Group, Member, State, Step, clip, described
 from wancoll_master.plan.planning import Planner
 
 _JUMP = 1 << 40  # more than all masters of a group's life have counted to
@@ -111,7 +111,11 @@ def new_state(
         used=dict(used or {}),
         inherited=set(used or {}),
         rejoin_until=now + limits.rejoin_grace,
-        began=now,
+        alone={
+            name: Alone(now + limits.heartbeat_timeout + one.alone, dict.fromkeys(one.mids, ""))
+            for name, one in (used or {}).items()
+            if one.alone
+        },
         elected=elected,
         lost_journal=lost_journal,
     )
@@ -274,7 +278,6 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
             trainers.heard(step, daemon, message)
             pong = Send(daemon.conn, m.Pong(number, step.state.term, daemon.heard if number else 0))
             if number:  # decides nothing: the master is not to seem silent while it writes
-                epochs.hears_fates(step, daemon, message.heard)
                 step.ready.answers.append(pong)
             else:
                 step.ready.messages.append(pong)
@@ -292,6 +295,8 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
                 if member.group.name == left and member.name == name:
                     kind = "client died" if died else "evicted" if reason else "left"
                     epochs.lose(step, {member: reason or kind}, kind, tell=False)
+        case m.Ended(ended):
+            epochs.ended(step, daemon, ended)
         case m.Stopping():
             daemon.stopping = True
         case m.ProbeResult(joiner=0):

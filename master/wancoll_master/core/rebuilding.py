@@ -214,6 +214,7 @@ def left(step: Step, daemon: Daemon, name: str, member: str, reason: str) -> Non
             del group.rebuild.reports[mid]
             if not reason:
                 group.rebuild.epochs[report.epoch].goodbyes.add(mid)
+            epochs.stopped(step, name, {mid})
     _look_anew(group.rebuild)
     consider(step, group)
 

@@ -401,7 +401,6 @@ class Gone:
     """What a daemon has to be told about members that were put out, should it not have heard it."""
 
     evicted: list[m.Evicted] = field(default_factory=list)
-    told: int = 0  # how many of these were the first that it was told over its connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,8 +426,7 @@ class State:
     used: dict[str, Used] = field(default_factory=dict)  # by group: from the journal, and of this term
     inherited: set[str] = field(default_factory=set)  # groups of earlier masters without an epoch under this one
     rejoin_until: float = -inf  # until then these, or any if the journal was lost, form not anew: members may report
-    began: float = -inf  # when this master did
-    alone: dict[str, Alone] = field(default_factory=dict)  # groups of which all were lost
+    alone: dict[str, Alone] = field(default_factory=dict)  # groups of which all were lost, or of earlier masters
     elected: bool = False  # it leads by a lease; its term is not its own to raise
     lost_journal: bool = False  # daemons knew a master that the journal does not
     missing: dict[int, m.Evicted] = field(default_factory=dict)  # by mid: who did not report in time, oldest first
