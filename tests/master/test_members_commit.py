@@ -586,3 +586,24 @@ def test_a_group_that_ended_in_peace_keeps_nobody_waiting() -> None:
     room.join("m7", daemon="d7", start=1)
     room.sleep(room.limits.rejoin_grace + 0.1)
     assert room.one("d7", m.Epoch).members[0].name == "m7"
+
+
+def test_an_empty_name_is_nobody_to_evict() -> None:
+    room = voters(2)
+    room.restart()
+    conn = room.stranger(m.Evict(PROTOCOL_VERSION, GROUP, "", False, ""))
+    assert [one.done for one in room.inbox[conn]] == [False]
+    assert room.journal[GROUP].alone
+
+
+def test_a_name_waits_from_when_a_member_that_reported_was_heard_last() -> None:
+    room = voters(2)
+    plan, mids = room.group.told.plan, [member.mid for member in room.group.members]
+    room.restart()
+    until = room.state.alone[GROUP].until
+    room.sleep(1)
+    room.hello("d0")
+    reported = [(mid, f"m{i}", f"d{i}") for i, mid in enumerate(mids)]
+    room.say("d0", report_of(mids[0], members=reported, plan=plan, start_world=1))
+    room.drop("d0")
+    assert room.state.alone[GROUP].until >= until + 1

@@ -353,6 +353,15 @@ def stopped(step: Step, name: str, mids: Collection[int]) -> None:
         form_if_complete(step, group)
 
 
+def heard_last(step: Step, name: str) -> None:
+    """A member of before was heard until now: it may go on by itself as long from now on (C8)."""
+    alone = step.state.alone.get(name)
+    if alone is not None:
+        until = max(alone.until, _alone_until(step, name, step.now))
+        step.state.alone[name] = replace(alone, until=until)
+        step.alarm(until)
+
+
 def _is_over(step: Step, name: str) -> None:
     """Nobody goes on with the group's newest epoch: a later master need not wait either."""
     step.state.alone.pop(name, None)

@@ -44,7 +44,7 @@ def _members(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
 def _unheard(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
     """The group's name waits for members that nobody hears; None: it does not, or for others."""
     waits = epochs.waited_for(step, ask.group)
-    found = {mid for mid, name in waits.items() if ask.everyone or name == ask.member}
+    found = {mid for mid, name in waits.items() if ask.everyone or (name and name == ask.member)}
     if not found:
         return None
     group = step.state.groups.get(ask.group)

@@ -226,6 +226,7 @@ def drop(step: Step, daemon: Daemon) -> None:
             reports = group.rebuild.reports
             for mid in [mid for mid, (of, _) in reports.items() if of is daemon]:
                 del reports[mid]
+                epochs.heard_last(step, group.name)
             _look_anew(group.rebuild)
 
 
