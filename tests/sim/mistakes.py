@@ -223,6 +223,19 @@ def passing_on_ones_own() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def not_telling_those_who_came_late() -> Iterator[None]:
+    """That an update_membership at which they stand was passed."""
+    real = Collectives.commit
+
+    def commit(self: Collectives, upto: int, now: float, **how: bool) -> list[cmd.Command]:
+        self._alone = {seq for seq in self._alone if seq > upto}
+        return real(self, upto, now, **how)
+
+    with patch.object(Collectives, "commit", commit):
+        yield
+
+
 MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     reporting_without_freezing,
     telling_the_evicted_at_once,
@@ -241,4 +254,5 @@ MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     not_reporting_what_was_passed_alone,
     ending_in_the_next_epoch_what_was_passed,
     passing_on_ones_own,
+    not_telling_those_who_came_late,
 ]

@@ -64,7 +64,8 @@ class SmallWorld:
         members: how many.
         calls: kinds of what each calls, in order.
         faults: how often each may happen: "crash", "drop", "master", "time", "wrong", "join", "raise" (a member gives
-            up what it has called), and of notes "cut" (a link breaks, what is on its way is lost, and it is up again).
+            up what it has called), "alone" (who has no master goes on without it), and of notes "cut" (a link breaks,
+            what is on its way is lost, and it is up again).
         commit: who commits, the "master" or the "members".
         least: min_world.
     """
@@ -83,6 +84,7 @@ class SmallWorld:
         self.finished: dict[tuple[int, int], dict[str, int]] = {}  # (epoch, seq) -> digests by member
         self.notes: dict[tuple[str, str], deque[bytes]] = {}  # by sender and receiver
         self.outcomes: dict[int, tuple[Any, ...]] = {}
+        self.updates: dict[int, int] = {}  # update_memberships -> the epoch in which they have ended
         self._begin_master()
         head = members, least
         self.peers: list[Peer] = []
@@ -130,6 +132,8 @@ class SmallWorld:
                 found += [("drop", i), ("drop unnoticed", i)]
             if peer.alive and left.get("raise") and peer.core.seat is not None and peer.core.collectives.open:
                 found.append(("raise", i))
+            if peer.alive and left.get("alone") and not peer.connected and peer.core.seat is not None:
+                found.append(("alone", i))
             for j, other in enumerate(self.peers):
                 if self.notes.get((peer.core.name, other.core.name)):
                     found.append(("note", i, j))
@@ -192,6 +196,9 @@ class SmallWorld:
                 book = peer.core.collectives
                 op = next(iter(book.open.values()))
                 self._run(peer, book.refuse(op, "no memory") if op.state.name in ("waiting", "running") else [])
+            case "alone":
+                self.faults["alone"] -= 1
+                self._run(peer, peer.core.without_master(self.now))
             case "drop" | "drop unnoticed":  # by the master, until the daemon is there again
                 self.faults["drop"] -= 1
                 conn = peer.conn
@@ -297,6 +304,7 @@ class SmallWorld:
                 self._run(peer, member.reconnected(peer.number, peer.master))
                 if member.over and member.mid:
                     peer.up.append(m.Ended([(member.group, member.mid)]))
+                member.master_is_back()
                 peer.up.append(m.Heartbeat(0))
             case m.Pong():
                 if member.epoch is not None and member.standing.connection != peer.number:
@@ -353,10 +361,12 @@ class SmallWorld:
             raise Violation(f"{name} is told twice of op {seq}: {peer.told[seq]}, {told}")
         peer.told[seq] = told
         if isinstance(told, m.Result):
+            if self.calls[seq - 1] is Kind.update_membership:
+                if self.updates.setdefault(seq, told.epoch) != told.epoch:
+                    raise Violation(f"op {seq} has ended in epoch {self.updates[seq]}, and in {told.epoch} for {name}")
+                return
             if seq > self.committed and not self._all_finished(told.epoch, seq):
                 raise Violation(f"{name} has a result of op {seq} before its commit")
-            if self.calls[seq - 1] is Kind.update_membership:
-                return
             outcome = (told.epoch, tuple(told.contributors), told.digest)
             if self.outcomes.setdefault(seq, outcome) != outcome:
                 raise Violation(f"op {seq} has two outcomes: {self.outcomes[seq]}, and {outcome} for {name}")
@@ -433,7 +443,7 @@ class SmallWorld:
         started = sorted((*key, sorted(names)) for key, names in self.started.items())
         notes = sorted((ends, list(queue)) for ends, queue in self.notes.items() if queue)
         done = sorted((*key, sorted(names.items())) for key, names in self.finished.items())
-        told = self.committed, sorted(self.outcomes)
+        told = self.committed, sorted(self.outcomes), sorted(self.updates.items())
         rest = (sorted(self.faults.items()), self.journal[:3], *told, started, notes, done)
         return _pack((groups, facts, peers, rest), enc_hook=repr)
 
@@ -454,7 +464,8 @@ def _ballot(book: Collectives) -> tuple[Any, ...] | None:
         return None
     theirs = sorted((mid, sorted(said.items())) for mid, said in ballot._theirs.items())
     known = ballot.committed, ballot.frozen, ballot._known, sorted(ballot._mine.items()), ballot.apart
-    return *known, theirs, sorted(book._said), sorted(book._complained), sorted(book._up)
+    here = theirs, sorted(book._said), sorted(book._complained), sorted(book._up)
+    return *known, *here, book.master_away, sorted(book._alone)
 
 
 def _closing(closing: Closing) -> tuple[Any, ...]:
