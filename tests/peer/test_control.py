@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import pytest
 import trio
@@ -16,11 +18,33 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
 
+class Lost(Protocol):
+    def __call__(self, reason: str, *, live: bool) -> None: ...
+
+
+async def controlled(
+    master: Callable[[trio.SocketStream], Awaitable[None]],
+    over: trio.Event,
+    lost: Lost,
+    obey: Callable[[m.FromMaster], None] = lambda _: None,
+) -> Control:
+    """A daemon's control connection, which *master* serves until *over*."""
+    listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    config = PeerConfig(master=join_address(*listener[0].socket.getsockname()[:2]))
+    with socket.create_server(("127.0.0.1", 0)) as lanes:
+        control = Control(config, "d", 1, lanes, Hot(), obey, lambda: None, lost, lambda: None, m.Heartbeat)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(trio.serve_listeners, master, listener)
+                nursery.start_soon(control.run)
+                await over.wait()
+                nursery.cancel_scope.cancel()
+    return control
+
+
 @pytest.mark.parametrize(("terms", "obeyed"), [((5, 4, 5), [5, 5]), ((5, 6, 5, 7), [5, 6, 7])])
 async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], obeyed: list[int]) -> None:
     """R6. Each master welcomes the daemon, says that a member is put out, and goes away."""
-    listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    address = join_address(*listener[0].socket.getsockname()[:2])
     heard: list[int] = []
     reasons: list[str] = []
     left = iter(terms)
@@ -43,15 +67,7 @@ async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], o
     def lost(reason: str, *, live: bool) -> None:
         reasons.append(reason)
 
-    with socket.create_server(("127.0.0.1", 0)) as lanes:
-        config = PeerConfig(master=address)
-        control = Control(config, "d", 1, lanes, Hot(), obey, lambda: None, lost, lambda: None, list)
-        with trio.fail_after(20):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(trio.serve_listeners, master, listener)
-                nursery.start_soon(control.run)
-                await over.wait()
-                nursery.cancel_scope.cancel()
+    control = await controlled(master, over, lost, obey)
     assert heard == obeyed
     assert control.term == max(terms)
     assert sum("an old master answers" in reason for reason in reasons) == len(terms) - len(obeyed)
@@ -59,8 +75,6 @@ async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], o
 
 async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() -> None:
     """The grace time begins when it fell silent, however old the daemon is, and nothing of the session is lost."""
-    listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    address = join_address(*listener[0].socket.getsockname()[:2])
     hellos: list[m.Hello] = []
     losses: list[tuple[str, bool]] = []
     over = trio.Event()
@@ -80,15 +94,7 @@ async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() 
     def lost(reason: str, *, live: bool) -> None:
         losses.append((reason, live))
 
-    with socket.create_server(("127.0.0.1", 0)) as lanes:
-        config = PeerConfig(master=address)
-        control = Control(config, "d", 1, lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat)
-        with trio.fail_after(20):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(trio.serve_listeners, master, listener)
-                nursery.start_soon(control.run)
-                await over.wait()
-                nursery.cancel_scope.cancel()
+    await controlled(master, over, lost)
     ((reason, live),) = losses
     assert live
     assert reason.startswith("the master: it was silent for ")
@@ -96,8 +102,6 @@ async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() 
 
 
 async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_repetition_does_not() -> None:
-    listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    address = join_address(*listener[0].socket.getsockname()[:2])
     losses: list[bool] = []
     over = trio.Event()
 
@@ -116,14 +120,6 @@ async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_
         if len(losses) == 2:
             over.set()
 
-    with socket.create_server(("127.0.0.1", 0)) as lanes:
-        config = PeerConfig(master=address)
-        control = Control(config, "d", 1, lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat)
-        with trio.fail_after(20):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(trio.serve_listeners, master, listener)
-                nursery.start_soon(control.run)
-                await over.wait()
-                nursery.cancel_scope.cancel()
+    control = await controlled(master, over, lost)
     assert losses == [True, False]
     assert control.heartbeat_timeout == 0.5
