@@ -1,4 +1,4 @@
-# make demo: see it work. make test: check it. The rest: check, nightly, gpu-check, chaos, fuzz, sim, bench, lint, san, clean, ...
+# make demo: see it work. make test: check it. The rest: docs, check, nightly, gpu-check, chaos, fuzz, sim, bench, lint, san, clean, ...
 # Everything is installed into .venv; nothing outside this folder changes.
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -11,14 +11,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h cu,native/*.$e native/*/*.$e))
-PYTEST := $(BIN)/python -m pytest
+# Side by side, threads of one numpy would wait for those of the others: a second's work took a minute.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses=3 --dist=worksteal
-# Fault tests that `make check` runs where members commit, too; `make nightly` runs all.
+# Fault tests that `make check` runs where the master commits, too; `make nightly` runs all.
 BOTH := late_abort master_restart
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check nightly torch-suite gpu-check chaos fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
+.PHONY: demo test check nightly torch-suite gpu-check chaos docs fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -29,14 +30,16 @@ test: $(VENV)/.dev $(VENV)/.torch
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not check and not nightly" $(PYTEST_OPTIONS)
 
 # What `make test` has no time for.
-check: $(VENV)/.dev $(VENV)/.torch
+check: $(VENV)/.dev $(VENV)/.torch $(VENV)/.docs
 	$(PYTEST) $(SIDE_BY_SIDE) -m "check and not nightly" $(PYTEST_OPTIONS)
-	WANCOLL_COMMIT=members $(PYTEST) $(SIDE_BY_SIDE) -m "not check and not nightly" $(BOTH:%=tests/faults/test_%.py)
+	WANCOLL_COMMIT=master $(PYTEST) $(SIDE_BY_SIDE) -m "not check and not nightly" $(BOTH:%=tests/faults/test_%.py)
 
 # What takes long, one after the other.
 nightly: $(VENV)/.dev $(VENV)/.torch
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m nightly --timeout=1800 $(PYTEST_OPTIONS)
-	WANCOLL_COMMIT=members $(PYTEST) --timeout=1800 tests/faults tests/end_to_end tests/chaos tests/wan
+	WANCOLL_COMMIT=master $(PYTEST) --timeout=1800 tests/faults tests/end_to_end tests/chaos tests/wan
+	$(MAKE) $(SAN_DIR)/test_tls.address
+	$(SAN_DIR)/test_tls.address 1 10000
 
 # torch's own tests, with gloo and with wancoll; FAULT_TOLERANCE=FILE adds torch's test_c10d_fault_tolerance.py (2.14).
 torch-suite: $(VENV)/.dev $(VENV)/.torch
@@ -66,6 +69,11 @@ chaos: $(VENV)/.demo
 	$(BIN)/wancoll chaos --peers $(or $(PEERS),10) --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) \
 		--json chaos.json --html chaos.html
 
+# The documentation as a site, in build/docs. A link that leads nowhere, or any other warning, is an error.
+docs: $(VENV)/.dev $(VENV)/.torch $(VENV)/.docs
+	$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --jobs auto --conf-dir docs \
+		--doctree-dir build/doctrees --builder html . build/docs
+
 bench: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m tests.bench
 
@@ -93,6 +101,12 @@ $(VENV)/.dev: $(VENV)/.made $(BUILT_FROM)
 	$(PIP) install --quiet --editable '.[demo,test,lint]'
 	@touch $@
 
+# The extra's packages alone: with the package itself its extension would be built once more.
+EXTRA := import sys, tomllib; print(*tomllib.load(sys.stdin.buffer)["project"]["optional-dependencies"]["docs"], sep="\n")
+$(VENV)/.docs: $(VENV)/.made pyproject.toml
+	@$(BIN)/python -c '$(EXTRA)' <pyproject.toml >$@
+	$(PIP) install --quiet --requirement $@
+
 # What not every platform has: tests that need it skip where it is missing.
 $(VENV)/.torch: $(VENV)/.made
 	@for what in "$(TORCH)" "$(CUDA)" "$(NVRTC)"; do \
@@ -107,7 +121,7 @@ $(VENV)/.torch: $(VENV)/.made
 
 # ---- sanitizers: the C test drivers and the fuzzer's target, twice ---------------------------------------
 
-SAN_TESTS := test_kernels test_engine
+SAN_TESTS := test_kernels test_engine test_tls
 SAN_FLAGS := -std=c11 -O2 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative -DWC_TEST_ALLOCATOR
 SAN_DIR := build/san
 SAN_BINARIES := $(foreach test,$(SAN_TESTS),$(SAN_DIR)/$(test).address $(SAN_DIR)/$(test).thread)
@@ -122,8 +136,11 @@ FUZZ_SECONDS ?= 3
 FUZZ_CORPUS := native/tests/corpus
 FUZZ_BINARIES := $(SAN_DIR)/fuzz_engine.address $(SAN_DIR)/fuzz_engine.thread
 
-san: $(SAN_BINARIES)
-	@set -e; for binary in $(SAN_BINARIES); do echo "$$binary"; $(FIXED_ADDRESSES) $$binary; done
+SAN_RUNS := $(SAN_BINARIES:%=run-%)
+.PHONY: $(SAN_RUNS)
+san: $(SAN_RUNS)
+$(SAN_RUNS): run-%: %
+	$(FIXED_ADDRESSES) $<
 
 san-fuzz: $(FUZZ_BINARIES)
 	@set -e; for binary in $(FUZZ_BINARIES); do \
@@ -135,16 +152,27 @@ fuzz-native: $(SAN_SOURCES) $(SAN_HEADERS)
 	@test -n "$(CLANG)" || { echo "make: libFuzzer needs clang; make san-fuzz does without it" >&2; exit 1; }
 	@mkdir -p build/fuzz/corpus
 	$(CLANG) $(SAN_FLAGS) -DWC_LIBFUZZER -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-		-o build/fuzz/fuzz_engine native/tests/fuzz_engine.c $(SAN_SOURCES) -lm
+		-o build/fuzz/fuzz_engine native/tests/fuzz_engine.c $(SAN_SOURCES) -lm -ldl
 	cd build/fuzz && ./fuzz_engine -max_len=600 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 corpus ../../$(FUZZ_CORPUS)
 
-$(SAN_DIR)/%.address: native/tests/%.c $(SAN_SOURCES) $(SAN_HEADERS)
-	@mkdir -p $(@D)
-	$(CC) $(SAN_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $< $(SAN_SOURCES) -lm
+# What is tested is compiled once for each sanitizer, not once more for each test.
+ADDRESS := -fsanitize=address,undefined -fno-sanitize-recover=all
+THREAD := -fsanitize=thread
+.SECONDARY: $(foreach sanitizer,address thread,$(SAN_SOURCES:%.c=$(SAN_DIR)/$(sanitizer)/%.o))
 
-$(SAN_DIR)/%.thread: native/tests/%.c $(SAN_SOURCES) $(SAN_HEADERS)
+$(SAN_DIR)/address/%.o: %.c $(SAN_HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(SAN_FLAGS) -fsanitize=thread -o $@ $< $(SAN_SOURCES) -lm
+	$(CC) $(SAN_FLAGS) $(ADDRESS) -c -o $@ $<
+
+$(SAN_DIR)/thread/%.o: %.c $(SAN_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SAN_FLAGS) $(THREAD) -c -o $@ $<
+
+$(SAN_DIR)/%.address: native/tests/%.c $(SAN_SOURCES:%.c=$(SAN_DIR)/address/%.o)
+	$(CC) $(SAN_FLAGS) $(ADDRESS) -o $@ $^ -lm -ldl
+
+$(SAN_DIR)/%.thread: native/tests/%.c $(SAN_SOURCES:%.c=$(SAN_DIR)/thread/%.o)
+	$(CC) $(SAN_FLAGS) $(THREAD) -o $@ $^ -lm -ldl
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info wancoll/_native*.so wancoll/_native.c .pytest_cache .mypy_cache .ruff_cache .hypothesis

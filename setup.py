@@ -25,4 +25,8 @@ class Build(build_ext):
         super().run()
 
 
-setup(cffi_modules=["native/build.py:ffi_builder"], cmdclass={"build_ext": Build})
+setup(
+    cffi_modules=["native/build.py:ffi_builder"],
+    cmdclass={"build_ext": Build},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # the wheel's name says what native/build.py does
+)

@@ -56,6 +56,6 @@ ffi_builder.set_source(
     ],
     include_dirs=[relative(HERE)],
     extra_compile_args=FLAGS,
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-ldl"],
     py_limited_api=True,
 )

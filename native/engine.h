@@ -96,11 +96,16 @@ typedef struct {
        NULL: nobody looks */
     uint32_t *shown;
     uint32_t attempt;
+    /* A note that the engine sends over these links the moment the op has finished, unless it was withheld; copied by
+       wc_post. 0 bytes: none. Where the digest goes in it, little endian; 0: nowhere */
+    const void *note;
+    const uint64_t *note_links;
+    uint32_t note_bytes, note_links_count, note_digest;
 } wc_op;
 
 enum {
     WC_EV_DONE = 1, /* op finished here: value = digest, extra = bytes sent, saved = raw bytes that the codec kept off the wire,
-                       error_squares and norm_squares = sums over the measured encodes */
+                       error_squares and norm_squares = sums over the measured encodes, told = its note is sent, or about to be */
     WC_EV_CANCELLED, /* the engine no longer touches the op's memory */
     WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end, EPROTO: broke the protocol, EBADMSG: checksum);
                         text says more. The link is of no use any more: close it */
@@ -110,12 +115,15 @@ enum {
 typedef struct {
     uint32_t type;
     uint32_t lane;
+    uint32_t told;
     uint64_t link;
     uint64_t op;
     uint64_t value;
     uint64_t extra;
     uint64_t saved;
     double error_squares, norm_squares;
+    uint64_t first, last; /* of a DONE or CANCELLED op, while traced: when the first and the last of what others sent came,
+                             nanoseconds of CLOCK_MONOTONIC; 0: nothing did */
     int32_t error;
     char text[100];
 } wc_event;
@@ -144,6 +152,44 @@ int wc_notes_take(wc_engine *engine, wc_note *out, int cap);
    room. Any thread may. 0, or -1 with errno (EINVAL: no such link, or not 1 to WC_NOTE_BYTES; ENOTCONN: it has no note
    lane yet, or lost it; EAGAIN: too many wait to leave). */
 int wc_note_send(wc_engine *engine, uint64_t link, const void *bytes, uint32_t length);
+/* From now on the op's note is not sent any more. Where it is too late WC_EV_DONE waits, or was taken, and says so. An
+   op that is cancelled has none either. */
+void wc_note_withhold(wc_engine *engine, uint64_t op);
+/* Whether the engine notes from now on when bytes come (wc_event.first, last). Any thread may. */
+void wc_trace(wc_engine *engine, int on);
+
+/* ---- TLS 1.3, by OpenSSL 3 of the system, which is loaded when it is first wanted ---- */
+
+/* Whom this end believes and what it shows of itself: PEM texts of authorities, of a certificate and those between it and
+   an authority, and of its key. records: that one key seals before the next takes its place. NULL with errno (ENOSYS: no
+   OpenSSL 3; EINVAL; ENOMEM), and the reason as text in `size` bytes. Any number of connections may be made of it, also
+   when it is freed. */
+typedef struct wc_tls_identity wc_tls_identity;
+wc_tls_identity *wc_tls_identity_new(const char *authorities, const char *certificate, const char *key, uint64_t records,
+                                     char *reason, uint32_t size);
+void wc_tls_identity_free(wc_tls_identity *identity);
+
+/* One end of a connection on a connected, non-blocking socket, which stays the caller's until the engine takes both.
+   Both ends must show a certificate that an authority has signed. Whose it is, is for the caller to judge. One thread at
+   a time. NULL: no memory. */
+typedef struct wc_tls wc_tls;
+wc_tls *wc_tls_new(const wc_tls_identity *identity, int fd, int accepts);
+void wc_tls_free(wc_tls *tls);
+enum { WC_TLS_READS = 1, WC_TLS_WRITES = 2 };
+/* Goes on with the handshake. 0: it is through; WC_TLS_READS, WC_TLS_WRITES: call again when the socket can be read,
+   written; -1 with errno. Where this end dials, the other one's refusal comes as a failure of what is read first. */
+int wc_tls_handshake(wc_tls *tls);
+/* Bytes of the certificate that the other end has shown, DER: written to out if there is room; 0: none. */
+int wc_tls_certificate(const wc_tls *tls, void *out, uint32_t size);
+/* After the handshake: whether that has expired. All else about it is good. */
+int wc_tls_expired(const wc_tls *tls);
+/* As recv and send of a socket that does not block, for what is said before the engine takes it. What was sent may still
+   be here: flush returns 1 when all has left, 0 if the socket is full, -1 with errno. */
+int wc_tls_read(wc_tls *tls, void *out, uint32_t size);
+int wc_tls_write(wc_tls *tls, const void *bytes, uint32_t size);
+int wc_tls_flush(wc_tls *tls);
+/* Why it has failed. */
+const char *wc_tls_reason(const wc_tls *tls);
 
 /* All calls below only queue a command for the workers: they return at once and take effect in the order of the calls.
    0, or -1 with errno (EINVAL: arguments; ENOMEM). */
@@ -156,6 +202,8 @@ int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint32_t trac
    since bytes that were on a lost one are lost: a link that loses a lane is made anew.
    checksums: whether payloads carry one, both ways; both ends must say the same. Headers always do. */
 int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd, uint32_t checksums);
+/* The same for a sealed connection, whose handshake is over; the engine owns tls, and its socket. */
+int wc_lane_attach_tls(wc_engine *engine, uint64_t link, uint32_t lane, wc_tls *tls, uint32_t checksums);
 /* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and so are parts of older epochs
    that wait (a frame that is half sent is completed from a private copy). Call it for every link of the group before
    posting the first op of the epoch. */

@@ -164,7 +164,8 @@ def long_lines(root: Path) -> list[str]:
     """But for tables, code, and lines that are long for a link or a URL."""
     return [
         f"{path.relative_to(root)}:{line}: {len(text)} characters"
-        for path in [*documents(root), *sorted((root / "deploy").glob("*"))]
+        for path in [*documents(root), *sorted((root / "deploy").rglob("*"))]
+        if path.suffix != ".json" and path.is_file()
         for line, text in prose(path)
         if len(text) > WIDTH and not text.startswith("|") and not re.search(r"(https?://|\]\()\S{60,}", text)
     ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from wancoll.errors import (
     ArenaFull,
+    AskedToLeave,
     CollectiveMismatch,
     ConfigError,
     DeviceError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArenaFull",
+    "AskedToLeave",
     "CollectiveMismatch",
     "Communicator",
     "ConfigError",

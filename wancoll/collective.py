@@ -91,6 +91,7 @@ P2P_KINDS = frozenset({Kind.send, Kind.recv})  # kinds that two members call
 ON_FAILURE = ("retry", "raise")  # what a call does when the epoch is lost under it
 ROUNDINGS = ("nearest", "stochastic")  # of a codec
 MOST_LABEL = 128  # characters
+LIBRARY_TAGS = 0xFF << 56  # from here on tags of sends and recvs are the library's own: sync_state's
 Label = Annotated[str, Meta(max_length=MOST_LABEL)]
 
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -142,8 +143,11 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     @property
     def proves_all(self) -> bool:
-        """Whether a member can finish it only after every other one has made the call and given its share."""
-        if self.kind not in PROVING:  # of a barrier only its neighbour's frame comes
+        """Whether a member can finish it only after every other one has made the call and given its share.
+
+        Whatever the algorithm is; see Meaning.proves_all.
+        """
+        if self.kind not in PROVING:
             return False
         return min(self.counts) > 0 if self.counts else self.count > 0
 

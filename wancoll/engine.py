@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -15,6 +15,7 @@ from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.limits import BLOCK, KIB
 from wancoll.schedule.steps import Place, Schedule, Step
+from wancoll.seal import Sealed
 
 if TYPE_CHECKING:
     from wancoll import _native as c
@@ -36,6 +37,9 @@ class Done:
         bytes_sent: on the wire, headers included.
         bytes_saved: what the codec kept off the wire.
         codec_error: relative L2 error of the measured encodes, 0.0 without any.
+        told: the engine has sent its note, or is about to.
+        first: while traced: when the first of what others sent came, nanoseconds of CLOCK_MONOTONIC; 0: nothing did.
+        last: the same of the last.
     """
 
     op: int
@@ -43,13 +47,18 @@ class Done:
     bytes_sent: int
     bytes_saved: int = 0
     codec_error: float = 0.0
+    told: bool = False
+    first: int = 0
+    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The engine no longer touches the memory of *op*."""
+    """The engine no longer touches the memory of *op*; *first* and *last* as in Done."""
 
     op: int
+    first: int = 0
+    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,15 @@ class LaneStatistics(NamedTuple):
     checksum_failures: int
     parked: bool
     attached: bool
+
+
+class Hearers:
+    """Links over which notes go that the engine sends by itself (see post)."""
+
+    __slots__ = ("_count", "_links")
+
+    def __init__(self, links: Collection[int]) -> None:
+        self._links, self._count = ffi.new("uint64_t[]", list(links)), len(links)
 
 
 class Prepared:
@@ -255,6 +273,11 @@ class Engine:
         attached = lib.wc_lane_attach(self._live, link, lane, fd, int(checksums))
         _check(attached, f"lane {lane} of link {link} cannot be attached")
 
+    def attach_sealed(self, link: int, lane: int, sealed: Sealed) -> None:
+        """The same with a sealed connection, whose handshake is over, and its socket. No checksums: TLS has its own."""
+        attached = lib.wc_lane_attach_tls(self._live, link, lane, sealed.hand_over(), 0)
+        _check(attached, f"lane {lane} of link {link} cannot be attached")
+
     def set_epoch(self, link: int, epoch: int) -> None:
         """From now on *link* is at *epoch*; parts and frames of older ones are dropped."""
         _check(lib.wc_link_epoch(self._live, link, epoch), f"link {link} cannot be set to epoch {epoch}")
@@ -281,6 +304,9 @@ class Engine:
         filled_address: int = 0,
         shown_address: int = 0,
         attempt: int = 0,
+        note: bytes = b"",
+        note_digest: int = 0,
+        hearers: Hearers | None = None,
     ) -> None:
         """Start an op. The memory at all addresses must stay mapped until Done or Cancelled.
 
@@ -299,6 +325,10 @@ class Engine:
             shown_address: of a 32-bit word for each DIGEST_BLOCK of the result, which becomes *attempt* when the block
                 is final. Only where a digest is made. 0: nobody looks.
             attempt: see there.
+            note: 1 to NOTE_BYTES bytes that the engine sends by itself when the op has finished, unless withhold_note
+                or cancel came first: Done.told says so. A link that takes no notes breaks.
+            note_digest: where in it the result's digest goes, 8 bytes; 0: nowhere.
+            hearers: to whom; None: there is no note.
         """
         op = prepared._op
         op.id = op_id
@@ -311,12 +341,20 @@ class Engine:
         op.filled = ffi.cast("uint8_t *", filled_address)
         op.shown = ffi.cast("uint32_t *", shown_address)
         op.attempt = attempt
+        op.note_bytes = 0
+        if hearers is not None:
+            op.note, op.note_bytes, op.note_digest = ffi.from_buffer(note), len(note), note_digest
+            op.note_links, op.note_links_count = hearers._links, hearers._count
         if lib.wc_post(self._live, op) < 0:
             raise _refusal(f"op {op_id} cannot be posted", f"epoch {epoch}, seq {seq}", _POST_RULES)
 
     def cancel(self, op_id: int) -> None:
         """Give op *op_id* up; answered by Cancelled, with a Done before it if the op had just finished."""
         _check(lib.wc_cancel(self._live, op_id), f"op {op_id} cannot be cancelled")
+
+    def withhold_note(self, op_id: int) -> None:
+        """From now on op *op_id* sends no note by itself. Where it was too late the Done that says so waits already."""
+        lib.wc_note_withhold(self._live, op_id)
 
     def lacks_input(self, op_id: int) -> bool:
         """Whether steps of op *op_id* wait for blocks of an input that is being filled. False for unknown ones."""
@@ -347,6 +385,10 @@ class Engine:
             taken = lib.wc_engine_events(self._live, self._events, _EVENTS_AT_ONCE)
             found.extend(_event(self._events[i]) for i in range(taken))
         return found
+
+    def trace(self, on: bool) -> None:
+        """Whether it notes from now on when bytes come (Done.first)."""
+        lib.wc_trace(self._live, on)
 
     def send_note(self, link: int, note: bytes) -> bool:
         """Send 1 to NOTE_BYTES bytes over the link's note lane, at once and without waiting.
@@ -393,7 +435,7 @@ class Engine:
 _NOTE_RULES = f"an open link, and 1 to {NOTE_BYTES} bytes"
 _POST_RULES = (
     "a new op id, a seq above those before, links that are open, at this epoch and with this number of lanes, and "
-    "places within the buffers"
+    "places within the buffers, and a note of 1 to 128 bytes"
 )
 
 
@@ -401,9 +443,9 @@ def _event(e: c.Event) -> Event:
     kind = e.type
     if kind == lib.WC_EV_DONE:
         error = math.sqrt(e.error_squares / e.norm_squares) if e.norm_squares else 0.0
-        return Done(e.op, e.value, e.extra, e.saved, error)
+        return Done(e.op, e.value, e.extra, e.saved, error, bool(e.told), e.first, e.last)
     if kind == lib.WC_EV_CANCELLED:
-        return Cancelled(e.op)
+        return Cancelled(e.op, e.first, e.last)
     if kind == lib.WC_EV_LANE_DOWN:
         return LaneDown(e.link, e.lane, e.error, ffi.string(e.text).decode(errors="replace"))
     return Mismatch(e.link, e.op, e.value, e.extra)

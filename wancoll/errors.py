@@ -87,6 +87,10 @@ class PeerDaemonLost(WancollError):
     """The local peer daemon went away or cannot be reached."""
 
 
+class AskedToLeave(WancollError):
+    """An operator asked this member, or its daemon, to leave; what was committed counts, and nothing else happened."""
+
+
 class ProtocolError(WancollError):
     """Bytes or messages that break the protocol, or members whose results differ."""
 
@@ -122,6 +126,14 @@ class TimeoutError(WancollError, builtins.TimeoutError):
         return build, what
 
 
+def without_package(option: str, extra: str, missing: ImportError) -> ConfigError:
+    """For a command's *option* that needs what `pip install '.[extra]'` installs."""
+    return ConfigError(
+        f"{option} needs a package that is not installed", got=str(missing),
+        hint=f"run, in the source folder: pip install '.[{extra}]'",
+    )  # fmt: skip
+
+
 BY_NAME: dict[str, type[WancollError]] = {
     cls.__name__: cls
     for cls in (
@@ -133,6 +145,7 @@ BY_NAME: dict[str, type[WancollError]] = {
         MasterUnreachable,
         OutcomeUnknown,
         PeerDaemonLost,
+        AskedToLeave,
         ProtocolError,
         ConfigError,
         ArenaFull,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import signal
 
@@ -15,6 +16,8 @@ MASTER = (
     "half_epoch",
     "after_epoch",
     "before_persist",
+    "before_rotation",
+    "after_rotation",
 )
 
 
@@ -31,7 +34,7 @@ class Failpoints:
 
     def allows(self, token: str) -> bool:
         """Whether *token* may arm."""
-        return bool(self._token) and token == self._token
+        return bool(self._token) and hmac.compare_digest(token.encode(), self._token.encode())
 
     def arm(self, name: str, action: str) -> None:
         """At the next hit of *name*: "kill" (SIGKILL) or "pause" (SIGSTOP) this process; "clear" disarms."""

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 11
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 BLOCK = 64 * KIB  # of an operation's input or result: what is filled, and hashed, as one
 WITHOUT_END = 1e9  # seconds, of a master_grace
+CLOCKS_DIFFER = 600.0  # seconds at most, of any two machines, where certificates are good for longer
 WORD = 4  # what says of a block of a result in which attempt it became final
 
 
@@ -22,8 +23,11 @@ class Limits:
     # Control plane.
     message_bytes: int = 1 * MIB  # largest control message accepted from anyone
     handshake_timeout: float = 5.0  # a connection that has not said a valid hello by then is closed
-    pending_connections: int = 256  # connections that may be in their handshake at once
+    handshake_least: float = 0.25  # for so long it gives way to nobody, unless its address has too many of them
+    handshake_bytes: int = 64 * KIB  # largest first message of a connection to a master, far above any Hello
+    pending_connections: int = 256  # connections to one listener that may be in their handshake at once
     send_queue_messages: int = 4096  # unsent messages per connection before it is closed
+    send_queue_bytes: int = 256 * MIB  # unsent over all of a master's connections before the one with most is closed
     unconfirmed_messages: int = 65536  # said over a control connection that may be taken up again: kept until heard
     unconfirmed_bytes: int = 64 * MIB  # the same in bytes; a master's connections share them
     heartbeat_interval: float = 0.5  # peer to master
@@ -36,7 +40,7 @@ class Limits:
     probe_timeout: float = 2.0  # a joiner whose addresses do not answer by then is refused
     group_members: int = 1024  # the same for members of one daemon
     restart_with_min_world: bool = False  # a group that ran before starts anew with min_world, not start_world
-    commit: Literal["master", "members"] = "master"  # who commits operations where both can
+    commit: Literal["master", "members"] = "members"  # who commits operations where both can
     daemons: int = 4096  # of a master, or fewer where it may not have as many files open
     groups: int = 4096  # of a master
     members: int = 65536  # of a master, in all groups
@@ -93,3 +97,8 @@ def format_size(nbytes: float, digits: int = 0) -> str:
     whole = power == 0 or number == int(number)
     shown = f"{number:.0f}" if whole else f"{number:.{digits}g}" if digits else f"{number:.2f}"
     return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def counted(number: int, what: str) -> str:
+    """Such as "1 member", "2 members"; *what* is singular."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

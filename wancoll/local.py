@@ -10,6 +10,7 @@ from wancoll.errors import ConfigError
 
 MASTER_PORT = 7400
 _SHARED = "/tmp"
+_STATE = "a folder that can be written in, at $XDG_STATE_HOME or ~/.local/state"
 _ELSEWHERE = "set WANCOLL_SOCKET, or XDG_RUNTIME_DIR, to a place of your own; daemon and training process need the same"
 
 
@@ -23,7 +24,7 @@ def default_socket() -> str:
     if named:
         return named
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = os.path.join(runtime, "wancoll") if runtime else _own_folder(f"{_SHARED}/wancoll-{os.getuid()}")
+    folder = os.path.join(runtime, "wancoll") if runtime else _own_folder(f"{_SHARED}/wancoll-{os.geteuid()}")
     return os.path.join(folder, "peer.sock")
 
 
@@ -35,16 +36,33 @@ def _own_folder(path: str) -> str:
         found = os.lstat(path)
     except OSError as bad:
         raise ConfigError("cannot be made", who=path, got=str(bad), hint=_ELSEWHERE) from bad
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or open_to_others(found, reads=True):
         raise ConfigError(
             "is not for this user alone, so anybody could answer there",
             who=path,
-            expected=f"a folder of user {os.getuid()} with mode 700",
-            got=f"{stat.filemode(found.st_mode)} of user {found.st_uid}",
+            expected=f"a folder of user {os.geteuid()} with mode 700",
+            got=standing(found),
             hint=_ELSEWHERE,
         )
     return path
+
+
+def open_to_others(found: os.stat_result, *, reads: bool = False, sticky: bool = False) -> bool:
+    """Whether somebody but this user and root may change a file, or what is in a folder.
+
+    Args:
+        found: of it.
+        reads: or read it.
+        sticky: who may only add to a folder, as to /tmp, changes nothing.
+    """
+    if found.st_uid not in (0, os.geteuid()):
+        return True
+    return bool(found.st_mode & (0o077 if reads else 0o022)) and not (sticky and found.st_mode & stat.S_ISVTX)
+
+
+def standing(found: os.stat_result) -> str:
+    """Mode and owner, for who has to change them."""
+    return f"{stat.filemode(found.st_mode)} of user {found.st_uid}"
 
 
 def default_journal(port: int) -> str:
@@ -53,18 +71,41 @@ def default_journal(port: int) -> str:
     Raises:
         ConfigError: it cannot be made.
     """
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    folder = os.path.join(base, "wancoll")
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return os.path.join(state_folder(), f"master-{port}.sqlite")
     except OSError as bad:
         raise ConfigError(
             "there is no place for the journal",
-            expected="a folder that can be written in, at $XDG_STATE_HOME or ~/.local/state",
+            expected=_STATE,
             got=str(bad),
             hint="choose a path with --journal, or --journal none",
         ) from bad
-    return os.path.join(folder, f"master-{port}.sqlite")
+
+
+def default_state(name: str) -> str:
+    """Path of a folder for the keys of *name*, "master-PORT" or a daemon, in the user's state folder, which is made.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        return os.path.join(state_folder(), name)
+    except OSError as bad:
+        raise ConfigError(
+            "there is no place for keys", expected=_STATE, got=str(bad), hint="choose a folder with --state"
+        ) from bad
+
+
+def state_folder(name: str = "") -> str:
+    """The user's state folder, or *name* in it, which is made.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    folder = os.path.join(base, "wancoll", name)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
 
 
 def split_address(text: str, *, what: str = "address", default_port: int | None = None) -> tuple[str, int]:

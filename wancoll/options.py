@@ -13,6 +13,7 @@ from wancoll.errors import ConfigError
 from wancoll.local import MASTER_PORT, join_address, split_address, split_addresses
 
 DEFAULT_MASTER = f"127.0.0.1:{MASTER_PORT}"
+NO_MASTER = f"Empty: as --join says, or else {DEFAULT_MASTER}."
 Flat = Parameter(name="*")  # of a dataclass whose fields are options
 Unseen = Parameter(parse=False)  # of a field that is none
 
@@ -74,6 +75,36 @@ def check_picture(path: Path, *, what: str) -> None:
 Seconds = Annotated[float, Parameter(validator=_check_seconds)]
 SecondsOrEver = Annotated[float, Parameter(validator=_check_seconds_or_ever)]  # inf: without end
 SecondsOrNone = Annotated[float, Parameter(validator=_check_seconds_or_none)]  # 0: not at all
+
+Metrics = Annotated[
+    str,
+    Parameter(
+        help="HOST:PORT where Prometheus gets metrics: /metrics, beside /healthz and /readyz. Port 0 lets the system "
+        "choose; the log says which. Beyond loopback only with a --metrics-token. Empty: nowhere."
+    ),
+]
+MetricsToken = Annotated[
+    str,
+    Parameter(
+        help="What a reader of --metrics has to show as bearer, 16 characters or more. Give it by the variable: others "
+        "on this machine can read command lines. Empty: nothing."
+    ),
+]
+
+Page = Annotated[
+    str,
+    Parameter(
+        help="HOST:PORT of a live page for browsers: groups, links, operations, epochs, events. Port 0 lets the system "
+        "choose; the log says which. Beyond loopback only with a --page-token. Empty: nowhere."
+    ),
+]
+PageToken = Annotated[
+    str,
+    Parameter(
+        help="What who looks at --page has to give as password, of any user name; 16 characters or more. Give it by "
+        "the variable: others on this machine can read command lines. Empty: nothing."
+    ),
+]
 
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from wancoll.limits import DEFAULT, Limits
-from wancoll.options import DEFAULT_MASTER, Flat, Seconds, SecondsOrNone, Unseen
+from wancoll.options import DEFAULT_MASTER, Flat, Metrics, MetricsToken, Page, PageToken, Seconds, SecondsOrNone, Unseen
+from wancoll.trust.papers import LIFETIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class EtcdConfig:
         str,
         Parameter(
             name="--etcd",
-            help="URLs of etcd's members, http://HOST:PORT[,http://HOST:PORT]: with it several masters may run, one "
-            "leads, and the others stand by. Empty: this is the only master.",
+            help="URLs of etcd's members, http://HOST:PORT[,http://HOST:PORT], or https: with it several masters may "
+            "run, one leads, and the others stand by. Empty: this is the only master.",
         ),
     ] = ""
     prefix: Annotated[
@@ -38,6 +39,26 @@ class EtcdConfig:
             "is 1.5 of its --election-timeout, 2 by default.",
         ),
     ] = 2.0
+    ca: Annotated[
+        str,
+        Parameter(
+            name="--etcd-ca",
+            help="PEM file of the authority that etcd's certificates are of. Empty: the system's authorities.",
+        ),
+    ] = ""
+    cert: Annotated[str, Parameter(name="--etcd-cert", help="PEM file of this master's certificate for etcd.")] = ""
+    key: Annotated[
+        str, Parameter(name="--etcd-key", help="PEM file of its key, where --etcd-cert does not hold it.")
+    ] = ""
+    user: Annotated[
+        str,
+        Parameter(
+            name="--etcd-user",
+            help="User of etcd, who may read and write under --etcd-prefix. The password is WANCOLL_ETCD_PASSWORD in "
+            "the environment.",
+        ),
+    ] = ""
+    password: Annotated[str, Unseen] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +75,7 @@ class MasterConfig:
         str,
         Parameter(
             help="HOST:PORT for peers and `wancoll status`. Port 0 lets the system choose. '*' as host: all "
-            "interfaces. Peers are not authenticated: keep the port inside your own network."
+            "interfaces. On loopback all is in clear; beyond it --secure is the default."
         ),
     ] = DEFAULT_MASTER
     journal: Annotated[
@@ -69,10 +90,64 @@ class MasterConfig:
     advertise: Annotated[
         str,
         Parameter(
-            help="HOST or HOST:PORT where peers reach this master, for standbys to name, where it differs from "
-            "--listen. Empty: what --listen says; for all interfaces the address of the one that reaches etcd."
+            help="HOST or HOST:PORT where peers reach this master, for the token that it prints, and for standbys to "
+            "name, where it differs from --listen. Empty: what --listen says; for all interfaces the address of one."
         ),
     ] = ""
+    announce: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative=(),
+            help="Networks, such as 10.0.0.0/8, of which daemons with certificates may announce any address for their "
+            "lanes, beside the one that they connect from; any: whatever they say. Members dial what is announced.",
+        ),
+    ] = ()
+    secure: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="TLS for all, and only with certificates: this master makes an authority, and prints a token with "
+            "which daemons get theirs. Daemons then speak TLS among each other, too. The default where --listen is "
+            "beyond loopback, unless --cert or --insecure is given.",
+        ),
+    ] = False
+    insecure: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="In clear also beyond loopback: whoever reaches the port can read and change everything. For a "
+            "network that is private already. Daemons need it, too.",
+        ),
+    ] = False
+    state: Annotated[
+        str,
+        Parameter(
+            help="Folder of the authority's key, for this user alone. Empty: wancoll/master-PORT in $XDG_STATE_HOME or "
+            "~/.local/state; with --end-when-unused at port 0 one that is removed at the end."
+        ),
+    ] = ""
+    seal_key: Annotated[
+        str,
+        Parameter(
+            help="With --etcd, unless in clear: the key file, the same for all masters, that seals the authority and "
+            "the tokens which they share in etcd. Made by the first master where there is none: copy it to the others. "
+            "Empty: seal.key in --state."
+        ),
+    ] = ""
+    ca: Annotated[
+        str, Parameter(help="PEM file of an authority of your own, with --cert and --key, in place of --secure.")
+    ] = ""
+    cert: Annotated[
+        str, Parameter(help="PEM file of this master's certificate; daemons look for the host that they dial in it.")
+    ] = ""
+    key: Annotated[str, Parameter(help="PEM file of its key, where --cert does not hold it. SIGHUP: read again.")] = ""
+    certificate_lifetime: Annotated[
+        Seconds,
+        Parameter(
+            help="Seconds that a daemon's certificate is good; it is renewed after two thirds. Clocks may "
+            "differ by a third of it, and by 10 minutes at most."
+        ),
+    ] = LIFETIME
     end_when_unused: Annotated[
         SecondsOrNone,
         Parameter(
@@ -80,6 +155,10 @@ class MasterConfig:
             "for a minute. 0: never."
         ),
     ] = 0.0
+    metrics: Metrics = ""
+    metrics_token: MetricsToken = ""
+    page: Page = ""
+    page_token: PageToken = ""
     failpoint_token: Annotated[str, Unseen] = ""
     limits: Annotated[Limits, Unseen] = DEFAULT
 
@@ -131,7 +210,7 @@ class MasterLimits:
         Parameter(
             help="Who commits operations. members: each tells all others what it has finished, and no word goes to the "
             "master; in worlds of up to 32 that can all talk to each other, and for what proves that all took part. "
-            "master: it does, always."
+            "master: it does, always; a call takes a round trip to it more, and waits while it is away."
         ),
     ] = DEFAULT.commit
     handshake_timeout: Annotated[

@@ -6,29 +6,45 @@ the term. core/leadership.py says until when the lease lets a master lead; store
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import httpx
 import structlog
 import trio
 
+from wancoll.errors import ConfigError
 from wancoll.local import join_address, split_address
 from wancoll_master.config import EtcdConfig
 from wancoll_master.core.leadership import RENEWALS_PER_TTL, Leadership
 from wancoll_master.server import Server
-from wancoll_master.store.etcd import Entry, Etcd, EtcdError, Lease, check_endpoints, created, modified, put
-from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Numbers
+from wancoll_master.store.etcd import Access, Etcd, EtcdError, Lease, check_endpoints, created, modified, put
+from wancoll_master.store.etcd_store import (
+    Deposed,
+    EtcdStore,
+    Keys,
+    Leader,
+    Numbers,
+    Unreadable,
+    first_numbers,
+    read,
+    text,
+)
+from wancoll_master.store.shared_trust import SharedTrust
+
+if TYPE_CHECKING:
+    from wancoll_master.gate import Gate
 
 log = structlog.get_logger("wancoll.master")
 
 _LOOKS_PER_TTL = 10  # of a standby, whether there is a leader
 _RETRY = 0.05  # seconds between tries to renew the lease
-_REVOKE_TIMEOUT = 1.0  # seconds to give the lease back
+_REVOKE_TIMEOUT = 5.0  # seconds to give the lease back: a machine may stand still while its master stops
 
 
 def _clock() -> float:
@@ -70,6 +86,7 @@ class _Reign:
         self.leadership = leadership
         self.over = trio.Event()
         self.reason, self.heard = "the master is stopping", 0
+        self.began = False
 
     def may_lead(self) -> bool:
         return self.leadership.holds(_clock())
@@ -88,83 +105,110 @@ class Election:
         config: of etcd.
         server: leads when it is told to.
         address: "host:port" that standbys name to others while this master leads.
+        gate: who is let in, by what *trust* has; None: nobody asks it for certificates.
+        trust: shared with the other masters.
+        tell: is told a token for daemons to join with, where there is none that is good.
     """
 
-    def __init__(self, config: EtcdConfig, server: Server, address: str) -> None:
-        self._endpoints = check_endpoints(config.endpoints)
+    def __init__(
+        self,
+        config: EtcdConfig,
+        server: Server,
+        address: str,
+        gate: Gate | None = None,
+        trust: SharedTrust | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._gate, self._trust, self._tell = gate, trust, tell
+        self._access = Access.of(config)
         self._keys = Keys(config.prefix)
         self._ttl = math.ceil(config.lease_ttl)
         self._server, self._address = server, address
         self._id = secrets.token_hex(8)
         self._heard = 0  # the highest term that a daemon has named
         self._known = ""  # leader that was logged last
-        self._etcd_away = False
+        self._trouble = self._untrusted = ""  # that was logged last
 
     async def run(self) -> None:
         """Task: stand by, lead, stand by, until cancelled."""
-        async with Etcd(self._endpoints, self._ttl / RENEWALS_PER_TTL) as etcd:
+        async with Etcd(self._access, self._ttl / RENEWALS_PER_TTL) as etcd:
             while True:
                 won = None
                 try:
                     if await self._look(etcd):
                         won = await self._campaign(etcd)
-                    self._etcd_away = False
+                    self._trouble = ""
                 except EtcdError as bad:
-                    if not self._etcd_away:
-                        log.warning("etcd cannot be asked who leads", reason=str(bad))
-                    self._etcd_away = True
+                    unreadable = isinstance(bad, Unreadable)
+                    trouble = str(bad) if unreadable else "away"
+                    if trouble != self._trouble:
+                        what = "nobody can lead by what etcd has" if unreadable else "etcd cannot be asked who leads"
+                        log.warning(what, reason=str(bad))
+                    self._trouble = trouble
                     self._server.stand_by("", 0, wait=False)
                 if won is not None:
-                    await self._lead(etcd, won)
+                    if not await self._lead(etcd, won):
+                        await trio.sleep(self._ttl)  # until then it may be mended, or another's version reads it
                 else:
                     await trio.sleep(self._ttl / _LOOKS_PER_TTL)
 
     async def _look(self, etcd: Etcd) -> bool:
         """Whether nobody leads."""
         entry = await etcd.get(self._keys.leader)
-        address, term = _who(entry)
+        address, term = "", 0
+        if entry is not None:
+            leader = read(entry, Leader)
+            address, term = leader.address, leader.term
         self._server.stand_by(address, term, wait=True)
         if address != self._known:
             log.info("stands by", leader=address or "nobody", term=term)
         self._known = address
+        await self._follow(etcd)
         return entry is None
+
+    async def _follow(self, etcd: Etcd) -> None:
+        """The authorities that the leader has now: daemons ask a standby, too, who leads."""
+        trouble = ""
+        try:
+            newer = await self._trust.newer(etcd) if self._trust is not None else None
+            if newer is not None and self._gate is not None:
+                self._gate.follow(newer.rotation)
+                self._trust = newer
+        except EtcdError as bad:
+            trouble = str(bad)
+            if trouble != self._untrusted:
+                log.warning("the masters' authorities are as they were known before", reason=trouble)
+        self._untrusted = trouble
 
     async def _campaign(self, etcd: Etcd) -> Won | None:
         keys = self._keys
+        entry = await etcd.get(keys.facts)
+        numbers = read(entry, Numbers) if entry is not None else first_numbers()
+        lost = self._heard > numbers.term
+        numbers.term = max(numbers.term, self._heard) + 1
+        numbers.write += 1
+        me = text(Leader(self._address, numbers.term, self._id))
         sent_at = _clock()
         lease = await etcd.grant(self._ttl)
         try:
-            entry = await etcd.get(keys.facts)
-            numbers = Numbers.read(entry)
-            lost = self._heard > numbers.term
-            numbers.term = max(numbers.term, self._heard) + 1
-            numbers.write += 1
-            me = json.dumps({"address": self._address, "term": numbers.term, "id": self._id})
             answer = await etcd.txn(
                 [created(keys.leader, 0), modified(keys.facts, entry.modified if entry is not None else 0)],
-                [put(keys.leader, me, lease.id), put(keys.facts, numbers.text)],
+                [put(keys.leader, me, lease.id), put(keys.facts, text(numbers))],
                 [],
             )
             won = answer.succeeded
         except BaseException:
-            await self._give_back(etcd, lease)  # the transaction may have been carried out, or may be yet
+            await give_back(etcd, lease)  # the transaction may have been carried out, or may be yet
             raise
         if not won:
-            await self._give_back(etcd, lease)
+            await give_back(etcd, lease)
             return None
         return Won(lease, Leadership(lease.ttl, sent_at), numbers, answer.revision, lost)
 
-    async def _give_back(self, etcd: Etcd, lease: Lease) -> None:
-        with trio.move_on_after(_REVOKE_TIMEOUT, shield=True):
-            try:
-                await etcd.revoke(lease.id)
-            except EtcdError as bad:
-                log.info("the lease was not given back", reason=str(bad))
-
     # ---- leading -------------------------------------------------------------------------------------
 
-    async def _lead(self, etcd: Etcd, won: Won) -> None:
-        """Lead for as long as that is allowed."""
+    async def _lead(self, etcd: Etcd, won: Won) -> bool:
+        """Lead for as long as that is allowed; False: it never began, for what is in etcd."""
         reign = _Reign(won.leadership)
         try:
             async with trio.open_nursery() as nursery:
@@ -179,17 +223,29 @@ class Election:
             self._heard = max(self._heard, reign.heard)
             log.warning("leads no more", reason=reign.reason)
             self._known = ""
-            await self._give_back(etcd, won.lease)
+            await give_back(etcd, won.lease)
+        return reign.began
 
     async def _write(self, etcd: Etcd, won: Won, reign: _Reign) -> None:
         """Task: have the server lead, and write for it."""
         store = EtcdStore(etcd, self._keys, won.numbers, won.revision, self._ttl)
         try:
             await store.load()
+            if self._gate is not None and self._trust is not None:
+                self._gate.lead(await self._trust.rows(store, etcd))
             log.info("leads", term=won.numbers.term, address=self._address, groups=len(store.facts.used))
             self._server.lead(store, reign, lost_facts=won.lost_facts)
-            await store.write_forever(self._server.release)
-        except (Deposed, EtcdError) as bad:
+            reign.began = True
+            first = [self._gate.first_token()] if self._gate is not None and self._trust is not None else []
+
+            def written() -> None:
+                self._server.release()
+                for token in filter(None, first):
+                    self._tell(token)
+                first.clear()
+
+            await store.write_forever(written)
+        except (Deposed, EtcdError, ConfigError) as bad:
             self._server.step_down(str(bad))
             reign.end(str(bad))
 
@@ -218,10 +274,10 @@ class Election:
         reign.end("its lease was not renewed in time")
 
 
-def _who(entry: Entry | None) -> tuple[str, int]:
-    """(address, term) of the leader; ("", 0): there is none, or it cannot be read."""
-    try:
-        found = json.loads(entry.value) if entry is not None else {}
-        return str(found.get("address", ""))[:300], max(0, int(found.get("term", 0)))
-    except (ValueError, TypeError, AttributeError):
-        return "", 0
+async def give_back(etcd: Etcd, lease: Lease) -> None:
+    """Have *lease* end now, so that another master leads at once; also while this one is cancelled."""
+    with trio.move_on_after(_REVOKE_TIMEOUT, shield=True):
+        try:
+            await etcd.revoke(lease.id)
+        except EtcdError as bad:
+            log.info("the lease was not given back", reason=str(bad))

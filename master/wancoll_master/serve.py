@@ -2,52 +2,223 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
 
-from wancoll.errors import ConfigError
-from wancoll.local import join_address
+from wancoll.errors import ConfigError, without_package
+from wancoll.local import join_address, split_address
+from wancoll.metrics.core import families as f
+from wancoll.metrics.guard import guarded
+from wancoll.metrics.listen import listeners as listeners_of_metrics
+from wancoll.metrics.papers import Expiry
 from wancoll.net.listen import open_listeners, trio_listeners
+from wancoll.trust.papers import ADMIN, AUTHORITY, MASTER, Papers, held_folder
 from wancoll_master.config import EtcdConfig, MasterConfig
+from wancoll_master.core.page import Section
 from wancoll_master.server import Server
 from wancoll_master.store.journal import Journal
 
+if TYPE_CHECKING:
+    from wancoll.metrics.port import Port
+    from wancoll_master.gate import Gate
+    from wancoll_master.page import Page
+    from wancoll_master.store.shared_trust import SharedTrust
+
 log = structlog.get_logger("wancoll.master")
 
+SEAL_KEY = "seal.key"  # in the state folder, unless --seal-key says where
+_ANYWHERE = ("192.0.2.1", 9)  # an address that no network has
 _FIRST_DAEMON_SECONDS = 60.0  # for the first daemon to come
 
 
-async def serve(config: MasterConfig, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
+async def serve(
+    config: MasterConfig,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
     """Run a master until cancelled; then every peer is told Bye. Started value: the bound "host:port"s.
+
+    Args:
+        config: settings.
+        tell: is told a token for daemons to join with, before the start, where there is a new one.
+        task_status: of trio.
 
     Raises:
         ConfigError: the address, the journal or etcd's URLs cannot be used.
     """
     journal = Journal(config.journal)
+    holding = contextlib.ExitStack()
     try:
+        _hold(config, holding)
+        metrics = listeners_of_metrics(config.metrics, config.metrics_token)
+        page = _listeners_of_page(config)
         listeners = open_listeners(config.listen)
         try:
-            server = Server(config, journal)
-            async with trio.open_nursery() as nursery:
+            standing: list[tuple[Server, Gate | None]] = []  # none while etcd is waited for
+            async with trio.open_nursery() as nursery, contextlib.AsyncExitStack() as stack:
+                if metrics:
+                    nursery.start_soon(_port(config, standing, metrics).serve)
+                if page:
+                    nursery.start_soon(_page(config, standing, page).serve)
+                if config.secure or config.cert:
+                    await nursery.start(_reload_on_signal, standing)
+                trust = await _shared_trust(config)
+                gate = _gate(config, journal, trust)
+                server = Server(config, journal, gate)
+                standing.append((server, gate))
                 bound = [join_address(*one.getsockname()[:2]) for one in listeners]
                 nursery.start_soon(server.keep_time)
                 nursery.start_soon(server.keep_awake)
                 if config.etcd is None:
                     server.lead(journal)
                 else:
-                    nursery.start_soon(_elect(config, config.etcd, server, bound[0]))
+                    nursery.start_soon(_elect(config, config.etcd, server, bound[0], gate, trust, tell))
                 if config.end_when_unused:
                     nursery.start_soon(_end_when_unused, server, config.end_when_unused, nursery.cancel_scope)
+                if gate is not None:
+                    gate.address = _reached_at(config.advertise, bound[0])
+                    stack.callback(gate.close)
+                    nursery.start_soon(server.keep_trust, gate)
+                    if trust is None and (token := gate.first_token()):
+                        tell(token)
+                    elif trust is None and config.secure:
+                        log.info("a token of before is good: `wancoll token create` makes another one")
                 task_status.started(bound)
                 await trio.serve_listeners(server.accept, trio_listeners(listeners))
         finally:
-            for one in listeners:
+            for one in (*listeners, *metrics, *page):
                 one.close()
     finally:
+        holding.close()
         journal.close()
+
+
+def _hold(config: MasterConfig, holding: contextlib.ExitStack) -> None:
+    """Its state folder is this master's alone, where keys are in it, or will be.
+
+    Raises:
+        ConfigError: another master has it, or it cannot be used.
+    """
+    admin = os.path.join(config.state, f"{ADMIN}.pem")
+    if not config.state or not (config.secure or os.path.exists(admin)):
+        return
+    try:
+        holding.enter_context(held_folder(config.state, "master", f"at {config.listen}, process {os.getpid()}"))
+        if not config.secure:  # of a master that was killed: commands would ask as its admin
+            os.unlink(admin)
+    except OSError as bad:
+        raise ConfigError("cannot be used", who=f"--state {config.state}", got=str(bad), hint="choose another") from bad
+
+
+async def _shared_trust(config: MasterConfig) -> SharedTrust | None:
+    """What masters share that share an etcd and have no certificates of their own; waits for etcd."""
+    if config.etcd is None or not config.secure or config.ca or config.cert:
+        return None
+    try:
+        from wancoll_master.store import shared_trust
+        from wancoll_master.store.etcd import Access, Etcd
+    except ImportError as missing:
+        raise without_package("--etcd", "etcd", missing) from missing
+    if not config.state:
+        raise ConfigError("--secure with --etcd needs --state", who="wancoll master", expected="a folder", got="none")
+    path = config.seal_key or os.path.join(config.state, SEAL_KEY)
+    async with Etcd(Access.of(config.etcd), config.etcd.lease_ttl) as etcd:
+        return await shared_trust.shared(etcd, config.etcd.prefix, path, time.time)
+
+
+def _port(config: MasterConfig, standing: list[tuple[Server, Gate | None]], metrics: list[socket.socket]) -> Port:
+    """Where metrics are told. A master that stands by is ready: it says who leads. One that waits for etcd is not."""
+    from wancoll.metrics.port import Port, Source
+
+    expiry = Expiry()
+
+    def families() -> Iterator[f.Family | None]:
+        for server, _ in standing:
+            yield from server.families()
+        mine = {"own": config.cert, "authority": config.ca}
+        if config.secure:
+            mine = {"own": os.path.join(config.state, MASTER), "authority": os.path.join(config.state, AUTHORITY)}
+        yield expiry.family(mine)
+
+    unready = lambda: "" if standing else "it waits for etcd"  # noqa: E731
+    return Port(Source("master", "", families, unready), metrics, config.metrics_token)
+
+
+def _listeners_of_page(config: MasterConfig) -> list[socket.socket]:
+    """None where it is not wanted.
+
+    Raises:
+        ConfigError: see guarded(); or a package is missing.
+    """
+    if not config.page:
+        return []
+    try:
+        import wancoll_master.page  # noqa: F401 - loads starlette and hypercorn, which takes a while
+    except ImportError as missing:
+        raise without_package("--page", "page", missing) from missing
+    return guarded(config.page, config.page_token, "page")
+
+
+def _page(config: MasterConfig, standing: list[tuple[Server, Gate | None]], listeners: list[socket.socket]) -> Page:
+    """The live page. A master that stands by, or waits for etcd, says so there."""
+    from wancoll_master.page import Page
+
+    def look() -> Iterator[Section | None]:
+        for server, _ in standing:
+            yield from server.look()
+        if not standing:
+            yield "top", {"well": False, "line": "this master waits for etcd", "note": "", "groups": [], "more": 0}
+
+    return Page(look, listeners, config.page_token)
+
+
+def _gate(config: MasterConfig, journal: Journal, trust: SharedTrust | None) -> Gate | None:
+    """Who is let in; None: everybody."""
+    given = config.ca or config.cert or config.key
+    own = Papers(config.ca, config.cert, config.key, by_host=True) if given else None
+    if own is not None and not (config.ca and config.cert):
+        raise ConfigError("--ca and --cert belong together", who="wancoll master", got=given)
+    if own is None and not config.secure:
+        return None
+    from wancoll_master.gate import Gate  # loads `cryptography`
+
+    lifetime = config.certificate_lifetime
+    if trust is not None:
+        return Gate(config.state, None, lifetime=lifetime, shared=trust.rotation)
+    return Gate(config.state, journal, own, lifetime=lifetime)
+
+
+async def _reload_on_signal(standing: list[tuple[Server, Gate | None]], *, task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            for _, gate in standing:
+                if gate is not None:
+                    gate.reload()
+
+
+def _reached_at(advertise: str, bound: str) -> str:
+    """What others shall dial: as the user said, else what is bound, else the interface by which all else is reached."""
+    host, port = split_address(bound)
+    if advertise:
+        return join_address(*split_address(advertise, what="--advertise", default_port=port))
+    if host not in ("0.0.0.0", "::", ""):
+        return bound
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(_ANYWHERE)  # sends nothing
+            return join_address(str(probe.getsockname()[0]), port)
+    except OSError:
+        return join_address(socket.gethostname(), port)
 
 
 async def _end_when_unused(server: Server, seconds: float, ending: trio.CancelScope) -> None:
@@ -65,7 +236,13 @@ async def _end_when_unused(server: Server, seconds: float, ending: trio.CancelSc
 
 
 def _elect(
-    config: MasterConfig, etcd: EtcdConfig, server: Server, bound: str
+    config: MasterConfig,
+    etcd: EtcdConfig,
+    server: Server,
+    bound: str,
+    gate: Gate | None,
+    trust: SharedTrust | None,
+    tell: Callable[[str], None],
 ) -> Callable[[], Coroutine[Any, Any, None]]:
     """The task that makes the server lead and stand by.
 
@@ -75,9 +252,5 @@ def _elect(
     try:
         from wancoll_master.election import Election, advertised
     except ImportError as missing:
-        raise ConfigError(
-            "--etcd needs a package that is not installed",
-            got=str(missing),
-            hint="run, in the source folder: pip install '.[etcd]'",
-        ) from missing
-    return Election(etcd, server, advertised(config.advertise, bound, etcd.endpoints)).run
+        raise without_package("--etcd", "etcd", missing) from missing
+    return Election(etcd, server, advertised(config.advertise, bound, etcd.endpoints), gate, trust, tell).run

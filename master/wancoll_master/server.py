@@ -6,42 +6,54 @@ the store has written it; the state machine steps on meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import socket
 import sqlite3
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import trio
 
 from wancoll import resources
-from wancoll.errors import ProtocolError
+from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import MASTER, Failpoints
+from wancoll.metrics.core import families as f
 from wancoll.net.contain import contained, shown, trace
-from wancoll.net.listen import Handshakes
-from wancoll.net.stream import Stream
+from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose
+from wancoll.net.stream import LINGER, Queues, Stream
+from wancoll.net.tls import Tls, TlsFailed
+from wancoll.trust.identity import Identity
 from wancoll.wire import messages as m
-from wancoll.wire.framing import Decoder, encode
+from wancoll.wire.framing import Decoder, begins_tls, encode
 from wancoll.wire.kept import Kept
 from wancoll_master.config import MasterConfig
-from wancoll_master.core import membership, presence, report
+from wancoll_master.core import figures, membership, page, presence, report
 from wancoll_master.core.leadership import Lobby
+from wancoll_master.core.may import EVERYTHING, may
 from wancoll_master.core.ready import (
     Announce,
+    Broadcast,
+    Close,
     Disconnected,
     Event,
     Held,
     Message,
     Ready,
     Received,
+    Record,
     Returned,
     Send,
+    SendStatus,
+    SentAway,
     Tick,
+    Watched,
     frames,
 )
 from wancoll_master.core.state import State
@@ -49,16 +61,25 @@ from wancoll_master.plan.planning import propose
 from wancoll_master.store.facts import Store
 from wancoll_master.store.journal import Journal
 
+if TYPE_CHECKING:
+    from wancoll_master.gate import Gate
+
 log = structlog.get_logger("wancoll.master")
 
-FIRST_MESSAGE_BYTES = 64 * 1024  # far above the largest Hello
 STATUS_EVENTS = 50
+WATCHED = 5.0  # seconds after a look at the page for which daemons go on to tell more
 # Kinds of events that somebody looks into.
 _WARNINGS = {"client died", "daemon died", "evicted", "away", "deaf", "waits", "stall", "digest", "refused"}
+_LINES_AT_ONCE = 1000  # of one kind of events: a crowd that comes, or is lost, is written down whole; a flood is not
 _HELD_FRAMES = 65536  # that may wait for the store
 _LEAST_KEPT_BYTES = 128 * 1024  # of a connection that breaks among very many: more than an Epoch of a thousand members
+_START_SECURE = "start the master with --secure (the default beyond loopback, without --insecure), or leave --join out"
+_NO_TLS = f"speaks TLS, and this master does not; {_START_SECURE}"
+_ONLY_TLS = "this master speaks TLS only; give --join or WANCOLL_JOIN a token: `wancoll token create` makes one"
 _TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
 _STATUS_SHARE = 0.1  # of the time, that may go into making Status
+_STATUS_BURST = 1.0  # seconds of it at once
+_STATUSES = 64  # kept, of identities that are for different groups
 
 
 class Reign(Protocol):
@@ -77,11 +98,12 @@ class Server:
     Args:
         config: settings.
         journal: open; keeps the event log.
+        gate: who is let in, over TLS; None: everybody, in clear.
     """
 
-    def __init__(self, config: MasterConfig, journal: Journal) -> None:
-        self._limits = config.limits
-        self._journal = journal
+    def __init__(self, config: MasterConfig, journal: Journal, gate: Gate | None = None) -> None:
+        self._limits, self._gate = config.limits, gate
+        self._journal, self._announce = journal, config.announce
         self._failpoints = Failpoints(config.failpoint_token)
         self._telling: set[str] = set()  # fault injection: what the next flush tells, "commit" or "epoch"
         self._store: Store = journal
@@ -91,15 +113,29 @@ class Server:
         self._held = Held(_HELD_FRAMES)
         self._closing: set[int] = set()  # connections that end once what is held for them has left
         self._connections: dict[int, Stream] = {}
+        self._queues = Queues(config.limits.send_queue_bytes)
         self._kept: dict[int, Kept[bytes]] = {}  # what daemons were told and have not confirmed
+        self._identities: dict[int, Identity] = {}  # by connection as it came: who is verified
+        self._trust_asked = 0  # the write that gate.settle() waits for
         self._takes_up: dict[int, int] = {}  # connection -> the broken one that it goes on with
         self._numbers = itertools.count(1)
-        self._greeting = Handshakes(config.limits.pending_connections, config.limits.handshake_timeout)
+        limits = config.limits
+        self._greeting = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
+        self._shaking = trio.CapacityLimiter(1)  # threads for steps of their handshakes
+        self._leaving = Handshakes(limits.pending_connections, LINGER)  # strangers that have yet to read their answer
+        self._strangers: set[int] = set()  # connections on which no daemon has introduced itself
+        self._of_strangers = Sparing()
+        self._of_kinds: defaultdict[str, Sparing] = defaultdict(partial(Sparing, _LINES_AT_ONCE))  # of events
         self._dirty: dict[int, Stream] = {}  # with an unsent batch
-        self._status_frame, self._status_until = b"", -inf  # the newest one, and until when it is new enough
+        self._statuses: dict[tuple[str, ...], tuple[bytes, float]] = {}  # by groups: newest, until when new enough
+        self._status_credit, self._status_spent_at = _STATUS_BURST, trio.current_time()  # seconds that may go into it
         self._alarm = trio.CancelScope()
         self._awake_at = trio.current_time()
         self._started_at = trio.current_time()
+        self._events = figures.Events()
+        self._story = page.Story()
+        for event in journal.events(page.EVENTS):
+            self._story.note(event)
 
     # ---- leading and standing by ---------------------------------------------------------------------
 
@@ -109,7 +145,8 @@ class Server:
         *lost_facts*: the store has lost what earlier masters had written.
         """
         facts = store.facts
-        self._store, self._reign, self._status_until = store, reign, -inf
+        self._store, self._reign = store, reign
+        self._statuses.clear()
         self.state = membership.new_state(
             self._limits,
             secrets.token_bytes(32),
@@ -120,7 +157,9 @@ class Server:
             now=trio.current_time(),
             elected=store is not self._journal,
             lost_journal=lost_facts,
+            announce=self._announce,
         )
+        self._send_away()  # who came while tokens were not known here
         for event in self._lobby.empty():
             self.apply(event)
         self.flush()
@@ -135,6 +174,8 @@ class Server:
         if self.state is None:
             return
         self.state = None
+        if self._gate is not None:
+            self._gate.stand_by()
         self._held.clear()
         self._closing.clear()
         self._dirty.clear()
@@ -216,8 +257,8 @@ class Server:
         if not isinstance(event, Received) or not isinstance(event.message, m.Hello):
             return False
         number, hello = event.conn, event.message
-        if number in state.connections:
-            return False  # it introduces itself twice
+        if number in state.connections or may(event.identity, hello) is not None:
+            return False  # it introduces itself twice, or may not
         conn = presence.returning(state, hello)
         again = self._kept[conn].again(hello.heard) if conn in self._kept else None
         if conn is None or again is None or number not in self._connections:
@@ -231,6 +272,7 @@ class Server:
         ready = membership.step(state, trio.current_time(), Returned(conn, hello), propose)
         answers, ready.answers = ready.answers, []
         self._carry_out(state, Ready(answers=answers))
+        self._put_authorities(conn)
         for frame in again:
             self._put(conn, frame)
         self._carry_out(state, ready)
@@ -250,13 +292,15 @@ class Server:
             self.step_down(ready.step_down.reason, ready.step_down.term)
             return
         for answer in ready.answers:
-            said = encode(answer.message) if isinstance(answer, Send) else self._status_now(state, answer.conn)
+            said = encode(answer.message) if isinstance(answer, Send) else self._status_now(state, answer)
             self._put(answer.conn, said)
         for one in ready.log:
+            self._events.count(one)
             say = log.warning if one.kind in _WARNINGS else log.info
-            say(one.kind, group=one.group, epoch=one.epoch, text=one.text)
-            if one.kept:
+            written = self._of_kinds[one.kind].say(say, one.kind, group=one.group, epoch=one.epoch, text=one.text)
+            if written and one.kept:
                 event = m.EventRecord(time.time(), one.group, one.epoch, one.kind, one.text)
+                self._story.note(event)
                 self._write(partial(self._journal.add, event))
         if ready.persist is not None:
             self._failpoints.hit("before_persist")
@@ -275,22 +319,26 @@ class Server:
             if self._failpoints.armed:
                 self._before_telling(message)
             welcome = isinstance(message, Send) and isinstance(message.message, m.Welcome)
+            once = not isinstance(message, Announce) and isinstance(message.message, m.AnswersOfTrust)
             for conn, frame in frames(message):
                 if welcome and conn in self._connections:  # else it was held for the store, and is never heard
                     self._kept[conn] = Kept()
-                elif conn in self._kept:
+                elif conn in self._kept and not once:
                     room = max(self._limits.unconfirmed_bytes // len(self._kept), _LEAST_KEPT_BYTES)
                     self._kept[conn].add(frame, len(frame), room)
                 self._put(conn, frame)
+                if welcome:
+                    self._put_authorities(conn)
         for close in ready.closes:
             if close.reason:
-                log.info("connection ended", reason=close.reason)
+                self._of_strangers.say(log.info, "connection ended", reason=close.reason)
             self._close(close.conn, encode(m.Bye(close.reason, close.final)) if close.reason else b"")
 
     def release(self) -> None:
         """The store has written more: send what was held for it."""
         for ready in self._held.release(self._store.written):
             self._tell(ready)
+        self._settle_trust()
         self.flush()
 
     def _put(self, conn: int, frame: bytes) -> None:
@@ -298,6 +346,12 @@ class Server:
         if connection is not None:
             connection.add(frame)
             self._dirty[conn] = connection
+
+    def _put_authorities(self, conn: int) -> None:
+        """Whom to believe, for a daemon that was let in: it may have been away when that changed."""
+        told = self._gate.authorities if self._gate is not None else None
+        if told is not None:
+            self._put(conn, encode(told))
 
     def _close(self, conn: int, last: bytes) -> None:
         """Send what may be sent, and *last*."""
@@ -330,14 +384,27 @@ class Server:
             self._failpoints.hit(f"before_{what}")
             self._telling.add(what)
 
-    def _arm(self, arm: m.Arm) -> m.Ok | m.Bye:
-        """Fault injection, for whoever shows the token."""
+    def _arm(self, arm: m.Arm, identity: Identity | None, source: str) -> m.Ok | m.Bye:
+        """Fault injection, for whoever may, and shows the token; without certificates only from this machine."""
+        text = "fault injection is asked for"
+        self._of_strangers.say(log.warning, text, who=source, name=arm.name, action=arm.action)
+        if (refusal := may(identity, arm)) is not None:
+            self._count_refused(arm)
+            return m.Bye(f"{refusal.who} {refusal}"[:1000])
+        if identity is EVERYTHING and not is_loopback(source):
+            return m.Bye("fault injection is not allowed here: expected a certificate of role chaos, or loopback")
         if not self._failpoints.allows(arm.token):
             return m.Bye("fault injection is not allowed here: expected the token of WANCOLL_FAILPOINTS")
         if arm.name not in MASTER or arm.action not in ("kill", "pause", "clear"):
             return m.Bye(f"unknown: {arm.action} at {arm.name}; expected kill, pause or clear at {', '.join(MASTER)}")
         self._failpoints.arm(arm.name, arm.action)
         return m.Ok()
+
+    def _count_refused(self, message: m.FromPeer) -> None:
+        """What the state machine does for all that comes to it."""
+        if self.state is not None:
+            kind = type(message).__name__
+            self.state.refused[kind] = self.state.refused.get(kind, 0) + 1
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write to the journal: a full disk is no reason to stop the training that runs."""
@@ -346,33 +413,78 @@ class Server:
         except sqlite3.Error as bad:
             log.error("the journal cannot be written; a restart of the master may forget", reason=str(bad))
 
-    def _status_now(self, state: State, conn: int) -> bytes:
-        """The frame for whoever asks. Who stays connected and asks again and again gets the same: it takes little time.
+    def _status_now(self, state: State, ask: SendStatus) -> bytes:
+        """The frame for whoever asks: what is so now, also what it has just brought about, if that takes little time.
 
-        Who asks once is told what is so now, also what it has just brought about.
+        Who asks over and over, or whoever does when much time went into it lately, gets the newest one.
         """
         began = trio.current_time()
-        if began >= self._status_until or conn not in state.connections:
-            self._status_frame = encode(self._status(state))
-            self._status_until = began + (trio.current_time() - began) / _STATUS_SHARE
-        return self._status_frame
+        frame, until = self._statuses.pop(ask.groups, (b"", -inf))
+        saved = (began - self._status_spent_at) * _STATUS_SHARE
+        self._status_credit, self._status_spent_at = min(_STATUS_BURST, self._status_credit + saved), began
+        if began >= until or (self._status_credit > 0 and ask.conn not in state.connections):
+            frame = encode(self._status(state, ask.groups))
+            took = trio.current_time() - began
+            self._status_credit, until = self._status_credit - took, began + took / _STATUS_SHARE
+        self._statuses[ask.groups] = frame, until
+        if len(self._statuses) > _STATUSES:
+            del self._statuses[next(iter(self._statuses))]
+        return frame
 
-    def _status(self, state: State) -> m.Status:
+    def _status(self, state: State, only: tuple[str, ...]) -> m.Status:
+        """Of *only* these groups, and their daemons; empty: all."""
         now = trio.current_time()
+        rotation, rotation_until = self._gate.rotating if self._gate is not None else ("", 0.0)
+        mine = {
+            **resources.of_this_process(),
+            "tasks": trio.lowlevel.current_statistics().tasks_living,
+            "connections": len(self._connections),
+            "strangers": len(self._strangers),
+            "strangers_refused": self._of_strangers.count,
+            "messages_refused": sum(state.refused.values()),
+        }
         return m.Status(
             term=state.term,
             uptime=now - self._started_at,
             version=report.version(),
-            daemons=sorted(state.daemons),
-            groups=report.groups(state, now),
-            events=self._journal.events(STATUS_EVENTS),
-            links=report.links(state),
-            resources={
-                **resources.of_this_process(),
-                "tasks": trio.lowlevel.current_statistics().tasks_living,
-                "connections": len(self._connections),
-            },
+            daemons=report.daemons(state, only),
+            groups=report.groups(state, now, only),
+            events=[event for event in self._journal.events(STATUS_EVENTS) if not only or event.group in only],
+            links=report.links(state, only),
+            resources=mine if not only else {},
+            hosts=report.hosts(state, only),
+            clock=time.time(),
+            master=state.identity,
+            rotation=rotation,
+            rotation_until=rotation_until,
+            left=report.left(state, only),
         )
+
+    def families(self) -> Iterator[f.Family | None]:
+        """Its metrics; None is a pause."""
+        yield f.Family(f.LEADS, [((), int(self.state is not None))])
+        yield f.Family(f.CONNECTIONS, [((), len(self._connections))])
+        yield f.Family(f.HANDSHAKES, [(("control",), len(self._greeting))])
+        yield f.Family(f.REFUSED, [(("control",), self._of_strangers.count)])
+        yield f.Family(f.MASTER_QUEUED, [((), self._queues.bytes)])
+        yield f.Family(f.HELD, [((), self._held.frames)])
+        yield from self._events.families()
+        if self.state is not None:
+            yield from figures.of(self.state, trio.current_time())
+
+    def look(self) -> Iterator[page.Section | None]:
+        """What its page shows; None is a pause. Daemons are asked to tell more for a while."""
+        now, wall = trio.current_time(), time.time()
+        self.apply(Watched(now + WATCHED))
+        state = self._leading()
+        since = round(wall - (now - self._started_at))
+        if state is not None:
+            yield from self._story.look(state, now, wall, since=since)
+            return
+        leader = self._lobby.answer.leader
+        line = f"this master stands by: {leader} leads" if leader else "nobody is known to lead"
+        about = {"version": report.version(), "since": since, "groups": [], "more": 0}
+        yield "top", {"well": bool(leader), "line": line, "note": "", **about}
 
     async def keep_time(self) -> None:
         """Task: a Tick at every deadline."""
@@ -388,19 +500,22 @@ class Server:
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the listeners: whatever arrives, the master stays up."""
         limits = self._limits
-        number = next(self._numbers)
+        number, who = next(self._numbers), whose(stream.socket)
         try:
             sock = socket.socket(fileno=stream.socket.detach())
-            connection = Stream(sock, "this connection", 16 * limits.message_bytes, limits.send_queue_messages)
+            tls = None if self._gate is None else Tls(self._gate.context(), listens=True)
+            most = 16 * limits.message_bytes, limits.send_queue_messages
+            connection = Stream(sock, "this connection", *most, tls, self._queues)
         except OSError:
             return  # gone already
         self._connections[number] = connection
+        self._strangers.add(number)
         reason = "it met a bug"
         try:
             with contained("a port of the master", lambda: connection.newest):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(connection.write_queue)
-                    reason = await self._read(number, connection)
+                    reason = await self._read(number, connection, who)
                     nursery.cancel_scope.cancel()
             if self._is_over(number, connection):
                 conn = self._takes_up.get(number, number)
@@ -416,10 +531,16 @@ class Server:
                 connection.send(encode(m.Bye("the master is stopping")))
                 connection.end()
             self._takes_up.pop(number, None)
-            if connection.ending and not connection.overflow:
-                await connection.close_delivered()
-            else:
+            self._identities.pop(number, None)
+            stranger = number in self._strangers
+            self._strangers.discard(number)
+            if not connection.ending or connection.overflow:
                 connection.close()
+            elif stranger:
+                with self._leaving.one(who):
+                    await connection.close_delivered(shield=False)
+            else:
+                await connection.close_delivered()
 
     def _is_over(self, number: int, connection: Stream) -> bool:
         """Forget the connection that came as *number*; False: it is forgotten, or another one goes on with it."""
@@ -433,28 +554,160 @@ class Server:
         """Whether a daemon of this leader is at the other end."""
         return self.state is not None and self._takes_up.get(number, number) in self.state.connections
 
-    async def _read(self, number: int, connection: Stream) -> str:
+    async def _read(self, number: int, connection: Stream, who: str) -> str:
         """Feed the state machine until the connection ends; returns why it did."""
-        decoder: Decoder[m.FromPeer] = Decoder(m.FromPeer, min(self._limits.message_bytes, FIRST_MESSAGE_BYTES))
+        limits = self._limits
+        decoder: Decoder[m.FromPeer] = Decoder(m.FromPeer, min(limits.message_bytes, limits.handshake_bytes))
         try:
             messages: list[m.FromPeer] = []
-            with self._greeting.one() as greeting:
+            with self._greeting.one(who) as greeting:
+                await self._shake_hands(number, connection)
                 while not messages and (data := await connection.receive()):
                     messages = decoder.feed(data)
             # Outside, nothing ends it for being late: what came in time may be read late, where we stood still.
             if greeting.cancelled_caught:
                 raise ProtocolError("did not introduce itself in time", expected="Hello first")
-            decoder.allow(self._limits.message_bytes)  # a Report may be as large as an Epoch
+            if not messages:
+                reason = connection.ended if connection.ending else ""
+                self._of_strangers.say(log.info, "connection ended", who=who, reason=reason or "said nothing")
+                return connection.ended or "the master ended it"
+            decoder.allow(limits.message_bytes)  # a Report may be as large as an Epoch
             await self._hear(number, connection, messages)
+            if self._introduced(number):
+                self._strangers.discard(number)
             while data := await connection.receive():
                 await self._hear(number, connection, decoder.feed(data))
             return connection.ended or "the master ended it"
-        except ProtocolError as nonsense:
-            if not self._introduced(number):
-                log.info("connection ended", reason=str(nonsense))
-            connection.send(encode(m.Bye(f"this connection {nonsense}"[:1000])))
+        except TlsFailed as failed:
+            self._of_strangers.say(log.info, "connection ended", who=who, reason=str(failed))
+            if connection.tls is not None and connection.tls.plain:
+                connection.tls = None  # it may as well read why
+                connection.send(encode(m.Bye(_ONLY_TLS)))
             connection.end()
-            return str(nonsense)
+            return str(failed)
+        except ProtocolError as nonsense:
+            reason = _NO_TLS if begins_tls(connection.newest) and self._gate is None else str(nonsense)
+            if not self._introduced(number):
+                self._of_strangers.say(log.info, "connection ended", who=who, reason=reason)
+            connection.send(encode(m.Bye(f"this connection {reason}"[:1000])))
+            connection.end()
+            return reason
+
+    async def _shake_hands(self, number: int, connection: Stream) -> None:
+        """Over TLS: who is there?
+
+        Raises:
+            TlsFailed: that is not proved.
+            ProtocolError: it may not come in any more.
+        """
+        if self._gate is None or connection.tls is None:
+            return
+        await connection.shake_hands(self._shaking)
+        found = self._gate.identity(connection.tls)
+        if found is None:
+            return
+        try:
+            if self.state is not None:  # else when this master leads
+                self._gate.check(found)
+        except ConfigError as refused:
+            connection.send(encode(m.Bye(str(refused)[:1000], True)))
+            raise ProtocolError(str(refused)) from refused
+        self._identities[number] = found
+
+    def _at_the_gate(self, number: int, connection: Stream, message: m.FromPeer) -> bool:
+        """Whether it is about trust, and so the gate's, which has dealt with it.
+
+        Raises:
+            ProtocolError: it may not be said.
+        """
+        if not isinstance(message, m.AboutTrust):
+            return False
+        if self._gate is None:
+            raise ProtocolError("asks for a certificate of a master without TLS", hint=_START_SECURE)
+        state, conn = self._leading(), self._takes_up.get(number, number)
+        if state is None and self._gate.shares and not isinstance(message, m.AskAuthority):
+            self._close(conn, encode(self._lobby.answer))  # it knows no tokens
+            return True
+        who = self._identities.get(number)
+        if (refusal := may(who, message)) is not None:
+            self._count_refused(message)
+            raise ProtocolError(refusal.what, expected=refusal.expected, got=refusal.who, hint=refusal.hint)
+        if isinstance(message, m.Renew) and not self._introduced(number):  # else nothing would bound such connections
+            raise ProtocolError("may not say Renew before Hello")
+        settled, asked = self._gate.settled, self._store.asked
+        answer = self._gate.answer(message, who)
+        if who is not None and isinstance(message, m.Renew) and isinstance(answer, m.Enrolled) and answer.certificate:
+            self._identities[number] = self._gate.renewed(who)
+        if settled:
+            self._trust_asked = self._store.asked
+        lasts = isinstance(message, m.Renew)
+        unwritten = self._store.asked > asked or isinstance(message, m.ListTokens)
+        if state is None or not unwritten:  # else strangers who ask, and are held for a slow store, pile up
+            connection.send(encode(answer))
+            if not lasts:
+                self._close(conn, b"")
+        else:  # once what it did is written
+            closes = [] if lasts else [Close(conn, "")]
+            self._carry_out(state, Ready(messages=[Send(conn, answer)], closes=closes))
+        self._settle_trust()
+        return True
+
+    def _settle_trust(self) -> None:
+        """What the gate had written counts as soon as it is: who has no right any more is sent away."""
+        gate = self._gate
+        if gate is None or gate.settled or self._store.written < self._trust_asked:
+            return
+        before = gate.authorities
+        done = gate.settle()
+        if done is not None and self.state is not None:
+            self._carry_out(self.state, Ready(log=[Record("", 0, *done)]))
+        self._send_away()
+        if gate.authorities != before:
+            self._tell_authorities()
+        self.flush()
+
+    async def keep_trust(self, gate: Gate) -> None:
+        """Task: certificates are good at any time, and authorities follow each other."""
+        while True:
+            changed = gate.changed
+            if self._leading() is not None and gate.due:
+                self._failpoints.hit("before_rotation")
+                if gate.advance():
+                    self._failpoints.hit("after_rotation")
+                    self._trust_asked = self._store.asked
+                    self._settle_trust()
+            gate.context()
+            with trio.move_on_after(gate.next_look):
+                await changed.wait()
+
+    def _tell_authorities(self) -> None:
+        """To all daemons, once it is written."""
+        told = self._gate.authorities if self._gate is not None else None
+        if told is not None and self.state is not None:
+            self._carry_out(self.state, Ready(messages=[Broadcast(tuple(self.state.connections), told)]))
+            self.flush()
+
+    def _send_away(self) -> None:
+        """Those whose tokens are revoked, or not known, or whose authority is: what they have is good for nothing."""
+        reasons: dict[int, str] = {}
+        for number, who in self._identities.items():
+            conn = self._takes_up.get(number, number)
+            connection = self._connections.get(conn)
+            if self._gate is None or connection is None:
+                continue
+            try:
+                self._gate.check(who)
+            except ConfigError as refused:
+                connection.send(encode(m.Bye(str(refused)[:1000], True)))
+                connection.end()
+                self._closing.add(conn)  # nor is heard what it has said before
+                reasons[conn] = f"{'it' if refused.who == who.name else refused.who} {refused.what}"
+        if reasons:
+            self.apply(SentAway(reasons))
+
+    def _identity(self, number: int) -> Identity | None:
+        """Who is at the other end of the connection that came as *number*; see Received."""
+        return EVERYTHING if self._gate is None else self._identities.get(number)
 
     async def _hear(self, number: int, connection: Stream, messages: list[m.FromPeer]) -> None:
         turn = trio.current_time() + _TURN
@@ -463,11 +716,21 @@ class Server:
                 self.flush()
                 await trio.lowlevel.checkpoint()
                 turn = trio.current_time() + _TURN
-            if connection.ending:
+            if connection.ending or self._takes_up.get(number, number) in self._closing:
                 break
+            if self._at_the_gate(number, connection, message):
+                continue
             if isinstance(message, m.Arm) and not self._introduced(number):
-                connection.send(encode(self._arm(message)))
+                connection.send(encode(self._arm(message, self._identity(number), whose(connection.socket))))
                 connection.end()
             else:
-                self.apply(Received(self._takes_up.get(number, number), message))
+                source = _source(connection) if self._gate is not None and isinstance(message, m.Hello) else ""
+                self.apply(Received(self._takes_up.get(number, number), message, self._identity(number), source))
         self.flush()
+
+
+def _source(connection: Stream) -> str:
+    """The address that a connection comes from."""
+    with contextlib.suppress(OSError):
+        return str(connection.socket.getpeername()[0]).removeprefix("::ffff:")
+    return "nowhere"  # it is gone

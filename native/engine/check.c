@@ -89,6 +89,15 @@ static bool step_valid(const wc_op *op, uint32_t index, size_t itemsize)
     }
 }
 
+static bool note_valid(const wc_op *op)
+{
+    if (op->note_bytes == 0)
+        return true;
+    return op->note && op->note_bytes <= WC_NOTE_BYTES && op->note_links_count <= WC_MAX_STEPS &&
+           (op->note_links || op->note_links_count == 0) &&
+           (op->note_digest == 0 || (op->note_bytes >= 8 && op->note_digest <= op->note_bytes - 8));
+}
+
 bool wc_op_valid(const wc_engine *engine, const wc_op *op)
 {
     if (op->dtype >= WC_DTYPES || op->op >= WC_OPS || op->codec >= WC_CODECS || op->steps_count > WC_MAX_STEPS)
@@ -99,6 +108,8 @@ bool wc_op_valid(const wc_engine *engine, const wc_op *op)
     if ((op->bytes[WC_FRONT] && !op->front) || (op->bytes[WC_BACK] && !op->back) || (op->steps_count && !op->steps))
         return false;
     if (op->divisor < 1 || op->lanes < 1 || op->lanes > WC_MAX_LANES || op->tracks < 1 || op->tracks > op->lanes)
+        return false;
+    if (!note_valid(op))
         return false;
     if (op->codec != WC_CODEC_NONE && !engine->kernels->encode[op->codec][op->dtype])
         return false;

@@ -1,5 +1,6 @@
 /* The engine's public calls: each checks its arguments, reserves what it needs, and queues commands for the workers. */
 #include "shared.h"
+#include "tls.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -146,7 +147,7 @@ static bool *given(wc_link *link, uint32_t lane)
     return lane < link->lanes_count ? &link->lanes[lane].given : &link->notes.given;
 }
 
-int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd, uint32_t checksums)
+static int attach(wc_engine *engine, uint64_t id, uint32_t lane, wc_stream stream, uint32_t checksums)
 {
     int error = 0;
     wc_command *command = calloc(1, sizeof *command);
@@ -154,26 +155,37 @@ int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd, uint32
     wc_link *link = wc_link_find(engine, id);
     if (!command)
         error = ENOMEM;
-    else if (!link || lane > link->lanes_count || fd < 0 || *given(link, lane))
+    else if (!link || lane > link->lanes_count || stream.fd < 0 || *given(link, lane))
         error = EINVAL;
     else if (wc_events_reserve(&engine->events, 1) < 0) /* for LANE_DOWN */
         error = ENOMEM;
     if (!error)
         *given(link, lane) = true;
     if (!error && lane == link->lanes_count) {
-        wc_notes_attach(&link->notes, fd);
+        wc_notes_attach(&link->notes, stream);
         free(command);
     } else if (!error) {
-        *command = (wc_command){.type = WC_CMD_ATTACH, .fd = fd, .lane = lane, .checksums = checksums != 0, .link = link};
+        *command = (wc_command){
+            .type = WC_CMD_ATTACH, .stream = stream, .lane = lane, .checksums = checksums != 0, .link = link};
         wc_worker_push(link->lanes[lane].worker, command);
     }
     pthread_mutex_unlock(&engine->mutex);
     if (!error)
         return 0;
     free(command);
-    if (fd >= 0)
-        close(fd);
+    if (stream.fd >= 0)
+        wc_stream_close(&stream, true);
     return fail(error);
+}
+
+int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd, uint32_t checksums)
+{
+    return attach(engine, id, lane, (wc_stream){.fd = fd}, checksums);
+}
+
+int wc_lane_attach_tls(wc_engine *engine, uint64_t id, uint32_t lane, wc_tls *tls, uint32_t checksums)
+{
+    return attach(engine, id, lane, (wc_stream){.fd = wc_tls_take(tls), .tls = tls}, checksums);
 }
 
 int wc_link_epoch(wc_engine *engine, uint64_t id, uint64_t epoch)
@@ -278,6 +290,7 @@ int wc_cancel(wc_engine *engine, uint64_t id)
     if (work && work->cancelling) {
         wc_command *commands = work->cancelling;
         work->cancelling = NULL;
+        work->speaks = false;
         atomic_fetch_add(&work->refs, engine->config.workers);
         send_commands(engine, commands, ++engine->cancels, NULL, work);
     } else if (!work && wc_events_reserve(&engine->events, 1) < 0) {
@@ -288,6 +301,20 @@ int wc_cancel(wc_engine *engine, uint64_t id)
     }
     pthread_mutex_unlock(&engine->mutex);
     return error ? fail(error) : 0;
+}
+
+void wc_trace(wc_engine *engine, int on)
+{
+    atomic_store(&engine->tracing, on != 0);
+}
+
+void wc_note_withhold(wc_engine *engine, uint64_t id)
+{
+    pthread_mutex_lock(&engine->mutex);
+    wc_work *work = work_find(engine, id);
+    if (work)
+        work->speaks = false;
+    pthread_mutex_unlock(&engine->mutex);
 }
 
 int wc_op_lacks_input(wc_engine *engine, uint64_t id)

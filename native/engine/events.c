@@ -70,14 +70,28 @@ void wc_events_release(wc_events *events, size_t n)
     pthread_mutex_unlock(&events->mutex);
 }
 
-void wc_events_push(wc_events *events, const wc_event *event)
+bool wc_events_put(wc_events *events, const wc_event *event)
 {
     pthread_mutex_lock(&events->mutex);
     events->ring[(events->head + events->count) % events->cap] = *event;
-    if (events->count++ == 0 && eventfd_write(events->fd, 1) < 0) {
+    bool first = events->count++ == 0;
+    pthread_mutex_unlock(&events->mutex);
+    return first;
+}
+
+void wc_events_signal(wc_events *events)
+{
+    pthread_mutex_lock(&events->mutex);
+    if (events->count && eventfd_write(events->fd, 1) < 0) {
         /* Only a counter at its maximum refuses, and then the fd is readable anyway. */
     }
     pthread_mutex_unlock(&events->mutex);
+}
+
+void wc_events_push(wc_events *events, const wc_event *event)
+{
+    if (wc_events_put(events, event))
+        wc_events_signal(events);
 }
 
 int wc_events_take(wc_events *events, wc_event *out, int cap)

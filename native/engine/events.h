@@ -17,6 +17,8 @@ void wc_events_destroy(wc_events *events);
 int wc_events_reserve(wc_events *events, size_t n); /* 0 or -1, ENOMEM */
 void wc_events_release(wc_events *events, size_t n);
 void wc_events_push(wc_events *events, const wc_event *event); /* uses one reservation */
+bool wc_events_put(wc_events *events, const wc_event *event);  /* the same; true: wc_events_signal has to follow */
+void wc_events_signal(wc_events *events);
 int wc_events_take(wc_events *events, wc_event *out, int cap);
 
 #endif

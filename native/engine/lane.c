@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index)
 {
@@ -19,14 +18,14 @@ void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t inde
     lane->track = &link->tracks[index % link->tracks_count];
     lane->worker = worker;
     lane->index = index;
-    lane->fd = -1;
+    lane->stream.fd = -1;
     pthread_mutex_init(&lane->info_mutex, NULL);
 }
 
 void wc_lane_destroy(wc_lane *lane)
 {
-    if (lane->fd >= 0)
-        close(lane->fd);
+    if (lane->stream.fd >= 0)
+        wc_stream_close(&lane->stream, true);
     free(lane->tx_private);
     pthread_mutex_destroy(&lane->info_mutex);
 }
@@ -34,14 +33,14 @@ void wc_lane_destroy(wc_lane *lane)
 /* Tells epoll what this lane waits for: input unless parked, room to send if blocked, the other end's end always. */
 void wc_lane_interest(wc_lane *lane)
 {
-    if (lane->fd < 0)
+    if (lane->stream.fd < 0)
         return;
-    uint32_t wanted = EPOLLRDHUP | (lane->rx_parked ? 0 : EPOLLIN) | (lane->blocked ? EPOLLOUT : 0);
+    uint32_t wanted = EPOLLRDHUP | (lane->rx_parked ? 0 : EPOLLIN) | (lane->blocked || wc_stream_unsent(&lane->stream) ? EPOLLOUT : 0);
     atomic_store_explicit(&lane->counters.parked, lane->rx_parked, memory_order_relaxed);
     if (wanted == lane->armed)
         return;
     struct epoll_event event = {.events = wanted, .data.ptr = lane};
-    if (epoll_ctl(lane->worker->epoll, EPOLL_CTL_MOD, lane->fd, &event) < 0)
+    if (epoll_ctl(lane->worker->epoll, EPOLL_CTL_MOD, lane->stream.fd, &event) < 0)
         wc_lane_down(lane, errno, "epoll: %s", strerror(errno));
     else
         lane->armed = wanted;
@@ -49,12 +48,11 @@ void wc_lane_interest(wc_lane *lane)
 
 /* The lane is lost: no other lane may go on with the parts that it has begun, they wait for the end of their epoch or
    op. */
-static void drop_socket(wc_lane *lane)
+static void drop_socket(wc_lane *lane, bool orderly)
 {
     /* a forked child may hold a copy: close is not enough */
-    epoll_ctl(lane->worker->epoll, EPOLL_CTL_DEL, lane->fd, NULL);
-    close(lane->fd);
-    lane->fd = -1;
+    epoll_ctl(lane->worker->epoll, EPOLL_CTL_DEL, lane->stream.fd, NULL);
+    wc_stream_close(&lane->stream, orderly);
     lane->tx_count = 0;
     free(lane->tx_private);
     lane->tx_private = NULL;
@@ -66,7 +64,7 @@ static void drop_socket(wc_lane *lane)
 
 void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
 {
-    if (lane->fd < 0)
+    if (lane->stream.fd < 0)
         return;
     wc_event event = {.type = WC_EV_LANE_DOWN, .link = lane->link->id, .lane = lane->index, .error = error};
     va_list arguments;
@@ -76,8 +74,8 @@ void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
     /* Reset instead of an orderly end: an end queued behind data would not reach a neighbour that has stopped
        reading. */
     struct linger reset = {.l_onoff = 1};
-    setsockopt(lane->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-    drop_socket(lane);
+    setsockopt(lane->stream.fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    drop_socket(lane, false);
     wc_events_push(&lane->worker->engine->events, &event);
 }
 
@@ -85,22 +83,23 @@ void wc_lane_set_pace(wc_lane *lane, uint64_t rate)
 {
     lane->pace = rate;
     uint64_t most = rate ? rate : UINT64_MAX;
-    if (lane->fd >= 0)
+    if (lane->stream.fd >= 0)
         /* kinds of sockets that have no pace need none */
-        setsockopt(lane->fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most);
+        setsockopt(lane->stream.fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most);
 }
 
-void wc_lane_attach_fd(wc_lane *lane, int fd, bool checksums)
+void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums)
 {
-    int on = 1;
+    int fd = stream.fd, on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
-    lane->fd = fd;
+    lane->stream = stream;
     lane->checksums = checksums;
     socklen_t size = sizeof lane->unsent;
     if (getsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lane->unsent, &size) < 0 || lane->unsent > WC_MOST_UNSENT)
         lane->unsent = 0; /* other kinds of sockets, or as the system has it */
     if (lane->pace)
         wc_lane_set_pace(lane, lane->pace);
+    wc_window_begin(lane);
     lane->armed = EPOLLRDHUP;
     struct epoll_event event = {.events = lane->armed, .data.ptr = lane};
     if (epoll_ctl(lane->worker->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
@@ -110,6 +109,9 @@ void wc_lane_attach_fd(wc_lane *lane, int fd, bool checksums)
     atomic_store_explicit(&lane->counters.attached, true, memory_order_relaxed);
     wc_lane_interest(lane);
     wc_track_send(lane->track, lane->index);
+    if (lane->stream.fd >= 0 && wc_stream_holds(&lane->stream))
+        wc_lane_receive(lane);
+    wc_lane_interest(lane);
 }
 
 void wc_lane_forget(wc_lane *lane, const wc_work *work)
@@ -125,8 +127,8 @@ void wc_lane_forget(wc_lane *lane, const wc_work *work)
 
 void wc_lane_close(wc_lane *lane)
 {
-    if (lane->fd >= 0) {
-        drop_socket(lane);
+    if (lane->stream.fd >= 0) {
+        drop_socket(lane, true);
         wc_events_release(&lane->worker->engine->events, 1);
     }
 }
@@ -142,7 +144,7 @@ void wc_lane_resume(wc_lane *lane)
 
 void wc_lane_serve(wc_lane *lane, uint32_t events)
 {
-    if (lane->fd < 0)
+    if (lane->stream.fd < 0)
         return;
     if (events & EPOLLOUT) {
         lane->blocked = false;
@@ -150,12 +152,12 @@ void wc_lane_serve(wc_lane *lane, uint32_t events)
         if (lane->track->more)
             wc_track_send(lane->track, lane->index);
     }
-    if (lane->fd >= 0 && !lane->rx_parked && (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
+    if (lane->stream.fd >= 0 && !lane->rx_parked && (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
         wc_lane_receive(lane);
-    } else if (lane->fd >= 0 && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
-        int error = 0;
+    } else if (lane->stream.fd >= 0 && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
+        int error = 0; /* of a sealed one, too: whether its end was orderly stands behind what is not read */
         socklen_t size = sizeof error;
-        getsockopt(lane->fd, SOL_SOCKET, SO_ERROR, &error, &size);
+        getsockopt(lane->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size);
         wc_lane_down(lane, error, "%s", error ? strerror(error) : "closed by the other end");
     }
     wc_lane_interest(lane);

@@ -6,6 +6,7 @@
 #include "checksum.h"
 #include "common.h"
 #include "part.h"
+#include "stream.h"
 
 typedef struct {
     wc_frame header;
@@ -26,7 +27,7 @@ struct wc_lane {
     wc_worker *worker;
     uint32_t index;
     bool given;         /* a socket was handed over, once and for all; guarded by engine->mutex */
-    int fd;             /* -1: not here yet, or lost */
+    wc_stream stream;
     bool checksums;     /* of payloads, both ways */
     uint32_t armed;     /* epoll interest */
     uint64_t pace;      /* bytes per second; 0: no limit */
@@ -58,12 +59,14 @@ struct wc_lane {
     uint8_t info[WC_TCP_INFO_BYTES];
     uint32_t info_bytes;
     uint64_t info_at; /* ms */
+    bool bbr;            /* its congestion control, which was begun at: */
+    uint64_t renewed_at; /* ms */
 };
 
 /* Lane.c */
 void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index);
 void wc_lane_destroy(wc_lane *lane);
-void wc_lane_attach_fd(wc_lane *lane, int fd, bool checksums);
+void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums);
 void wc_lane_set_pace(wc_lane *lane, uint64_t rate);
 void wc_lane_close(wc_lane *lane); /* for good, silently */
 void wc_lane_forget(wc_lane *lane, const wc_work *work); /* all parts of work, or with NULL all parts */
@@ -76,6 +79,10 @@ void wc_lane_resume(wc_lane *lane); /* looks again at the frame that waits, if o
 void wc_lane_send(wc_lane *lane); /* may set its track's `more` */
 bool wc_frame_complete(const wc_part *part); /* whether all bytes of its next frame are here */
 void wc_lane_forget_tx(wc_lane *lane, const wc_work *work);
+
+/* Window.c */
+void wc_window_begin(wc_lane *lane); /* of a new socket */
+void wc_window_look(wc_lane *lane);  /* while it sends: the kernel's view, at most every WC_TCP_INFO_MS */
 
 /* Lane_receive.c */
 void wc_lane_receive(wc_lane *lane);

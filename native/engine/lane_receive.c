@@ -3,8 +3,7 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
+#include <time.h>
 
 /* The next n bytes enter the payload's checksum, if it has one. */
 static void check(wc_lane *lane, const void *src, size_t n)
@@ -67,6 +66,16 @@ static void consume_encoded(wc_part *part, size_t n)
     part->cursor = raw < part->end - part->cursor ? part->cursor + raw : part->end;
 }
 
+/* While it is traced an op knows when its first and last bytes came. */
+static void stamp(wc_work *work)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    unsigned long long at = (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec, none = 0;
+    atomic_compare_exchange_strong_explicit(&work->first, &none, at, memory_order_relaxed, memory_order_relaxed);
+    atomic_store_explicit(&work->last, at, memory_order_relaxed);
+}
+
 /* n payload bytes have been read to where payload_target() said. */
 static void take_payload(wc_lane *lane, size_t n)
 {
@@ -77,6 +86,8 @@ static void take_payload(wc_lane *lane, size_t n)
         check(lane, buffer, n);
         return;
     }
+    if (atomic_load_explicit(&lane->worker->engine->tracing, memory_order_relaxed))
+        stamp(part->work);
     bool in_place = part->action == WC_COPY;
     size_t have = lane->rx_tail_bytes + n;
     size_t tail = have % wc_grain(part);
@@ -148,35 +159,31 @@ static bool begin_frame(wc_lane *lane)
     wc_checksum_begin(&lane->rx_sum, lane->rx_frame.offset, lane->rx_left);
     if (lane->rx_left == 0)
         end_frame(lane);
-    return lane->fd >= 0;
+    return lane->stream.fd >= 0;
 }
 
 /* One read: payload of the current frame, and the header after it. Returns the bytes read, 0 if the lane must wait or
-   is down. *full: everything asked for came, so there may be more. */
-static size_t read_once(wc_lane *lane, bool *full)
+   is down. *more: there may be more, and epoll need not say so. */
+static size_t read_once(wc_lane *lane, bool *more)
 {
     struct iovec iov[2];
-    struct msghdr message = {.msg_iov = iov};
+    int pieces = 0;
     size_t room = 0;
     if (lane->rx_body) {
         iov[0].iov_base = payload_target(lane, &room);
         iov[0].iov_len = room;
-        message.msg_iovlen = 1;
+        pieces = 1;
     }
-    size_t wanted = room;
     if (!lane->rx_body || room == lane->rx_left) {
-        iov[message.msg_iovlen].iov_base = lane->rx_buffer + lane->rx_have;
-        iov[message.msg_iovlen++].iov_len = sizeof lane->rx_buffer - lane->rx_have;
-        wanted += sizeof lane->rx_buffer - lane->rx_have;
+        iov[pieces].iov_base = lane->rx_buffer + lane->rx_have;
+        iov[pieces++].iov_len = sizeof lane->rx_buffer - lane->rx_have;
     }
-    ssize_t n;
-    do
-        n = recvmsg(lane->fd, &message, MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
+    ssize_t n = wc_stream_receive(&lane->stream, iov, pieces, more);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return 0;
     if (n < 0) {
-        wc_lane_down(lane, errno, "receive: %s", strerror(errno));
+        int error = errno;
+        wc_lane_down(lane, error, "receive: %s", wc_stream_reason(&lane->stream, error));
         return 0;
     }
     if (n == 0) {
@@ -184,15 +191,14 @@ static size_t read_once(wc_lane *lane, bool *full)
         return 0;
     }
     wc_count(&lane->counters.bytes_received, (uint64_t)n);
-    *full = (size_t)n == wanted;
     size_t payload = (size_t)n < room ? (size_t)n : room;
     if (lane->rx_body) {
         if (payload)
             take_payload(lane, payload);
-        if (lane->fd >= 0 && lane->rx_left == 0)
+        if (lane->stream.fd >= 0 && lane->rx_left == 0)
             end_frame(lane);
     }
-    if (lane->fd >= 0)
+    if (lane->stream.fd >= 0)
         lane->rx_have += (uint32_t)((size_t)n - payload);
     return (size_t)n;
 }
@@ -200,16 +206,17 @@ static size_t read_once(wc_lane *lane, bool *full)
 void wc_lane_receive(wc_lane *lane)
 {
     size_t budget = WC_ROUND_BYTES;
-    bool full = true;
-    while (lane->fd >= 0 && !lane->rx_parked) {
+    bool more = true;
+    while (lane->stream.fd >= 0 && !lane->rx_parked) {
         if (!lane->rx_body && lane->rx_have == sizeof lane->rx_buffer) {
             if (!begin_frame(lane))
                 return;
             continue;
         }
-        if (!full || budget == 0)
+        if (!more || (budget == 0 && !wc_stream_holds(&lane->stream)))
             return; /* level-triggered: epoll calls again if there is more */
-        size_t n = read_once(lane, &full);
+        wc_stream_rest(&lane->stream, budget == 0); /* of what is held it does not know */
+        size_t n = read_once(lane, &more);
         if (n == 0)
             return;
         if (n < WC_FRAME_COST)

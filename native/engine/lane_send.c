@@ -3,13 +3,9 @@
 #include "shared.h"
 
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
-#include <time.h>
 
 /* Where the next frame of part ends. False: not all of its bytes are there yet. Frames end at absolute multiples of the
    part's segment, so that small progress does not make small frames. */
@@ -151,39 +147,6 @@ static int gather(const wc_lane *lane, struct iovec *iov, size_t *total)
     return count;
 }
 
-/* What a slow lane has taken, no other lane can take over: it takes no more than it can send soon. */
-static void limit_unsent(wc_lane *lane, const struct tcp_info *info)
-{
-    uint64_t wanted = (uint64_t)info->tcpi_snd_cwnd * info->tcpi_snd_mss / 2;
-    wanted = wanted < WC_LEAST_UNSENT ? WC_LEAST_UNSENT : wanted > WC_MOST_UNSENT ? WC_MOST_UNSENT : wanted;
-    uint32_t limit = (uint32_t)wanted;
-    if (setsockopt(lane->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &limit, sizeof limit) == 0)
-        lane->unsent = limit;
-}
-
-/* A look at the kernel's view of the connection, now and then. */
-static void take_info(wc_lane *lane)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    uint64_t ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-    if (ms < lane->info_at + WC_TCP_INFO_MS)
-        return;
-    lane->info_at = ms;
-    uint8_t info[WC_TCP_INFO_BYTES];
-    socklen_t size = sizeof info;
-    if (getsockopt(lane->fd, IPPROTO_TCP, TCP_INFO, info, &size) < 0)
-        return;
-    pthread_mutex_lock(&lane->info_mutex);
-    memcpy(lane->info, info, size);
-    lane->info_bytes = size;
-    pthread_mutex_unlock(&lane->info_mutex);
-    struct tcp_info known;
-    memcpy(&known, info, sizeof known);
-    if (lane->unsent && size >= sizeof known)
-        limit_unsent(lane, &known);
-}
-
 /* What it may still send before others have their turn. */
 static size_t *budget_of(wc_lane *lane)
 {
@@ -198,27 +161,26 @@ void wc_lane_send(wc_lane *lane)
 {
     uint32_t begun = 0, quota = 0;
     size_t *budget = budget_of(lane);
-    while (lane->fd >= 0 && !lane->blocked) {
-        if (lane->tx_count == 0)
+    while (lane->stream.fd >= 0 && !lane->blocked) {
+        bool unsent = wc_stream_unsent(&lane->stream);
+        if (lane->tx_count == 0 && !unsent)
             fill(lane, &begun, &quota);
-        if (lane->tx_count == 0)
+        if (lane->tx_count == 0 && !unsent)
             break;
         struct iovec iov[2 * WC_TX_FRAMES];
         size_t total;
-        struct msghdr message = {.msg_iov = iov};
-        message.msg_iovlen = (size_t)gather(lane, iov, &total);
-        ssize_t n = sendmsg(lane->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
+        int pieces = gather(lane, iov, &total);
+        ssize_t n = wc_stream_send(&lane->stream, iov, pieces);
         if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
-            wc_lane_down(lane, errno, "send: %s", strerror(errno));
+            int error = errno;
+            wc_lane_down(lane, error, "send: %s", wc_stream_reason(&lane->stream, error));
             return;
         }
         if (n > 0) {
             advance(lane, (size_t)n);
-            take_info(lane);
+            wc_window_look(lane);
         }
-        if (n < (ssize_t)total || (size_t)n >= *budget)
+        if (n < (ssize_t)total || (size_t)n >= *budget || wc_stream_unsent(&lane->stream))
             lane->blocked = true; /* epoll says when there is room, or when it is this lane's turn again */
         else
             *budget -= (size_t)n;

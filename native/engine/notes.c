@@ -1,8 +1,9 @@
 /* Notes: short messages from one end of a link to the other, in order, on a connection that carries nothing else.
 
    A frame of an op that is not posted waits in its lane's socket, and all that follows on that lane. What members have
-   to say to let it be posted must not stand behind it. Hence a lane of its own, and no worker: who sends a note writes
-   it to the socket, who takes notes reads it from there, and no thread is woken in between. What is not taken stays in
+   to say to let it be posted must not stand behind it. Hence a lane of its own, and no queue: who sends a note, a worker
+   whose op has ended among them, writes it to the socket, who takes notes reads it from there, and no thread is woken in
+   between. What is not taken stays in
    the socket, so a flood is the sender's problem, and no note needs room anywhere else. Sockets that have something are
    in an epoll of their own, which is what wc_notes_fd gives out. */
 #include "shared.h"
@@ -14,7 +15,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 enum { LINKS_AT_ONCE = 32 };
 
@@ -25,23 +25,22 @@ void wc_notes_init(wc_notes *notes, wc_engine *engine, uint64_t link, uint32_t l
     notes->engine = engine;
     notes->link = link;
     notes->lane = lane;
-    notes->fd = -1;
+    notes->stream.fd = -1;
     pthread_mutex_init(&notes->mutex, NULL);
 }
 
 void wc_notes_destroy(wc_notes *notes)
 {
-    if (notes->fd >= 0)
-        close(notes->fd);
+    if (notes->stream.fd >= 0)
+        wc_stream_close(&notes->stream, true);
     pthread_mutex_destroy(&notes->mutex);
 }
 
-static void drop_socket(wc_notes *notes)
+static void drop_socket(wc_notes *notes, bool orderly)
 {
     /* a forked child may hold a copy: close is not enough */
-    epoll_ctl(notes->engine->notes, EPOLL_CTL_DEL, notes->fd, NULL);
-    close(notes->fd);
-    notes->fd = -1;
+    epoll_ctl(notes->engine->notes, EPOLL_CTL_DEL, notes->stream.fd, NULL);
+    wc_stream_close(&notes->stream, orderly);
     notes->stats.attached = 0;
 }
 
@@ -50,25 +49,32 @@ static void down(wc_notes *notes, int error, const char *text)
     wc_event event = {.type = WC_EV_LANE_DOWN, .link = notes->link, .lane = notes->lane, .error = error};
     snprintf(event.text, sizeof event.text, "notes: %s", text);
     struct linger reset = {.l_onoff = 1}; /* as lanes end */
-    setsockopt(notes->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-    drop_socket(notes);
+    setsockopt(notes->stream.fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    drop_socket(notes, false);
     wc_events_push(&notes->engine->events, &event);
 }
 
-/* Tells epoll what the lane waits for: notes, and room for those that have not left. */
+/* Tells epoll what the lane waits for: notes, and room for those that have not left. Sealed ones that came with others
+   and are not in the socket any more are announced as room, which there is as a rule; else when the other end reads. */
 static void interest(wc_notes *notes, int how)
 {
-    struct epoll_event event = {.events = EPOLLIN | (notes->count ? EPOLLOUT : 0), .data.u64 = notes->link};
-    if (epoll_ctl(notes->engine->notes, how, notes->fd, &event) < 0)
+    uint32_t wanted = EPOLLIN | (notes->count || wc_stream_unsent(&notes->stream) || notes->more ? EPOLLOUT : 0);
+    if (how == EPOLL_CTL_MOD && wanted == notes->armed)
+        return;
+    struct epoll_event event = {.events = wanted, .data.u64 = notes->link};
+    if (epoll_ctl(notes->engine->notes, how, notes->stream.fd, &event) < 0)
         down(notes, errno, strerror(errno));
+    else
+        notes->armed = wanted;
 }
 
-void wc_notes_attach(wc_notes *notes, int fd)
+void wc_notes_attach(wc_notes *notes, wc_stream stream)
 {
     int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
+    setsockopt(stream.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
     pthread_mutex_lock(&notes->mutex);
-    notes->fd = fd;
+    notes->stream = stream;
+    notes->more = wc_stream_holds(&stream);
     notes->stats.attached = 1;
     interest(notes, EPOLL_CTL_ADD);
     pthread_mutex_unlock(&notes->mutex);
@@ -77,8 +83,8 @@ void wc_notes_attach(wc_notes *notes, int fd)
 void wc_notes_close(wc_notes *notes)
 {
     pthread_mutex_lock(&notes->mutex);
-    if (notes->fd >= 0) {
-        drop_socket(notes);
+    if (notes->stream.fd >= 0) {
+        drop_socket(notes, true);
         wc_events_release(&notes->engine->events, 1);
     }
     pthread_mutex_unlock(&notes->mutex);
@@ -113,15 +119,14 @@ static wc_link *find(wc_engine *engine, uint64_t id)
 /* What waits leaves, as far as the socket has room. */
 static void flush(wc_notes *notes)
 {
-    while (notes->fd >= 0 && notes->count) {
-        const uint8_t *bytes = (const uint8_t *)&notes->unsent[notes->first];
-        ssize_t n = send(notes->fd, bytes + notes->sent, sizeof(wc_note_frame) - notes->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
+    while (notes->stream.fd >= 0 && (notes->count || wc_stream_unsent(&notes->stream))) {
+        uint8_t *bytes = (uint8_t *)&notes->unsent[notes->first];
+        struct iovec left = {bytes + notes->sent, sizeof(wc_note_frame) - notes->sent};
+        ssize_t n = wc_stream_send(&notes->stream, &left, notes->count ? 1 : 0);
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         if (n < 0) {
-            down(notes, errno, strerror(errno));
+            down(notes, errno, wc_stream_reason(&notes->stream, errno));
             return;
         }
         notes->stats.bytes_sent += (uint64_t)n;
@@ -138,11 +143,11 @@ static void flush(wc_notes *notes)
 /* 0, or why it was not taken. */
 static int put(wc_notes *notes, const void *bytes, uint32_t length)
 {
-    if (notes->fd < 0)
+    if (notes->stream.fd < 0)
         return ENOTCONN;
     if (notes->count == WC_NOTES_UNSENT)
         return EAGAIN;
-    bool waited = notes->count > 0;
+    bool waited = notes->count > 0 || wc_stream_unsent(&notes->stream);
     wc_note_frame *frame = &notes->unsent[(notes->first + notes->count++) % WC_NOTES_UNSENT];
     *frame = (wc_note_frame){.version = WC_FRAME_VERSION, .type = WC_FRAME_NOTE, .length = (uint16_t)length};
     memcpy(frame->bytes, bytes, length);
@@ -150,9 +155,9 @@ static int put(wc_notes *notes, const void *bytes, uint32_t length)
     if (waited)
         return 0; /* epoll says when there is room */
     flush(notes);
-    if (notes->fd >= 0 && notes->count)
+    if (notes->stream.fd >= 0)
         interest(notes, EPOLL_CTL_MOD);
-    return notes->fd >= 0 ? 0 : ENOTCONN;
+    return notes->stream.fd >= 0 ? 0 : ENOTCONN;
 }
 
 int wc_note_send(wc_engine *engine, uint64_t id, const void *bytes, uint32_t length)
@@ -167,6 +172,14 @@ int wc_note_send(wc_engine *engine, uint64_t id, const void *bytes, uint32_t len
     }
     errno = error;
     return error ? -1 : 0;
+}
+
+void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length)
+{
+    pthread_mutex_lock(&notes->mutex);
+    if (put(notes, bytes, length) == EAGAIN)
+        down(notes, ENOBUFS, "the other end takes none");
+    pthread_mutex_unlock(&notes->mutex);
 }
 
 /* ---- in ----------------------------------------------------------------------------------------------- */
@@ -205,14 +218,14 @@ static bool accept_frame(wc_notes *notes, const wc_note_frame *frame)
 static int receive(wc_notes *notes, wc_note *out, int cap)
 {
     size_t most = (size_t)(cap < WC_NOTES_AT_ONCE ? cap : WC_NOTES_AT_ONCE) * sizeof(wc_note_frame);
-    ssize_t n;
-    do
-        n = recv(notes->fd, (uint8_t *)notes->in + notes->have, most - notes->have, MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
+    struct iovec room = {(uint8_t *)notes->in + notes->have, most - notes->have};
+    bool more;
+    ssize_t n = wc_stream_receive(&notes->stream, &room, 1, &more);
+    notes->more = more && wc_stream_holds(&notes->stream);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return 0;
     if (n <= 0) {
-        down(notes, n < 0 ? errno : 0, n < 0 ? strerror(errno) : "closed by the other end");
+        down(notes, n < 0 ? errno : 0, n < 0 ? wc_stream_reason(&notes->stream, errno) : "closed by the other end");
         return 0;
     }
     notes->stats.bytes_received += (uint64_t)n;
@@ -241,13 +254,12 @@ int wc_notes_take(wc_engine *engine, wc_note *out, int cap)
             continue; /* closed meanwhile */
         wc_notes *notes = &link->notes;
         pthread_mutex_lock(&notes->mutex);
-        if (notes->fd >= 0 && (ready[i].events & EPOLLOUT)) {
+        if (notes->stream.fd >= 0 && (ready[i].events & EPOLLOUT))
             flush(notes);
-            if (notes->fd >= 0 && !notes->count)
-                interest(notes, EPOLL_CTL_MOD);
-        }
-        if (notes->fd >= 0 && (ready[i].events & ~(uint32_t)EPOLLOUT))
+        if (notes->stream.fd >= 0 && (notes->more || ready[i].events & ~(uint32_t)EPOLLOUT))
             taken += receive(notes, out + taken, (cap - taken) / (links - i));
+        if (notes->stream.fd >= 0)
+            interest(notes, EPOLL_CTL_MOD);
         pthread_mutex_unlock(&notes->mutex);
         wc_link_unref(link);
     }

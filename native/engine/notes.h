@@ -3,6 +3,7 @@
 #define WC_NOTES_H
 
 #include "common.h"
+#include "stream.h"
 
 enum {
     WC_NOTES_UNSENT = 64,  /* of a link, beyond what its socket has taken */
@@ -16,7 +17,9 @@ typedef struct {
     uint32_t lane;         /* its number: the one after the lanes that carry data */
     bool given;            /* a socket was handed over, once and for all; guarded by engine->mutex */
     pthread_mutex_t mutex; /* guards all below; taken after engine->mutex, before that of the events */
-    int fd;                /* -1: not here yet, or lost */
+    wc_stream stream;
+    bool more;             /* the stream holds bytes of which the socket does not tell */
+    uint32_t armed;        /* epoll interest */
     wc_note_frame unsent[WC_NOTES_UNSENT]; /* a ring */
     uint32_t first, count;
     size_t sent;           /* bytes of the first one that have left */
@@ -27,8 +30,9 @@ typedef struct {
 
 void wc_notes_init(wc_notes *notes, wc_engine *engine, uint64_t link, uint32_t lane);
 void wc_notes_destroy(wc_notes *notes);
-void wc_notes_attach(wc_notes *notes, int fd); /* engine->mutex held; room for a LANE_DOWN is reserved */
+void wc_notes_attach(wc_notes *notes, wc_stream stream); /* engine->mutex held; room for a LANE_DOWN is reserved */
 void wc_notes_close(wc_notes *notes);          /* for good, silently */
+void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length); /* one that takes no more breaks */
 void wc_notes_statistics(wc_notes *notes, wc_lane_stats *out);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 void wc_work_free(wc_engine *engine, wc_work *work)
 {
@@ -18,6 +19,8 @@ void wc_work_free(wc_engine *engine, wc_work *work)
     free(work->link_of);
     free(work->shares);
     free(work->numbers);
+    free(work->note_links);
+    free(work->hearers);
     free(work);
 }
 
@@ -54,6 +57,23 @@ static bool find_links(wc_engine *engine, wc_work *work)
     return found;
 }
 
+/* What it says at its end. False: no memory. */
+static bool copy_note(wc_work *work)
+{
+    const wc_op *op = &work->op;
+    if (op->note_bytes == 0)
+        return true;
+    memcpy(work->note, op->note, op->note_bytes);
+    work->note_links = calloc((size_t)op->note_links_count + 1, sizeof *work->note_links);
+    work->hearers = calloc((size_t)op->note_links_count + 1, sizeof(wc_link *));
+    if (!work->note_links || !work->hearers)
+        return false;
+    if (op->note_links_count)
+        memcpy(work->note_links, op->note_links, op->note_links_count * sizeof *work->note_links);
+    work->speaks = true;
+    return true;
+}
+
 /* Its memory and its parts. False with errno. */
 static bool make(wc_engine *engine, wc_work *work)
 {
@@ -84,7 +104,8 @@ static bool make(wc_engine *engine, wc_work *work)
         work->scratch = wc_scratch_take(engine, op->bytes[WC_SCRATCH]);
     bool hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->back, op->bytes[WC_BACK]);
     if (!work->remaining || !work->parts || !work->cuts || !work->shares || !work->numbers || !work->squares ||
-        !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch) || (op->filled && !work->gates))
+        !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch) || (op->filled && !work->gates) ||
+        !copy_note(work))
         return false;
     work->hashes.shown = op->shown;
     work->hashes.attempt = op->attempt;
@@ -118,6 +139,7 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
         return NULL;
     }
     work->op.steps = NULL;
+    work->op.note = work->op.note_links = NULL;
     if (op->steps_count == 0)
         work->remaining[0] = 1; /* a worker has to say that there is nothing to do */
     unsigned involved = 0;
@@ -142,7 +164,32 @@ static void table_remove(wc_engine *engine, wc_work *work)
     *at = work->next;
 }
 
-/* The last worker has let go: DONE unless it was given up, and an answer to a cancel. */
+/* The links over which its note goes, each kept until wc_link_unref; engine->mutex held. */
+static uint32_t find_hearers(wc_engine *engine, wc_work *work)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < work->op.note_links_count; i++) {
+        wc_link *link = wc_link_find(engine, work->note_links[i]);
+        if (!link)
+            continue; /* closed meanwhile */
+        atomic_fetch_add(&link->refs, 1);
+        work->hearers[count++] = link;
+    }
+    return count;
+}
+
+static void tell(wc_work *work, uint32_t hearers, uint64_t digest)
+{
+    if (work->op.note_digest)
+        memcpy(work->note + work->op.note_digest, &digest, sizeof digest);
+    for (uint32_t i = 0; i < hearers; i++) {
+        wc_notes_tell(&work->hearers[i]->notes, work->note, work->op.note_bytes);
+        wc_link_unref(work->hearers[i]);
+    }
+}
+
+/* The last worker has let go: DONE unless it was given up, and an answer to a cancel. Who withholds the note, or
+   cancels, and then takes all events knows whether it goes out: that is decided together with the event. */
 static void settle(wc_engine *engine, wc_work *work)
 {
     bool aborted = atomic_load(&work->aborted);
@@ -156,20 +203,31 @@ static void settle(wc_engine *engine, wc_work *work)
             event.norm_squares += work->squares[2 * w + 1];
         }
     }
+    const uint64_t digest = event.value, first = atomic_load(&work->first), last = atomic_load(&work->last);
+    event.first = first;
+    event.last = last;
+    uint32_t hearers = 0;
+    bool signal = false;
     pthread_mutex_lock(&engine->mutex);
     table_remove(engine, work);
+    event.told = work->speaks && !aborted;
+    if (event.told)
+        hearers = find_hearers(engine, work);
     if (aborted)
         wc_events_release(&engine->events, 1);
     else
-        wc_events_push(&engine->events, &event);
+        signal = wc_events_put(&engine->events, &event);
     if (!atomic_load(&work->mismatched))
         wc_events_release(&engine->events, 1);
-    event = (wc_event){.type = WC_EV_CANCELLED, .op = work->op.id};
+    event = (wc_event){.type = WC_EV_CANCELLED, .op = work->op.id, .first = first, .last = last};
     if (work->cancelling)
         wc_events_release(&engine->events, 1);
     else
-        wc_events_push(&engine->events, &event);
+        signal |= wc_events_put(&engine->events, &event);
     pthread_mutex_unlock(&engine->mutex);
+    tell(work, hearers, digest); /* first: others wait for it */
+    if (signal)
+        wc_events_signal(&engine->events);
     wc_work_unref(engine, work);
 }
 

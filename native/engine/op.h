@@ -46,6 +46,7 @@ struct wc_work {
     atomic_bool aborted;            /* a worker let go of parts that were not finished */
     atomic_bool mismatched;         /* told to the caller */
     atomic_ullong bytes_sent, saved;
+    atomic_ullong first, last;      /* see wc_event */
     size_t itemsize;
     wc_reduce_fn reduce;
     wc_average_fn average;          /* NULL: WC_FINAL is a plain reduction */
@@ -67,6 +68,10 @@ struct wc_work {
     wc_share *shares;               /* by link, then by track */
     uint32_t *numbers;              /* of all shares */
     uint32_t first_lane;            /* part 0 of each step is meant for it */
+    bool speaks;                    /* its note is to be sent; guarded by engine->mutex */
+    uint8_t note[WC_NOTE_BYTES];
+    uint64_t *note_links;
+    wc_link **hearers;              /* room for as many */
 };
 
 /* Check.c */

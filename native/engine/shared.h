@@ -23,7 +23,7 @@ struct wc_engine {
     pthread_mutex_t scratch_mutex;
     wc_scratch *idle_scratch; /* warm, the newest first; guarded by scratch_mutex */
     size_t idle_scratch_bytes;
-    atomic_bool stopping;
+    atomic_bool stopping, tracing;
     wc_worker *workers;
 };
 

@@ -52,7 +52,7 @@ void wc_track_leave(wc_share *share)
 
 static bool has_room(const wc_lane *lane)
 {
-    return lane->fd >= 0 && !lane->blocked && lane->tx_count == 0;
+    return lane->stream.fd >= 0 && !lane->blocked && lane->tx_count == 0;
 }
 
 void wc_share_offer(wc_part *part)

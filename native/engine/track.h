@@ -12,6 +12,7 @@ struct wc_track {
     uint64_t next_seq;     /* 1 + the last seq posted here in this epoch; 0: none */
     wc_share *head, *tail; /* of ops that are under way, in the order of their posts */
     bool more;             /* a lane has left something that others, or itself, could take at once */
+    uint64_t renewed_at;   /* ms: when the last of its lanes was, see window.c */
 };
 
 void wc_track_post(wc_track *track, wc_share *share);

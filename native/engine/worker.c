@@ -44,7 +44,7 @@ wc_command *wc_commands_new(const wc_engine *engine, int type, const uint32_t *w
         }
         command->type = type;
         command->lane = i; /* here: the worker it is for */
-        command->fd = -1;
+        command->stream.fd = -1;
         command->next = list;
         list = command;
     }
@@ -62,8 +62,8 @@ void wc_commands_free(wc_command *list)
 /* Frees a command and what it holds. */
 static void drop(wc_engine *engine, wc_command *command)
 {
-    if (command->type == WC_CMD_ATTACH && command->fd >= 0)
-        close(command->fd);
+    if (command->type == WC_CMD_ATTACH && command->stream.fd >= 0)
+        wc_stream_close(&command->stream, true);
     if (command->type == WC_CMD_CLOSE)
         wc_link_unref(command->link);
     if (command->work)
@@ -166,8 +166,8 @@ static void execute(wc_worker *worker, wc_command *command)
 {
     switch (command->type) {
     case WC_CMD_ATTACH:
-        wc_lane_attach_fd(&command->link->lanes[command->lane], command->fd, command->checksums);
-        command->fd = -1;
+        wc_lane_attach_stream(&command->link->lanes[command->lane], command->stream, command->checksums);
+        command->stream.fd = -1;
         break;
     case WC_CMD_EPOCH:
         set_epoch(worker, command->link, command->number);

@@ -4,13 +4,14 @@
 
 #include "common.h"
 #include "part.h"
+#include "stream.h"
 
 enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL };
 
 struct wc_command {
     wc_command *next;
     int type;
-    int fd;
+    wc_stream stream; /* ATTACH */
     uint32_t lane;
     bool checksums;  /* ATTACH */
     /* EPOCH: the epoch; PACE: the rate; CANCEL: its number; POST: cancels that must be through before */

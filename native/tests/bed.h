@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -21,6 +22,7 @@
 
 #include "../engine.h"
 #include "../kernels.h"
+#include "certificate.h"
 
 enum { MAX_RANKS = 5, MAX_BED_LANES = 8, DEADLINE_MS = 30000, GUARD = 4096, RAW_LINK = 900 };
 
@@ -118,9 +120,40 @@ static void tcp_pair(int fds[2])
     must(connect(fds[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
     fds[1] = accept(listener, NULL, NULL);
     close(listener);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         fcntl(fds[i], F_SETFL, O_NONBLOCK);
+        setsockopt(fds[i], IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int)); /* as lanes have it */
+    }
 }
+
+/* ---- TLS ---------------------------------------------------------------------------------------------- */
+
+/* One key for so many records: 0, all. NULL: there is no OpenSSL 3 here. */
+static wc_tls_identity *test_identity(uint64_t records)
+{
+    char why[200] = "";
+    wc_tls_identity *made = wc_tls_identity_new(TEST_CERTIFICATE, TEST_CERTIFICATE, TEST_KEY, records, why, sizeof why);
+    if (!made && errno != ENOSYS) {
+        fprintf(stderr, "%s\n", why);
+        exit(2);
+    }
+    return made;
+}
+
+/* Both ends of a connection, through their handshakes; out[0] has dialled. False: one has failed. */
+static bool tls_pair(const wc_tls_identity *identity, const int fds[2], wc_tls *out[2])
+{
+    int left[2] = {WC_TLS_READS, WC_TLS_READS};
+    for (int i = 0; i < 2; i++)
+        must((out[i] = wc_tls_new(identity, fds[i], i)) != NULL, "wc_tls_new");
+    while (left[0] > 0 || left[1] > 0)
+        for (int i = 0; i < 2; i++)
+            if (left[i] && (left[i] = wc_tls_handshake(out[i])) < 0)
+                return false;
+    return true;
+}
+
+static const wc_tls_identity *sealing; /* the bed's lanes are TLS, by this; NULL: plain */
 
 /* The next event of an engine; type 0 after timeout_ms without one. */
 static wc_event next_event(wc_engine *engine, int timeout_ms)
@@ -151,6 +184,13 @@ static void bed_attach(bed *b, int r, int s, uint32_t lane)
     tcp_pair(pair);
     b->fds[r][s][lane] = pair[0];
     b->fds[s][r][lane] = pair[1];
+    if (sealing) {
+        wc_tls *ends[2];
+        must(tls_pair(sealing, pair, ends), "handshake");
+        must(wc_lane_attach_tls(b->engines[r], link_to(s), lane, ends[0], 0) == 0, "attach");
+        must(wc_lane_attach_tls(b->engines[s], link_to(r), lane, ends[1], 0) == 0, "attach");
+        return;
+    }
     must(wc_lane_attach(b->engines[r], link_to(s), lane, pair[0], 1) == 0, "attach");
     must(wc_lane_attach(b->engines[s], link_to(r), lane, pair[1], 1) == 0, "attach");
 }
@@ -240,6 +280,7 @@ typedef struct {
     uint32_t dtype, op;
     const uint8_t *filled;
     uint32_t *shown, attempt;
+    bool says; /* to the next one in the ring, and over a link that is not there: its id, then the digest */
 } call;
 
 static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer front, buffer back)
@@ -252,6 +293,9 @@ static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer fron
         .steps_count = ring_schedule(lines, ring, n, me, c.count, itemsize), .digest = 1, .steps = lines,
         .filled = c.filled, .shown = c.shown, .attempt = c.attempt,
     };
+    const uint64_t said[2] = {c.id}, hearers[2] = {99, link_to(ring[(me + 1) % n])};
+    if (c.says)
+        op.note = said, op.note_bytes = sizeof said, op.note_digest = 8, op.note_links = hearers, op.note_links_count = 2;
     return wc_post(b->engines[ring[me]], &op);
 }
 

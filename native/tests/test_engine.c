@@ -1,17 +1,9 @@
 /* Drives real engines in one process: values, epochs, cancels, lost lanes, hostile bytes. Made to run under the
    sanitizers. Exit code 0 if all checks passed. */
 #include "bed.h"
+#include "draw.h"
 
 static const int ALL[MAX_RANKS] = {0, 1, 2, 3, 4};
-
-static uint64_t state = 0x9e3779b97f4a7c15u;
-static uint64_t draw(void) /* xorshift64* (Vigna, 2014) */
-{
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    return state * 0x2545f4914f6cdd1du;
-}
 
 static int32_t value(int rank, uint64_t i)
 {
@@ -1152,6 +1144,97 @@ static void test_notes_from_threads(void)
     }
 }
 
+/* Ops say their notes themselves, each with its digest, but those that were withheld in time or cancelled: who has
+   withheld and then taken all events knows which. */
+static void test_ops_say_notes(void)
+{
+    enum { OPS = 400, COUNT = 256 };
+    bed b;
+    notes_start(&b);
+    buffer front[2], back[2];
+    uint64_t said = 0, kept = 0;
+    for (int r = 0; r < 2; r++) {
+        front[r] = buffer_new(COUNT * 4);
+        back[r] = buffer_new(COUNT * 4);
+        fill(front[r], r);
+    }
+    for (uint64_t seq = 1; seq <= OPS; seq++) {
+        const int way = (int)(seq % 4); /* 0, 1: nobody stops it. 2: it is withheld, 3: cancelled, on rank 0 */
+        call c = sum_of(seq, 1, seq, COUNT);
+        c.says = true;
+        CHECK(post_ring(&b, ALL, 2, 0, c, front[0], back[0]) == 0);
+        if (seq % 8 == 6) /* surely in time: rank 1 has yet to begin */
+            wc_note_withhold(b.engines[0], seq);
+        CHECK(post_ring(&b, ALL, 2, 1, c, front[1], back[1]) == 0);
+        usleep(way >= 2 ? (useconds_t)(seq % 7) * 20 : 0);
+        if (way == 2)
+            wc_note_withhold(b.engines[0], seq);
+        if (way == 3)
+            CHECK(wc_cancel(b.engines[0], seq) == 0);
+        wc_event event[2] = {{0}};
+        bool known = wc_engine_events(b.engines[0], event, 1) == 1;
+        if (!known)
+            event[0] = next_event(b.engines[0], DEADLINE_MS);
+        CHECK(event[0].type == WC_EV_DONE || (way == 3 && event[0].type == WC_EV_CANCELLED));
+        CHECK(event[0].type != WC_EV_DONE || known || way < 2 || !event[0].told);
+        CHECK(event[0].type != WC_EV_DONE || way >= 2 || event[0].told);
+        CHECK(event[0].type == WC_EV_DONE || !event[0].told);
+        wc_note note;
+        if (event[0].told) {
+            CHECK(next_notes(b.engines[1], &note, 1, DEADLINE_MS) == 1 && note.link == link_to(0) && note.length == 16);
+            CHECK(!memcmp(note.bytes, &seq, 8) && !memcmp(note.bytes + 8, &event[0].value, 8) && event[0].value);
+        } else {
+            CHECK(next_notes(b.engines[1], &note, 1, 2) == 0);
+        }
+        said += event[0].told;
+        kept += !event[0].told;
+        if (way == 3) { /* the next epoch is a clean start */
+            CHECK(wc_cancel(b.engines[1], seq) == 0);
+            for (int r = 0; r < 2; r++) {
+                while (event[r].type != WC_EV_CANCELLED)
+                    event[r] = next_event(b.engines[r], DEADLINE_MS);
+                while (next_notes(b.engines[r], &note, 1, 1))
+                    ;
+            }
+            bed_stop(&b);
+            notes_start(&b);
+            continue;
+        }
+        event[1] = next_event(b.engines[1], DEADLINE_MS);
+        CHECK(event[1].type == WC_EV_DONE && event[1].told && event[1].value == event[0].value);
+        CHECK(next_notes(b.engines[0], &note, 1, DEADLINE_MS) == 1 && !memcmp(note.bytes + 8, &event[1].value, 8));
+    }
+    CHECK(said >= OPS / 2 && kept >= OPS / 8);
+    bed_stop(&b);
+    for (int r = 0; r < 2; r++)
+        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+}
+
+/* A link over which nobody takes notes breaks, and its op is done all the same. */
+static void test_ops_say_notes_to_nobody(void)
+{
+    bed b;
+    notes_start(&b);
+    buffer front = buffer_new(64), back = buffer_new(64);
+    while (send_numbered(b.engines[0], link_to(1), 1) == 0)
+        ;
+    for (int r = 0; r < 2; r++) {
+        call c = sum_of(1, 1, 1, 0);
+        c.says = r == 0;
+        CHECK(post_ring(&b, ALL, 2, r, c, front, back) == 0);
+    }
+    bool down = false, done = false;
+    while (!down || !done) {
+        wc_event event = next_event(b.engines[0], DEADLINE_MS);
+        if (!CHECK(event.type != 0))
+            break;
+        down |= event.type == WC_EV_LANE_DOWN && event.lane == 1 && event.error == ENOBUFS;
+        done |= event.type == WC_EV_DONE && event.told;
+    }
+    bed_stop(&b);
+    CHECK(buffer_free(&front) && buffer_free(&back));
+}
+
 static void test_arguments(void)
 {
     wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
@@ -1184,8 +1267,33 @@ static void test_arguments(void)
         CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
     }
     op.steps = &good;
+    op.note = memory, op.note_bytes = WC_NOTE_BYTES + 1;
+    CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
+    op.note_bytes = 16, op.note_digest = 9;
+    CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
+    op.note_digest = 8, op.note_links_count = 1;
+    CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
+    op.note_bytes = 0;
     CHECK(wc_post(engine, &op) == 0 && wc_post(engine, &op) == -1); /* the id is taken */
     wc_engine_free(engine);
+}
+
+/* What does not look at the wire goes the same way over TLS, where this machine has it. */
+static void test_sealed(void)
+{
+    wc_tls_identity *identity = test_identity(50);
+    sealing = identity;
+    if (!sealing)
+        return;
+    test_ring(2, 1, 1, 203530);
+    test_ring(3, 3, 2, 203530);
+    test_pipelined();
+    for (int round = 0; round < 10; round++)
+        test_shrink(round);
+    test_cancel();
+    test_gate(0);
+    sealing = NULL;
+    wc_tls_identity_free(identity);
 }
 
 int main(void)
@@ -1221,7 +1329,10 @@ int main(void)
     test_notes_end_with_the_link();
     test_bad_notes();
     test_notes_from_threads();
+    test_ops_say_notes();
+    test_ops_say_notes_to_nobody();
     test_arguments();
+    test_sealed();
     printf("%ld passed, %ld failed\n", passed, failed);
     return failed != 0;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../kernels.h"
+#include "draw.h"
 
 static long passed, failed;
 
@@ -24,16 +25,6 @@ static void check(int ok, const char *table, const char *what, int dtype, int op
     } else if (failed++ < 20) {
         fprintf(stderr, "FAILED %s: %s, dtype %d, op %d, %zu elements or bytes\n", table, what, dtype, op, n);
     }
-}
-
-static uint64_t state = 0x9e3779b97f4a7c15u;
-/* xorshift64* (Vigna, 2014) */
-static uint64_t draw(void)
-{
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    return state * 0x2545f4914f6cdd1du;
 }
 
 static void fill(uint8_t *p, size_t n)

@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from tests.bench import codec, cost, speed, sync
 from tests.bench.report import Bar, bar_table
 from wancoll.engine import kernel_name
+from wancoll.limits import DEFAULT
 
 SYNCS = 5  # rounds of catching up
 
@@ -37,7 +38,7 @@ def bench(
     *parts: Annotated[Part, Parameter(help="What to measure; all if left out.")],
     ranks: Annotated[tuple[int, ...], Parameter(help="Numbers of ranks for the speed.", negative=())] = (2, 4),
     rounds: Annotated[int, Parameter(help="Rounds of the speed measurement.")] = 7,
-    commit: Annotated[Literal["master", "members"], Parameter(help="Who commits operations.")] = "master",
+    commit: Annotated[Literal["master", "members"], Parameter(help="Who commits operations.")] = DEFAULT.commit,
     mpi: Annotated[
         str, Parameter(help="Folder of mpirun and of a Python that has mpi4py: compares Open MPI, too.")
     ] = "",

@@ -96,18 +96,18 @@ class Ended:
 
 
 class Bench:
-    """Members on a cluster whose hosts are far apart, one of which is lost again and again.
+    """Members on a cluster, one of which is lost again and again.
 
     Args:
-        wan: the network.
-        cluster: on it.
+        peers: how many.
+        cluster: of so many daemons.
         nbytes: of each operation's tensor.
     """
 
-    def __init__(self, wan: Wan, cluster: Cluster, nbytes: int) -> None:
-        self._wan, self._cluster, self._count = wan, cluster, nbytes // 4
+    def __init__(self, peers: int, cluster: Cluster, nbytes: int) -> None:
+        self._peers, self._cluster, self._count = peers, cluster, nbytes // 4
         self._groups = 0
-        self._pool = ThreadPoolExecutor(2 * wan.peers)
+        self._pool = ThreadPoolExecutor(2 * peers)
 
     def lose_one(self, phase: Phase, victim: int) -> Recovery:
         """A fresh group loses *victim* in an operation; its daemon is there again afterwards. Values are checked.
@@ -123,7 +123,7 @@ class Bench:
 
     def _try(self, phase: Phase, victim: int) -> Recovery | None:
         """None: the operation was quicker than those before, and committed with all members."""
-        cluster, everyone = self._cluster, range(self._wan.peers)
+        cluster, everyone = self._cluster, range(self._peers)
         self._groups += 1
         group = f"recovery-{self._groups}"
         comms = in_threads(
@@ -244,7 +244,7 @@ def bench_recovery(
     network = {"delay": parse(delay, SECONDS), "rate": parse(rate, BITS), "loss": parse(loss, RATIO)}
     results: list[Recovery] = []
     with Wan(peers, **network) as wan, Cluster(peers, lanes=lanes, network=wan) as cluster:
-        bench = Bench(wan, cluster, mib * MIB)
+        bench = Bench(peers, cluster, mib * MIB)
         for turn in range(kills):
             for place, phase in enumerate(chosen):
                 results.append(one := bench.lose_one(phase, (turn + place) % peers))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,6 @@ import numpy as np
 import wancoll
 from tests.bench.report import Bar, table
 from wancoll.chaos import Cluster
-from wancoll.testing import ClientProcess
 
 GIB, MIB = 1 << 30, 1 << 20
 STATE = GIB
@@ -55,31 +56,22 @@ def run(holders: int, rounds: int, nbytes: int = STATE) -> Result:
     """Measure with this many holders."""
     result = Result(holders)
     world = holders + 1
-    with Cluster(world, heartbeat_timeout=20.0) as cluster:
+    with tempfile.TemporaryDirectory() as folder, Cluster(world, heartbeat_timeout=20.0) as cluster:
         result.seconds, _ = _round_trips(cluster, world, rounds, nbytes, result)
-        others = [cluster.client(i, others_member, world) for i in range(world)]
+        stop = os.path.join(folder, "stop")
+        others = [cluster.client(i, others_member, world, stop) for i in range(world)]
         for other in others:
             other.next()
         begin = time.monotonic()
         time.sleep(QUIET)
         quiet = (begin, time.monotonic())
         result.beside, spans = _round_trips(cluster, world, rounds, nbytes, result)
-        for other in others[1:]:
+        Path(stop).touch()
+        ends = others[0].result()
+        for other in others:
             other.close()
-        ends = list(_said(others[0]))
-        others[0].close()
         result.rate = (_rate(ends, [quiet]), _rate(ends, spans))
     return result
-
-
-def _said(other: ClientProcess) -> Iterator[float]:
-    """What it has yielded so far."""
-    other.pause()
-    while True:
-        try:
-            yield other.next(0.0)
-        except wancoll.WancollError:
-            return
 
 
 def _rate(ends: list[float], spans: list[tuple[float, float]]) -> float:
@@ -151,14 +143,21 @@ def give_back(comm: Any) -> None:
         arena._trim(0)
 
 
-def others_member(socket: str, world: int) -> Iterator[float]:
-    """One member of the other group: reduces for ever, and says when each operation was done."""
+def others_member(socket: str, world: int, stop: str) -> Generator[str, None, list[float]]:
+    """One member of the other group: reduces until the file *stop* is there. Returns when each operation was done.
+
+    It yields once, when it has begun: what nobody reads would fill its pipe, and stop it.
+    """
     os.setsid()
+    ends: list[float] = []
     with wancoll.connect("others", socket=socket, start_world=world, timeout=60) as comm:
         x = comm.zeros(OTHERS_BYTES // 4, np.float32)
-        while True:
+        while not os.path.exists(stop):
             comm.all_reduce(x, op="sum")
-            yield time.monotonic()
+            if not ends:
+                yield "begun"
+            ends.append(time.monotonic())
+    return ends
 
 
 def tables(result: Result) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -65,6 +65,8 @@ class Result:
     failed: dict[str, str] = field(default_factory=dict)
     late: float = 0.0  # seconds that the network's deliveries came later than asked, on average
     late_max: float = 0.0
+    in_flight: int = 0
+    together: float = 0.0  # seconds for one of the largest operations with so many in flight
 
     def median(self, name: str, size: int) -> float | None:
         """Seconds; None where it has failed."""
@@ -72,9 +74,13 @@ class Result:
         return statistics.median(values) if values else None
 
     def filled(self, name: str, size: int) -> float | None:
-        """Payload that each rank sends, as a ratio of what its uplink carries in that time (TCP's best is 0.965)."""
+        """How much of the link its median fills."""
         seconds = self.median(name, size)
-        return None if seconds is None else payload(size, self.setting.ranks) * 8 / seconds / self.setting.rate
+        return None if seconds is None else self.share(size, seconds)
+
+    def share(self, size: int, seconds: float) -> float:
+        """Payload that each rank sends, as a ratio of what its uplink carries in that time (TCP's best is 0.965)."""
+        return payload(size, self.setting.ranks) * 8 / seconds / self.setting.rate
 
 
 def payload(size: int, ranks: int) -> float:
@@ -93,6 +99,7 @@ def bench_wan(
     rounds: int = 3,
     contenders: Annotated[tuple[str, ...], Parameter(negative=())] = (WANCOLL, GLOO, *RINGS),
     perf: bool = True,
+    in_flight: int = 4,
     as_json: Annotated[str, Parameter(name="--json")] = "",
 ) -> int:
     """Measure on each network, print tables. Exit code 1 if a value was wrong.
@@ -106,6 +113,7 @@ def bench_wan(
         rounds: in each, all contenders take turns.
         contenders: which.
         perf: run `wancoll perf` on each network, too.
+        in_flight: also measure wancoll with so many of the largest operations at a time; 0: don't.
         as_json: also write all numbers to this file.
     """
     if reason := why_not():
@@ -118,7 +126,7 @@ def bench_wan(
         for loss in losses:
             setting = Setting(count, parse(delay, SECONDS), parse(rate, BITS), parse(loss, RATIO), congestion_control)
             print(f"\n{setting}", flush=True)
-            results.append(result := measure(setting, rounds, contenders, perf))
+            results.append(result := measure(setting, rounds, contenders, perf, in_flight))
             print(tables(result), flush=True)
     print(f"\n{time.monotonic() - begin:.0f} s")
     if as_json:
@@ -126,7 +134,7 @@ def bench_wan(
     return 1 if any(sum(result.wrong.values()) for result in results) else 0
 
 
-def measure(setting: Setting, rounds: int, names: tuple[str, ...], perf: bool) -> Result:
+def measure(setting: Setting, rounds: int, names: tuple[str, ...], perf: bool, in_flight: int) -> Result:
     """All contenders in turn on one network; each lives throughout and sleeps while another is measured."""
     result = Result(setting)
     with ExitStack() as stack:
@@ -149,7 +157,9 @@ def measure(setting: Setting, rounds: int, names: tuple[str, ...], perf: bool) -
                     if name not in result.failed:
                         _one(result, wan, name, contenders[name], size, iterations)
         if perf:
-            print(_perf(wan, cluster), flush=True)
+            print(_perf(wan, cluster, SIZES), flush=True)
+        if in_flight:
+            result.in_flight, result.together = in_flight, _in_flight(wan, cluster, in_flight)
         counters = wan.counters()
         result.late, result.late_max = counters.late / max(1, counters.deliveries), counters.late_max
     return result
@@ -193,11 +203,20 @@ def _start(
             yield name, of(CRing(wan.peers, binary, f"--connections={connections}", *at))
 
 
-def _perf(wan: Wan, cluster: Cluster) -> str:
+def _in_flight(wan: Wan, cluster: Cluster, count: int) -> float:
+    """Seconds for one of the largest operations, where *count* of them are under way at a time."""
+    said = _perf(wan, cluster, [max(SIZES)], f"--async={count}", "--json")
+    try:
+        return float(json.loads(said)["rows"][0]["time"])
+    except ValueError:
+        raise RuntimeError(f"wancoll perf failed:\n{said}") from None
+
+
+def _perf(wan: Wan, cluster: Cluster, sizes: Collection[int], *more: str) -> str:
     """What `wancoll perf` prints, as one rank on each host."""
-    sizes = [f"--min-bytes={min(SIZES)}", f"--max-bytes={max(SIZES)}", f"--factor={max(SIZES) // min(SIZES)}"]
-    options = [f"--peers={wan.peers}", "--iters=2", "--warmup=1", f"--timeout={PERF_TIMEOUT}"]
-    perf = [sys.executable, "-m", "wancoll", "perf", "all_reduce", *sizes, *options]
+    span = [f"--min-bytes={min(sizes)}", f"--max-bytes={max(sizes)}", f"--factor={max(2, max(sizes) // min(sizes))}"]
+    options = [f"--peers={wan.peers}", "--iters=2", "--warmup=1", f"--timeout={PERF_TIMEOUT}", *more]
+    perf = [sys.executable, "-m", "wancoll", "perf", "all_reduce", *span, *options]
     processes = [
         wan.popen(
             i, [*perf, f"--socket={cluster.socket(i)}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -234,6 +253,10 @@ def tables(result: Result) -> str:
             )
         head = [size_name(size), "s", "of the rounds", "one-way delays", "link filled", "sent / payload"]
         parts.append(table([*head, "x gloo", "x best ring", "wrong"], rows))
+    if result.in_flight:
+        size = max(SIZES)
+        each = f"{result.together:.3f} s each, link filled {result.share(size, result.together):.1%}"
+        parts.append(f"{WANCOLL}, {result.in_flight} of {size_name(size)} in flight: {each}")
     parts += [f"{name} failed: {why}" for name, why in result.failed.items()]
     parts.append(
         f"deliveries were late by {result.late * 1e6:.0f} us on average, {result.late_max * 1e3:.1f} ms at most"

@@ -82,12 +82,13 @@ def test_starts_serves_and_leaves_nothing_behind() -> None:
 
 
 def test_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wancoll.testing.cluster._ANSWER_TIMEOUT", 1.0)
     with Cluster(2) as cluster:
         first = cluster.pid(0)
         cluster.pause(0)
-        with pytest.raises(ConfigError, match=r"peer-0.*does not answer"):
-            cluster.failpoint(0, "mid_op", "kill")
+        with monkeypatch.context() as soon:
+            soon.setattr("wancoll.testing.cluster._ANSWER_TIMEOUT", 1.0)
+            with pytest.raises(ConfigError, match=r"peer-0.*does not answer"):
+                cluster.failpoint(0, "mid_op", "kill")
         cluster.resume(0)
         assert state(first) != "T"
         cluster.failpoint(0, "mid_op", "clear")
@@ -182,7 +183,7 @@ def test_a_daemon_that_dies_while_it_is_dialled_ends_one_connection_of_its_proxy
 
     async def forward_one() -> None:
         ours, theirs = multiprocessing.Pipe()
-        with ours, theirs, socket.create_server(("127.0.0.1", 0)) as daemon, trio.fail_after(5):
+        with ours, theirs, socket.create_server(("127.0.0.1", 0)) as daemon, trio.fail_after(20):
             target = daemon.getsockname()
             dialler = socket.create_connection(target)
             near = trio.SocketStream(trio.socket.from_stdlib_socket(daemon.accept()[0]))
@@ -207,5 +208,5 @@ def test_in_threads() -> None:
     with pytest.raises(ValueError, match="call 1") as caught:
         in_threads(odd_ones_fail, 4)
     assert [note for note in caught.value.__notes__ if "call 3" in note]
-    with pytest.raises(TimeoutError, match=r"\[1\]"):
-        in_threads(lambda i: time.sleep(1.0 * i), 2, timeout=0.1)
+    with pytest.raises(TimeoutError, match=r"1\]"):
+        in_threads(lambda i: time.sleep(3.0 * i), 2, timeout=0.1)

@@ -31,11 +31,10 @@ def chaos(tmp_path: Path, *options: str, timeout: float = 150.0) -> tuple[subpro
 
 def check_held(done: subprocess.CompletedProcess[str], report: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [line for line in done.stderr.splitlines() if "still waiting for a place" not in line]  # a master was away
-    assert said == []
+    assert done.stderr == "", "the terminal is the table's: what clients say of a daemon that is away is in their logs"
     assert report["violations"] == []
     assert "violations: 0" in done.stdout
-    assert report["calls"]["committed"] > 100
+    assert report["calls"]["committed"] > 30
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page
     assert report["command"].replace("&", "&amp;") in page
@@ -59,12 +58,32 @@ def test_twenty_seconds(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.check
+@pytest.mark.timeout(120)
+def test_a_few_seconds_with_certificates(tmp_path: Path) -> None:
+    """Daemons come back with their keys, the master with its authority, and lanes are sealed while they break."""
+    kinds = "--faults=kill,client_kill,join_storm,twin,flip,truncate,oneway,master_kill"
+    options = ["--peers=3", "--seconds=8", "--quiet=1", "--interval=0.5:1", "--seed=3", "--master-every=0", kinds]
+    done, report = chaos(tmp_path, "--secure", *options, timeout=110)
+    check_held(done, report, tmp_path)
+    assert report["secure"]
+    assert "over TLS" in done.stdout
+    assert "--secure" in report["command"]
+    hit = [fault["kind"] for fault in report["faults"] if fault["hit"]]
+    assert len(hit) >= 3
+    assert "kill" in hit
+
+
+SECURE = pytest.mark.parametrize("secure", [[], ["--secure"]], ids=["in clear", "sealed"])
+
+
 @pytest.mark.nightly
-@pytest.mark.nightly
+@SECURE
 @pytest.mark.timeout(400)
-def test_a_minute_of_churn_with_ten_peers(tmp_path: Path) -> None:
+def test_a_minute_of_churn_with_ten_peers(tmp_path: Path, secure: list[str]) -> None:
     """Every 0.5 to 2 s a fault, the master killed in between."""
-    done, report = chaos(tmp_path, "--peers=10", "--seconds=60", "--seed=1", "--master-every=20", timeout=380)
+    options = ["--peers=10", "--seconds=60", "--seed=1", "--master-every=20", *secure]
+    done, report = chaos(tmp_path, *options, timeout=380)
     check_held(done, report, tmp_path)
     hit = [fault for fault in report["faults"] if fault["hit"]]
     assert len(hit) >= 20
@@ -72,12 +91,12 @@ def test_a_minute_of_churn_with_ten_peers(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly
+@SECURE
 @pytest.mark.timeout(300)
-def test_lanes_that_fail_while_their_peers_live(tmp_path: Path) -> None:
+def test_lanes_that_fail_while_their_peers_live(tmp_path: Path, secure: list[str]) -> None:
     """One-way cuts, slow and late lanes, flipped bits, connections that end in mid frame: nobody is put out."""
-    kinds = "--faults=oneway,slow,delay,flip,truncate"
-    done, report = chaos(tmp_path, "--peers=5", "--seconds=45", "--seed=2", "--master-every=0", kinds, timeout=280)
+    options = ["--peers=5", "--seconds=45", "--seed=2", "--master-every=0", *secure]
+    done, report = chaos(tmp_path, *options, "--faults=oneway,slow,delay,flip,truncate", timeout=280)
     check_held(done, report, tmp_path)
     assert {fault["kind"] for fault in report["faults"] if fault["hit"]} >= {"oneway", "flip"}
 

@@ -26,6 +26,7 @@ from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError, OperationAborted
 from wancoll.local import join_address
 from wancoll.schedule import codec, numbers
+from wancoll.schedule.cost import AVAILABLE
 
 DEADLINE = 50.0  # seconds for one run
 NAMES = tuple(values.COLLECTIVES)
@@ -388,26 +389,47 @@ def test_variants_are_shown_side_by_side(capsys: pytest.CaptureFixture[str]) -> 
         [row(variants[0], 4, 1e-6), row(variants[1], 4, 2e-6)],
         [row(variants[0], 8, 9e-6), row(variants[1], 8, 3e-6)],
     ]
-    perf_report.report_table(dataclasses.replace(DEFAULTS, variants=variants), 4, groups)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[2][8:] == ["#wrong", "asked", "algorithm", "codec", "error", "saved"]
-    assert lines[5] == [
-        "4",
-        "1",
-        "float32",
-        "sum",
-        "2.0",
-        "1.000",
-        "1.500",
-        "0",
-        "ring",
-        "ring",
-        "int8",
-        "1.00e-02",
-        "20",
+    perf_report.report_table(dataclasses.replace(DEFAULTS, variants=variants), 4, "here", groups)
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if "#wrong" in line)
+    assert lines[at].split() == ["#", "size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong"]
+    assert lines[at + 2].split() == ["4", "1", "float32", "sum", "1.0", "1.000", "1.500", "0"]
+    assert lines[at + 3] == "#   ring (auto)"
+    assert lines[at + 5] == "#   ring, int8: error 1.00e-02, saved 20 B"
+    words = [line.split() for line in lines]
+    begin = words.index(["#", "time", "(us)", "side", "by", "side,", "*", "the", "fastest"])
+    assert words[begin + 2 : begin + 4] == [["#", "auto", "1.0*", "9.0"], ["#", "ring", "int8", "2.0", "3.0*"]]
+
+
+@pytest.mark.parametrize("in_flight", [1, 64])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_all_of_it_fits_80_columns(
+    name: str, several: bool, in_flight: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the sizes that are usual, and the longest names."""
+    coded = "int8" if several and name == "all_reduce" else "none"
+    algorithms = sorted(AVAILABLE.get(name, ("auto",)), key=len)
+    variants = [Variant(algorithms[-1], coded), Variant("auto", "none")][: 1 + several]
+    sizes = tuple(4096 * 4**i for i in range(8))
+    settings = dataclasses.replace(
+        DEFAULTS, collective=name, sizes=sizes, variants=tuple(variants), in_flight=in_flight, iterations=1000
+    )
+    groups = [
+        [dataclasses.replace(row(each, size, 0.25), collective=name, algorithm=algorithms[-1]) for each in variants]
+        for size in sizes
     ]
-    begin = lines.index(["#", "time", "(us)", "side", "by", "side,", "*", "the", "fastest"])
-    assert lines[begin + 2 : begin + 4] == [["#", "auto", "1.0*", "9.0"], ["#", "ring", "int8", "2.0", "3.0*"]]
+    perf_report.report_table(settings, 32, "word " * 40, groups)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any(line.endswith(" ") for line in lines)
+    data = [line for line in lines if not line.startswith("#")]
+    assert len(data) == len(sizes) * len(variants)
+    [head] = [line for line in lines if "#wrong" in line]
+    shown = [line for line in (data if head.endswith("algorithm") else lines) if algorithms[-1] in line]
+    assert len(shown) >= len(data), "the algorithm is behind each line, or below it"
+    if several:
+        assert sum("size (B)" in line for line in lines) == 2, "four sizes at a time"
 
 
 # ---- the command --------------------------------------------------------------------------------------
@@ -416,16 +438,19 @@ def test_variants_are_shown_side_by_side(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_private_cluster_prints_nccl_tests_columns() -> None:
     options = ("all_reduce", "-n", "3", "-b", "4", "-e", "64K", "-f", "128", "--iters", "3", "--warmup", "1")
     lines = finish(run(*options)).splitlines()
-    head = ["#", "size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong", "asked", "algorithm"]
-    assert lines[2].split() == head
+    assert lines[1] == "# on this machine alone, over loopback; on several: --master HOST:PORT on each"
+    assert "after 1 to warm up, algorithm auto" in lines[2]
+    head = ["#", "size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong", "algorithm"]
+    assert lines[3].split() == head
+    assert max(map(len, lines)) <= 80
     rows = [line.split() for line in lines if not line.startswith("#")]
     assert [row[:4] for row in rows] == [
         ["4", "1", "float32", "sum"],
         ["512", "128", "float32", "sum"],
         ["65536", "16384", "float32", "sum"],
     ]
-    for size, _, _, _, time, _, bus, wrong, asked, _ in rows:
-        assert (wrong, asked) == ("0", "auto")
+    for size, _, _, _, time, _, bus, wrong, algorithm in rows:
+        assert (wrong, algorithm in AVAILABLE["all_reduce"]) == ("0", True)
         assert float(time) > 0
         assert float(bus) == pytest.approx(4 / 3 * int(size) / float(time) / 1e3, abs=1e-3)
     assert lines[-2] == "# Out of bounds values : 0 OK"
@@ -541,10 +566,13 @@ def test_what_cannot_be_measured_is_refused(
     assert text in " ".join(err.split())
 
 
+@pytest.mark.check
 def test_ranks_that_stay_away_are_named_in_time() -> None:
     with Cluster(peers=1, fork=True) as cluster:
         process = run("all_reduce", "-n", "2", f"--socket={cluster.socket(0)}", "--timeout", "0.3")
-        _, err = process.communicate(timeout=DEADLINE)
+        out, err = process.communicate(timeout=DEADLINE)
+    words = " ".join(out.replace("#", " ").split())
+    assert f"one of 2 ranks of group perf through the daemon at {cluster.socket(0)}: run the same on all" in words
     assert process.returncode == 1
     assert "not all ranks came in time; expected 2 members, each within 0.3 s" in err
     assert "Traceback" not in err

@@ -553,7 +553,7 @@ def test_many_is_quick_with_many_tensors(comm: Communicator, daemon: FakeDaemon)
     tensors = [np.ones(100, np.float32) for _ in range(4000)]
     started = time.monotonic()
     comm.all_reduce_many(tensors, bucket_bytes=40000, timeout=30)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     assert len(daemon.seen) == 40
     assert all((x == 2).all() for x in tensors)
 

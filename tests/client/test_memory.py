@@ -555,6 +555,25 @@ def test_memory_is_asked_for_before_it_is_used(free: list[int]) -> None:
     arena.close()
 
 
+@pytest.mark.parametrize(("free_bytes", "times"), [(64 << 30, 1), (1 << 30, 20)])
+def test_the_system_is_asked_seldom_while_much_is_free(
+    monkeypatch: pytest.MonkeyPatch, free_bytes: int, times: int
+) -> None:
+    """Asking takes milliseconds. What may be taken unasked is half of what has to stay free."""
+    asked: list[int] = []
+
+    def free_memory() -> int:
+        asked.append(free_bytes)
+        return free_bytes
+
+    monkeypatch.setattr(resources, "free_memory", free_memory)
+    arena = Arena(new_file(1 << 34), 1 << 34, os.eventfd(0))
+    kept = [arena.take(32 * MIB) for _ in range(20)]
+    assert (len(kept), len(asked)) == (20, times)
+    del kept
+    arena.close()
+
+
 def test_memory_that_was_written_is_counted_once(free: list[int]) -> None:
     arena = Arena(new_file(1 << 30), 1 << 30, os.eventfd(0))
     free[0] = 66 * MIB

@@ -409,8 +409,8 @@ def test_a_thousand_waits_are_flat(gpu: Any, comm: Communicator) -> None:
     after = gpu.counts()
     assert after["events"] <= before["events"] + 4
     assert after["streams"] <= before["streams"] + 2
-    keys = ("contexts", "registered")
-    assert [after[key] for key in keys] == [before[key] for key in keys]
+    assert after["contexts"] == before["contexts"]
+    assert after["registered"] <= before["registered"] + 16 * 4096  # a page each would be 499
 
 
 AT_EXIT = """

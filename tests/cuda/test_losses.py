@@ -21,7 +21,6 @@ import wancoll
 from tests.client.tools import until
 from tests.cuda.test_order import array
 from tests.faults.support import PEERS, Background, attempt, close_all, contribution, join, new_group, repair, total
-from tests.later import later
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import PeerDaemonLost, TimeoutError
 
@@ -98,40 +97,57 @@ def test_a_daemon_is_killed_there(
     lose_a_daemon(cluster, gpu, random.Random(moment))
 
 
-@pytest.mark.parametrize("moment", ["", *later("before_commit", "half_commit")])
-def test_the_master_is_killed_and_comes_back(cluster: Cluster, gpu: Any, moment: str) -> None:
-    """All wait for it, the stream of one no longer than it said; in the end everybody has the sum of all."""
+def test_the_master_is_killed_and_comes_back(cluster: Cluster, gpu: Any) -> None:
+    """The stream of one waits no longer than it said; in the end everybody has the sum of all."""
     repair(cluster)
     comms = join(cluster, range(PEERS))
     tensors = [array(gpu, contribution(k, COUNT), device=k % 2) for k in range(PEERS)]
     impatient = array(gpu, contribution(0, COUNT), device=1)
     others = [array(gpu, contribution(k, COUNT)) for k in range(1, PEERS)]
-    if moment:
-        cluster.master_failpoint(moment, "kill")
-        running = Background(lambda k: call(comms[k], tensors[k], k != 1), PEERS)
-    else:
-        cluster.kill_master()
-        running = Background(lambda k: call(comms[k], tensors[k], k != 1), PEERS)
-    until(lambda: not cluster.master_running())
-    if not moment:  # while there is no master
-        until(lambda: len(comms[0].pending) == 1)
-        work = comms[0].all_reduce(impatient, async_op=True)
-        work.wait_stream(timeout=0.1)
-        late = impatient.snapshot()
-        assert (impatient.seen(late) == 1).all()
+    cluster.kill_master()
+    running = Background(lambda k: call(comms[k], tensors[k], k != 1), PEERS)
+    until(lambda: len(comms[0].pending) == 1 or running.finished[0])
+    work = comms[0].all_reduce(impatient, async_op=True)
+    work.wait_stream(timeout=0.1)
+    late = impatient.snapshot()
+    assert (impatient.seen(late) == 1).all()
     cluster.start_master()
+    all_have_the_sum(running, tensors)
+    in_threads(lambda k: comms[k + 1].all_reduce(others[k], timeout=20), PEERS - 1)
+    with pytest.raises(TimeoutError, match="kernels read the old bytes"):
+        work.wait(20)
+    assert work.wait(20).world_size == PEERS
+    assert (impatient.get() == np.float32(1111)).all()
+    assert gpu.waiting() == 0
+    close_all(comms)
+
+
+@pytest.fixture(scope="module")
+def asking(standin: Any) -> Iterator[Cluster]:
+    """Daemons whose master commits."""
+    with Cluster(PEERS, fork=True, master_args=["--commit=master"]) as cluster:
+        yield cluster
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("moment", ["before_commit", "half_commit"])
+def test_the_master_is_killed_while_it_commits(asking: Cluster, gpu: Any, moment: str) -> None:
+    comms = join(asking, range(PEERS))
+    tensors = [array(gpu, contribution(k, COUNT), device=k % 2) for k in range(PEERS)]
+    asking.master_failpoint(moment, "kill")
+    running = Background(lambda k: call(comms[k], tensors[k], k != 1), PEERS)
+    until(lambda: not asking.master_running())
+    asking.start_master()
+    all_have_the_sum(running, tensors)
+    assert gpu.waiting() == 0
+    close_all(comms)
+
+
+def all_have_the_sum(running: Background, tensors: list[Any]) -> None:
     for k, (outcome, snapshot) in enumerate(running.results()):
         assert outcome.receipt is not None, outcome.error
         assert len(outcome.receipt.contributors) == PEERS
         check(k, tensors[k], outcome, snapshot)
-    if not moment:
-        in_threads(lambda k: comms[k + 1].all_reduce(others[k], timeout=20), PEERS - 1)
-        with pytest.raises(TimeoutError, match="kernels read the old bytes"):
-            work.wait(20)
-        assert work.wait(20).world_size == PEERS
-        assert (impatient.get() == np.float32(1111)).all()
-    assert gpu.waiting() == 0
-    close_all(comms)
 
 
 def test_a_member_is_interrupted(cluster: Cluster, gpu: Any) -> None:
@@ -145,9 +161,13 @@ def test_a_member_is_interrupted(cluster: Cluster, gpu: Any) -> None:
     work.wait_stream(tensors[0].stream)
     late = tensors[0].snapshot()
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupted() -> None:
+        timer.start()
         work.wait(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     timer.join()
     until(lambda: gpu.waiting() == 1)
     in_threads(lambda k: comms[k + 1].all_reduce(tensors[k + 1], timeout=20), PEERS - 1)

@@ -238,6 +238,7 @@ def test_strategies(cluster: Cluster) -> None:
         assert states[1]["x"].tolist() == [5] * 10
 
 
+@pytest.mark.check
 def test_who_overwrites_needs_no_memory_for_a_second_state(cluster: Cluster) -> None:
     """Its tensors lie in the arena, of which nothing is left, or outside of it; large ones, and small ones together."""
     with joined(cluster, 2) as comms:

@@ -13,6 +13,7 @@ from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.engine import Done, Engine, LaneStatistics
 from wancoll.schedule import numbers
 from wancoll.schedule.choose import make, sizes
+from wancoll.seal import Sealed, Seals
 
 KIB = 1024
 DEADLINE = 20.0
@@ -29,6 +30,15 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 def hand_over(sock: socket.socket) -> int:
     sock.setblocking(False)
     return sock.detach()
+
+
+def seal(seals: Seals, pair: tuple[socket.socket, socket.socket]) -> list[tuple[socket.socket, Sealed]]:
+    """Both ends, through their handshakes; the sockets are of no more use."""
+    ends = [(sock, seals.begin(hand_over(sock), accepts=i == 1)) for i, sock in enumerate(pair)]
+    left = [end for _, end in ends]
+    while left:
+        left = [end for end in left if end.handshake()]
+    return ends
 
 
 def wait_for(engine: Engine, kind: type, timeout: float = DEADLINE) -> Any:
@@ -58,7 +68,10 @@ def statistics(engine: Engine, link: int, lane: int = 0) -> LaneStatistics:
 class Mesh:
     """Engines that stand for the ranks of one group, all linked to all. Link ids are 100 + the other's rank."""
 
-    def __init__(self, world: int, lanes: int = 3, **config: Any) -> None:
+    def __init__(
+        self, world: int, lanes: int = 3, pair: Any = tcp_pair, *, seals: Seals | None = None, **config: Any
+    ) -> None:
+        self.seals = seals  # None: lanes are in clear
         self.world, self.lanes, self.epoch, self.seq = world, lanes, 1, 0
         self.tracks = min(lanes, config.get("workers", 2))
         self.kept: list[Any] = []  # the engines know addresses only
@@ -67,16 +80,20 @@ class Mesh:
         ]
         for rank in range(world):
             for other in range(rank):
-                self.link(rank, other, [tcp_pair() for _ in range(lanes)])
+                self.link(rank, other, [pair() for _ in range(lanes)])
 
     def link(self, rank: int, other: int, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> None:
         """Open the link between two ranks; *pairs*: the ends that each has of every lane."""
+        sealed = {} if self.seals is None else {end: one for pair in pairs for end, one in seal(self.seals, pair)}
         for engine, link, ends in zip(
             (self.engines[rank], self.engines[other]), (100 + other, 100 + rank), zip(*pairs, strict=True), strict=True
         ):
             engine.open_link(link, self.lanes, self.epoch, self.tracks)
             for lane, end in enumerate(ends):
-                engine.attach_lane(link, lane, hand_over(end))
+                if self.seals is None:
+                    engine.attach_lane(link, lane, hand_over(end))
+                else:
+                    engine.attach_sealed(link, lane, sealed[end])
 
     def close(self) -> None:
         for engine in self.engines:
@@ -157,8 +174,8 @@ class Mesh:
 
 
 @contextmanager
-def mesh_of(world: int, lanes: int = 3, **config: Any) -> Iterator[Mesh]:
-    mesh = Mesh(world, lanes, **config)
+def mesh_of(world: int, lanes: int = 3, pair: Any = tcp_pair, **config: Any) -> Iterator[Mesh]:
+    mesh = Mesh(world, lanes, pair, **config)
     try:
         yield mesh
     finally:

@@ -1,5 +1,6 @@
 """Real engines in one process over loopback TCP: bits, lanes, epochs, cancels, mismatches and hostile bytes."""
 
+import itertools
 import os
 import select
 import socket
@@ -315,6 +316,57 @@ def test_lanes_keep_the_pace_that_they_are_told() -> None:
             engine.pace_link(6, 1)
         for sock in [*watched, *(theirs for _, theirs in ends)]:
             sock.close()
+
+
+@pytest.mark.check
+def test_lanes_of_bbr_begin_it_anew_in_turns() -> None:
+    """Else all would look for the path's delay together, 10 s after they began: 4 packets a round trip."""
+    lanes, first_gain, watched = 3, 739, []
+
+    def pair() -> tuple[socket.socket, socket.socket]:
+        ends = tcp_pair()
+        for sock in ends:
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+            sock.setsockopt(socket.IPPROTO_TCP, 25, 32 * KIB)  # TCP_NOTSENT_LOWAT
+        watched.append(socket.socket(fileno=os.dup(ends[0].fileno())))
+        return ends
+
+    def congestion_control(sock: socket.socket) -> bytes:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+    def begins(sock: socket.socket) -> bool:
+        gain: int = struct.unpack("5I", sock.getsockopt(socket.IPPROTO_TCP, 26, 20))[3]  # TCP_CC_INFO
+        return gain == first_gain
+
+    began = time.monotonic()
+    with mesh_of(2, lanes, pair, workers=1) as ring:
+        if {congestion_control(sock) for sock in watched} != {b"bbr"}:
+            pytest.skip("this kernel has no bbr")
+        for engine, link in zip(ring.engines, (101, 100), strict=True):
+            engine.pace_link(link, 1_000_000)
+        front = np.zeros(9_000_000, np.int32)
+        for rank in range(2):
+            ring.post(rank, 1, front, np.empty_like(front), DType.int32, ReduceOp.sum)
+        wait_until(lambda: all(begins(sock) for sock in watched))
+        wait_until(lambda: not any(begins(sock) for sock in watched))
+        anew: dict[int, tuple[float, float]] = {}  # by lane: when it had not begun anew yet, and when it had
+        looked = 0.0
+
+        def all_begun() -> bool:
+            nonlocal looked
+            before, looked = looked, time.monotonic() - began
+            seen = [i for i in range(lanes) if i not in anew and begins(watched[i])]
+            anew.update({i: (before, time.monotonic() - began) for i in seen})
+            return len(anew) == lanes
+
+        wait_until(all_begun)
+        times = sorted(anew.values(), key=lambda span: span[1])
+        assert times[0][1] > 5.9, times
+        assert all(after[1] - before[0] > 0.9 for before, after in itertools.pairwise(times)), times
+        assert {congestion_control(sock) for sock in watched} == {b"bbr"}
+    for sock in watched:
+        sock.close()
 
 
 class Relay:

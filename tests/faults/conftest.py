@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.support import PEERS, repair
+from tests.faults.support import HEARTBEAT_TIMEOUT, PEERS, repair
 from wancoll.chaos import Cluster
 from wancoll.errors import WancollError
 
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Cluster]:
-    with Cluster(PEERS, fork=True, heartbeat_timeout=2.0, listen="127.0.0.{i}:0") as cluster:
+    with Cluster(PEERS, fork=True, heartbeat_timeout=HEARTBEAT_TIMEOUT, listen="127.0.0.{i}:0") as cluster:
         yield cluster
 
 

@@ -22,6 +22,11 @@ from wancoll.limits import DEFAULT
 
 PEERS = 4
 MIB = 1 << 20
+# Seconds, of the clusters that tests share. A machine that stands still for a second is nobody's fault here: a master
+# that stood still for a second less than this judges nobody, and starts over (R11).
+HEARTBEAT_TIMEOUT = 4.0
+AT_ONCE = HEARTBEAT_TIMEOUT - 1.0  # seconds, on a busy machine: sooner than silence can tell
+BUSY = 15.0  # seconds more that anything may take where the machine has other things to do
 MEMBERS_COMMIT = (os.environ.get("WANCOLL_COMMIT") or DEFAULT.commit) == "members"
 FAILPOINTS = tuple(point for point in PEER if point != "half_done")  # that are come to whoever commits
 
@@ -184,6 +189,12 @@ def all_finished(cluster: Cluster, peers: Sequence[int]) -> bool:
     """Whether each of these peers has one member, which has finished what it called and waits for the commit."""
     waits = [member["waiting_for"] for i in peers for member in cluster.peer_status(i)["members"]]
     return len(waits) == len(peers) and all("finished here" in each for each in waits)
+
+
+def all_called(cluster: Cluster, peers: Sequence[int]) -> bool:
+    """Whether each of these peers has one member, and an operation of it is open."""
+    ops = [member["ops"] for i in peers for member in cluster.peer_status(i)["members"]]
+    return len(ops) == len(peers) and all(ops)
 
 
 def repair(cluster: Cluster) -> None:

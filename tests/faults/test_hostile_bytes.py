@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.support import PEERS, close_all, contribution, join, new_group, reduce_all, wait_until
+from tests.faults.support import BUSY, PEERS, close_all, contribution, join, new_group, reduce_all, wait_until
 from tests.fuzz.absurd import Absurd, Drawn, kinds
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Descriptor, Kind
@@ -195,7 +195,7 @@ def check_unharmed(cluster: Cluster, pids: list[int], files: list[int]) -> None:
     assert all_up(cluster, pids)
     wait_until(
         lambda: all(now <= before for now, before in zip(open_files(pids), files, strict=True)),
-        DEFAULT.handshake_timeout + 5.0,
+        DEFAULT.handshake_timeout + BUSY,
         f"open files as before, {files}",
     )
 
@@ -225,7 +225,7 @@ def test_well_formed_frames_are_understood() -> None:
 def test_hostile_bytes_while_joins_and_ops_go_on(cluster: Cluster, rng: random.Random) -> None:
     joins_and_ops(cluster, 0)
     pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]
-    wait_until(lambda: not cluster.status().groups, 5, "the groups so far are gone")
+    wait_until(lambda: not cluster.status().groups, BUSY, "the groups so far are gone")
     files = open_files(pids)
     with under_attack(cluster, rng) as made:
         groups = joins_and_ops(cluster, 4.0)
@@ -239,7 +239,7 @@ def test_hostile_bytes_while_joins_and_ops_go_on(cluster: Cluster, rng: random.R
 def test_hostile_bytes_for_two_minutes(cluster: Cluster, rng: random.Random) -> None:
     joins_and_ops(cluster, 0)
     pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]
-    wait_until(lambda: not cluster.status().groups, 5, "the groups so far are gone")
+    wait_until(lambda: not cluster.status().groups, BUSY, "the groups so far are gone")
     files = open_files(pids)
     with under_attack(cluster, rng) as made:
         groups = joins_and_ops(cluster, 120.0)
@@ -254,11 +254,11 @@ def test_idle_connections_block_nobody(cluster: Cluster, port: str) -> None:
         idle = [stack.enter_context(dial(cluster, port, 0)) for _ in range(IDLE)]
         opened = time.monotonic()
         comms = join(cluster, range(PEERS))
-        assert time.monotonic() - opened < 3.0
+        assert time.monotonic() - opened < DEFAULT.handshake_timeout - 0.5
         reduce_all(comms, range(PEERS))
         close_all(comms)
         for connection in idle:
-            connection.settimeout(max(0.1, opened + DEFAULT.handshake_timeout + 3.0 - time.monotonic()))
+            connection.settimeout(max(0.1, opened + DEFAULT.handshake_timeout + BUSY - time.monotonic()))
             until_closed(connection)
 
 
@@ -295,7 +295,7 @@ def test_a_client_that_sends_nonsense_is_out_and_the_others_go_on(cluster: Clust
     assert sorted(comms[0].members) == ["m0", "m1", "m3"]
     rogue.sendall(rng.randbytes(4000) + b"\xff" * 8)
     reduce_all(comms, [0, 1])
-    rogue.settimeout(5)
+    rogue.settimeout(BUSY)
     until_closed(rogue)
     rogue.close()
     close_all(comms)

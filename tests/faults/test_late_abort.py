@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.support import (
+    BUSY,
     MEMBERS_COMMIT,
     MIB,
     PEERS,
@@ -33,7 +34,7 @@ from wancoll.errors import Evicted, PeerDaemonLost
 
 OP_BYTES = 48 * MIB
 PAUSE = 0.25  # seconds between SIGSTOP and SIGKILL
-BOUND = 2.0  # seconds from the detection, which is the kill here: it closes the control connection
+BOUND = BUSY  # from the detection, which is the kill here: it closes the control connection
 
 
 def reduce_in_place(comms: list[Any], tensors: list[list[Any]], k: int) -> list[Outcome]:

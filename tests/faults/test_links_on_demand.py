@@ -24,7 +24,7 @@ from tests.faults.support import (
 from wancoll.chaos import Cluster
 from wancoll.errors import CollectiveMismatch
 
-LINK_TIMEOUT = 0.6
+LINK_TIMEOUT = 2.0  # a machine that stands still for a second is no link's fault
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +65,22 @@ def test_a_pair_that_cannot_meet_is_routed_around_and_nobody_is_evicted(impatien
 
 
 def test_who_comes_late_is_waited_for_and_no_link_is_blamed(impatient: Cluster) -> None:
-    for late in range(PEERS):
-        comms = join(impatient, range(PEERS))
-        epoch = comms[0].epoch
-        tensors = [contribution(k, 1000) for k in range(PEERS)]
+    """Each in turn, in four groups at once."""
+    groups = [join(impatient, range(PEERS)) for _ in range(PEERS)]
+    epochs = [comms[0].epoch for comms in groups]
+    tensors = [[contribution(k, 1000) for k in range(PEERS)] for _ in groups]
 
-        def member(k: int, late: int = late, comms: list[Any] = comms, tensors: list[Any] = tensors) -> Any:
-            if k == late:
-                time.sleep(2.5 * LINK_TIMEOUT)  # longer than a link may take
-            return attempt(lambda: comms[k].all_reduce(tensors[k], op="sum", algorithm="direct"))
+    def member(place: int) -> Any:
+        late, k = divmod(place, PEERS)
+        if k == late:
+            time.sleep(2.0 * LINK_TIMEOUT)  # longer than a link may take
+        return attempt(lambda: groups[late][k].all_reduce(tensors[late][k], op="sum", algorithm="direct"))
 
-        outcomes = in_threads(member, PEERS, 30)
-        check_agreed(outcomes, tensors)
-        assert {(outcome.receipt.epoch, outcome.receipt.attempts) for outcome in outcomes} == {(epoch, 1)}
+    found = in_threads(member, PEERS * PEERS, 40)
+    for late, comms in enumerate(groups):
+        outcomes = found[late * PEERS : (late + 1) * PEERS]
+        check_agreed(outcomes, tensors[late])
+        assert {(outcome.receipt.epoch, outcome.receipt.attempts) for outcome in outcomes} == {(epochs[late], 1)}
         close_all(comms)
 
 
@@ -110,10 +113,10 @@ def test_different_algorithms_are_a_mismatch_and_no_hang(impatient: Cluster, odd
     def member(k: int) -> WancollError:
         algorithm = "direct" if k == odd else "ring"
         with pytest.raises(CollectiveMismatch) as caught:
-            comms[k].all_reduce(np.ones(10, np.float32), algorithm=algorithm, timeout=10)
+            comms[k].all_reduce(np.ones(10, np.float32), algorithm=algorithm, timeout=20)
         return caught.value
 
-    for error in in_threads(member, PEERS, 20):
+    for error in in_threads(member, PEERS, 30):
         assert isinstance(error, CollectiveMismatch)
         assert "algorithm=direct" in error.calls[f"m{odd}"]
     reduce_all(comms, range(PEERS))

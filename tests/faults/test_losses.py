@@ -12,6 +12,9 @@ import pytest
 
 import wancoll
 from tests.faults.support import (
+    AT_ONCE,
+    BUSY,
+    HEARTBEAT_TIMEOUT,
     MIB,
     PEERS,
     Background,
@@ -44,27 +47,33 @@ def reduce_some(comms: list[Any], tensors: list[Any], **options: Any) -> list[Ou
 # ---- a stopped daemon --------------------------------------------------------------------------------
 
 
+def last_heard(cluster: Cluster, name: str) -> float:
+    """By time.monotonic(), or a little before, when the master heard the member last; it is stopped by now."""
+    asked = time.monotonic()
+    silent = [one.silent_for for group in cluster.status().groups for one in group.members if one.name == name]
+    return asked - max(silent)
+
+
 def stop_and_wake(cluster: Cluster, heartbeat_timeout: float, count: int) -> None:
     comms = join(cluster, range(PEERS))
     reduce_all(comms, range(PEERS))
     victim, survivors = 1, [0, 2, 3]
     tensors = [contribution(k, count) for k in range(PEERS)]
     cluster.pause(victim)
-    stopped = time.monotonic()
+    stopped, heard = time.monotonic(), last_heard(cluster, f"m{victim}")
     running = sums(comms, tensors)
-    wait_until(lambda: all(running.finished[k] for k in survivors), heartbeat_timeout + 5, "the survivors commit")
-    took = time.monotonic() - stopped
-    print(f"survivors committed {took:.2f} s after the stop")
-    # The last heartbeat may be one interval (a quarter of the timeout, at most 0.5 s) old when the stop comes.
-    assert heartbeat_timeout - 0.6 < took < heartbeat_timeout + 2.0
+    wait_until(lambda: all(running.finished[k] for k in survivors), heartbeat_timeout + BUSY, "the survivors commit")
     assert not running.finished[victim]
     cluster.resume(victim)
     awake = time.monotonic()
-    outcomes = running.results(10)
+    outcomes = running.results()
+    took = min(outcomes[k].ended for k in survivors)
+    print(f"survivors committed {took - stopped:.2f} s after the stop, {took - heard:.2f} s after its last word")
+    assert heartbeat_timeout <= took - heard < heartbeat_timeout + BUSY
     agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
     assert sorted(agreed) == [f"m{k}" for k in survivors]
     assert isinstance(outcomes[victim].error, Evicted), repr(outcomes[victim].error)
-    assert outcomes[victim].ended - awake < 3.0
+    assert outcomes[victim].ended - awake < BUSY
     assert untouched(tensors[victim], victim)
     with pytest.raises(Evicted):
         comms[victim].all_reduce(tensors[victim])
@@ -73,7 +82,7 @@ def stop_and_wake(cluster: Cluster, heartbeat_timeout: float, count: int) -> Non
 
 
 def test_paused_peer_is_evicted(cluster: Cluster) -> None:
-    stop_and_wake(cluster, 2.0, MIB)
+    stop_and_wake(cluster, HEARTBEAT_TIMEOUT, MIB)
 
 
 @pytest.mark.nightly
@@ -89,7 +98,7 @@ def test_a_short_pause_evicts_nobody(cluster: Cluster) -> None:
     tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
     running = sums(comms, tensors)
     cluster.pause(2)
-    time.sleep(0.5)  # the pause itself: a quarter of heartbeat_timeout
+    time.sleep(0.5)  # the pause itself, far shorter than heartbeat_timeout
     cluster.resume(2)
     assert len(check_agreed(running.results(), tensors)) == PEERS
     reduce_all(comms, range(PEERS))
@@ -134,13 +143,15 @@ def kill_a_client(cluster: Cluster, count: int) -> None:
     running = sums(comms, tensors)
     killed = time.monotonic()
     client.kill()
-    outcomes = running.results(10)
+    outcomes = running.results()
     check_agreed(outcomes, tensors)
-    assert max(outcome.ended for outcome in outcomes) - killed < 1.0, "a dead client leaves at once"
+    assert max(outcome.ended for outcome in outcomes) - killed < AT_ONCE, "a dead client leaves at once"
     died = "lost m2: its client died: its connection closed without a goodbye"
-    told = [one for one in events(cluster, group) if one[0] not in ("joined", "plan", "epoch", "link")]
+    told = [
+        one for one in events(cluster, group) if one[0] in ("client died", "daemon died", "evicted", "left", "refused")
+    ]
     assert told == [("client died", died)]
-    wait_until(lambda: re.search(r"warning .*client died|client died.*warning", cluster.master_logs(200)), 5, "logged")
+    wait_until(lambda: re.search(r"warning .*client died|client died.*warning", cluster.master_logs(200)), 10, "logged")
     reduce_all_of(comms, [0, 1], {"m0", "m1"}, count)
     assert cluster.running(2)
 
@@ -152,7 +163,7 @@ def kill_a_client(cluster: Cluster, count: int) -> None:
     assert sorted(again.result()) == ["m0", "m1", "m2"]
     client.close()
     again.close()
-    wait_until(lambda: ("left", "m2 left") in events(cluster, group), 5, "the one that closed has left")
+    wait_until(lambda: ("left", "m2 left") in events(cluster, group), 10, "the one that closed has left")
     close_all(comms)
 
 
@@ -219,23 +230,23 @@ def test_a_stopped_client_is_put_out_and_told_so(cluster: Cluster) -> None:
     comms = in_threads(lambda k: cluster.connect(k, group=group, name=f"m{k}", start_world=PEERS), others, 30)
     assert client.next() == ("", "")
     reduce_all_of(comms, list(others), {"m0", "m1", "m2", "m3"}, count)
-    client.pause()
     stopped = time.monotonic()
+    client.pause()
     tensors = [contribution(k, count) for k in others]
     outcomes: list[Outcome] = []
     while not outcomes or len(outcomes[0].receipt.contributors) > 3:  # it may have called the next one before its stop
-        outcomes = sums(comms, tensors).results(10)
+        outcomes = sums(comms, tensors).results()
         agreed = check_agreed(outcomes, tensors)
         tensors = [contribution(k, count) for k in others]
     took = time.monotonic() - stopped
     assert sorted(agreed) == ["m0", "m1", "m2"]
-    # Its daemon sees the stop at a heartbeat, within half a second, and says at another that it lasts.
-    assert 1.5 < took < 2.0 + 2.0
+    # Its daemon sees the stop at a heartbeat, and says at another that it lasts.
+    assert HEARTBEAT_TIMEOUT <= took < HEARTBEAT_TIMEOUT + BUSY
     assert cluster.running(3)
     client.resume()
-    error, text = client.next(10)
+    error, text = client.next()
     while error == "":  # it had called more before its stop
-        error, text = client.next(10)
+        error, text = client.next()
     assert error == "Evicted"
     assert "training process is stopped" in text
     client.close()
@@ -270,16 +281,16 @@ def test_a_second_daemon_of_the_same_name_ends_the_first(cluster: Cluster) -> No
     group = new_group()
     comms = join(cluster, [0, 1, 3], group=group)
     reduce_all(comms, [0, 1, 3])
-    paused = time.monotonic()
     cluster.pause(3)
+    heard = last_heard(cluster, "m3")
     tensors = [contribution(k, 1000) for k in (0, 1)]
     running = sums(comms, tensors)
     twin = cluster.add_peer(name=cluster.name(3))
-    outcomes = running.results(10)
+    outcomes = running.results()
     assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1"]
-    took = [outcome.ended - paused for outcome in outcomes]
-    assert 2.0 - 0.6 < min(took), "before heartbeat_timeout"
-    assert max(took) < 2.0 + 2.0, cluster.master_logs()
+    took = [outcome.ended - heard for outcome in outcomes]
+    assert min(took) >= HEARTBEAT_TIMEOUT, "before heartbeat_timeout"
+    assert max(took) < HEARTBEAT_TIMEOUT + BUSY, cluster.master_logs()
     joiner = Background(lambda k: cluster.connect(k, group=group, name="m3", start_world=3, min_world=1), [twin])
     wait_joining(cluster, group, "m3")
     in_threads(lambda k: comms[k].update_membership(), 2, 30)
@@ -338,7 +349,7 @@ def test_on_failure_raise_with_8_ops_in_flight(cluster: Cluster) -> None:
     def posted(k: int) -> bool:
         return any(member["name"] == f"m{k}" and member["ops"] == 8 for member in cluster.peer_status(k)["members"])
 
-    wait_until(lambda: all(posted(k) for k in survivors), 1.5, "the survivors' daemons have all 8 ops")
+    wait_until(lambda: all(posted(k) for k in survivors), AT_ONCE, "the survivors' daemons have all 8 ops")
     cluster.kill(victim)
     outcomes = running.results()
     for op in range(8):
@@ -405,8 +416,8 @@ def test_unreachable_joiner_is_refused_and_the_members_go_on(cluster: Cluster) -
         lambda k: attempt(lambda: cluster.connect(k, group=group, name="m9", start_world=2, min_world=1)), [dead_end]
     )
     wait_until(lambda: "m9" in states(cluster, group) or any(joiner.finished), 10, "m9 asks to join")
-    in_threads(lambda k: comms[k].update_membership(), 2, 15)
-    error = joiner.results(15)[0].error
+    in_threads(lambda k: comms[k].update_membership(), 2, 30)
+    error = joiner.results()[0].error
     assert isinstance(error, ConfigError), repr(error)
     assert "127.0.0.1:1" in str(error), "the reason names the address"
     assert sorted(comms[0].members) == ["m0", "m1"]

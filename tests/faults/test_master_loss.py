@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.faults.support import (
+    BUSY,
+    HEARTBEAT_TIMEOUT,
     MEMBERS_COMMIT,
     MIB,
     Outcome,
@@ -29,8 +31,7 @@ from wancoll.chaos import Cluster
 from wancoll.errors import MasterUnreachable, OutcomeUnknown
 
 GRACE = 1.0
-HEARTBEAT_TIMEOUT = 2.0
-MARGIN = 2.0  # seconds: to notice, to redial, to tell
+MARGIN = BUSY  # seconds: to notice, to redial, to tell
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_master_killed_when_the_op_is_done_but_not_committed(cluster: Cluster) -
     cluster.pause_master()
     running = by_master(comms, tensors)
     gave = [tensor.copy() for tensor in tensors]
-    wait_until(lambda: all_finished(cluster, range(3)), 2, "the members finish: that needs no master")
+    wait_until(lambda: all_finished(cluster, range(3)), HEARTBEAT_TIMEOUT, "the members finish: that needs no master")
     assert not any(running.finished)
     cluster.kill_master()
     killed = time.monotonic()

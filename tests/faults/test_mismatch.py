@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faults.support import PEERS, WancollError, close_all, contribution, in_threads, join, reduce_all, untouched
+from tests.faults.support import (
+    BUSY,
+    PEERS,
+    WancollError,
+    close_all,
+    contribution,
+    in_threads,
+    join,
+    reduce_all,
+    untouched,
+)
 from wancoll.chaos import Cluster
 from wancoll.errors import CollectiveMismatch
 
-BOUND = 2.0
+BOUND = BUSY
 COUNT = 203530
 
 Call = Callable[[Any, np.ndarray], Any]

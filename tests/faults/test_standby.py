@@ -12,7 +12,9 @@ import pytest
 
 import wancoll
 from tests.faults.support import (
+    BUSY,
     FAILPOINTS,
+    MEMBERS_COMMIT,
     MIB,
     Background,
     Outcome,
@@ -35,11 +37,10 @@ from wancoll.errors import ConfigError, Evicted, OutcomeUnknown
 from wancoll.wire import messages as m
 
 PEERS = 3
-TAKEOVER = 5.0  # seconds from the leader's end to the next commit
+TAKEOVER = 5.0  # seconds from the leader's end to the next commit, as a rule
 PATIENCE = 20.0  # for what takes a moment; where other programs leave no time to etcd, leaders change more often
 OPTIONS: dict[str, Any] = {
     "masters": 2,
-    "heartbeat_timeout": 2.0,
     "listen": "127.0.0.{i}:0",
     "master_args": ["--rejoin-grace=4"],
     "peer_args": ["--master-grace=20"],
@@ -131,7 +132,7 @@ def told(cluster: Cluster) -> str:
 def reduce_by_master(comms: list[Any]) -> list[Outcome]:
     """What the leader commits, by all members."""
     tensors = [contribution(k, 1000) for k in range(PEERS)]
-    outcomes = by_master(comms, tensors).results(20)
+    outcomes = by_master(comms, tensors).results()
     check_agreed(outcomes, tensors)
     return outcomes
 
@@ -146,19 +147,18 @@ def check_nobody_lost(cluster: Cluster, since: float) -> None:
 def test_between_two_operations(cluster: Cluster, how: str) -> None:
     comms = join(cluster, range(PEERS), min_world=PEERS)
     first = reduce_all(comms, range(PEERS))
-    took: list[float] = []
-    while not took or (took[-1] > TAKEOVER and len(took) < 3):  # again where the machine had no time for it
-        since, (_, before) = time.time(), leading(cluster)
-        k = end_leader(cluster, how)
-        ended = time.monotonic()
-        second = reduce_by_master(comms)
-        took.append(max(outcome.ended for outcome in second) - ended)
-        assert second[0].receipt.epoch == first[0].receipt.epoch
-        assert leading(cluster)[1].term > before.term
-        check_nobody_lost(cluster, since)
-        wake(cluster, how, k)
-        reduce_all(comms, range(PEERS))
-    assert took[-1] < TAKEOVER, told(cluster)
+    since, (_, before) = time.time(), leading(cluster)
+    k = end_leader(cluster, how)
+    ended = time.monotonic()
+    second = reduce_by_master(comms)
+    took = max(outcome.ended for outcome in second) - ended
+    print(f"the next commit came after {took:.2f} s")
+    assert took < TAKEOVER + BUSY, told(cluster)
+    assert second[0].receipt.epoch == first[0].receipt.epoch
+    assert leading(cluster)[1].term > before.term
+    check_nobody_lost(cluster, since)
+    wake(cluster, how, k)
+    reduce_all(comms, range(PEERS))
     close_all(comms)
 
 
@@ -185,7 +185,7 @@ def test_in_each_phase_of_an_operation(cluster: Cluster, how: str, point: str, t
         gone = end_leader(cluster, how)
         ended = time.monotonic()
         cluster.resume(1)
-        check_first_attempt(running.results(20), tensors)
+        check_first_attempt(running.results(), tensors)
         took.append(max(outcome.ended for outcome in reduce_by_master(comms)) - ended)
         check_nobody_lost(cluster, since)
         wake(cluster, how, gone)
@@ -203,7 +203,7 @@ def test_the_leader_stops_while_it_commits(cluster: Cluster, point: str) -> None
     cluster.master_failpoint(point, "pause", k)
     tensors = [contribution(i, 1000) for i in range(PEERS)]
     running = by_master(comms, tensors)
-    check_first_attempt(running.results(20), tensors)
+    check_first_attempt(running.results(), tensors)
     wake(cluster, "pause", k)
     reduce_all(comms, range(PEERS))
     close_all(comms)
@@ -221,7 +221,7 @@ def test_the_leader_stops_while_it_begins_an_epoch(cluster: Cluster, point: str)
     cluster.master_failpoint(point, "pause", k)
     cluster.kill(2)
     tensors = [contribution(i, 1000) for i in range(2)]
-    outcomes = sums(comms[:2], tensors).results(20)
+    outcomes = sums(comms[:2], tensors).results()
     assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1"]
     wake(cluster, "pause", k)
     after = reduce_all(comms[:2], range(2))
@@ -271,9 +271,16 @@ def test_a_joiner_comes_while_nobody_leads(cluster: Cluster) -> None:
     late = Background(lambda _: cluster.connect(2, group=group, name="m2", start_world=2), 1)
     leading(cluster)
     wait_joining(cluster, group, "m2")
-    updates = Background(lambda i: attempt(comms[i].update_membership), 2)
-    assert all(outcome.error is None for outcome in updates.results(20))
-    comms += late.results(20)
+
+    def update_until_it_is_in(i: int) -> Outcome:
+        """Where members commit they may pass one before their daemons are at the new leader."""
+        while (outcome := attempt(comms[i].update_membership)).error is None and comms[i].world_size == 2:
+            assert MEMBERS_COMMIT
+        return outcome
+
+    updates = Background(update_until_it_is_in, 2)
+    assert all(outcome.error is None for outcome in updates.results())
+    comms += late.results()
     reduce_all(comms, range(PEERS))
     wake(cluster, "kill", k)
     close_all(comms)
@@ -328,7 +335,7 @@ def test_both_masters_die(cluster: Cluster) -> None:
 @pytest.mark.check
 def test_etcd_stands_still_for_less_than_the_lease(etcd: Etcd) -> None:
     """Nothing happens: the same leader, the same epoch."""
-    with Etcd() as own, Cluster(PEERS, fork=True, etcd=own.url, **(OPTIONS | lease(6))) as cluster:
+    with Etcd() as own, Cluster(PEERS, fork=True, etcd=own.url, **(OPTIONS | lease(15))) as cluster:
         comms = join(cluster, range(PEERS), min_world=PEERS)
         first = reduce_all(comms, range(PEERS))
         before = cluster.status()
@@ -363,7 +370,7 @@ def test_etcd_dies_and_comes_back(etcd: Etcd) -> None:
         tensors = [contribution(i, 1000) for i in range(PEERS)]
         running = sums(comms, tensors)
         own.start()
-        outcomes = running.results(20)
+        outcomes = running.results()
         check_first_attempt(outcomes, tensors)
         assert outcomes[0].receipt.epoch == first[0].receipt.epoch
         assert leading(cluster)[1].term > before.term

@@ -26,7 +26,7 @@ COUNT = 14  # stripes of the large tensor
 @pytest.fixture(scope="module")
 def group() -> Iterator[Cluster]:
     """Patient with a busy machine: who is killed shows at once, and nobody else shall be lost."""
-    options = {"heartbeat_timeout": 15.0, "listen": "127.0.0.{i}:0", "peer_args": ["--master-grace=40"]}
+    options = {"fork": True, "heartbeat_timeout": 15.0, "listen": "127.0.0.{i}:0", "peer_args": ["--master-grace=40"]}
     with Cluster(3, startup_timeout=60.0, **options) as cluster:
         yield cluster
 
@@ -136,7 +136,7 @@ class Sync:
             one.goes_on.set()
 
     def outcomes(self, members: list[int]) -> list[Outcome]:
-        results = self.running.results(60)
+        results = self.running.results(120)
         return [results[k] for k in members]
 
     def check_usable(self, members: list[int]) -> None:

@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 
 from tests.faults.support import (
+    BUSY,
     MIB,
     check_agreed,
     close_all,
@@ -20,7 +21,6 @@ from tests.faults.support import (
 from wancoll.testing.proxy import proxied_cluster
 
 LANES, LANE, STALL = 4, 2.0, 4.0
-BUSY = 8.0  # seconds more that it may take where the machine has other things to do
 PEERS = 3
 
 
@@ -46,7 +46,6 @@ def test_lanes_that_nobody_reads_are_made_anew(lane: int, count: int) -> None:
     ) as (cluster, proxies):
         group = new_group()
         comms = join(cluster, range(PEERS), group=group)
-        proxies.learn(cluster.status().groups[0])
         reduce_all(comms, range(PEERS))
         tensors = [contribution(k, count) for k in range(PEERS)]
         pairs = [(0, 1), (1, 0)] if lane == 0 else [ends for ends in permutations(range(PEERS), 2) if 0 in ends]
@@ -62,6 +61,6 @@ def test_lanes_that_nobody_reads_are_made_anew(lane: int, count: int) -> None:
         told = [event.text for event in status.events if event.group == group and event.epoch > 1]
         told += [one.why for one in status.groups[0].pairs]
         assert any(("moved nothing" if count == 1000 else "took nothing") in text for text in told), told
-        wait_until(lambda: not cluster.status().groups[0].waits, 5, "nothing waits any more")
+        wait_until(lambda: not cluster.status().groups[0].waits, 10, "nothing waits any more")
         reduce_all(comms, range(PEERS))
         close_all(comms)

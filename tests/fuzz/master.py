@@ -7,7 +7,8 @@ beyond its bound, and a group to which the speaker does not belong goes on as if
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,6 +20,7 @@ from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Ready, 
 from wancoll_master.core.state import State
 from wancoll_master.plan.planning import propose
 
+Commit = Literal["members", "master"]
 GROUP, HONEST = "g", ("d0", "d1", "d2")
 LIMITS = Limits(
     ops_in_flight=4, group_members=8, daemons=8, groups=6, members=24, heartbeat_timeout=3.0, rejoin_grace=1.0
@@ -34,12 +36,14 @@ class Master:
     Args:
         chance: says everything.
         inside: whether the speaker is a daemon of the group; else it may not touch it.
+        commit: who commits, the "members" or the "master".
     """
 
-    def __init__(self, chance: Chance, *, inside: bool) -> None:
+    def __init__(self, chance: Chance, *, inside: bool, commit: Commit = "members") -> None:
         self.chance, self.inside = chance, inside
+        self.limits = replace(LIMITS, commit=commit)
         self.now = 100.0
-        self.state = membership.new_state(LIMITS, b"secret", term=3, now=self.now, next_mid=1)
+        self.state = membership.new_state(self.limits, b"secret", term=3, now=self.now, next_mid=1)
         self.conns: dict[str, int] = {}  # of honest daemons
         self.mids: dict[str, int] = {}
         self.epoch = self.seq = 0
@@ -212,7 +216,7 @@ class Master:
 
     def anew(self) -> None:
         """Another world: a member that has gone mad is out at once, and would not come in again."""
-        self.state = membership.new_state(LIMITS, b"secret", term=3, now=self.now, next_mid=1)
+        self.state = membership.new_state(self.limits, b"secret", term=3, now=self.now, next_mid=1)
         self.conns.clear()
         self.closed.clear()
         self.speaker = 0
@@ -222,7 +226,7 @@ class Master:
         """Another master, of the same journal; nobody is connected, and the honest come back as they may."""
         state = self.state
         self.state = membership.new_state(
-            LIMITS,
+            self.limits,
             b"secret",
             term=state.term + 1,
             floor=state.highest_epoch,
@@ -276,9 +280,9 @@ def check_bounds(state: State) -> None:
         assert group.epoch < _COUNTED
 
 
-def run(chance: Chance, sequences: int, length: int = 12) -> None:
+def run(chance: Chance, sequences: int, length: int = 12, *, commit: Commit = "members") -> None:
     """As many sequences; every two hundred in a new room, every other one of a mad member."""
     for begin in range(0, sequences, 200):
-        room = Master(chance, inside=begin // 200 % 2 == 1)
+        room = Master(chance, inside=begin // 200 % 2 == 1, commit=commit)
         for _ in range(min(200, sequences - begin)):
             room.sequence(length)

@@ -91,6 +91,8 @@ class Peer:
                     pass  # answered when the engine comes to it
                 case cmd.EnterEpoch(epoch, neighbours, spares):
                     self.link(links.Enter(self.ends, epoch, neighbours, spares))
+                case cmd.BeginRound(number):
+                    self.link(links.Round(self.ends, number))
                 case cmd.NeedLinks(mids, p2p):
                     self.link(links.Need(self.ends, mids, links.P2P if p2p else links.COLLECTIVES))
                 case cmd.Redial():

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from tests.master.transcript import GROUP, Room, report_of
-from wancoll.cli import status
+from wancoll.cli.tables import wait_lines
 from wancoll.collective import Descriptor, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
@@ -76,7 +76,7 @@ def play(lines: list[str]) -> list[str]:
             assert script is None, "a room is made before anything happens"
             (limits if verb == "limits" else state).update(_arguments(rest)[1])
             continue
-        script = script or Script(Limits(**limits), **state)
+        script = script or Script(Limits(**{"commit": "master"} | limits), **state)
         told += [SHOWN + one for one in script.play(verb, rest)]
     return told
 
@@ -232,7 +232,7 @@ class Script(Room):
     def waits(self) -> list[str]:
         """What its slow operations wait for, as `wancoll status` says it."""
         found = report.groups(self.state, self.now)[0].waits
-        return [line for wait in found for line in (f"seq {wait.seq}, {wait.nbytes} bytes", *status.wait_lines(wait))]
+        return [line for wait in found for line in (f"seq {wait.seq}, {wait.nbytes} bytes", *wait_lines(wait))]
 
     @property
     def pairs(self) -> list[str]:
@@ -312,7 +312,7 @@ class Script(Room):
             usual = {name: getattr(self.limits, name) for name in ("heartbeat_interval", "heartbeat_timeout")}
             usual |= {"protocol": PROTOCOL_VERSION, "session": value.session, "resumed": False, "heard": 0}
         elif isinstance(value, m.Pong):
-            usual["heard"] = value.heard
+            usual |= {"heard": value.heard, "clock": value.clock}
         elif isinstance(value, m.Epoch):
             usual |= {"plan": USUAL, "to": value.to, "min_world": 1}
         fields = []

@@ -13,7 +13,14 @@ from wancoll.limits import Limits
 from wancoll.wire import messages as m
 
 FEW = Limits(
-    groups_known=3, daemons_gone=3, members_missing=3, bad_pairs=3, troubles=3, ops_in_flight=2, rejoin_grace=0.5
+    commit="master",
+    groups_known=3,
+    daemons_gone=3,
+    members_missing=3,
+    bad_pairs=3,
+    troubles=3,
+    ops_in_flight=2,
+    rejoin_grace=0.5,
 )
 
 
@@ -62,12 +69,12 @@ def test_fates_of_members_that_did_not_report(room: Room) -> None:
     room.say("d1", m.Report(*head, False, [], [], [], 0, [], []))
     room.sleep(1)
     assert room.names == ["m1"]
-    assert list(room.state.missing) == [5, 6, 7]
+    assert list(room.state.missing) == [(GROUP, 5), (GROUP, 6), (GROUP, 7)]
 
 
 def test_members_that_report() -> None:
     """What bounds who joins bounds who reports: of a group, of a daemon, of a master."""
-    room = Room(Limits(group_members=4, members=6, rejoin_grace=0.5))
+    room = Room(Limits(commit="master", group_members=4, members=6, rejoin_grace=0.5))
     room.restarted(mids=(1, 2, 3, 4))
     for daemon in "abcd":
         room.hello(daemon)

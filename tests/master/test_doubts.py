@@ -133,3 +133,22 @@ def test_who_lives_stays_and_who_was_killed_goes(first: int) -> None:
             Story(seed).play()
         except AssertionError as wrong:
             raise AssertionError(f"seed {seed}: {wrong}") from wrong
+
+
+def test_who_is_away_is_not_asked_about_without_end() -> None:
+    """A witness is away itself; those who are asked in its place are asked once, though they find out nothing."""
+    room = Room()
+    room.form(4)
+    for gone in ("d2", "d3"):
+        room.breaks(gone)
+        room.link_down("m1", "m" + gone[1:])
+    room.breaks("d0")
+    room.dials("d1", "m2", "refused")
+    asked = 0
+    for _ in range(20):
+        told = [probe for probe in room.take("d1", m.Probe) if probe.target == room.mid("m3")]
+        asked += len(told)
+        for _ in told:
+            room.dials("d1", "m3", "fails")
+            room.sleep(0.001)
+    assert asked == 2

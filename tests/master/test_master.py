@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from wancoll.errors import ConfigError
-from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
@@ -27,11 +28,20 @@ from wancoll.wire.framing import Decoder, encode
 from wancoll_master.config import MasterConfig
 from wancoll_master.core.ready import Persist, Used, encode_for_each
 from wancoll_master.serve import serve
-from wancoll_master.server import FIRST_MESSAGE_BYTES
 from wancoll_master.store import journal as journal_module
 from wancoll_master.store.journal import Journal
 
-QUICK = Limits(heartbeat_interval=0.05, heartbeat_timeout=1.5, handshake_timeout=0.4, rejoin_grace=0.1)
+# The master commits: these daemons answer no Abort, and are away without a word that their members commit nothing.
+# What nobody waits for in a test lasts longer than a busy machine stands still.
+PATIENT = Limits(
+    commit="master",
+    heartbeat_interval=0.05,
+    heartbeat_timeout=60.0,
+    handshake_timeout=60.0,
+    handshake_least=0.0,
+    rejoin_grace=60.0,
+    probe_timeout=60.0,
+)
 
 
 class Peer:
@@ -49,7 +59,7 @@ class Peer:
 
     async def hear(self) -> Any:
         """The next message; None at the end of the stream. What changed in an epoch is put together."""
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while not self._ready:
                 try:
                     data = await self.stream.receive_some()
@@ -96,7 +106,7 @@ class Connect:
 
 
 @contextlib.asynccontextmanager
-async def master(limits: Limits = QUICK, **config: Any) -> AsyncIterator[Connect]:
+async def master(limits: Limits = PATIENT, **config: Any) -> AsyncIterator[Connect]:
     """A running master; its clients' connections are closed before it stops."""
     async with trio.open_nursery() as nursery:
         (address, *_) = await nursery.start(
@@ -119,8 +129,8 @@ async def member(connect: Connect, name: str, start: int, group: str = "g") -> t
 
 
 async def join_and_commit(connect: Connect, group: str) -> None:
-    """Two fresh daemons form *group* and commit an op: what must always work, and quickly."""
-    with trio.fail_after(5):
+    """Two fresh daemons form *group* and commit an op: what must always work."""
+    with trio.fail_after(20):
         peers = [await member(connect, f"{group}{i}", 2, group) for i in range(2)]
         for peer, mid in peers:
             epoch = await peer.expect(m.Epoch)
@@ -135,7 +145,7 @@ async def join_and_commit(connect: Connect, group: str) -> None:
 
 
 async def test_members_join_commit_and_hear_of_a_death():
-    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+    async with master() as connect:
         peers = [await member(connect, f"m{i}", 3) for i in range(3)]
         epochs = [await peer.expect(m.Epoch) for peer, _ in peers]
         assert [epoch.to for epoch in epochs] == [mid for _, mid in peers] == [1, 2, 3]
@@ -165,7 +175,7 @@ async def test_members_join_commit_and_hear_of_a_death():
 
 async def test_commits_are_quick():
     """Generous, since machines differ: the bound catches something that waits, such as a delayed ACK."""
-    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+    async with master() as connect:
         peers = [await member(connect, f"m{i}", 2) for i in range(2)]
         for peer, _ in peers:
             await peer.expect(m.Epoch)
@@ -177,7 +187,7 @@ async def test_commits_are_quick():
             for peer, _ in peers:
                 assert (await peer.expect(m.Commit)).upto == seq
             took.append(time.perf_counter() - started)
-        assert sorted(took)[150] < 0.01
+        assert sorted(took)[150] < 0.02
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "*:0", "localhost:0"])
@@ -202,7 +212,7 @@ async def test_a_port_in_use_is_a_clear_error():
 
 async def test_stopping_says_bye_to_all():
     async with trio.open_nursery() as outer:
-        (address,) = await outer.start(serve, MasterConfig(listen="127.0.0.1:0", limits=QUICK))
+        (address,) = await outer.start(serve, MasterConfig(listen="127.0.0.1:0", limits=PATIENT))
         connect = Connect(address)
         greeted, idle = await connect(), await connect()
         await greeted.say(hello("d0"))
@@ -219,27 +229,25 @@ async def test_stopping_says_bye_to_all():
 # ---- silence ----------------------------------------------------------------------------------------
 
 
-async def test_a_silent_daemon_is_evicted_and_the_others_go_on():
-    async with master() as connect, trio.open_nursery() as nursery:
+async def test_a_silent_daemon_is_evicted_and_the_others_go_on(mock_clock: MockClock):
+    """Time passes only as the test says."""
+    async with master(replace(PATIENT, heartbeat_timeout=1.5)) as connect:
         (lively, mid), (silent, silent_mid) = [await member(connect, f"m{i}", 2) for i in range(2)]
-
-        async def beat() -> None:
-            while True:
-                await lively.say(m.Heartbeat(1))
-                await trio.sleep(0.05)
-
-        nursery.start_soon(beat)
-        started = trio.current_time()
-        await silent.expect(m.Epoch)
+        for peer in (lively, silent):
+            assert (await peer.expect(m.Epoch)).epoch == 1
+        for number in range(1, 30):
+            mock_clock.jump(0.05)
+            await lively.say(m.Heartbeat(number))
+            assert (await lively.expect(m.Pong)).number == number
+        assert len((await status(connect)).daemons) == 2  # after 1.45 s
+        mock_clock.jump(0.1)
         evicted = await silent.expect(m.Evicted)
-        assert 0.3 < trio.current_time() - started < 2
         assert (evicted.mid, evicted.committed_upto) == (silent_mid, 0)
         assert "silent" in evicted.reason
         assert "silent" in (await silent.expect(m.Bye)).reason
         assert await silent.hear() is None
-        first, second = await lively.expect(m.Epoch), await lively.expect(m.Epoch)
-        assert (first.epoch, second.epoch, [one.mid for one in second.members]) == (1, 2, [mid])
-        nursery.cancel_scope.cancel()
+        told = await lively.expect(m.Epoch)
+        assert (told.epoch, [one.mid for one in told.members]) == (2, [mid])
 
 
 # ---- hostile ----------------------------------------------------------------------------------------
@@ -252,7 +260,7 @@ def frame(body: bytes) -> bytes:
 HOSTILE = {
     "zeros": b"\0" * 100_000,
     "random": random.Random(1).randbytes(100_000),
-    "oversized": struct.pack("!I", FIRST_MESSAGE_BYTES + 1) + b"x" * 100_000,
+    "oversized": struct.pack("!I", DEFAULT.handshake_bytes + 1) + b"x" * 100_000,
     "huge": b"\xff" * 8,
     "no msgpack": frame(b"\xc1" * 50),
     "deep": frame(b"\x91" * 5000),
@@ -313,7 +321,7 @@ async def test_a_reset_instead_of_a_close():
 
 
 async def test_one_byte_at_a_time_is_only_slow():
-    async with master(replace(QUICK, handshake_timeout=20, heartbeat_timeout=20)) as connect:
+    async with master() as connect:
         peer = await connect()
         for byte in encode(hello("d0")) + encode(m.Join("g", "m0", 1, 1)):
             await peer.stream.send_all(bytes([byte]))
@@ -321,34 +329,34 @@ async def test_one_byte_at_a_time_is_only_slow():
         assert (await peer.expect(m.Epoch)).members[0].name == "m0"
 
 
-async def test_idle_connections_are_closed_in_time_and_block_nobody():
-    async with master(replace(QUICK, pending_connections=8, handshake_timeout=1.0)) as connect:
-        started = trio.current_time()
+async def test_idle_connections_are_closed_in_time_and_block_nobody(mock_clock: MockClock):
+    async with master(replace(PATIENT, pending_connections=8, handshake_timeout=1.0)) as connect:
         idle = [await connect() for _ in range(40)]
         await join_and_commit(connect, "g")
+        mock_clock.jump(1.0)
         for peer in idle:
             bye = await peer.hear()
             assert isinstance(bye, m.Bye)
             assert "did not introduce itself" in bye.reason
             assert await peer.hear() is None
-        assert trio.current_time() - started < 5
 
 
-async def test_who_came_in_time_is_not_put_out_where_the_master_stood_still():
+async def test_who_came_in_time_is_not_put_out_where_the_master_stood_still(mock_clock: MockClock):
     """Its Hello is there and its time is over when the master goes on."""
-    async with master(replace(QUICK, handshake_timeout=0.2, heartbeat_timeout=30)) as connect:
+    async with master(replace(PATIENT, handshake_timeout=0.2)) as connect:
         for i in range(5):
             peer = await connect()
-            await trio.sleep(0.02)  # the master waits for its Hello
-            await peer.say(hello(f"d{i}"), m.Join("g", f"m{i}", 5, 5))
-            time.sleep(0.3)  # noqa: ASYNC251 - the master runs here, and stands still
+            await wait_all_tasks_blocked(0.01)  # the master waits for its Hello
+            said = encode(hello(f"d{i}")) + encode(m.Join("g", f"m{i}", 5, 5))
+            assert os.write(peer.stream.socket.fileno(), said) == len(said)  # the master has no turn meanwhile
+            mock_clock.jump(0.3)
         for peer in connect.peers:
             assert [one.name for one in (await peer.expect(m.Epoch)).members] == [f"m{i}" for i in range(5)]
         assert "daemon died" not in [event.kind for event in (await status(connect)).events]
 
 
 async def test_a_crowd_of_idle_connections_gives_way_to_newcomers():
-    async with master(replace(QUICK, pending_connections=8, handshake_timeout=30)) as connect:
+    async with master(replace(PATIENT, pending_connections=8)) as connect:
         idle = [await connect() for _ in range(40)]
         await join_and_commit(connect, "g")
         for peer in idle[:32]:  # oldest first
@@ -358,7 +366,7 @@ async def test_a_crowd_of_idle_connections_gives_way_to_newcomers():
 @pytest.mark.parametrize("resumed", [False, True], ids=["at once", "after it came back"])
 async def test_who_takes_up_the_connection_that_it_has_is_cut_off_alone(resumed: bool):
     """Nobody else is told of another master."""
-    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+    async with master() as connect:
         peer, mid = await member(connect, "m0", 1)
         mad = await connect()
         again = msgspec.structs.replace(hello("mad"), dial=1)
@@ -378,7 +386,7 @@ async def test_who_takes_up_the_connection_that_it_has_is_cut_off_alone(resumed:
 
 
 async def test_the_largest_message_of_a_daemon_is_accepted():
-    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+    async with master() as connect:
         peer, mid = await member(connect, "m0", 1)
         await peer.expect(m.Epoch)
         await peer.say(m.LinkDown("g", mid, 1, 99, "lost", "\N{SNOWMAN}" * 4096))
@@ -387,7 +395,7 @@ async def test_the_largest_message_of_a_daemon_is_accepted():
 
 
 async def test_a_slow_reader_gets_everything_in_order():
-    async with master(replace(QUICK, heartbeat_timeout=30, send_queue_messages=10**6)) as connect:
+    async with master(replace(PATIENT, send_queue_messages=10**6)) as connect:
         sock = trio.socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await sock.connect((connect.host, connect.port))
@@ -407,7 +415,7 @@ async def test_a_slow_reader_gets_everything_in_order():
 
 
 async def test_a_peer_that_does_not_read_is_cut_off_and_memory_is_bounded():
-    async with master(replace(QUICK, heartbeat_timeout=30, send_queue_messages=50)) as connect:
+    async with master(replace(PATIENT, send_queue_messages=50)) as connect:
         deaf = await connect()
         await deaf.say(hello("deaf"))
         await deaf.expect(m.Welcome)
@@ -416,6 +424,24 @@ async def test_a_peer_that_does_not_read_is_cut_off_and_memory_is_bounded():
             while True:
                 await deaf.stream.send_all(beats)
         await join_and_commit(connect, "g")
+
+
+async def test_all_connections_that_do_not_read_have_one_bound():
+    async with master(replace(PATIENT, send_queue_bytes=1 << 20)) as connect:
+        sock = trio.socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await sock.connect((connect.host, connect.port))
+        deaf = Peer(trio.SocketStream(sock))
+        connect.peers.append(deaf)
+        await deaf.say(hello("d" * 100), *(m.Join("g" * 100, f"m{i}", 101, 1) for i in range(100)))
+        count = 12_000_000 // len(encode(await status(connect)))  # less than one connection may have alone
+        await deaf.expect(m.Welcome)
+        await deaf.say(*[m.StatusRequest(PROTOCOL_VERSION)] * count)
+        await join_and_commit(connect, "k")
+        heard = 0
+        while (message := await deaf.hear()) is not None:
+            heard += isinstance(message, m.Status)
+        assert heard < count
 
 
 # ---- status and journal -----------------------------------------------------------------------------
@@ -430,7 +456,7 @@ async def status(connect: Connect) -> m.Status:
 
 
 async def test_who_asks_for_status_is_told_what_was_so_when_it_asked():
-    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+    async with master() as connect:
         for number in range(20):
             peer = await connect()
             await peer.say(hello(f"d{number}"))
@@ -439,7 +465,7 @@ async def test_who_asks_for_status_is_told_what_was_so_when_it_asked():
 
 
 async def test_status_is_the_first_and_only_message():
-    async with master(replace(QUICK, heartbeat_timeout=30)) as connect:
+    async with master() as connect:
         peer, mid = await member(connect, "m0", 1)
         await peer.say(m.Done("g", mid, 1, 1, 7, 9))
         await peer.expect(m.Commit)
@@ -457,7 +483,7 @@ async def test_a_restarted_master_has_a_higher_term_and_higher_numbers(tmp_path)
     path = str(tmp_path / "journal")
     seen = []
     for _ in range(3):
-        async with master(journal=path) as connect:
+        async with master(replace(PATIENT, rejoin_grace=0.1), journal=path) as connect:
             peer = await connect()
             await peer.say(hello("d0"), m.Join("g", "m0", 1, 1))
             term = (await peer.expect(m.Welcome)).term
@@ -469,13 +495,13 @@ async def test_a_restarted_master_has_a_higher_term_and_higher_numbers(tmp_path)
     assert events > 3  # of all terms
 
 
-async def test_a_master_that_stood_still_takes_its_members_back():
+async def test_a_master_that_stood_still_takes_its_members_back(mock_clock: MockClock):
     """Its daemons have given it up by then: their connections end, and none of their members is put out for that."""
     async with master() as connect:
         peers = [await member(connect, f"m{i}", 2) for i in range(2)]
         epochs = [await peer.expect(m.Epoch) for peer, _ in peers]
         before = (await status(connect)).term
-        time.sleep(1.1 * QUICK.heartbeat_timeout)  # noqa: ASYNC251 - the server's process, too
+        mock_clock.jump(1.1 * PATIENT.heartbeat_timeout)  # the server's, too
         for peer, _ in peers:
             assert "stood still" in (await peer.expect(m.Bye)).reason
         for number, (_, mid) in enumerate(peers):
@@ -561,7 +587,7 @@ def test_the_journal_keeps_the_newest_events(monkeypatch):
     journal.close()
 
 
-@pytest.mark.parametrize("kind", ["a folder", "no database", "another format", "nowhere"])
+@pytest.mark.parametrize("kind", ["a folder", "no database", "another format", "nowhere", "no number", "no group"])
 def test_a_journal_that_cannot_be_used_is_a_clear_error(tmp_path, kind):
     path = tmp_path / "journal"
     if kind == "a folder":
@@ -571,9 +597,15 @@ def test_a_journal_that_cannot_be_used_is_a_clear_error(tmp_path, kind):
     elif kind == "nowhere":
         path = path / "deeper"
     else:
-        Journal(str(path)).close()
+        journal = Journal(str(path))
+        journal.persist(Persist(7, 9, groups={"g": Used(7, frozenset({1}), 40)}))
+        journal.close()
         with sqlite3.connect(path) as db:
-            db.execute("update facts set value = 99 where name = 'format'")
+            db.execute({
+                "another format": "update facts set value = 99 where name = 'format'",
+                "no number": "update facts set value = 1e999 where name = 'term'",
+                "no group": "update groups set mids = 'x'",
+            }[kind])  # fmt: skip
         db.close()
     with pytest.raises(ConfigError, match="the journal cannot be used"):
         Journal(str(path))

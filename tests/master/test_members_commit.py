@@ -11,6 +11,7 @@ from tests.master.transcript import GROUP, Room, report_of
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll_master.core import report
+from wancoll_master.core.ready import Former, Used
 
 
 def voters(count: int, **limits: Any) -> Room:
@@ -98,7 +99,7 @@ def test_status_says_who_has_to_report_also_where_a_link_to_who_is_out_already_w
     room.link_down("m0", "m2", "lost")
     room.say("d2", m.Leave(GROUP, "m2", "", False))
     frozen(room, "m0")
-    assert report.waiting_for(room.group, 0.0) == "m1 to say what they have finished: the epoch ends"
+    assert report.waiting_for(room.state, room.group, 0.0) == "m1 to say what they have finished: the epoch ends"
 
 
 def test_a_report_of_one_who_is_lost_then_does_not_count() -> None:
@@ -152,6 +153,32 @@ def test_what_stalled_and_all_have_finished_meanwhile_is_not_void() -> None:
     assert (epoch.committed_upto, [void.seq for void in epoch.voids]) == (1, [2])
 
 
+def test_a_note_that_never_comes_is_a_stall_and_who_has_committed_is_believed() -> None:
+    """m2 has committed the operation and goes on; the others never hear that it has finished it."""
+    room = voters(3)
+    done = m.OpWait(1, "all_reduce", 4, "done", 100.0, 100.0)
+
+    def wait() -> None:
+        for number in range(2):
+            room.say(f"d{number}", m.Waits(GROUP, room.mid(f"m{number}"), 1, [done], []))
+
+    for number in range(2):
+        room.say(f"d{number}", m.Heartbeat(1, [(room.mid(f"m{number}"), 1, 1, 0)]))
+    room.say("d2", m.Heartbeat(1, [(room.mid("m2"), 1, 2, 0)]))
+    wait()
+    assert room.take("d0", m.Abort) == []
+    room.say("d2", m.Heartbeat(2, [(room.mid("m2"), 1, 2, 1)]))
+    room.sleep(room.limits.heartbeat_interval)
+    wait()
+    assert room.one("d0", m.Abort).epoch == 1
+    frozen(room, "m0", 0, (1,))
+    frozen(room, "m1", 0, (1,))
+    frozen(room, "m2", 1, (2,))
+    epoch = room.new_epoch()
+    assert (epoch.committed_upto, len(epoch.members), epoch.voids) == (1, 3, [])
+    assert "operation 1 moved nothing for 20 s on m0, m1" in epoch.reason
+
+
 def test_what_the_master_commits_waits_for_all_below_by_the_members_word() -> None:
     room = voters(2)
     for name in ("m0", "m1"):
@@ -174,13 +201,13 @@ def test_nobody_is_left_and_all_is_unknown_and_the_name_waits() -> None:
 
 @pytest.mark.parametrize("commit", ["members", "master"])
 def test_a_new_master_waits_as_long_as_the_members_may_go_on_alone(commit: str) -> None:
-    """By the daemons' own word, whatever its options are."""
+    """By the daemons' own word and the earlier master's heartbeat_timeout, whatever its options are."""
     room = Room(Limits(commit="members"))
     for number in range(2):
         room.hello(f"d{number}", master_grace=20.5 + number)
         room.join(f"m{number}", start=2)
-    assert room.journal[GROUP].alone == 22
-    room.limits = Limits(commit=commit)
+    assert room.journal[GROUP].alone == 25  # 21.5 + 3
+    room.limits = Limits(commit=commit, heartbeat_timeout=1.0)
     room.restart()
     room.join("m7", daemon="d7", start=1)
     room.sleep(24.9)
@@ -196,14 +223,29 @@ def test_a_pair_that_cannot_talk_and_too_many_members_leave_it_to_the_master() -
     for number in range(4):
         frozen(room, f"m{number}")
     assert room.new_epoch().plan.commit == "master"
-    many = Room(Limits(commit="members"))
+    many = Room(Limits())
     many.form(33)
     assert many.group.told.plan.commit == "master"
-    assert Room(Limits()).limits.commit == "master"
+
+
+def test_by_default_members_commit_while_they_are_few_enough() -> None:
+    room = Room(Limits())
+    room.form(32)
+    assert room.group.told.plan.commit == "members"
+    room.join("m32", start=32)
+    room.admit("m32")
+    room.all_update(1)
+    for name in room.names:
+        frozen(room, name)
+    epoch = room.new_epoch()
+    assert (len(epoch.members), epoch.committed_upto, epoch.plan.commit) == (33, 1, "master")
+    lose(room, "d0")
+    epoch = room.new_epoch()
+    assert (len(epoch.members), epoch.plan.commit) == (32, "members")
 
 
 def test_a_master_that_is_started_again_to_commit_itself_ends_the_epoch_in_which_members_do() -> None:
-    room = Room(Limits())
+    room = Room(Limits(commit="master"))
     room.restarted()
     for mid in (1, 2, 3):
         report = report_of(mid, committed_upto=mid)
@@ -360,11 +402,28 @@ def test_after_a_restart_who_says_too_much_is_put_out_though_all_are_here() -> N
         plan = msgspec.structs.replace(report.plan, commit="members")
         room.say(f"d{mid}", msgspec.structs.replace(report, plan=plan))
     for mid in (1, 2, 3):
+        assert room.one(f"d{mid}", m.Resumed).epoch == 1  # the others may have come as far since they reported
+    room.sleep(room.limits.heartbeat_timeout + 0.1)
+    for mid in (1, 2, 3):
         assert room.one(f"d{mid}", m.Abort).epoch == 1
         room.say(f"d{mid}", m.Frozen(GROUP, mid, 1, 9 if mid == 3 else 1, [], [], [], []))
     epoch = room.new_epoch()
     assert ([one.mid for one in epoch.members], epoch.committed_upto) == ([1, 2], 1)
     assert "operation 9 is committed" in room.one("d3", m.Evicted).reason
+
+
+def test_members_that_commit_while_they_report_go_on_after_a_restart() -> None:
+    room = Room(Limits(commit="members"))
+    room.restarted()
+    for mid in (1, 2, 3):
+        report = report_of(mid, committed_upto=8 + mid)
+        plan = msgspec.structs.replace(report.plan, commit="members")
+        room.say(f"d{mid}", msgspec.structs.replace(report, plan=plan))
+    for mid in (1, 2, 3):
+        assert room.one(f"d{mid}", m.Resumed).epoch == 1
+        room.say(f"d{mid}", m.Heartbeat(1, [(mid, 1, 11, 11)], []))
+    room.sleep(10 * room.limits.heartbeat_timeout)
+    assert not any(room.take(f"d{mid}", m.Abort) for mid in (1, 2, 3))
 
 
 def test_a_huge_number_that_one_member_says_costs_no_time() -> None:
@@ -475,7 +534,8 @@ def test_an_operator_sends_a_joiner_away() -> None:
     room = voters(2)
     room.join("m7", daemon="d7", start=2)
     assert evict(room, "m7").done
-    assert "evicted by an operator" in room.one("d7", m.Refused).reason
+    refused = room.one("d7", m.Refused)
+    assert (refused.reason, refused.evicted) == ("evicted by an operator", True)
     assert room.epoch == 1
 
 
@@ -489,7 +549,7 @@ def lose_all(room: Room) -> None:
 def test_a_name_is_free_when_the_operator_says_that_all_have_stopped() -> None:
     room = voters(2)
     lose_all(room)
-    assert "m1 of before may go on" in room.one("d7", m.Joined).reason
+    assert "m1 of before were lost without a word" in room.one("d7", m.Joined).reason
     assert evict(room, "m8").expected == "one of m7, m0, m1"
     assert evict(room, "m0").what.endswith("still waits for 1 of them")
     assert evict(room, "m1").what.endswith("its name is free")
@@ -507,6 +567,17 @@ def test_a_new_master_waits_as_long_and_hears_of_those_who_have_stopped() -> Non
     assert evict(room).what.endswith("its name is free")
     assert room.one("d7", m.Epoch).members[0].name == "m7"
     assert evict(room, "m1").done is False
+
+
+def test_what_an_operator_says_of_a_group_that_is_no_more_is_told_as_this_groups() -> None:
+    room = voters(2)
+    lose(room, "d0")
+    lose(room, "d1")
+    assert GROUP not in room.state.groups
+    assert evict(room, reason="rebooted").done
+    said = room.records[-1]
+    assert (said.group, said.kind) == (GROUP, "stopped"), "no loss: nobody is put out by it"
+    assert said.text == "an operator says that all of its members stopped: rebooted"
 
 
 def test_who_has_heard_that_it_is_out_is_not_waited_for() -> None:
@@ -528,7 +599,7 @@ def test_a_group_that_is_evicted_whole_keeps_its_name_until_each_has_heard_of_it
     mids = [member.mid for member in room.group.members]
     assert evict(room).done
     assert room.take("d7", m.Epoch) == []
-    assert room.journal[GROUP].alone
+    assert room.journal[GROUP].former
     for i, mid in enumerate(mids):
         assert room.one(f"d{i}", m.Evicted).mid == mid
         assert room.take("d7", m.Epoch) == []
@@ -581,7 +652,7 @@ def test_a_group_that_ended_in_peace_keeps_nobody_waiting() -> None:
         room.say(f"d{i}", m.Leave(GROUP, f"m{i}"))
     if room.state.groups.get(GROUP) is not None:
         frozen(room, "m1")
-    assert room.journal[GROUP].alone == 0
+    assert not room.journal[GROUP].former
     room.restart()
     room.join("m7", daemon="d7", start=1)
     room.sleep(room.limits.rejoin_grace + 0.1)
@@ -593,17 +664,100 @@ def test_an_empty_name_is_nobody_to_evict() -> None:
     room.restart()
     conn = room.stranger(m.Evict(PROTOCOL_VERSION, GROUP, "", False, ""))
     assert [one.done for one in room.inbox[conn]] == [False]
-    assert room.journal[GROUP].alone
+    assert room.journal[GROUP].former
 
 
 def test_a_name_waits_from_when_a_member_that_reported_was_heard_last() -> None:
     room = voters(2)
     plan, mids = room.group.told.plan, [member.mid for member in room.group.members]
     room.restart()
-    until = room.state.alone[GROUP].until
+    until = room.state.alone[GROUP]
     room.sleep(1)
     room.hello("d0")
     reported = [(mid, f"m{i}", f"d{i}") for i, mid in enumerate(mids)]
     room.say("d0", report_of(mids[0], members=reported, plan=plan, start_world=1))
     room.drop("d0")
-    assert room.state.alone[GROUP].until >= until + 1
+    assert room.state.alone[GROUP] >= until + 1
+
+
+def test_a_name_waits_by_the_heartbeat_timeout_of_the_master_that_heard_a_member_last() -> None:
+    """Each tells daemons its own; here the later one's is longer, and it ends before it has written down an epoch."""
+    room = voters(2)
+    plan, mids = room.group.told.plan, [member.mid for member in room.group.members]
+    room.limits = Limits(commit="members", heartbeat_timeout=60.0)
+    room.restart()
+    assert room.state.alone[GROUP] == room.now + 603
+    room.hello("d0")
+    reported = [(mid, f"m{i}", f"d{i}") for i, mid in enumerate(mids)]
+    room.say("d0", report_of(mids[0], members=reported, plan=plan, start_world=1))
+    room.drop("d0")
+    assert room.state.alone[GROUP] >= room.now + 660
+
+
+def test_a_send_to_who_has_just_left_is_called_again_in_the_next_epoch() -> None:
+    room = voters(3)
+    gone = room.mid("m2")
+    room.say("d2", m.Leave(GROUP, "m2"))
+    room.say("d0", m.P2PCall(GROUP, room.mid("m0"), 1, 1, gone, 0, True, 1, 3, ""))
+    for name in ("m0", "m1"):
+        frozen(room, name)
+    assert [one.name for one in room.new_epoch().members] == ["m0", "m1"]
+
+
+def test_daemons_whose_processes_have_ended_keep_nobody_waiting() -> None:
+    """All were killed, and started again on their machines: one that is started vouches for all that were there."""
+    room = Room(Limits(commit="members"))
+    for i in range(3):
+        room.hello(f"d{i}", incarnation=10 + i)
+        room.join(f"m{i}", start=3)
+    room.hello("e0", ended=[11, 10, 5])
+    assert [room.closed[conn] for conn in (1, 2)] == [
+        f"daemon d{i}: its process has ended, as a later daemon of its machine says" for i in (0, 1)
+    ]
+    assert [one.name for one in room.journal[GROUP].former.values()] == ["m0", "m1", "m2"]
+    lose(room, "d2")
+    assert [one.name for one in room.journal[GROUP].former.values()] == ["m2"]
+    room.join("m0", daemon="e0", start=1)
+    assert "m2 of before were lost without a word" in room.one("e0", m.Joined).reason
+    room.hello("e2", ended=[12])
+    assert room.one("e0", m.Epoch).members[0].name == "m0"
+
+
+def test_a_master_that_is_started_again_too_knows_who_has_ended() -> None:
+    room = Room(Limits(commit="members"))
+    for i in range(3):
+        room.hello(f"d{i}", incarnation=10 + i)
+        room.join(f"m{i}", start=3)
+    room.restart()
+    room.hello("e0", ended=[10])
+    room.restart()
+    room.hello("e1", ended=[11])
+    room.join("m7", daemon="e1", start=1)
+    assert "m2 of before" in room.one("e1", m.Joined).reason
+    room.sleep(room.limits.rejoin_grace + 1)
+    assert room.take("e1", m.Epoch) == []
+    room.hello("e2", ended=[12])
+    assert room.one("e1", m.Epoch).members[0].name == "m7"
+
+
+def test_nobody_vouches_for_a_member_whose_process_is_not_known() -> None:
+    """It did not report, and the journal is lost: nobody can say what process that was."""
+    room = Room(Limits(commit="members"))
+    unknown = Used(3, frozenset({1}), 0, {}, 600, {1: Former("member 1", 0)})
+    room.journal = {GROUP: unknown}
+    room.restart()
+    room.hello("e0", incarnation=11, ended=[0])
+    assert room.state.used[GROUP] == unknown
+
+
+def test_to_evict_a_lost_member_is_not_to_refuse_who_waits_for_its_name() -> None:
+    room = voters(2)
+    lose(room, "d0")
+    lose(room, "d1")
+    room.join("m0", daemon="d7", start=1)
+    assert evict(room, "m0").what.endswith("its name still waits for 1 of them")
+    room.restart()
+    room.join("m0", daemon="d7", start=1)
+    room.sleep(room.limits.rejoin_grace + 1)
+    assert evict(room, "m1").what.endswith("its name is free")
+    assert room.one("d7", m.Epoch).members[0].name == "m0"

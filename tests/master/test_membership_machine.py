@@ -96,7 +96,7 @@ class Cluster(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = Room(Limits(rejoin_grace=1.0))
+        self.room = Room(Limits(commit="master", rejoin_grace=1.0))
         self.room.watch = self.check
         self.daemons = [Daemon(f"d{i}") for i in range(DAEMONS)]
         self.names = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from wancoll_master.core.ready import (
     Record,
     Returned,
     Send,
+    SentAway,
     Tick,
     Used,
     tellings,
@@ -62,7 +63,7 @@ class Room:
     """A master's state and the daemons d0, d1, ... that talk to it. Member mI is on daemon dI unless said otherwise."""
 
     def __init__(self, limits: Limits | None = None, **state: Any) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or Limits(commit="master")
         self.state = membership.new_state(self.limits, b"secret", **state)
         self.now = 100.0
         self.conns: dict[str, int] = {}  # of connected daemons
@@ -132,11 +133,12 @@ class Room:
         term: int = 0,
         master: int = 0,
         master_grace: float = 0.0,
+        ended: Sequence[int] = (),
     ) -> int:
         conn, self._next_conn = self._next_conn, self._next_conn + 1
         self.conns[daemon] = conn
         where = list(addresses or (f"{daemon}:7000",))
-        knew: dict[str, Any] = {"term": term, "master": master, "master_grace": master_grace}
+        knew: dict[str, Any] = {"term": term, "master": master, "master_grace": master_grace, "ended": list(ended)}
         self.step(Received(conn, m.Hello(protocol, daemon, incarnation, where, lanes, site, "0.1.0", **knew)))
         return conn
 
@@ -184,6 +186,11 @@ class Room:
 
     def drop(self, daemon: str, reason: str = "connection reset") -> None:
         self.step(Disconnected(self.conns.pop(daemon), reason))
+
+    def sent_away(self, *whom: str | int, why: str = "its token is revoked") -> None:
+        """These daemons, or connections, have no right to be here any more."""
+        conns = [self.conns.pop(one) if isinstance(one, str) else one for one in whom]
+        self.step(SentAway(dict.fromkeys(conns, why)))
 
     def breaks(self, daemon: str, reason: str = "connection reset") -> None:
         """Its connection is gone, and it may take it up again."""

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from tests.owned import as_if_owned
 from wancoll import local
 from wancoll.errors import ConfigError
 from wancoll.local import join_address
 from wancoll.net.dial import DialFailed, dial
-from wancoll.net.listen import Handshakes, claim_socket, open_listeners
-from wancoll.net.stream import Stream
+from wancoll.net.listen import Handshakes, Sparing, claim_socket, is_loopback, open_listeners, whose, why_ended
+from wancoll.net.stream import Queues, Stream
 from wancoll.net.unix import connect_local
 
 
@@ -66,6 +69,34 @@ async def test_a_stream_does_not_queue_without_bound(max_messages: int, last: by
     far.close()
 
 
+async def test_of_streams_that_share_a_bound_the_one_with_most_is_given_up() -> None:
+    queues = Queues(10_000)
+    pairs = [socket.socketpair() for _ in range(4)]
+    lazy, slow, *more = [Stream(near, "far", 1 << 20, queues=queues) for near, _ in pairs]
+    for stream in (lazy, slow, *more):
+        while not stream.queued:  # until the kernel takes no more
+            stream.send(bytes(500))
+        assert stream.queued <= 500
+    more.pop().close()  # what waited there is in nobody's way
+    lazy.send(bytes(5000))
+    slow.send(bytes(4000 - slow.queued))
+    assert not lazy.overflow
+    slow.send(bytes(1000))
+    assert (lazy.overflow, lazy.queued, slow.overflow, slow.queued) == (True, 0, False, 5000)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow.drain)
+            reader = Stream(pairs[1][1], "near", 1)
+            while slow.queued:
+                await reader.receive()
+    more[0].send(bytes(9000))  # in the room of both
+    assert not more[0].overflow
+    for stream in (lazy, slow, *more):
+        stream.close()
+    for _, far in pairs:
+        far.close()
+
+
 async def test_what_was_sent_arrives_before_the_end() -> None:
     near, far = socket.socketpair()
     stream, other = Stream(near, "far", 8 << 20), Stream(far, "near", 1)
@@ -89,7 +120,7 @@ async def test_the_end_wakes_who_reads_and_leaves_who_writes() -> None:
     stream.send(bytes(2_000_000))
     assert stream.queued > 0
     received, heard = 0, [b"nothing yet"]
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
 
             async def read() -> None:
@@ -111,18 +142,18 @@ async def test_the_end_wakes_who_reads_and_leaves_who_writes() -> None:
 
 async def test_handshakes_are_bounded_in_number_and_time(autojump_clock: trio.testing.MockClock) -> None:
     handshakes = Handshakes(2, 5.0)
-    left: list[tuple[str, float]] = []
+    left: list[tuple[str, float, str]] = []
 
     async def idle(name: str) -> None:
-        with handshakes.one():
+        with handshakes.one() as scope:
             await trio.sleep_forever()
-        left.append((name, trio.current_time() - start))
+        left.append((name, trio.current_time() - start, why_ended(scope)))
 
     async def introduced() -> None:
         with handshakes.one():
             assert len(handshakes) == 2
         await trio.sleep(60)
-        left.append(("introduced", trio.current_time() - start))
+        left.append(("introduced", trio.current_time() - start, ""))
 
     start = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -132,7 +163,97 @@ async def test_handshakes_are_bounded_in_number_and_time(autojump_clock: trio.te
             assert len(handshakes) <= 2
         nursery.start_soon(introduced)
         await trio.sleep(1)
-    assert left == [("a", 2.0), ("b", 3.0), ("c", 7.0), ("introduced", 63.0)]
+    late, gave_way = "was not done in time", "gave way to another connection"
+    assert left == [("a", 2.0, gave_way), ("b", 3.0, gave_way), ("c", 7.0, late), ("introduced", 63.0, "")]
+
+
+@pytest.mark.parametrize(
+    ("came", "least", "left", "most"),
+    [
+        ("aaaabb", 0, "a3 a2", 4),  # the busiest pays, with its newest
+        ("aaaabbb", 0, "a3 a2 b0", 4),  # nobody is busier than the newcomer's own: its oldest
+        ("aaaabaa", 0, "a3 a0 a1", 4),  # who has few is never disturbed
+        ("abcde", 0, "a0", 4),
+        ("aaaaaa", 10, "a4 a5", 4),  # the others have not had their time yet
+        ("abcde", 10, "e0", 4),
+        ("aaaab", 10, "a3", 4),
+        ("bcdefgaap", 0, "b0", 8),  # nobody has more than a share: the oldest, not who opens lanes at once
+        ("bcdefaaap", 0, "a2", 8),
+        ("bcdefgaaa", 0, "a0", 8),
+        ("bcdefgaap", 99, "p0", 8),
+    ],
+)
+async def test_the_busiest_address_gives_way(
+    came: str, least: float, left: str, most: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    handshakes, numbers = Handshakes(most, 60.0, least), dict.fromkeys(came, 0)
+    gone: list[str] = []
+
+    async def idle(address: str, number: int) -> None:
+        with handshakes.one(address):
+            await trio.sleep_forever()
+        gone.append(f"{address}{number}")
+
+    async with trio.open_nursery() as nursery:
+        for address in came:
+            nursery.start_soon(idle, address, numbers[address])
+            numbers[address] += 1
+            await trio.sleep(1)
+            assert len(handshakes) <= most
+        assert " ".join(gone) == left
+        nursery.cancel_scope.cancel()
+    assert len(handshakes) == 0
+
+
+@pytest.mark.parametrize(("host", "here"), [("127.0.0.1", True), ("::1", True), ("192.0.2.1", False), ("::2:1", False)])
+def test_what_comes_from_this_machine(host: str, here: bool) -> None:
+    class Connected:
+        family = socket.AF_INET6
+
+        def getpeername(self) -> tuple[str, int]:
+            return host, 1
+
+    assert is_loopback(whose(Connected())) == here
+
+
+@pytest.mark.parametrize(
+    ("family", "host", "who"),
+    [
+        (socket.AF_INET, "203.0.113.7", "203.0.113.7"),
+        (socket.AF_INET6, "::ffff:203.0.113.7", "203.0.113.7"),
+        (socket.AF_INET6, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        (socket.AF_INET6, "fe80::1%eth0", "fe80::/64"),
+        (socket.AF_INET, "", "somebody"),
+    ],
+)
+def test_a_connection_counts_for_its_address(family: int, host: str, who: str) -> None:
+    class Connected:
+        def __init__(self) -> None:
+            self.family = family
+
+        def getpeername(self) -> tuple[str, int]:
+            return host, 1
+
+    assert whose(Connected()) == who
+
+
+def test_a_connection_of_this_machine_counts_for_its_user(tmp_path: Path) -> None:
+    with claim_socket(str(tmp_path / "s")) as listener, connect_local(str(tmp_path / "s"), 1):
+        near = listener.accept()[0]
+        assert whose(near) == f"user {os.getuid()}, process {os.getpid()}"
+        near.close()
+
+
+async def test_strangers_do_not_fill_the_log(autojump_clock: trio.testing.MockClock) -> None:
+    lines: list[dict[str, object]] = []
+    sparing = Sparing()
+    for _ in range(2):
+        for number in range(25):
+            sparing.say(lambda event, **fields: lines.append(fields), "nonsense", number=number)
+        await trio.sleep(1)
+    assert [line["number"] for line in lines] == [*range(10)] * 2
+    assert [line.get("left_out") for line in lines if "left_out" in line] == [15]
+    assert sparing.count == 50
 
 
 async def test_one_task_writes_and_others_wait_for_it() -> None:
@@ -173,14 +294,42 @@ async def test_closing_a_stream_wakes_its_reader() -> None:
 @pytest.mark.parametrize("host", ["a..b", ".", "x" * 64 + ".org", "a\0b", "\ud800"])
 async def test_a_dial_to_what_is_no_name_says_so(host: str) -> None:
     with pytest.raises(DialFailed):
-        await dial([f"{host}:80"], 5.0)
+        await dial([f"{host}:80"], 5.0, near_only=False)
 
 
 async def test_a_dial_that_nobody_answers_says_where() -> None:
     with open_listeners("127.0.0.1:0")[0] as listener:
         address = join_address(*listener.getsockname())
     with pytest.raises(DialFailed, match=f"{address}.*refused"):
-        await dial([address], 2.0)
+        await dial([address], 2.0, near_only=False)
+
+
+async def test_who_may_dial_loopback_alone_dials_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that has an address beyond is not tried at all; one of loopback is looked up once."""
+    known = {"here": ["::1", "127.0.0.1"], "both": ["127.0.0.1", "192.0.2.1"]}
+    dialled: list[str] = []
+
+    async def look(host: str, port: int, **_: object) -> list[Any]:
+        return [(0, 0, 0, "", (address, port)) for address in known.get(host, [host])]
+
+    async def connect(host: str, port: int) -> None:
+        dialled.append(host)
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", look)
+    monkeypatch.setattr(trio, "open_tcp_stream", connect)
+    far = ["192.0.2.1:9", "[2001:db8::1]:9", "[::ffff:192.0.2.1]:9", "0.0.0.0:9", "both:9"]
+    for address in far:
+        with pytest.raises(DialFailed, match=r"it is beyond this machine.*expected an address of loopback"):
+            await dial([address], 5.0, near_only=True)
+    assert dialled == []
+    with pytest.raises(DialFailed) as failed:
+        await dial([*far, "[::ffff:127.0.0.1]:9", "here:9"], 5.0, near_only=True)
+    assert not failed.value.refused, "nobody knows whether somebody listens there"
+    assert dialled == ["::ffff:127.0.0.1", "::1", "127.0.0.1"]
+    with pytest.raises(DialFailed):
+        await dial(["192.0.2.1:9"], 5.0, near_only=False)
+    assert dialled[3:] == ["192.0.2.1"]
 
 
 @pytest.fixture
@@ -230,6 +379,42 @@ def test_a_busy_daemon_keeps_its_socket(full_queue: tuple[str, socket.socket]) -
     assert Path(path).exists()
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777, 0o755])
+def test_a_socket_in_a_folder_where_others_may_replace_it_is_refused(mode: int, tmp_path: Path) -> None:
+    """As in /tmp they may not, though they may write there."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    if mode in (0o1777, 0o755):
+        with claim_socket(str(folder / "s")):
+            assert (folder / "s").stat().st_mode & 0o777 == 0o600
+    else:
+        with pytest.raises(ConfigError, match="others may replace"):
+            claim_socket(str(folder / "s"))
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("owner", "good"), [(0, True), (7, True), (8, False)])
+def test_a_folder_for_the_socket_is_its_users_or_roots(
+    owner: int, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s").mkdir(mode=0o700)
+    with monkeypatch.context() as patch:
+        as_if_owned(patch, owner, user=7)
+        if good:
+            claim_socket(str(tmp_path / "s" / "s")).close()
+            return
+        with pytest.raises(ConfigError, match=r"one of user 7 or root, .*got drwx------ of user 8; choose"):
+            claim_socket(str(tmp_path / "s" / "s"))
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_a_link_where_the_socket_should_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is not a socket"):
+        claim_socket(str(tmp_path / "s"))
+
+
 @pytest.mark.parametrize("how", ["open to others", "a link", "a file", "another's"])
 def test_a_folder_in_tmp_that_others_could_wait_in_is_refused(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -251,9 +436,24 @@ def test_a_folder_in_tmp_that_others_could_wait_in_is_refused(
     elif how == "a file":
         path.touch(mode=0o600)
     else:
-        path.mkdir(mode=0o700)
-        uid = os.getuid()
-        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-        path.rename(tmp_path / f"wancoll-{uid + 1}")
-    with pytest.raises(ConfigError, match="not for this user alone"):
-        local.default_socket()
+        (tmp_path / "wancoll-7").mkdir(mode=0o700)
+    with monkeypatch.context() as patch:
+        if how == "another's":
+            as_if_owned(patch, 8, user=7)
+        with pytest.raises(ConfigError, match=r"not for this user alone.* of user \d+; set WANCOLL_SOCKET"):
+            local.default_socket()
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "open_to"),  # "write", "read too", "write, but as to /tmp": which rules it breaks
+    [
+        (0o700, 7, ""), (0o700, 0, ""), (0o700, 8, "wrs"), (0o755, 7, "r"), (0o710, 0, "r"), (0o720, 7, "wrs"),
+        (0o702, 0, "wrs"), (0o1777, 0, "wr"), (0o1777, 8, "wrs"),
+    ],
+)  # fmt: skip
+def test_who_may_change_what_is_one_rule(mode: int, owner: int, open_to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 7)
+    found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, owner, 1, 0, 0, 0, 0))
+    broken = {"w": {}, "r": {"reads": True}, "s": {"sticky": True}}
+    assert "".join(name for name, rule in broken.items() if local.open_to_others(found, **rule)) == open_to
+    assert local.standing(found).endswith(f" of user {owner}")

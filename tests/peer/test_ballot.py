@@ -14,7 +14,7 @@ from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.peer.core.ballot import Ballot
 from wancoll.wire import messages as m
-from wancoll.wire.note import Note, unpack
+from wancoll.wire.note import ROUNDS, NewRound, Note, unpack
 
 OTHERS = frozenset({2, 3})
 
@@ -213,7 +213,38 @@ def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
     assert [mid for mid, _ in notes(commands)] == [2]
     assert [one.mids for one in commands if isinstance(one, cmd.NeedLinks)] == [{3}]
     again = v.member.links_ready(1, [2, 3])
-    assert notes(again) == [(3, Note(1, 0)), (3, Note(1, 0, 1, 7, SUM))]
+    assert notes(again) == [(3, Note(1, 0)), (3, Note(1, 0, 1, 7, SUM)), (3, NewRound(1, 1))]
+
+
+def test_who_cannot_run_again_for_others_says_so_to_each_master() -> None:
+    """C12."""
+    v = Voter()
+    v.run()
+    v.member.link_lost(2, "reset")
+    [again] = [one for one in v.member.links_ready(1, [2, 3]) if isinstance(one, cmd.StartOp)]
+    assert again.beside
+    [said] = masters(v.member.op_refused(again.op.engine_id, "no memory"))
+    assert said == m.LinkDown(
+        "g", 1, 1, 2, "lost", "not again for others' sake: the engine refuses it: no memory", False
+    )
+    v.member.links_ready(1, [2, 3])
+    v.member.reconnected(2, 99)
+    assert said in masters(v.member.resumed(m.Resumed("g", 1, 1, 1)))
+    v.hear(2, Note(1, 0, 1, 7, SUM))
+    assert len(told(v.hear(3, Note(1, 0, 1, 7, SUM)), m.Result)) == 1  # it is finished here all the same
+
+
+@pytest.mark.parametrize(("before", "complaints"), [(ROUNDS - 3, 0), (ROUNDS - 1, 1)])
+def test_what_breaks_in_the_last_round_is_told_to_a_later_master(before: int, complaints: int) -> None:
+    v = Voter()
+    v.member.links_say(links.Noted(v.owner, 3, NewRound(1, before).pack()), 3.0)
+    said = post(1, data())
+    v.member.post(said, v.member.call(said), 1.0)
+    v.member.link_lost(2, "reset")
+    v.member.links_ready(1, [2, 3])
+    v.member.reconnected(2, 99)
+    said_again = masters(v.member.resumed(m.Resumed("g", 1, 1, 1)))
+    assert len([one for one in said_again if isinstance(one, m.LinkDown)]) == complaints
 
 
 def test_a_note_of_an_epoch_that_is_not_known_here_is_not_kept() -> None:
@@ -270,7 +301,7 @@ def test_without_a_master_an_update_ends_when_all_others_pass_it_too() -> None:
     assert notes(v.run(UPDATE)) == []
     note = Note(1, 0, 1, 0, UPDATE.fingerprint())
     assert v.hear(2, note) == []
-    assert notes(v.member.without_master(3.0)) == [(2, note), (3, note)]
+    assert notes(v.member.without_master(3.0)) == [(2, Note(1, 0)), (3, Note(1, 0)), (2, note), (3, note)]
     [result] = told(v.hear(3, note), m.Result)
     assert (result.seq, result.epoch, result.asked_master) == (1, 1, False)
     assert notes(v.run(UPDATE)) == [(other, Note(1, 1, 2, 0, UPDATE.fingerprint())) for other in (2, 3)]
@@ -301,9 +332,21 @@ def test_it_reports_what_it_would_pass_and_ends_it_in_the_epoch_in_which_all_hav
 def test_it_says_again_what_who_was_late_with_the_epoch_has_dropped() -> None:
     v = Voter()
     v.run(UPDATE)
-    first = notes(v.member.without_master(3.0))
+    first = notes(v.member.without_master(3.0))[2:]
     assert notes(v.member.without_master(3.5)) == first
     assert len(first) == 2
+
+
+def test_who_alone_heard_the_master_commit_it_says_so_when_the_master_is_gone() -> None:
+    v, late = Voter(), Voter()
+    for each in (v, late):
+        each.run(UPDATE)
+    v.member.commit(m.Commit("g", 1, 1, 1), 1.0)
+    for each in (v, late):
+        said = notes(each.member.without_master(3.0))
+        assert said[:2] == [(2, Note(1, each is v)), (3, Note(1, each is v))]
+    [result] = told(late.hear(2, Note(1, 1)), m.Result)
+    assert result.seq == 1
 
 
 def test_who_passes_it_says_so_to_one_who_was_late_with_the_epoch_and_had_dropped_a_note() -> None:

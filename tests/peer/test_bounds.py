@@ -13,6 +13,7 @@ from wancoll.peer.core import links as core
 from wancoll.peer.core.pacing import Pacer
 from wancoll.peer.core.stalls import LaneLook, Stalls
 from wancoll.peer.core.tcpinfo import Observer, TcpInfo
+from wancoll.peer.links.connections import Connector
 from wancoll.peer.watch.measure import Measurer
 from wancoll.wire import messages as m
 
@@ -78,6 +79,7 @@ async def test_paths_to_measure_wait_in_a_bounded_line() -> None:
         busy=lambda: False,
         here=list,
         pace=lambda link, rate: None,
+        connector=Connector(),
     )
     for number in range(MANY):
         measurer.measure(m.MeasureLink(f"d{number}", ["h:1"], 0))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import pytest
 import trio
+import trio.testing
 
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address
+from wancoll.net.enroll import Refused, Wallet, WrongMaster
 from wancoll.net.hot import Hot
+from wancoll.peer import control
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
+from wancoll.trust.papers import Papers, unverified
+from wancoll.trust.token import parse
+from wancoll.wire import kept
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -27,13 +34,15 @@ async def controlled(
     over: trio.Event,
     lost: Lost,
     obey: Callable[[m.FromMaster], None] = lambda _: None,
+    *,
+    insecure: bool = False,
 ) -> Control:
     """A daemon's control connection, which *master* serves until *over*."""
     listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    config = PeerConfig(master=join_address(*listener[0].socket.getsockname()[:2]))
+    config = PeerConfig(master=join_address(*listener[0].socket.getsockname()[:2]), insecure=insecure)
     with socket.create_server(("127.0.0.1", 0)) as lanes:
-        control = Control(config, "d", 1, lanes, Hot(), obey, lambda: None, lost, lambda: None, m.Heartbeat)
-        with trio.fail_after(20):
+        control = Control(config, "d", 1, [], lanes, Hot(), obey, lambda: None, lost, lambda: None, m.Heartbeat)
+        with trio.fail_after(40):
             async with trio.open_nursery() as nursery:
                 await nursery.start(trio.serve_listeners, master, listener)
                 nursery.start_soon(control.run)
@@ -73,6 +82,103 @@ async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], o
     assert sum("an old master answers" in reason for reason in reasons) == len(terms) - len(obeyed)
 
 
+@pytest.mark.parametrize("insecure", [False, True])
+async def test_a_daemon_in_clear_follows_a_standby_beyond_its_machine_only_if_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, *, insecure: bool
+) -> None:
+    dialled: list[str] = []
+    reasons: list[str] = []
+    over, really = trio.Event(), trio.open_tcp_stream
+
+    async def connect(host: str, port: int) -> trio.SocketStream:
+        dialled.append(host)
+        if host != "127.0.0.1":
+            raise OSError("nothing goes there in tests")
+        return await really(host, port)
+
+    async def master(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(encode(m.StandsBy("192.0.2.1:7400", 1)))
+
+    def lost(reason: str, *, live: bool) -> None:
+        reasons.append(reason)
+        if len(reasons) == 3:
+            over.set()
+
+    monkeypatch.setattr(trio, "open_tcp_stream", connect)
+    await controlled(master, over, lost, insecure=insecure)
+    assert ("192.0.2.1" in dialled) == insecure
+    first, second, third = reasons
+    assert first == third
+    assert first.endswith("stands by; 192.0.2.1:7400 leads"), "what it says is no reason to stay away from it"
+    assert ("192.0.2.1:7400: is not dialled: it is beyond this machine" in second) == (not insecure)
+
+
+@pytest.mark.parametrize(("why", "ends"), [(Refused, True), (WrongMaster, False)])
+async def test_who_was_in_and_has_no_certificate_now_ends_if_its_own_master_refuses(
+    monkeypatch: pytest.MonkeyPatch, why: type[Refused], *, ends: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise why("does not take the token")
+
+    monkeypatch.setattr(Wallet, "good", lambda *_: False)
+    monkeypatch.setattr(Wallet, "enroll", refuse)
+    over, tries = trio.Event(), [0]
+
+    def lost(reason: str, *, live: bool) -> None:
+        assert (reason, live) == ("does not take the token", False)
+        tries[0] += 1
+        if tries[0] == 3:
+            over.set()
+
+    config = PeerConfig(master="127.0.0.1:9")
+    with socket.create_server(("127.0.0.1", 0)) as lanes, trio.fail_after(20):
+        some = config, "d", 1, [], lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat
+        control = Control(*some, Wallet("", None))
+        control.number = 1  # it was in
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(over.wait)
+            nursery.start_soon(control.run)
+            if not ends:
+                await over.wait()
+                nursery.cancel_scope.cancel()
+            else:
+                while not control.refused:  # noqa: ASYNC110 - of another task
+                    await trio.sleep(0.01)
+                over.set()
+    assert (control.refused, tries[0]) == (("does not take the token", 1) if ends else ("", 3))
+
+
+@pytest.mark.parametrize("certificate", [True, False])
+@pytest.mark.parametrize("leader", ["h" * 64 + ":1", ".:1", "h\0:1", "[:1", "nowhere"])
+async def test_a_leader_that_nobody_can_look_up_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, leader: str, *, certificate: bool
+) -> None:
+    """A standby names whom etcd names."""
+    over, reasons = trio.Event(), list[str]()
+
+    def lost(reason: str, *, live: bool) -> None:
+        reasons.append(reason)
+        if len(reasons) == 2:
+            over.set()
+
+    monkeypatch.setattr(Wallet, "good", lambda *_: certificate)
+    monkeypatch.setattr(Wallet, "check_role", lambda _: None)
+    monkeypatch.setattr(Papers, "to_dial", lambda _: unverified())
+    config = PeerConfig(master="127.0.0.1:9")
+    with socket.create_server(("127.0.0.1", 0)) as lanes, trio.fail_after(20):
+        some = config, "d", 1, [], lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat
+        control = Control(*some, Wallet("", parse(f"WC1{'ab' * 32}::k3v9.{'s' * 43}@h:1")))
+        control._masters.failed(leader)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(control.run)
+            await over.wait()
+            nursery.cancel_scope.cancel()
+    assert leader in reasons[0]
+    assert not control.refused
+
+
 async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() -> None:
     """The grace time begins when it fell silent, however old the daemon is, and nothing of the session is lost."""
     hellos: list[m.Hello] = []
@@ -101,7 +207,39 @@ async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() 
     assert [hello.session for hello in hellos] == [0, 7]
 
 
-async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_repetition_does_not() -> None:
+@pytest.mark.parametrize(("most", "session"), [(1, 7), (0, 0)])
+async def test_no_session_is_asked_for_of_which_a_word_is_not_kept_any_more(
+    monkeypatch: pytest.MonkeyPatch, most: int, session: int
+) -> None:
+    """The master could go on with it, and never know of that word."""
+    monkeypatch.setattr(kept, "DEFAULT", dataclasses.replace(kept.DEFAULT, unconfirmed_messages=most))
+    hellos: list[m.Hello] = []
+    over = trio.Event()
+
+    async def master(stream: trio.SocketStream) -> None:
+        decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
+        async with stream:
+            while not over.is_set():
+                for message in decoder.feed(await stream.receive_some()):
+                    if isinstance(message, m.Hello):
+                        hellos.append(message)
+                        await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 1.0, 60.0, session=7)))
+                    elif message == m.Heartbeat(0) and len(hellos) == 1:
+                        return  # it has been said, and is not confirmed
+                if len(hellos) == 2:
+                    over.set()
+
+    def lost(reason: str, *, live: bool) -> None:
+        del reason, live
+
+    await controlled(master, over, lost)
+    assert [hello.session for hello in hellos] == [0, session]
+
+
+async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_repetition_does_not(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    autojump_clock.autojump_threshold = 0.01  # of sockets
     losses: list[bool] = []
     over = trio.Event()
 
@@ -109,6 +247,7 @@ async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_
         async with stream:
             await stream.receive_some()
             await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 0.1, 0.5, session=7)))
+            await trio.testing.wait_all_tasks_blocked(0.001)  # it is in
             for number in range(0 if losses else 7):
                 await trio.sleep(0.1)
                 await stream.send_all(encode(m.Pong(number, 1)))
@@ -123,3 +262,29 @@ async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_
     control = await controlled(master, over, lost)
     assert losses == [True, False]
     assert control.heartbeat_timeout == 0.5
+
+
+async def test_an_answer_counts_from_when_its_heartbeat_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8. The daemon slept between the two; tests/peer/test_vouching.py has the rest."""
+    over, now = trio.Event(), [0.0]
+    monkeypatch.setattr(control, "_awake_or_not", lambda: now[0])
+
+    async def master(stream: trio.SocketStream) -> None:
+        decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
+        async with stream:
+            await stream.receive_some()
+            now[0] = 50.0
+            await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 0.02, 60.0, session=7)))
+            beats: list[m.Heartbeat] = []
+            while not beats:
+                heard = decoder.feed(await stream.receive_some())
+                beats = [one for one in heard if isinstance(one, m.Heartbeat) and one.number]
+            now[0] = 150.0
+            pong = m.Pong(beats[0].number, 1, 1)
+            await stream.send_all(encode(pong) + encode(m.Evicted("g", 1, "for the test", 0)))
+            await trio.sleep_forever()
+
+    def lost(reason: str, *, live: bool) -> None:
+        del reason, live
+
+    assert (await controlled(master, over, lost, lambda _: over.set())).unheard == 100.0

@@ -6,16 +6,23 @@ import math
 from functools import partial
 from typing import TypeVar
 
+import pytest
 import trio
+import trio.testing
 
 from tests.peer.test_member import KEY
 from wancoll.engine import Engine, LaneDown
+from wancoll.limits import DEFAULT, Limits
 from wancoll.local import join_address
+from wancoll.net.dial import read_frame
 from wancoll.net.hot import Hot
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
+from wancoll.peer.links.connections import Connection
 from wancoll.peer.links.hub import LinkHub
+from wancoll.trust.papers import Papers
 from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
 
 LANES = 2
 T = TypeVar("T")
@@ -24,13 +31,16 @@ T = TypeVar("T")
 class End:
     """Member *mid* of two, with a daemon's worth of links."""
 
-    def __init__(self, mid: int, nursery: trio.Nursery) -> None:
+    address = ""  # where it listens
+
+    def __init__(self, mid: int, nursery: trio.Nursery, papers: Papers | None = None, limits: Limits = DEFAULT) -> None:
         self.mid, self.engine = mid, Engine()
-        self.hub = LinkHub(self.engine, PeerConfig(lanes=LANES), f"d{mid}", nursery)
+        config = PeerConfig(lanes=LANES, limits=limits)
+        self.hub = LinkHub(self.engine, config, f"d{mid}", nursery, papers and (lambda: papers))
         self.told, self._heard = trio.open_memory_channel[core.Told](math.inf)
         self.owner = self.hub.member(self.told.send_nowait)
         nursery.start_soon(self.hub.keep_time)
-        nursery.start_soon(self.hub.watch_notes, Hot())
+        nursery.start_soon(self.hub.watch_notes, Hot(), lambda: None)
         nursery.start_soon(self._watch_engine)
 
     async def _watch_engine(self) -> None:
@@ -52,7 +62,7 @@ class End:
 
 
 async def test_notes_pass_between_members_and_the_link_ends_with_their_lane() -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(50):
         async with trio.open_nursery() as nursery:
             a, b = ends = [End(mid, nursery) for mid in (1, 2)]
             infos = []
@@ -90,3 +100,42 @@ async def test_notes_pass_between_members_and_the_link_ends_with_their_lane() ->
     for end in ends:
         end.hub.step(core.Leave(end.owner))
         end.engine.close()
+
+
+async def test_a_lane_that_is_welcome_gives_way_to_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, stranger_came = trio.Event(), trio.Event()
+
+    async def slowly(connection: Connection, data: bytes) -> None:
+        said.set()
+        await stranger_came.wait()
+        await connection._stream.send_all(data)
+
+    monkeypatch.setattr(Connection, "send_all", slowly)
+    with trio.fail_after(50):
+        async with trio.open_nursery() as nursery:
+            end = End(1, nursery, limits=Limits(pending_connections=1, handshake_least=0.0))
+            [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(partial(trio.serve_listeners, end.hub.accept, [listener]))
+            host, port = listener.socket.getsockname()[:2]
+            infos = [m.MemberInfo(mid, f"m{mid}", f"d{mid}", [join_address(host, port)], "") for mid in (1, 2)]
+            epochs = [
+                m.Epoch("g", mid, 1, 1, infos, m.Plan(LANES, 1 << 20, False, {}, [], 0, ""), KEY, 1, 0, [], "")
+                for mid in (1, 2)
+            ]
+            end.hub.step(core.Enter(end.owner, epochs[0], frozenset({2})))
+            links = core.Links(DEFAULT)
+            commands = links.step(core.Enter(links.member(), epochs[1], frozenset({1})), 0.0)
+            [dial] = [one for one in commands if isinstance(one, core.Dial)]
+            lane = await trio.open_tcp_stream(host, port, local_address="127.0.0.1")
+            await lane.send_all(encode(dial.hellos[0]))
+            await said.wait()
+            stranger = await trio.open_tcp_stream(host, port, local_address="127.0.0.2")
+            await trio.testing.wait_all_tasks_blocked()
+            assert end.hub.counts()["handshakes"] == 1
+            stranger_came.set()
+            assert isinstance(await read_frame(Connection(lane), m.LaneAnswer, who="it"), m.LaneWelcome)
+            await lane.aclose()
+            await stranger.aclose()
+            nursery.cancel_scope.cancel()
+    end.hub.step(core.Leave(end.owner))
+    end.engine.close()

@@ -10,7 +10,7 @@ import pytest
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ProtocolError
 from wancoll.peer.core import commands as cmd
-from wancoll.peer.core import links
+from wancoll.peer.core import links, outcomes
 from wancoll.peer.core import member as core
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief, change
@@ -355,9 +355,10 @@ def test_update_membership_sends_a_token_and_ends_with_the_commit() -> None:
     d = Driver(1, 2)
     assert kinds(d.update()) == ["ToMaster:UpdateMembership", "StartOp"]
     token = d.engine_id
-    [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 2.0), m.Result)
+    commands = d.member.commit(m.Commit("g", 1, 1, 1), 2.0)
+    [result] = told(commands, m.Result)
     assert result.id == 1
-    assert cmd.CancelOp(token) in d.member.enter_epoch(epoch(2, 1, 2, upto=1), 3.0)
+    assert cmd.CancelOp(token) in commands
 
 
 def test_a_joiner_starts_its_count_behind_what_was_committed() -> None:
@@ -745,6 +746,20 @@ def test_answers_to_a_join_are_heard_by_name_until_the_first_epoch() -> None:
     assert (member.mid, member.standing.connection, member.over) == (1, 3, False)
     other = core.Member("g", "m1", 2, 1, first_engine_id=100)
     assert kinds(other.hear(m.Refused("g", "m1", "full"), 0.0, 3, 11)) == ["ToClient:Failure", "Over"]
+
+
+@pytest.mark.parametrize(
+    ("evicted", "told"),
+    [
+        (False, m.Failure(0, "ConfigError", "the master refused the join: full", "m1")),
+        (True, m.Failure(0, "Evicted", "full, while it waited for its place", "m1", hint=outcomes._AGAIN)),
+    ],
+)
+def test_a_joiner_that_an_operator_sends_away_has_done_nothing_wrong(evicted: bool, told: m.Failure) -> None:
+    member = core.Member("g", "m1", 2, 1, first_engine_id=100)
+    member.join()
+    ended = member.hear(m.Refused("g", "m1", "full", evicted), 0.0, 3, 11)
+    assert next(one.message for one in ended if isinstance(one, cmd.ToClient)) == told
 
 
 @pytest.mark.parametrize("p2p", [False, True])

@@ -19,6 +19,7 @@ from wancoll.local import join_address, split_address
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.listen import open_listeners
 from wancoll.peer.arena import Arena
+from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import advertised, check_congestion_control, greet
 from wancoll.peer.links.probes import probe
 from wancoll.wire import messages as m
@@ -98,7 +99,7 @@ async def test_a_probe_tells_who_answers(answer: bytes, outcome: str) -> None:
         address = join_address(*listener.getsockname())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_answer_once, listener, answer)
-            failed = await probe([address], "bob", DEFAULT)
+            failed = await probe(Connector(), [address], "bob", DEFAULT)
     assert (failed is None) == (outcome == "")
     assert outcome in str(failed or "")
     assert failed is None or not failed.refused
@@ -108,7 +109,7 @@ async def test_a_probe_tells_that_nobody_listens() -> None:
     with open_listeners("127.0.0.1:0")[0] as listener:
         address = join_address(*listener.getsockname())
     for addresses, refused in (([address], True), ([address, "no.such.host.invalid:1"], False)):
-        failed = await probe(addresses, "bob", DEFAULT)
+        failed = await probe(Connector(), addresses, "bob", DEFAULT)
         assert failed is not None
         assert failed.refused is refused, failed
 
@@ -125,7 +126,7 @@ async def test_a_probe_of_a_process_that_just_ends_tells_that_nobody_listens() -
     address = join_address(*listener.getsockname())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end)
-        failed = await probe([address], "bob", DEFAULT)
+        failed = await probe(Connector(), [address], "bob", DEFAULT)
     assert failed is not None
     assert failed.refused, failed
 
@@ -137,7 +138,7 @@ async def test_a_lane_that_shall_have_checksums_is_not_opened_without() -> None:
         await theirs.send(encode(m.LaneWelcome("bob", given)))
         asked = replace(hello, checksums=wanted)
         with pytest.raises(DialFailed, match="refused checksums") if refused else nullcontext():
-            assert (await greet(trio.SocketStream(ours), asked, "bob")).checksums == given
+            assert (await greet(Connection(trio.SocketStream(ours)), asked, "bob")).checksums == given
         assert await read_frame(theirs, m.LaneFirst, who="dialler") == asked
         ours.close()
         theirs.close()

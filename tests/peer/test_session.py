@@ -62,7 +62,8 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
     """A session whose member is in an epoch, what it tells the master, and ids that the daemon waits for."""
     told: list[m.FromPeer] = []
     started: list[int] = []
-    links = SimpleNamespace(member=lambda _: SimpleNamespace(numbers=lambda channel: {1: 100}), step=lambda event: None)
+    ends = SimpleNamespace(numbers=lambda channel: {1: 100}, stamp=lambda channel: 1 << 16)
+    links = SimpleNamespace(member=lambda _: ends, step=lambda event: None)
     host: Any = SimpleNamespace(
         config=SimpleNamespace(limits=DEFAULT),
         arena_bytes=1 << 20,
@@ -71,6 +72,9 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
         control=SimpleNamespace(send=told.append),
         failpoints=Failpoints(""),
         started=lambda engine_id, session: started.append(engine_id),
+        stop_unheard=lambda: None,
+        operations=None,
+        recorder=None,
     )
     stream: Any = SimpleNamespace(send=lambda data: None, end=lambda: None, socket=client)
     session = Session(host, stream, m.Attach(1, "g", "m1", 2, 1, 4711), 100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from random import Random
@@ -40,26 +41,25 @@ class Clock:
         self.now = 0.0
         self.events = 0
         self._random, self._shuffled = random, shuffled
-        self._heap: list[tuple[float, float, int, Timer]] = []
+        self._heap: list[tuple[float, float, int, Call]] = []
         self._count = 0
 
-    def after(self, delay: float, call: Call) -> Timer:
-        return self.at(self.now + delay, call)
+    def after(self, delay: float, call: Call) -> None:
+        self.at(self.now + delay, call)
 
-    def at(self, when: float, call: Call) -> Timer:
-        timer = Timer(call)
+    def at(self, when: float, call: Call) -> None:
         self._count += 1
         tie = self._random.random() if self._shuffled else 0.0
-        heappush(self._heap, (max(when, self.now), tie, self._count, timer))
-        return timer
+        heappush(self._heap, (max(self.now, when), tie, self._count, call))
 
     def step(self, until: float) -> bool:
         """Let the next thing happen, if it does so by *until*."""
-        if not self._heap or self._heap[0][0] > until:
+        heap = self._heap
+        if not heap or heap[0][0] > until:
             return False
-        self.now, _, _, timer = heappop(self._heap)
+        self.now, _, _, call = heappop(heap)
         self.events += 1
-        timer.fire()
+        call()
         return True
 
 
@@ -81,7 +81,7 @@ class Process:
     def after(self, delay: float, call: Call) -> Timer:
         """A timer of this process."""
         timer = Timer(call)
-        self.clock.after(delay, lambda: self.run(timer.fire))
+        self.clock.after(delay, partial(self.run, timer.fire))
         return timer
 
     def at(self, when: float, call: Call) -> Timer | None:
@@ -89,7 +89,7 @@ class Process:
         if when == inf:
             return None
         timer = Timer(call)
-        self.clock.at(when, lambda: self.run(timer.fire))
+        self.clock.at(when, partial(self.run, timer.fire))
         return timer
 
     def sleep(self) -> None:

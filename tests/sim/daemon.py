@@ -1,8 +1,8 @@
 """The peer daemon as a thin shell around the real Member: control connection, sessions, engine, links.
 
 Mirrors wancoll/peer/control.py (run, _serve_once, _read, _heartbeat), daemon.py (_members_hear, _master_connected,
-_master_synced, watch_master, watch_engine, add, remove) and session.py (serve, _take, _post, run, _to_master, _start,
-op_finished, op_cancelled). The watcher of slow operations (watch/watcher.py) is left out.
+_master_synced, watch_master, stop_unheard, watch_engine, add, remove) and session.py (serve, _take, _post, run,
+_to_master, _start, op_finished, op_cancelled). The watcher of slow operations (watch/watcher.py) is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.peer.core.op import Op
+from wancoll.peer.core.vouching import Vouching
 from wancoll.wire import messages as m
 from wancoll.wire.kept import Kept, counts
 
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 
+_PLAIN = 8  # every so manieth op is said by the daemon
+
+
 class Daemon(Process):
     """See the module."""
 
-    def __init__(self, world: World, name: str, host: str, incarnation: int) -> None:
+    def __init__(self, world: World, name: str, host: str, incarnation: int, ended: list[int]) -> None:
         super().__init__(world.clock, name, host)
-        self.world, self.incarnation = world, incarnation
+        self.world, self.incarnation, self._killed_before = world, incarnation, ended
         self.limits = world.limits_of_daemon()
         self.address = f"{host}:7000"
         self.sessions: list[Session] = []
@@ -45,6 +49,8 @@ class Daemon(Process):
             self._mismatch,
             self._down,
             self._noted,
+            self._saying,
+            world.copies,
         )
         self.links = LinkHub(world, self, self.engine)
         self.by_engine_id: dict[int, Session] = {}
@@ -57,6 +63,7 @@ class Daemon(Process):
         self._session = self._heard = 0
         self._kept: Kept[m.FromPeer] = Kept()
         self._heard_at = 0.0
+        self._vouching = Vouching(world.clock.now)
         self._interval, self._timeout = world.limits.heartbeat_interval, world.limits.heartbeat_timeout
         self._pause = 0.05
         self._nonsense = False
@@ -109,7 +116,8 @@ class Daemon(Process):
                 "1",
             )
             session = {"session": self._session if self.open else 0, "heard": self._heard, "dial": this}
-            session["master_grace"] = self.limits.master_grace
+            session["master_grace"], session["ended"] = self.limits.master_grace, self._killed_before
+            self._vouching.said_hello(self.clock.now)
             end.send(m.Hello(*head, measures=world.odd.measures, term=self.term, master=self.master, **session))
             welcome = self.limits.handshake_timeout
             self.after(welcome, lambda: self.connected or self._over(this, "no welcome"))
@@ -155,6 +163,7 @@ class Daemon(Process):
             self.term, self.master = message.term, message.master
             self._interval, self._timeout = message.heartbeat_interval, message.heartbeat_timeout
             self.connected = True
+            self._vouching.answered()
             for session in self.sessions:
                 session.member.master_is_back()
             if message.resumed:
@@ -176,6 +185,7 @@ class Daemon(Process):
             if message.number == 0:
                 self._synced()
             else:
+                self._vouching.answered(message.number)
                 self._kept.confirmed(message.heard)
         elif self.connected:
             self._master_says(message)
@@ -187,6 +197,7 @@ class Daemon(Process):
             if self.clock.now - self._heard_at > max(self._timeout, 2 * self._interval):
                 self._over(this, "the master is silent")
                 return
+            self._vouching.said(number, self.clock.now)
             self.send(m.Heartbeat(number, self._called(), heard=self._heard))
             number += 1
         self.after(self._interval, lambda: self._heartbeat(this, number))
@@ -225,7 +236,12 @@ class Daemon(Process):
             report = m.LinkReport([m.LinkMeasure(message.daemon, rtt, bandwidth, 0, 0.0)])
             self.after(0.1, lambda: self.send(report))
             return
-        for session in [one for one in self.sessions if one.member.addressed(message)]:
+        addressed = [one for one in self.sessions if one.member.addressed(message)]
+        if isinstance(message, core.STOPPING):
+            for session in addressed:
+                session.hush()
+        self.engine.take_events()
+        for session in addressed:
             session.run(session.member.hear(message, now, self.number, self.master))
             if isinstance(message, m.Refused):
                 break
@@ -282,6 +298,7 @@ class Daemon(Process):
             self._grace.cancel()
         if self.connected or not self.alive:
             return
+        self.stop_unheard()
         now, grace, silent = self.clock.now, self.limits.master_grace, self._timeout
         due = []
         for session in list(self.sessions):
@@ -296,15 +313,22 @@ class Daemon(Process):
                 due.append(min(silent, grace) - waited)
         self._grace = self.after(min(due, default=grace) + 0.01, self._watch_master)
 
+    def stop_unheard(self) -> None:
+        waited = self._vouching.unheard(self.clock.now)
+        if self._vouching.is_over(self.clock.now, self._timeout, self.limits.master_grace):
+            for session in [one for one in self.sessions if one.member.votes]:
+                session.run(session.member.master_unreachable("master", waited, self._no_master_reason))
+
     # ---- the engine's events -------------------------------------------------------------------------
 
-    def _done(self, engine_id: int, digest: int, sent: int) -> None:
+    def _done(self, engine_id: int, digest: int, sent: int, told: bool) -> None:
+        self.stop_unheard()
         session = self.by_engine_id.pop(engine_id, None)
         if session is not None:
             session.released(engine_id)
             if engine_id in self.engine.flipped:
                 self.world.judge.flipped.add((session.member.name, *self.engine.flipped[engine_id]))
-            session.run(session.member.op_finished(engine_id, digest, sent, now=self.clock.now))
+            session.run(session.member.op_finished(engine_id, digest, sent, now=self.clock.now, told=told))
 
     def _cancelled(self, engine_id: int) -> None:
         session = self.by_engine_id.pop(engine_id, None)
@@ -318,7 +342,11 @@ class Daemon(Process):
             session.run(session.member.mismatch(seq))
 
     def _noted(self, link: int, note: bytes) -> None:
+        self.stop_unheard()
         self.links.noted(link, note)
+
+    def _saying(self, engine_id: int, note: bytes) -> None:
+        self.world.judge.notes(self.by_engine_id[engine_id].member, note)
 
     def _down(self, link: int, reason: str) -> None:
         self.after(0.0, lambda: self.links.step(links.Broken(link, reason)))
@@ -355,6 +383,7 @@ class Session:
                 self.end("detached")
                 return
             assert isinstance(message, m.Post)
+            self.daemon.stop_unheard()
             call = self.member.call(message)
             front, back = self.arena[message.id]
             assert len(front) * ITEM >= call.front_bytes
@@ -388,16 +417,18 @@ class Session:
                 case cmd.SendNote(mids, note):
                     for mid in mids:
                         self.daemon.links.send_note(self.links, mid, note)
-                case cmd.StartOp(op):
-                    self._start(op)
+                case cmd.StartOp(op, beside):
+                    self._start(op, beside=beside)
                 case cmd.HandOver(op):
                     self.arena[op.client_id][1][:] = op.memory[1]
                 case cmd.CancelOp(engine_id):
                     self.daemon.engine.cancel(engine_id)
-                case cmd.EnterEpoch(epoch, neighbours, spares):
+                case cmd.EnterEpoch(epoch, neighbours, spares, number):
                     self.world.judge.enters(self.member.name, epoch)
                     self._needed = {links.COLLECTIVES: set(neighbours), links.P2P: set()}
-                    self.daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
+                    self.daemon.links.step(links.Enter(self.links, epoch, neighbours, spares, number))
+                case cmd.BeginRound(number):
+                    self.daemon.links.step(links.Round(self.links, number))
                 case cmd.NeedLinks(mids, p2p):
                     channel = links.P2P if p2p else links.COLLECTIVES
                     self._needed[channel] |= mids
@@ -416,7 +447,7 @@ class Session:
             self.world.judge.check(wanted, f"{self.member.name} blames its link to {told.other.name} without need")
         self.run(self.member.links_say(told, self.daemon.clock.now))
 
-    def _start(self, op: Op) -> None:
+    def _start(self, op: Op, *, beside: bool) -> None:
         self._in_engine.add(op.engine_id)
         self.daemon.by_engine_id[op.engine_id] = self
         meaning = op.meaning
@@ -425,11 +456,24 @@ class Session:
             self.world.judge.covers(self.member.name, op.seq, op.call.posted.grace)
             op.memory = op.memory or ([0] * (meaning.front_bytes // ITEM), [])
         front, back = op.memory if op.covers else self.arena[op.client_id]
-        head = (op.engine_id, self.member.epoch_number, op.seq, meaning.fingerprint, meaning.schedule)
-        back[:] = [-1] * (meaning.back_bytes // ITEM)
+        channel = links.P2P if op.p2p else links.COLLECTIVES
+        head = (op.engine_id, self.links.stamp(channel), op.seq, meaning.fingerprint, meaning.schedule)
+        if beside:
+            back = [-1] * (meaning.back_bytes // ITEM)
+        else:
+            back[:] = [-1] * (meaning.back_bytes // ITEM)
         digests = op.kind not in DATALESS and op.kind is not Kind.send
-        numbers = self.links.numbers(links.P2P if op.p2p else links.COLLECTIVES)
-        self.daemon.engine.post(*head, numbers, front, back, digests, op.kind in SAME_RESULT)
+        numbers = self.links.numbers(channel)
+        hearers: tuple[int, ...] = ()
+        if op.engine_id % _PLAIN and not beside:
+            hearers = tuple(self.links.links[mid, links.COLLECTIVES].number for mid in op.hearers)
+        said = (op.note, hearers) if hearers else (b"", ())
+        self.daemon.engine.post(*head, numbers, front, back, digests, op.kind in SAME_RESULT, *said)
+
+    def hush(self) -> None:
+        """The engine says no note of this member any more."""
+        for engine_id in self._in_engine:
+            self.daemon.engine.withhold(engine_id)
 
     def released(self, engine_id: int) -> None:
         self._in_engine.discard(engine_id)

@@ -1,7 +1,8 @@
 """The engine as a model: real schedules on tensors of a few Python integers, frames over links, done when all is.
 
 Mirrors native/engine/match.c (which frame is taken, parked, drained or a mismatch), engine.c (cancel) and
-op.c (settle(): DONE unless given up, then CANCELLED). One part to a step, all on lane 0.
+op.c (settle(): DONE unless given up, then CANCELLED; whether the note goes out is decided then, and it goes a little
+later). One part to a step, all on lane 0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from zlib import crc32
 from tests.sim.clock import Process
 from tests.sim.network import End
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
+from wancoll.wire.note import ROUND_BITS, Note, unpack
 
 ITEM = 8  # bytes of an element; its value may be as large as it likes
 
@@ -49,6 +51,8 @@ class Work:
     left: int
     digests: bool
     compared: bool  # with the other members' digests
+    note: bytes = b""  # said when it is done, unless it was withheld
+    hearers: tuple[int, ...] = ()  # links
     mismatched: bool = False
     sent: int = 0
 
@@ -72,22 +76,26 @@ class Engine:
     Args:
         process: the daemon.
         slow: () -> seconds that an event takes to reach the daemon.
-        on_done: (engine id, digest, bytes sent)
+        on_done: (engine id, digest, bytes sent, whether its note goes out)
         on_cancelled: (engine id)
         on_mismatch: (engine id, seq)
         on_down: (link id, why)
         on_note: (link id, note)
+        on_saying: (engine id, note), once it is decided
+        copies: () -> how many of a note arrive
     """
 
     def __init__(
         self,
         process: Process,
         slow: Callable[[], float],
-        on_done: Callable[[int, int, int], None],
+        on_done: Callable[[int, int, int, bool], None],
         on_cancelled: Callable[[int], None],
         on_mismatch: Callable[[int, int], None],
         on_down: Callable[[int, str], None],
         on_note: Callable[[int, bytes], None] = lambda link, note: None,
+        on_saying: Callable[[int, bytes], None] = lambda number, note: None,
+        copies: Callable[[], int] = lambda: 1,
     ) -> None:
         self._process, self._slow = process, slow
         self._on_done, self._on_cancelled, self._on_mismatch, self._on_down = (
@@ -96,10 +104,10 @@ class Engine:
             on_mismatch,
             on_down,
         )
-        self._on_note = on_note
+        self._on_note, self._on_saying, self._copies = on_note, on_saying, copies
         self.works: dict[int, Work] = {}
         self.links: dict[int, EngineLink] = {}
-        self._events: deque[Callable[[], None]] = deque()  # to the daemon, in order
+        self._events: deque[tuple[Callable[[], None], bool]] = deque()  # to the daemon, in order; whether it is a note
         self.flip = 0  # ops to come whose result is not what it should be
         self.flipped: dict[int, tuple[int, int]] = {}  # those that came, by number: epoch, seq
 
@@ -146,13 +154,15 @@ class Engine:
         back: list[int],
         digests: bool,
         compared: bool,
+        note: bytes = b"",
+        hearers: tuple[int, ...] = (),
     ) -> None:
         assert number not in self.works
         steps = schedule.steps
         ends = {rank: self.links[link] for rank, link in links.items()}
         scratch = [-1] * (schedule.scratch // ITEM)
         head = (number, epoch, seq, fingerprint, schedule, ends)
-        work = Work(*head, front, back, scratch, [False] * len(steps), len(steps), digests, compared)
+        work = Work(*head, front, back, scratch, [False] * len(steps), len(steps), digests, compared, note, hearers)
         self.works[number] = work
         used = {}
         for index, step in enumerate(steps):
@@ -180,21 +190,47 @@ class Engine:
                 self._send(link)
                 self._receive(link)
 
-    def _event(self, call: Callable[[], None]) -> None:
-        self._events.append(call)
+    def withhold(self, number: int) -> None:
+        """Its note is not said any more."""
+        if number in self.works:
+            self.works[number].note = b""
+
+    def take_events(self) -> None:
+        """All but notes, now."""
+        waiting, self._events = self._events, deque(item for item in self._events if item[1])
+        for call, note in waiting:
+            if not note:
+                call()
+
+    def _event(self, call: Callable[[], None], *, note: bool = False) -> None:
+        self._events.append((call, note))
         self._process.after(self._slow(), self._next_event)
 
     def _next_event(self) -> None:
-        self._events.popleft()()
+        if self._events:  # else it was taken before
+            self._events.popleft()[0]()
 
     def _settle(self, work: Work) -> None:
         del self.works[work.id]
         if self.flip and work.back and work.compared and work.links:
             self.flip -= 1
-            self.flipped[work.id] = work.epoch, work.seq
+            self.flipped[work.id] = work.epoch >> ROUND_BITS, work.seq
             work.back[0] ^= work.id + crc32(self._process.host.encode())  # no two members' alike
         digest = crc32(repr(work.back).encode()) if work.digests else 0
-        self._event(lambda: self._on_done(work.id, digest, work.sent))
+        told = bool(work.note)
+        self._event(lambda: self._on_done(work.id, digest, work.sent, told))
+        if told:
+            said = unpack(work.note)
+            assert isinstance(said, Note)
+            note = said._replace(digest=digest if work.compared else 0).pack()
+            self._on_saying(work.id, note)
+            self._process.after(self._slow(), lambda: self._say(work.hearers, note))
+
+    def _say(self, hearers: tuple[int, ...], note: bytes) -> None:
+        for number in hearers:
+            if number in self.links and self.links[number].ends:
+                for _ in range(self._copies()):
+                    self.send_note(number, note)
 
     # ---- steps ---------------------------------------------------------------------------------------
 
@@ -237,7 +273,7 @@ class Engine:
 
     def _arrived(self, link: EngineLink, frame: Frame | bytes) -> None:
         if isinstance(frame, bytes):
-            self._event(lambda: self._on_note(link.id, frame) if link.id in self.links else None)
+            self._event(lambda: self._on_note(link.id, frame) if link.id in self.links else None, note=True)
             return
         link.socket.append(frame)
         self._receive(link)

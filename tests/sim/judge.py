@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.client import Called, Client, block, index_of, value
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, Kind
 from wancoll.wire import messages as m
-from wancoll.wire.note import unpack
+from wancoll.wire.note import Note, unpack
 from wancoll_master.core.ready import Announce, Broadcast, Send
 
 if TYPE_CHECKING:
@@ -136,11 +136,12 @@ class Judge:
 
     def _committed(self, master: str, commit: m.Commit) -> None:
         """R1: all members of the epoch are done, with equal digests."""
-        epoch = self._of_master.get((master, commit.epoch))
-        if epoch is None:  # an earlier one's, that goes on; where a journal was lost numbers may be those of two
+        epoch, present = self._of_master.get((master, commit.epoch)), self._world.members_at(master)
+        if epoch is None or [member.name for member in epoch.members] != present:
+            # An earlier one's, that goes on; where a journal was lost numbers may be those of two.
             found = [epoch for (number, _), epoch in self.epochs.items() if number == commit.epoch]
-            present = self._world.members_at(master)
-            epoch = next((one for one in found if [member.name for member in one.members] == present), found[-1])
+            last = epoch or found[-1]
+            epoch = next((one for one in found if [member.name for member in one.members] == present), last)
         names = [member.name for member in epoch.members]
         life = self.lives[_key(names[0], epoch.members[0].mid)]
         for seq in range(self.told_commit.get(life, 0) + 1, commit.upto + 1):
@@ -197,7 +198,7 @@ class Judge:
         said = unpack(note)
         if member.collectives.ballot.frozen:
             raise Violation(f"{member.name} is frozen and says {said} (C2)")
-        if said.seq:
+        if isinstance(said, Note) and said.seq:
             update = said.fingerprint == _UPDATE
             self._done(member.name, said.epoch, said.seq, (0, 0) if update else (said.digest, said.fingerprint))
 
@@ -206,8 +207,11 @@ class Judge:
         ballot = member.collectives.ballot
         if member.seat is None or ballot is None or member.name not in self._keys:
             return
-        life, names = self._life(member.name), member.member_names
+        life = self._life(member.name)
         before = self.told_commit.get(life, 0)
+        if ballot.committed <= before:
+            return
+        names = member.member_names
         for seq in range(before + 1, ballot.committed + 1):
             keys = [(name, ballot.epoch, seq) for name in names]
             # It has finished it itself, and says so in no note where no link is up.
@@ -216,9 +220,9 @@ class Judge:
                 raise Violation(f"{member.name} commits op {seq} of epoch {ballot.epoch}; done are {names}: {done}")
             self._committed_in.setdefault((life, seq), set()).add(ballot.epoch)
         newest = max(self.lives.values())
-        if ballot.committed > before and life < newest and not self._world.forgetful:
+        if life < newest and not self._world.forgetful:
             raise Violation(f"{member.name} commits op {ballot.committed} beside another group of that name (C8)")
-        self.told_commit[life] = max(before, ballot.committed)
+        self.told_commit[life] = ballot.committed
 
     def covers(self, name: str, seq: int, grace: float) -> None:
         """R20: the daemon of *name* takes part for it: not before another has called it for so long."""

@@ -15,6 +15,7 @@ from tests.sim.engine import Engine
 from tests.sim.network import End
 from wancoll.peer.core import links as core
 from wancoll.wire import messages as m
+from wancoll.wire.note import ROUND_BITS, ROUNDS
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -78,10 +79,10 @@ class LinkHub:
     def _carry_out(self, command: core.Command) -> None:
         self._world.note(self._process.name, f"links: {brief(command)}")
         match command:
-            case core.OpenLink(number, epoch, _):
-                self._engine.open_link(number, epoch)
-            case core.MoveLink(number, epoch, _):
-                self._engine.set_epoch(number, epoch)
+            case core.OpenLink(number, stamp, _):
+                self._engine.open_link(number, stamp)
+            case core.MoveLink(number, stamp, _):
+                self._engine.set_epoch(number, stamp)
             case core.CloseLink(number):
                 for timer in self._dials.pop(number, []):
                     timer.fire()
@@ -171,8 +172,10 @@ class LinkHub:
 def brief(command: core.Command) -> str:
     """A command for the trace."""
     match command:
-        case core.OpenLink(number, epoch, plan):
-            return f"open {number} in epoch {epoch}, {plan.lanes} lanes"
+        case core.OpenLink(number, stamp, plan):
+            return f"open {number} at {stamp >> ROUND_BITS}.{stamp % ROUNDS}, {plan.lanes} lanes"
+        case core.MoveLink(number, stamp, _):
+            return f"move {number} to {stamp >> ROUND_BITS}.{stamp % ROUNDS}"
         case core.Dial(number, other, hellos):
             return f"dial {number}: {hellos[0].sender} to {other.name}, generation {hellos[0].generation}"
         case core.LinksUp(owner, epoch):

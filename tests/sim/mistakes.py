@@ -9,14 +9,18 @@ from unittest.mock import patch
 
 import msgspec
 
+from tests.sim.daemon import Session
 from tests.sim.engine import Engine, EngineLink
 from tests.sim.links import LinkHub
 from wancoll.collective import Descriptor, Kind
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
+from wancoll.peer.core.calls import Meaning
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import OpState
+from wancoll.schedule import choose
 from wancoll.wire import messages as m
+from wancoll.wire.note import NewRound, unpack
 from wancoll_master.core import epochs
 
 
@@ -27,6 +31,25 @@ def reporting_without_freezing() -> Iterator[None]:
         return [cmd.ToMaster(self._frozen(self.ballot)), *(self.mismatch(ask) if ask else [])]
 
     with patch.object(Collectives, "abort", abort):
+        yield
+
+
+@contextlib.contextmanager
+def a_note_after_the_freeze() -> Iterator[None]:
+    """The engine is told too late to say none."""
+    real = Engine.cancel
+
+    def cancel(self: Engine, number: int) -> None:
+        self._process.after(0.002, lambda: real(self, number))
+
+    with patch.object(Session, "hush", lambda self: None), patch.object(Engine, "cancel", cancel):
+        yield
+
+
+@contextlib.contextmanager
+def freezing_before_the_engine_is_asked() -> Iterator[None]:
+    """Though it has said what the member does not know of."""
+    with patch.object(Engine, "take_events", lambda self: None):
         yield
 
 
@@ -106,10 +129,15 @@ def rooted_kinds_included() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def barriers_included() -> Iterator[None]:
-    """Though a member ends one as soon as its left neighbour has called it."""
-    real = Descriptor.proves_all.fget  # type: ignore[attr-defined]
-    with patch.object(Descriptor, "proves_all", property(lambda self: self.kind is Kind.barrier or real(self))):
+def barriers_of_one_frame() -> Iterator[None]:
+    """A member ends one as soon as its left neighbour has called it."""
+    chosen, proves = choose.choose, Meaning.proves_all.fget  # type: ignore[attr-defined]
+
+    def choose_ring(what: Descriptor, *rest: Any, **options: Any) -> str:
+        return "ring" if what.kind is Kind.barrier else chosen(what, *rest, **options)
+
+    barriers = property(lambda self: self.descriptor.kind is Kind.barrier or proves(self))
+    with patch.object(choose, "choose", choose_ring), patch.object(Meaning, "proves_all", barriers):
         yield
 
 
@@ -236,15 +264,76 @@ def not_telling_those_who_came_late() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def no_round_after_a_loss() -> Iterator[None]:
+    with patch.object(Collectives, "_begin_round", lambda self, ballot, number: []):
+        yield
+
+
+@contextlib.contextmanager
+def rounds_said_to_nobody() -> Iterator[None]:
+    """By who hears of one, and by who finds a link up again."""
+    real, links_up = Collectives._hear_round, Collectives.links_up
+
+    def quiet(commands: list[cmd.Command]) -> list[cmd.Command]:
+        said = [one for one in commands if isinstance(one, cmd.SendNote) and isinstance(unpack(one.note), NewRound)]
+        return [one for one in commands if one not in said]
+
+    def hear(self: Collectives, begun: Any) -> list[cmd.Command]:
+        return quiet(real(self, begun))
+
+    def up(self: Collectives, mids: Any) -> list[cmd.Command]:
+        return quiet(links_up(self, mids))
+
+    with patch.object(Collectives, "_hear_round", hear), patch.object(Collectives, "links_up", up):
+        yield
+
+
+@contextlib.contextmanager
+def running_again_in_place() -> Iterator[None]:
+    """What is finished, for others' sake, over the result that may be committed meanwhile."""
+    real = Collectives.hand_over
+
+    def hand_over(self: Collectives, op: Any, *, beside: bool = False) -> cmd.Command:
+        return real(self, op)
+
+    with patch.object(Collectives, "hand_over", hand_over):
+        yield
+
+
+@contextlib.contextmanager
+def undoing_what_was_said() -> Iterator[None]:
+    """What is finished is so no more in another round, though others were told, and may have committed it."""
+    real = Collectives._begin_round
+
+    def begin(self: Collectives, ballot: Any, number: int) -> list[cmd.Command]:
+        for op in self.open.values():
+            if op.state is OpState.done and op.kind is not Kind.update_membership:
+                op.state = OpState.waiting
+        return real(self, ballot, number)
+
+    with patch.object(Collectives, "_begin_round", begin):
+        yield
+
+
+@contextlib.contextmanager
+def not_running_again_what_is_finished() -> Iterator[None]:
+    """Though others may lack it."""
+    with patch.object(Collectives, "_lacked", lambda self, op: False):
+        yield
+
+
 MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     reporting_without_freezing,
+    a_note_after_the_freeze,
+    freezing_before_the_engine_is_asked,
     telling_the_evicted_at_once,
     forgetting_what_is_done,
     not_waiting_for_all,
     no_digest_for_the_evicted,
     definite_with_nobody_left,
     rooted_kinds_included,
-    barriers_included,
+    barriers_of_one_frame,
     a_window_of_the_master,
     notes_without_room,
     notes_behind_data,
@@ -255,4 +344,9 @@ MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     ending_in_the_next_epoch_what_was_passed,
     passing_on_ones_own,
     not_telling_those_who_came_late,
+    no_round_after_a_loss,
+    rounds_said_to_nobody,
+    running_again_in_place,
+    undoing_what_was_said,
+    not_running_again_what_is_finished,
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from random import Random
 from typing import Any
@@ -77,15 +78,17 @@ class End:
             other = self.other
             self.network.clock.after(back, lambda: other.process.run(lambda: other.broken("connection reset by peer")))
             return
-        now = self.network.clock.now
-        self._newest = max(self._newest, now + self.network.delay(self.other.process.host, self.process.host))
+        network = self.network
+        there = network.clock.now + network.delay(self.other.process.host, self.process.host)
+        if there > self._newest:
+            self._newest = there
         self.flight.append(message)
-        self.network.clock.at(self._newest, self._arrive)
+        network.clock.at(self._newest, self._arrive)
 
     def _arrive(self) -> None:
         if not self.flight:
             return  # lost with a reset
-        here, there = self.process.host, self.other.process.host
+        process, here, there = self.process, self.process.host, self.other.process.host
         if self._waiting or self.clogged or self.dead or self.network.blocked(there, here):
             self._waiting += 1
             if self._stalled_at < 0:
@@ -95,7 +98,10 @@ class End:
         if self.network.blocked(here, there):
             self._watch_acknowledgement()
         message = self.flight.popleft()
-        self.process.run(lambda: self._got(message))
+        if process.asleep:
+            process.run(partial(self._got, message))
+        elif process.alive:
+            self._got(message)
 
     def _got(self, message: Any) -> None:
         if not self.open:

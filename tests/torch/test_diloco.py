@@ -324,7 +324,7 @@ def test_who_is_late_gets_the_same_and_counts_next_time(cluster: Cluster, joined
 
     def train(k: int) -> Any:
         mine = parameters(0, (6,), (200,))
-        diloco = DiLoCo(mine, every=4, fragments=2, lr=1.0, momentum=0.0, codec="none", grace=0.2)
+        diloco = DiLoCo(mine, every=4, fragments=2, lr=1.0, momentum=0.0, codec="none", grace=2.0)
         diloco.join(comms[k])
         begun = diloco.outer[0].clone()
         differences, records = [], []
@@ -427,7 +427,7 @@ def test_tokens_have_to_be_a_number(cluster: Cluster, joined: Any, tokens: float
 
 @pytest.mark.check  # the first use of torch.optim costs seconds
 def test_the_pages_block_runs_as_it_stands(joined: Any, monkeypatch: Any, capsys: Any) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "torch.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "diloco.md").read_text(encoding="utf-8")
     (block,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "DiLoCo(" in each)
     comms, mine = joined(2), threading.local()
     monkeypatch.setattr(wancoll, "run", lambda train, start_world: train(mine.comm))

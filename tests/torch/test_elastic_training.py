@@ -1,4 +1,4 @@
-"""The elastic training loop of docs/torch.md, as printed, in processes that are killed in the middle of backward."""
+"""The elastic training loop of docs/elastic.md, as printed, in processes that are killed in the middle of backward."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ BATCH = 32  # as the loop has it
 
 
 def loop() -> str:
-    """The loop, as docs/torch.md prints it."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+    """The loop, as docs/elastic.md prints it."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "elastic.md").read_text(), re.DOTALL)
     (found,) = [block for block in blocks if "ElasticSampler(" in block]
     return str(found)
 
@@ -214,7 +214,7 @@ def survive(folder: Path, *, kills: int, epochs: int, chance: random.Random) -> 
     assert used == right, f"{len(used - right)} too often, {len(right - used)} too seldom"
     assert sorted(batches) == list(range(results[0][0])), "a step was lost"
     assert all(len(each) == 1 for each in named.values())
-    assert most_rounds == 2, "no step was reduced again"
+    assert most_rounds >= 2, "no step was reduced again"
     assert any(line for line in logs[-1].read_text().splitlines()), "the last newcomer came too late"
     reference = alone(loaded, [batches[step] for step in sorted(batches)])
     for _, _, found in results:

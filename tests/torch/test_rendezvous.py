@@ -46,3 +46,61 @@ def test_an_answer_that_cannot_be_read_is_named(said):
     with pytest.raises(wancoll.ProtocolError, match="rank 1"):
         Hello(store, 1, 2, 10.0)
     other.join()
+
+
+@pytest.mark.check
+def test_where_ranks_may_be_far_apart_they_join_with_a_token_of_this_run():
+    """A store that names no host: the private master listens on all interfaces, so it lets in no strangers."""
+    store, found = HashStore(), {}
+
+    def rank(number):
+        found[number] = Cluster(store, number, 2, 60.0)
+
+    other = threading.Thread(target=rank, args=(1,))
+    other.start()
+    rank(0)
+    other.join()
+    try:
+        assert found[0]._answer == found[1]._answer
+        token = found[0]._answer.token
+        assert token.startswith("WC1")
+        for each in found.values():
+            pid = each._daemon._process.pid
+            with open(f"/proc/{pid}/environ", "rb") as variables:
+                assert f"WANCOLL_JOIN={token}".encode() in variables.read().split(b"\0")
+        comms = [None, None]
+
+        def join(number):
+            comms[number] = found[number].join("g", number, 2, 60.0)
+
+        other = threading.Thread(target=join, args=(1,))
+        other.start()
+        join(0)
+        other.join()
+        assert [comm.world_size for comm in comms] == [2, 2]
+        for comm in comms:
+            comm.close()
+    finally:
+        for number in (1, 0):
+            found[number].close(wait=False)
+
+
+def test_on_one_machine_ranks_need_no_token(monkeypatch):
+    monkeypatch.setattr("wancoll.torch.rendezvous.host_of", lambda store: "127.0.0.1")
+    alone = Cluster(HashStore(), 0, 1, 60.0)
+    try:
+        assert alone._answer.token == ""
+        assert [each.partition(":")[0] for each in alone._answer.masters] == ["127.0.0.1"]
+    finally:
+        alone.close(wait=False)
+
+
+def test_a_token_in_the_environment_names_the_master_and_stays_there(monkeypatch):
+    for name in ("WANCOLL_SOCKET", "WANCOLL_MASTER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANCOLL_JOIN", f"WC1{'0' * 64}::abab.{'s' * 43}@far:7")
+    monkeypatch.setattr(Cluster, "_find_daemon", lambda self, deadline: "")
+    found = Cluster(HashStore(), 0, 1, 10.0)
+    found.met()
+    assert found._answer.masters == ["far:7"]
+    assert found._answer.token == ""

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.faults.support import MEMBERS_COMMIT
 from tests.wan.network import Wan
 from wancoll.chaos import Cluster, in_threads
 
@@ -21,17 +22,20 @@ def test_all_reduce_across_a_wan() -> None:
         assert cluster.peer_address(1)[0] == wan.address(1)
         comms = in_threads(lambda i: cluster.connect(i, start_world=2, min_world=2), 2)
 
-        def reduce(rank: int) -> tuple[np.ndarray, float]:
+        def reduce(rank: int) -> list[float]:
             x = np.full(1000, 10.0**rank, np.float32)
             comms[rank].all_reduce(x)
-            begin = time.monotonic()
-            receipt = comms[rank].all_reduce(x, out=np.empty_like(x))
-            return receipt.out, time.monotonic() - begin
+            took = []
+            for _ in range(5):  # the best counts: a machine may stand still beside some
+                begin = time.monotonic()
+                receipt = comms[rank].all_reduce(x, out=np.empty_like(x))
+                took.append(time.monotonic() - begin)
+                assert np.array_equal(receipt.out, np.full(1000, 22.0, np.float32))
+            return took
 
-        for out, seconds in in_threads(reduce, 2):
-            assert np.array_equal(out, np.full(1000, 22.0, np.float32))
-            # At least one way for the data, and a round trip to the master for the commit.
-            assert 3 * DELAY - 0.001 < seconds < 12 * DELAY
+        for took in in_threads(reduce, 2):
+            # At least one way for the data, and one to tell each other, or a round trip to the master.
+            assert (2 if MEMBERS_COMMIT else 3) * DELAY - 0.001 < min(took) < 12 * DELAY
         assert wan.counters().overflow == wan.counters().failed == 0
 
 

@@ -120,15 +120,20 @@ def receive(receiver: socket.socket) -> tuple[bytes, float]:
     return data, seconds + nanoseconds * 1e-9
 
 
-def arrivals(receiver: socket.socket, last: float = 0.3) -> list[tuple[int, float, float]]:
-    """(number, seconds on the way, when) of each datagram; ends when none came for *last* seconds."""
-    got = []
+def arrivals(receiver: socket.socket, last: float = 0.2) -> list[tuple[int, float, float]]:
+    """(number, seconds on the way, when) of each datagram; ends when none came for *last* seconds, and again."""
+    got: list[tuple[int, float, float]] = []
     receiver.settimeout(last)
+    quiet = 0
     while True:
         try:
             data, when = receive(receiver)
         except TimeoutError:
-            return got
+            quiet += 1
+            if quiet == 2:  # the first time we may have stood still, with all who send
+                return got
+            continue
+        quiet = 0
         number, sent = struct.unpack_from("=Qd", data)
         got.append((number, when - sent, when))
 

@@ -38,7 +38,7 @@ from wancoll.errors import PeerDaemonLost
 pytestmark = pytest.mark.wan
 
 LANES = 8
-BOUND = 10.0  # seconds for the survivors' commit of a small sum, on a busy machine too
+BOUND = 20.0  # seconds for the survivors' commit of a small sum, on a busy machine too
 SMALL, LARGE = 256 << 10, 16 * MIB  # elements: 1 MiB and 64 MiB
 
 
@@ -47,7 +47,9 @@ def far_apart(*peer_args: str) -> Iterator[tuple[Wan, Cluster]]:
     """Four peers, 40 ms one way, 500 Mbit/s each, 0.1 % loss."""
     with (
         Wan(PEERS, delay=0.040, rate=500e6, loss=0.001) as wan,
-        Cluster(PEERS, lanes=LANES, network=wan, peer_args=["--master-grace=20", *peer_args]) as cluster,
+        Cluster(
+            PEERS, lanes=LANES, heartbeat_timeout=6.0, network=wan, peer_args=["--master-grace=20", *peer_args]
+        ) as cluster,
     ):
         yield wan, cluster
 
@@ -129,7 +131,7 @@ def test_a_loss_needs_no_new_links(cluster: Cluster) -> None:
         return int(cluster.peer_status(i)["resources"]["lanes"])
 
     comms = join(cluster, range(PEERS))
-    wait_until(lambda: [lanes(i) for i in range(PEERS)] == [3 * (LANES + 1)] * PEERS, 10, "links to all three others")
+    wait_until(lambda: [lanes(i) for i in range(PEERS)] == [3 * (LANES + 1)] * PEERS, 20, "links to all three others")
     [(victim, last)] = [(k, comm) for k, comm in enumerate(comms) if comm.rank == PEERS - 1]
     others = [k for k in range(PEERS) if k != victim]
     last.close()
@@ -170,7 +172,7 @@ def test_killed_at_64_mib(cluster: Cluster, rng: random.Random, point: str) -> N
 @pytest.mark.timeout(900)
 def test_recovery_takes_at_most_a_second_beyond_a_clean_operation() -> None:
     with far_apart() as (wan, cluster):
-        bench = Bench(wan, cluster, 64 * MIB)
+        bench = Bench(wan.peers, cluster, 64 * MIB)
         [phase] = [phase for phase in PHASES if phase.name == "killed in the middle"]
         kills = [bench.lose_one(phase, turn % PEERS) for turn in range(5)]
     assert statistics.median(kill.extra for kill in kills) < BAR, kills

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.wan.network import Wan
+from tests.wan.test_delayline import patient
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli import status
 from wancoll.local import join_address
@@ -23,6 +24,7 @@ def ask(wan: Wan, cluster: Cluster) -> Status:
         return status.fetch(join_address(*cluster.master_address), 10)
 
 
+@patient
 def test_round_trips_and_uplinks_are_known_when_the_group_starts() -> None:
     with Wan(peers=3, delay=DELAY, rate=RATE) as wan, Cluster(peers=3, network=wan) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, start_world=3), 3)
@@ -43,12 +45,13 @@ def test_round_trips_and_uplinks_are_known_when_the_group_starts() -> None:
     assert [name for _, name in plan.choices["all_reduce"]] == ["full_exchange", "direct", "ring"]
 
 
+@pytest.mark.timeout(150)  # a path whose burst operations have interrupted five times is measured again after 60 s
 def test_the_ring_leaves_a_slow_path_out() -> None:
     """One of six paths carries a tenth: a ring of three can go the other way around."""
     slow = {(0, 1): {"rate": RATE / 10}}
     with Wan(peers=3, delay=DELAY, rate=RATE, paths=slow) as wan, Cluster(peers=3, network=wan) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, start_world=3), 3)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while True:
             in_threads(lambda i: comms[i].update_membership(), 3)
             answer = ask(wan, cluster)
@@ -59,6 +62,6 @@ def test_the_ring_leaves_a_slow_path_out() -> None:
             if measured == 6 and ("peer-0", "peer-1") not in neighbours:
                 break
             assert time.monotonic() < deadline, (order, answer.links, answer.events)
-            time.sleep(0.5)
+            time.sleep(2.0)  # an operation interrupts the bursts
     assert group.plan is not None
     assert group.plan.bottleneck > 0.3 * PAYLOAD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wancoll.errors import ProtocolError
-from wancoll.wire.note import NOTE_BYTES, Note, unpack
+from wancoll.wire.note import NOTE_BYTES, ROUNDS, NewRound, Note, unpack
 
 
 def test_a_note_comes_out_as_it_went_in() -> None:
@@ -18,9 +18,21 @@ def test_a_note_comes_out_as_it_went_in() -> None:
     assert unpack(packed) == note
 
 
+def test_a_round_comes_out_as_it_went_in() -> None:
+    packed = NewRound(3, 41).pack()
+    assert packed == bytes.fromhex("02 0300000000000000 2900000000000000")
+    assert unpack(packed) == NewRound(3, 41)
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"", Note(1, 0, 1).pack()[:-1], Note(1, 0, 1).pack() + b"\0", b"\2" + Note(1, 0, 1).pack()[1:]],
+    [
+        b"",
+        Note(1, 0, 1).pack()[:-1],
+        Note(1, 0, 1).pack() + b"\0",
+        b"\2" + Note(1, 0, 1).pack()[1:],
+        b"\1" + NewRound(1, 1).pack()[1:],
+    ],
 )
 def test_what_is_no_note_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="sent no note"):
@@ -30,3 +42,6 @@ def test_what_is_no_note_is_refused(data: bytes) -> None:
 def test_numbers_come_to_no_end() -> None:
     with pytest.raises(ProtocolError, match="impossible"):
         unpack(Note((1 << 62) + 1, 0, 1).pack())
+    for begun in (NewRound((1 << 62) + 1, 1), NewRound(1, ROUNDS)):
+        with pytest.raises(ProtocolError, match="impossible"):
+            unpack(begun.pack())

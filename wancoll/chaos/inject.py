@@ -180,9 +180,7 @@ class Injector:
     def _twin(self, one: Injected, fault: Fault) -> None:
         one.hit, one.began = True, time.monotonic()
         at = "127.0.0.1"
-        twin = self._cluster.add_peer(
-            f"--listen={at}:0", f"--advertise={at}", name=self._cluster.name(fault.slot)
-        )  # fmt: skip
+        twin = self._cluster.add_twin(fault.slot, f"--listen={at}:0", f"--advertise={at}")
         self.twins |= {twin}
         self._wait(fault.seconds)
         self._cluster.kill(twin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -88,7 +90,12 @@ class _Over(Exception):
 
 
 def churn(socket: str, settings: Settings, slot: int) -> Iterator[Record]:
-    """Member *slot*: take part until the run's phase is LAST. A generator, for ClientProcess."""
+    """Member *slot*: take part until the run's phase is LAST. A generator, for ClientProcess.
+
+    What it logs goes beside the daemons' logs: the terminal is the table's.
+    """
+    log = os.path.join(os.path.dirname(socket), f"client-m{slot}.log")
+    logging.basicConfig(filename=log, format="%(asctime)s %(message)s")
     return (yield from _Client(socket, settings, slot).run())
 
 

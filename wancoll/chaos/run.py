@@ -52,6 +52,7 @@ class Options:
     command: str = ""
     keep_logs: str = ""
     commit: str = DEFAULT.commit
+    secure: bool = False
     spoil: bool = False
 
 
@@ -114,7 +115,7 @@ class Run:
                 options.times.deadline, self._phase_file, options.spoil,
             )  # fmt: skip
             self._clients = Clients(self._cluster, settings)
-            self.status = stack.enter_context(StatusWatch(self._cluster, self._proxies, self.peers))
+            self.status = stack.enter_context(StatusWatch(self._cluster, self.peers))
             stalls = stack.enter_context(StallWatch(self._pids))
             quiet = self._be_quiet()
             self._take_stock("before", HOLD)
@@ -133,7 +134,7 @@ class Run:
         return Findings(
             options.command, self.started, stopped, quiet, self.commits, self.injected,
             sorted(self.violations, key=lambda one: one.at), self.calls, self.lives, self._resources, self._log,
-            self._gaps, sum(seconds for _, seconds in stalls.stalls),
+            self._gaps, sum(seconds for _, seconds in stalls.stalls), options.secure,
         )  # fmt: skip
 
     # ---- phases --------------------------------------------------------------------------------------
@@ -143,6 +144,7 @@ class Run:
         return proxied_cluster(
             self.peers,
             fork=True,
+            secure=self.options.secure,
             lanes=lanes,
             heartbeat_timeout=times.heartbeat,
             master_args=[f"--rejoin-grace={times.rejoin}", f"--commit={self.options.commit}"],
@@ -337,8 +339,7 @@ class Run:
         within = sorted(one.at for one in self.commits if self.started <= one.at <= self._whole)
         self._gaps = invariants.gaps(within, invariants.blind(self.injected, times), stalls)
         found += invariants.too_long(self._gaps)
-        losses = [(at, text) for at, _, kind, text in events if invariants.tells_of_loss(kind, text)]
-        found += invariants.culprits(self.injected, losses, times)
+        found += invariants.culprits(self.injected, [(at, kind, text) for at, _, kind, text in events], times)
         if "after" in self._resources:
             found += self._leaks()
         for violation in found:

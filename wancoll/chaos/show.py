@@ -12,7 +12,7 @@ from rich.text import Text
 
 from wancoll.chaos.core.report import goodput
 from wancoll.chaos.run import Run
-from wancoll.limits import MIB
+from wancoll.limits import MIB, counted
 
 _EVERY = 0.25  # seconds between pictures
 _PLAIN_EVERY = 10.0  # seconds between plain lines
@@ -64,6 +64,7 @@ class Show:
 
     def _picture(self, run: Run, now: float) -> Any:
         table = Table("member", "rank", "state", "done up to", "last fault", title=_summary(run, now), expand=True)
+        table.title_justify = "left"
         group = run.status.group
         known = {member.name: member for member in group.members} if group is not None else {}
         last = {slot: one for one in run.injected for slot in one.fault.touches}
@@ -86,7 +87,7 @@ def _summary(run: Run, now: float) -> str:
     passed = now - run.started
     where = f"{passed:.0f} of {run.options.shape.seconds:.0f} s" if passed > 0 else "without faults"
     return (
-        f"{where}, epoch {group.epoch if group is not None else 0}, {len(run.status.members)} members, "
-        f"{len(run.commits)} operations, {goodput(recent, now - _WINDOW, now) / MIB:.1f} MiB/s, "
-        f"{len(run.injected)} faults, {len(run.violations)} violations"
+        f"{where}, epoch {group.epoch if group is not None else 0}, {counted(len(run.status.members), 'member')}, "
+        f"{counted(len(run.commits), 'operation')}, {goodput(recent, now - _WINDOW, now) / MIB:.1f} MiB/s, "
+        f"{counted(len(run.injected), 'fault')}, {counted(len(run.violations), 'violation')}"
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Self
 
 from wancoll.errors import WancollError
-from wancoll.testing import Cluster, Proxies
+from wancoll.testing import Cluster
 from wancoll.wire import messages as m
 
 _STATUS_EVERY = 0.25  # seconds
@@ -48,17 +48,16 @@ class _Watch:
 
 
 class StatusWatch(_Watch):
-    """Asks the master how its group is, and tells the proxies who is where.
+    """Asks the master how its group is.
 
     Args:
         cluster: whose master.
-        proxies: of its daemons.
         daemons: how many there are; those of further slots are not known by their members' names.
     """
 
-    def __init__(self, cluster: Cluster, proxies: Proxies, daemons: int) -> None:
+    def __init__(self, cluster: Cluster, daemons: int) -> None:
         super().__init__(_STATUS_EVERY)
-        self._cluster, self._proxies, self._daemons = cluster, proxies, daemons
+        self._cluster, self._daemons = cluster, daemons
         self.group: m.GroupStatus | None = None  # as last seen
         self.members: list[str] = []  # in rank order
 
@@ -80,12 +79,10 @@ class StatusWatch(_Watch):
         self.group = group
         ranked = sorted((one for one in group.members if one.state == "member"), key=lambda one: one.rank)
         self.members = [one.name for one in ranked]
-        with contextlib.suppress(OSError):  # the proxies are being stopped
-            self._proxies.learn(group)
 
 
 class StallWatch(_Watch):
-    """Measures for how long processes that could run have to wait for a processor.
+    """Measures for how long processes that could run have to wait for a processor, or stand still, this one with them.
 
     Args:
         pids: gives the processes to look at.
@@ -95,6 +92,7 @@ class StallWatch(_Watch):
         super().__init__(_STALLS_EVERY)
         self._pids = pids
         self._before: dict[int, float] = {}
+        self._at = time.monotonic()
         self.stalls: list[tuple[float, float]] = []  # (when, seconds that the process that waited longest did)
 
     def _look(self) -> None:
@@ -103,6 +101,7 @@ class StallWatch(_Watch):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 now[pid] = int(pathlib.Path(f"/proc/{pid}/schedstat").read_text("ascii").split()[1]) / 1e9
         longest = max((waited - self._before[pid] for pid, waited in now.items() if pid in self._before), default=0.0)
-        self._before = now
+        self._before, began, self._at = now, self._at, time.monotonic()
+        longest = max(longest, self._at - began - self._every)
         if longest > _STALLED:
-            self.stalls.append((time.monotonic(), longest))
+            self.stalls.append((self._at, longest))

@@ -7,8 +7,9 @@ import math
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
@@ -19,6 +20,9 @@ from wancoll.limits import DEFAULT
 from wancoll.options import Seconds, between
 from wancoll.process import exit_on_sigterm
 from wancoll.units import parse_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MOST_PEERS = 13  # on one machine, and with room for a join storm where values still name their contributors
 
@@ -67,6 +71,9 @@ def run(
     commit: Annotated[
         Literal["master", "members"], Parameter(help="Who commits, as in `wancoll master`.")
     ] = DEFAULT.commit,
+    secure: Annotated[
+        bool, Parameter(negative=(), help="Certificates for all daemons: what they say goes over TLS, lanes too.")
+    ] = False,
     spoil: Annotated[bool, Parameter(negative=(), show=False, help="Change results, so that the run fails.")] = False,
 ) -> int:
     """Break a cluster on this machine in every way, by a seeded schedule, and check what it promises."""
@@ -89,13 +96,14 @@ def run(
     command = ["wancoll", "chaos", f"--peers={peers}", f"--seconds={seconds:g}", f"--seed={seed}"]
     command += [f"--interval={interval}", f"--size={size}", f"--min-world={min_world}", f"--quiet={quiet:g}"]
     command += [f"--master-every={master_every:g}", f"--commit={commit}", *([f"--faults={faults}"] if faults else [])]
+    command += ["--secure"] * secure
     shape = Shape(
         peers, seconds, (least, most), kinds, keep=max(2, min_world + 1), master_every=master_every,
         heartbeat_timeout=TIMES.heartbeat, points=PEER, master_points=MASTER,
     )  # fmt: skip
     options = Options(
         shape, seed, largest, min_world, quiet=quiet, command=shlex.join(command), keep_logs=str(keep_logs or ""),
-        commit=commit, spoil=spoil,
+        commit=commit, secure=secure, spoil=spoil,
     )  # fmt: skip
     console = Console(markup=False, highlight=False)
     exit_on_sigterm()
@@ -139,19 +147,25 @@ def _size(text: str) -> int:
 
 def _print(console: Any, report: dict[str, Any]) -> None:
     """Which fault hit in which phase, and the numbers."""
-    from rich.table import Table
-
     from wancoll.chaos.core.report import lines
 
-    phases = sorted({phase for counts in report["phases"].values() for phase in counts})
-    table = Table("fault", *phases, title="faults by phase", title_justify="left")
-    for kind, counts in report["phases"].items():
-        table.add_row(kind, *(str(counts.get(phase, "")) for phase in phases))
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
+    console.print(faults_by_phase(report["phases"]))
     for line in lines(report):
         console.print(line, soft_wrap=True)
+
+
+def faults_by_phase(counts: Mapping[str, Mapping[str, int]]) -> Table:
+    """How many faults of each kind hit in each phase. All of them fit 80 columns without a word being cut."""
+    from rich.table import Table
+
+    phases = sorted({phase for each in counts.values() for phase in each})
+    table = Table(title="faults by phase", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("fault")
+    for phase in phases:
+        table.add_column("\n".join(phase.split()), justify="right")  # a word a line: no column is wider than one
+    for kind, each in counts.items():
+        table.add_row(kind, *(str(each.get(phase, "")) for phase in phases))
+    return table
 
 
 def _write(report: dict[str, Any], as_json: Path | None, as_html: Path | None) -> None:

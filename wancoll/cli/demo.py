@@ -67,6 +67,9 @@ def run(
         ),
     ] = 60.0,
     verbose: Annotated[bool, Parameter(negative=(), help="Print every step.")] = False,
+    secure: Annotated[
+        bool, Parameter(negative=(), help="Certificates for all peers: what they say goes over TLS, tensors too.")
+    ] = False,
     spoil: Annotated[bool, Parameter(negative=(), show=False, help="Flip a bit in one replica.")] = False,
 ) -> int:
     """Train a small network on local peers, kill one in the middle of an all-reduce, let another one join."""
@@ -80,12 +83,13 @@ def run(
     from wancoll.demo.show import Show
     from wancoll.demo.story import Plan, play
 
-    plan = Plan(peers, steps, seed, silence_timeout, spoil)
+    plan = Plan(peers, steps, seed, silence_timeout, spoil, secure)
     console = Console(markup=False, highlight=False)
     console.print(
         f"A small network learns handwritten digits in {steps} steps of {BATCH} samples, spread over {peers} peers on "
         f"this machine. One is killed in step {plan.kill_in}, another joins before step {plan.join_before}. A single "
-        "process does the same for comparison.",
+        "process does the same for comparison."
+        + (" The newcomer comes with the cluster's token; all goes over TLS." if secure else ""),
         soft_wrap=not console.is_terminal,
     )
     exit_on_sigterm()

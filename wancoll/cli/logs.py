@@ -18,7 +18,11 @@ def configure(level: str, form: str) -> None:
     tty = sys.stderr.isatty()
     console = form == "console" or (form == "auto" and tty)
     renderers: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=tty)]
+        [
+            structlog.processors.format_exc_info,
+            _escape,
+            structlog.dev.ConsoleRenderer(colors=tty, exception_formatter=structlog.dev.plain_traceback),
+        ]
         if console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     )
@@ -33,3 +37,16 @@ def configure(level: str, form: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def _escape(
+    _logger: structlog.typing.WrappedLogger, _level: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Nothing in it steers the terminal: names and texts come from the network. A traceback keeps its lines."""
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            kept = "\n" if key == "exception" else ""
+            event[key] = "".join(
+                c if c.isprintable() or c == kept else c.encode("unicode_escape").decode() for c in value
+            )
+    return event

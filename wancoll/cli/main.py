@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, ArgumentCollection, CycloptsError
 from cyclopts.config import Env
 
 from wancoll.errors import ConfigError, WancollError
@@ -16,8 +16,21 @@ from wancoll.errors import ConfigError, WancollError
 COMMANDS = {
     "master": ("wancoll.cli.master:master", "Run the master: it tracks membership and decides commit and abort."),
     "peer": ("wancoll.cli.peer:peer", "Run this machine's peer daemon: it moves and reduces the data of its clients."),
-    "status": ("wancoll.cli.status:status", "Show a master's groups, members and last events."),
+    "status": (
+        "wancoll.cli.status:status",
+        "Say whether all is well (exit code 3: it is not); show groups, members, events.",
+    ),
+    "top": ("wancoll.cli.status:top", "Watch groups, members, and whom operations wait for."),
+    "events": ("wancoll.cli.events:events", "Show what a master has recorded, and go on with --follow."),
     "evict": ("wancoll.cli.evict:evict", "Put a member out of its group, or say that a lost one has stopped."),
+    "ca": ("wancoll.cli.ca:ca", "Show and replace the certificate authority of a master."),
+    "leave": ("wancoll.cli.leave:leave", "Have a daemon, or one member, leave in order: nobody runs anything again."),
+    "doctor": (
+        "wancoll.cli.doctor:doctor",
+        "Look at this machine, a master, the ways to daemons; say what to change.",
+    ),
+    "trace": ("wancoll.cli.trace:trace", "Write what operations do, phase by phase, to a file for Perfetto."),
+    "token": ("wancoll.cli.token:token", "Make, show and revoke the tokens that daemons join with."),
     "demo": ("wancoll.cli.demo:demo", "Train a small network on 4 local peers, and kill one of them on the way."),
     "perf": ("wancoll.cli.perf.command:perf", "Measure collectives, with the columns of nccl-tests."),
     "chaos": ("wancoll.cli.chaos:chaos", "Break a local cluster by a seeded schedule, and check what it promises."),
@@ -43,11 +56,20 @@ def one_line(error: BaseException) -> str:
     return "".join(c if c.isprintable() else "?" for c in text) or type(error).__name__
 
 
+class Variables(Env):
+    """WANCOLL_... for each option, but where it shows none: what was set for other commands must not decide that."""
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Fill in what the command line leaves open."""
+        open_to = (one for one in arguments if one.parameter.show_env_var is not False)
+        super().__call__(app, commands, ArgumentCollection(open_to))  # type: ignore[no-untyped-call]
+
+
 app = App(
     name="wancoll",
     help="All-reduce over many TCP connections that outlives its peers.",
     version=version,
-    config=Env("WANCOLL_", command=False),
+    config=Variables("WANCOLL_", command=False),
 )
 for _name, (_path, _help) in COMMANDS.items():
     app.command(_path, name=_name, help=_help)

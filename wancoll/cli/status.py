@@ -1,62 +1,105 @@
-"""`wancoll status`: asks a master how its groups are, and prints it as tables or as JSON."""
+"""`wancoll status`: asks a master how its groups are, and prints it: in one line first, then as tables, or as JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.errors import MasterUnreachable, ProtocolError, WancollError
-from wancoll.limits import DEFAULT, PROTOCOL_VERSION, format_size
-from wancoll.local import MASTER_PORT, split_address
+from wancoll.cli.asking import Asking
+from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError, WancollError
+from wancoll.health import Health, health, of_group
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.local import split_address
 from wancoll.net.ask import ask
-from wancoll.options import DEFAULT_MASTER, Seconds, addresses
-from wancoll.units import format_duration, format_rate
-from wancoll.wire.messages import (
-    Bye,
-    FromMaster,
-    GroupStatus,
-    LinkStatus,
-    PairStatus,
-    PlanStatus,
-    StandsBy,
-    Status,
-    StatusRequest,
-    WaitStatus,
-)
+from wancoll.options import NO_MASTER, Flat, Seconds, SecondsOrNone, between
+from wancoll.wire.messages import Bye, FromMaster, StandsBy, Status, StatusRequest
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
 OTHERS_TIMEOUT = 1.0  # seconds for the other masters, once the leader has answered
-PLAIN_WIDTH = 160  # columns where stdout is no terminal
-MATRIX = 12  # daemons up to which paths are shown as a matrix, beyond as a list
-LISTED = 50  # paths in that list
+EVENTS = 10  # shown, unless more are asked for
+MOST_EVENTS = 50  # that a master tells of
+EXIT_NOT_WELL = 3
+
+Master = Annotated[
+    str, Parameter(help=f"HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT. {NO_MASTER}")
+]
+OfGroup = Annotated[str, Parameter(help="Of this group alone. Empty: all.")]
+LastEvents = Annotated[int, Parameter(validator=between(0, MOST_EVENTS), help="How many of the last events to show.")]
 
 
 def status(
     *,
-    master: Annotated[
-        str, Parameter(help="HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT.")
-    ] = DEFAULT_MASTER,
+    master: Master = "",
+    group: OfGroup = "",
+    events: LastEvents = EVENTS,
+    watch: Annotated[
+        SecondsOrNone, Parameter(help="Seconds between answers; shows the newest until Ctrl-C. 0: one.")
+    ] = 0.0,
     timeout: Annotated[Seconds, Parameter(help="Seconds for the whole answer.")] = DEFAULT.connect_timeout,
     as_json: Annotated[
         bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")
     ] = False,
+    asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
-    """Show a master's groups, members, plans, measured paths and last events. Exit code 1 if it cannot be reached."""
-    answer, roles = find(addresses(master, what="--master", default_port=MASTER_PORT).split(","), timeout)
-    if as_json:
-        print_json(answer, roles)
-    else:
-        print_tables(answer, roles)
-    return 0
+    """Say in one line whether all is well; then show groups, members, plans, measured paths and last events.
+
+    Exit code 0 if all is well, 3 if the master says that it is not, 1 if it cannot be reached.
+    """
+    masters = asking.masters(master)
+    shown = Shown(group, events, as_json)
+    if watch:
+        _watch(masters, watch, timeout, asking, shown)
+    answer, roles = find(masters, timeout, asking)
+    found = print_json(answer, roles, shown) if as_json else print_tables(answer, roles, shown)
+    return 0 if found.well else EXIT_NOT_WELL
+
+
+def top(
+    *,
+    master: Master = "",
+    group: OfGroup = "",
+    events: LastEvents = EVENTS,
+    watch: Annotated[Seconds, Parameter(help="Seconds between answers.")] = 1.0,
+    timeout: Annotated[Seconds, Parameter(help="Seconds for the whole answer.")] = DEFAULT.connect_timeout,
+    asking: Annotated[Asking, Flat] = Asking(),
+) -> NoReturn:
+    """Watch groups until Ctrl-C: whether all is well, the members, for whom operations wait, the last events.
+
+    It is `wancoll status --watch` without plans and paths. A master that goes away is waited for.
+    """
+    masters = asking.masters(master)
+    _watch(masters, watch, timeout, asking, Shown(group, events, brief=True))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Which part of an answer is shown, and how: of one group, so many events, as JSON, without plans and paths."""
+
+    group: str = ""
+    events: int = EVENTS
+    as_json: bool = False
+    brief: bool = False
+
+    def part(self, answer: Status) -> Status:
+        """Of *answer*."""
+        part = of_group(answer, self.group)
+        return msgspec.structs.replace(part, events=part.events[max(0, len(part.events) - self.events) :])
+
+    def health(self, answer: Status, roles: Sequence[Role]) -> Health:
+        """Of *answer*, all of whose events count."""
+        mute = [role.address for role in roles if not role.there]
+        return health(answer, time.time(), group=self.group, mute=mute)
 
 
 @dataclass(frozen=True)
@@ -66,25 +109,35 @@ class Role:
     address: str
     state: str
 
+    @property
+    def there(self) -> bool:
+        """Whether it has said what it is."""
+        return self.state.startswith(("leads", "stands by"))
 
-def find(masters: list[str], timeout: float, *, follow: bool = True) -> tuple[Status, list[Role]]:
+
+def find(
+    masters: list[str], timeout: float, asking: Asking = Asking(), *, named: Mapping[str, str] = {}
+) -> tuple[Status, list[Role]]:
     """Ask all masters at once; the leader's answer, and what each one is.
 
     Args:
         masters: "host:port" of each.
         timeout: seconds for the whole answer.
-        follow: whether to ask a leader that is none of *masters*, where only standbys answer.
+        asking: who asks.
+        named: leaders beside *masters*, by whom of these each was named; none: they are asked, too, where only
+            standbys answer.
 
     Raises:
         MasterUnreachable: none says within *timeout* seconds that it leads.
         ProtocolError: the only one gives no status.
     """
+    masters = [*masters, *named]
     answers: dict[str, Status | StandsBy | WancollError] = {}
     news = threading.Condition()
 
     def ask(address: str) -> None:
         try:
-            answer: Status | StandsBy | WancollError = fetch(address, timeout)
+            answer: Status | StandsBy | WancollError = fetch(address, timeout, asking, named_by=named.get(address, ""))
         except WancollError as failed:
             answer = failed
         with news:
@@ -97,10 +150,11 @@ def find(masters: list[str], timeout: float, *, follow: bool = True) -> tuple[St
         news.wait_for(lambda: len(answers) == len(masters) or _leader(answers) != "", timeout)
         news.wait_for(lambda: len(answers) == len(masters), min(timeout, OTHERS_TIMEOUT))
         known = dict(answers)
-    named = {answer.leader for answer in known.values() if isinstance(answer, StandsBy)} - {"", *masters}
+    hints = {answer.leader: address for address, answer in known.items() if isinstance(answer, StandsBy)}
+    others = {leader: hints[leader] for leader in sorted(hints.keys() - {"", *masters})}
     found = known.get(_leader(known))
-    if found is None and named and follow:
-        return find([*masters, *sorted(named)], timeout, follow=False)
+    if found is None and others and not named:
+        return find(masters, timeout, asking, named=others)
     if isinstance(found, Status):
         return found, [Role(address, _role(known.get(address))) for address in masters]
     only = known.get(masters[0])
@@ -133,16 +187,19 @@ def _role(answer: Status | StandsBy | WancollError | None) -> str:
             return f"gives no status: {answer.got}"
 
 
-def fetch(master: str, timeout: float) -> Status | StandsBy:
-    """Ask the master at "host:port"; the whole exchange takes at most *timeout* seconds.
+def fetch(master: str, timeout: float, asking: Asking = Asking(), *, named_by: str = "") -> Status | StandsBy:
+    """Ask the master at "host:port"; the whole exchange takes at most *timeout* seconds. For *named_by* see Asking.
 
     Raises:
         MasterUnreachable: no connection, or no answer in time.
         ProtocolError: the answer is no status.
+        ConfigError: this master will not answer who asks so: the token is revoked, or another master's.
     """
     who = f"master {master}"
     try:
-        answer = ask(split_address(master), StatusRequest(PROTOCOL_VERSION), FromMaster, timeout=timeout, who=who)
+        where, papers = split_address(master), asking.papers(master, timeout, named_by=named_by)
+        question = StatusRequest(PROTOCOL_VERSION)
+        answer = ask(where, question, FromMaster, timeout=timeout, who=who, papers=papers)
     except OSError as error:
         raise MasterUnreachable(
             "the master gives no status",
@@ -152,6 +209,8 @@ def fetch(master: str, timeout: float) -> Status | StandsBy:
         ) from error
     if isinstance(answer, Status | StandsBy):
         return answer
+    if isinstance(answer, Bye) and answer.final:
+        raise ConfigError("does not answer who asks", who=who, expected="Status", got=f"Bye {answer.reason}")
     reason = answer.reason if isinstance(answer, Bye) else ""
     got = f"{type(answer).__name__} {reason}".strip()
     raise ProtocolError("did not answer a status request", who=who, expected="Status", got=got)
@@ -168,175 +227,76 @@ def plain(value: Any) -> Any:
     return value
 
 
-def print_json(answer: Status, roles: Sequence[Role] = ()) -> None:
-    """One JSON object on stdout."""
+def print_json(answer: Status, roles: Sequence[Role] = (), shown: Shown = Shown()) -> Health:
+    """One JSON object on stdout. Returns what it says of health."""
+    found = shown.health(answer, roles)
+    first = {"well": found.well, "says": found.line, "note": found.note}
     masters = [{"address": role.address, "state": role.state} for role in roles]
-    print(json.dumps({"masters": masters, **plain(answer)}, indent=2))
+    print(json.dumps({**first, "masters": masters, **plain(shown.part(answer))}, indent=2), flush=True)
+    return found
 
 
-def print_tables(answer: Status, roles: Sequence[Role] = ()) -> None:
-    """A table per group, then the measured paths and the last events."""
-    from rich.console import Console
+def print_tables(
+    answer: Status, roles: Sequence[Role] = (), shown: Shown = Shown(), console: Console | None = None
+) -> Health:
+    """Whether all is well, which it returns, too; a table per group, then the measured paths and the last events."""
+    from wancoll.cli.tables import render, terminal
 
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, highlight=False, width=PLAIN_WIDTH)
-    console.print(
-        f"master: version {clean(answer.version)}, term {answer.term}, up {duration(answer.uptime)}, "
-        f"{len(answer.daemons)} daemons, {len(answer.groups)} groups"
-    )
-    if len(roles) > 1:
-        console.print(f"masters: {'; '.join(f'{role.address} {clean(role.state)}' for role in roles)}")
-    for group in answer.groups:
-        console.print()
-        console.print(
-            f"group {clean(group.name)}: {clean(group.phase)}, epoch {group.epoch}, committed up to "
-            f"{group.committed_upto}, start_world {group.start_world}, min_world {group.min_world}, lanes {group.lanes}"
-        )
-        if group.waiting_for:
-            console.print(f"waiting for: {clean(group.waiting_for)}")
-        for wait in group.waits:
-            for line in wait_lines(wait):
-                console.print(clean(line))
-        console.print(_members(group))
-        if group.pairs:
-            console.print(_pairs(group.pairs))
-        if group.plan is not None:
-            for line in plan_lines(group.plan):
-                console.print(clean(line))
-    if answer.links:
-        console.print()
-        console.print(_links(answer.links))
-    if answer.events:
-        console.print()
-        console.print(_events(answer))
+    console = terminal() if console is None else console
+    found = shown.health(answer, roles)
+    for line in _first(found):
+        console.print(line, soft_wrap=not console.is_terminal)  # else it is for a program, such as grep: one line
+    for each in render(shown.part(answer), _several(roles), console, brief=shown.brief, whole=answer):
+        console.print(each)
+    return found
 
 
-def _members(group: GroupStatus) -> Table:
-    from rich.table import Table
+def _first(found: Health) -> list[Any]:
     from rich.text import Text
 
-    table = Table("rank", "member", "state", "done up to", "silent for", "daemon", "addresses")
-    for member in sorted(group.members, key=lambda m: (m.state != "member", m.rank, m.mid)):
-        table.add_row(
-            str(member.rank) if member.state == "member" else "-",
-            Text(clean(member.name)),
-            clean(member.state),
-            str(member.done_upto),
-            f"{member.silent_for:.1f} s",
-            Text(clean(member.daemon)),
-            Text(clean(" ".join(member.addresses))),
-        )
-    return table
+    from wancoll.cli.tables import clean
+
+    lines = [Text(clean(found.line), style="bold green" if found.well else "bold red")]
+    return [*lines, Text(clean(found.note))] if found.note else lines
 
 
-def wait_lines(wait: WaitStatus) -> list[str]:
-    """A slow operation and whom it waits for, in words."""
-    what = f", {wait.what}" if wait.what and wait.seq else ""
-    lines = [f"{wait.op}{what}, epoch {wait.epoch}: not ended after {wait.seconds:.1f} s, {wait.done} members are done"]
-    for cause in wait.causes:
-        ends = f"{cause.member} (rank {cause.rank})"
-        if cause.other_rank >= 0:
-            ends = f"link {ends} -> {cause.other} (rank {cause.other_rank})"
-        lines.append(f"  waits for {ends}: {cause.why}, since {cause.seconds:.1f} s ago")
-    if not wait.causes:
-        lines.append("  no member or link stands out")
-    return lines
+def _several(roles: Sequence[Role]) -> list[str]:
+    return [f"{role.address} {role.state}" for role in roles] if len(roles) > 1 else []
 
 
-def _pairs(pairs: list[PairStatus]) -> Table:
-    from rich.table import Table
+# ---- again and again ---------------------------------------------------------------------------------
+
+
+def _watch(masters: list[str], seconds: float, timeout: float, asking: Asking, shown: Shown) -> NoReturn:
+    """Show the newest until Ctrl-C: in place on a terminal, else one after the other.
+
+    The first answer has to come; a master that goes away later is waited for.
+    """
+    from rich.live import Live
     from rich.text import Text
 
-    title = "links that failed between members"
-    table = Table("from", "to", "what", "began", "last", "times", "done about it", "why", title=title)
-    table.title_justify = "left"
-    for one in pairs:
-        table.add_row(
-            Text(clean(one.source)),
-            Text(clean(one.target)),
-            clean(one.kind),
-            f"{duration(one.seconds)} ago",
-            f"{duration(one.last)} ago",
-            str(one.times),
-            Text(clean(one.done)),
-            Text(clean(one.why)),
-        )
-    return table
+    from wancoll.cli.tables import render, screen, terminal, without_events
 
-
-def plan_lines(status: PlanStatus) -> list[str]:
-    """What the master decided for the group's epoch, in words."""
-    plan = status.plan
-    ring = [f"slowest edge {format_rate(status.bottleneck, 3)}"] if status.bottleneck else []
-    ring += [f"once around {format_duration(status.round, 3)}"] if status.round else []
-    lines = [f"ring: {', '.join(ring)}"] if ring else []
-    lines.append(f"operations are committed by the {plan.commit}")
-    lines.append(
-        f"plan: lanes {plan.lanes}, tracks {plan.tracks}, parts from {format_size(plan.stripe, 3)}, "
-        f"pacing {format_rate(plan.pacing, 3) + ' per lane' if plan.pacing else 'none'}, "
-        f"congestion control {plan.congestion or 'as each daemon is set'}"
-    )
-    for kind, entries in sorted(plan.choices.items()):
-        chosen = [f"{name} up to {format_size(most, 3)}" if most else name for most, name in entries]
-        lines.append(f"  {kind}: {', '.join(chosen)}")
-    return lines
-
-
-def _links(links: list[LinkStatus]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    title = "paths: round trip, bandwidth, share of segments sent again"
-    daemons = sorted({link.source for link in links} | {link.target for link in links})
-    if len(daemons) > MATRIX:
-        table = Table("from", "to", title, title=f"the first {LISTED} of {len(links)}" if len(links) > LISTED else None)
-        for link in links[:LISTED]:
-            table.add_row(Text(clean(link.source)), Text(clean(link.target)), path(link))
-        return table
-    table = Table("from \\ to", title=title, title_justify="left")
-    for daemon in daemons:
-        table.add_column(Text(clean(daemon)))
-    found = {(link.source, link.target): link for link in links}
-    for source in daemons:
-        cells = [path(found.get((source, target))) for target in daemons]
-        table.add_row(Text(clean(source)), *cells)
-    return table
-
-
-def path(link: LinkStatus | None) -> str:
-    """What is known of a path, in a few words."""
-    if link is None:
-        return ""
-    known = [format_duration(link.rtt, 3)] if link.rtt else []
-    known += [format_rate(link.bandwidth, 3) + ("" if link.lanes else " (probe)")] if link.bandwidth else []
-    known += [f"{100 * link.loss:.2g} %"] if link.loss else []
-    return ", ".join(known)
-
-
-def _events(answer: Status) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("time (UTC)", "group", "epoch", "event", "what happened", title="last events", title_justify="left")
-    for event in answer.events:
-        when = datetime.fromtimestamp(event.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        table.add_row(when, Text(clean(event.group)), str(event.epoch), clean(event.kind), Text(clean(event.text)))
-    return table
-
-
-def clean(text: str) -> str:
-    """*text* without characters that would steer the terminal: it comes from the network."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as "1 d 2 h", "2 h 3 min", "3 min 4 s" or "4 s"."""
-    whole = int(seconds)
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    parts = []
-    for unit, size in units:
-        count, whole = divmod(whole, size)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2]) or "0 s"
+    console = terminal()
+    answer, roles = find(masters, timeout, asking)
+    missing = ""
+    in_place = console.is_terminal and not shown.as_json
+    with Live(console=console, screen=True, auto_refresh=False) if in_place else contextlib.nullcontext() as live:
+        while True:
+            if live is not None:
+                first = [Text(missing, style="bold red")] if missing else _first(shown.health(answer, roles))
+                part = shown.part(answer)
+                rest = render(without_events(part), _several(roles), console, brief=shown.brief, whole=answer)
+                live.update(screen(first, part, rest, console), refresh=True)
+            elif missing:
+                print(missing, file=sys.stderr, flush=True)
+            elif shown.as_json:
+                print_json(answer, roles, shown)
+            else:
+                print_tables(answer, roles, shown, console)
+                print(flush=True)
+            time.sleep(seconds)
+            try:
+                (answer, roles), missing = find(masters, timeout, asking), ""
+            except (MasterUnreachable, ProtocolError) as failed:
+                missing = " ".join(f"no master answers, asking again: {failed}".split())

@@ -23,8 +23,9 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 LARGE = 2 * MIB  # from here on aligned such that page tables move as a whole
 SWAP_BYTES = 1 * MIB  # below, copying is as fast as swapping pages (both about 20 us; 64 MiB: 3000 us against 80)
 IDLE_BYTES = 256 * MIB  # kept warm at least, if it was ever used
-ASK_BYTES = 16 * MIB  # of new blocks, until the system is asked for its free memory again (which takes about 0.1 ms)
+ASK_BYTES = 16 * MIB  # of new blocks, until the system is asked for its free memory again (which takes 0.1 to 3 ms)
 _RESERVE = 32  # this share of the free memory stays free
+_UNASKED = 64  # or this share of what was free beyond what is promised, if that is more
 
 
 def size_class(nbytes: int) -> int:
@@ -174,6 +175,7 @@ class Arena:
         self._leased = self._peak = 0  # bytes of blocks that are held; their recent maximum
         self._promised = 0  # bytes that have been asked for in blocks that are bound
         self._unasked = 0  # bytes of them since the system was asked
+        self._ask_at = ASK_BYTES  # how many there may be until it is asked again
         self._closed = False
 
     # ---- taking and giving back ----------------------------------------------------------------------
@@ -266,16 +268,17 @@ class Arena:
     def _ask(self, nbytes: int) -> None:
         """Refuse memory that is not there: the system would only find out when it is used, and end a process for it."""
         self._unasked += nbytes
-        if self._unasked < ASK_BYTES:
+        if self._unasked < self._ask_at:
             return
         for attempt in (1, 2):
             promised = max(0, self._promised - self.resident_bytes())  # to others, who have not touched it yet
             free = resources.free_memory()
             if nbytes + promised <= free - free // _RESERVE:
-                self._unasked = 0
+                self._unasked, self._ask_at = 0, max(ASK_BYTES, (free - nbytes - promised) // _UNASKED)
                 return
             if attempt == 1:
                 self._trim(0)
+        self._ask_at = ASK_BYTES
         others = f", {format_size(promised)} of it for others that have not been written yet" if promised else ""
         raise ArenaFull(
             "there is not enough memory", who=f"a block for {format_size(nbytes)}",

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from wancoll.client.tensors import Region
-from wancoll.collective import ON_FAILURE, ReduceOp
+from wancoll.collective import LIBRARY_TAGS, ON_FAILURE, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule import choose
 
 _OPS = ReduceOp.__members__
 _TORCH_OPS = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "prod"}
-LIBRARY_TAGS = 0xFF << 56  # from here on tags are the library's own
 ALGORITHMS = {kind.name: ("auto", *names) for kind, names in choose.ALGORITHMS.items()}
 ALGORITHMS["all_reduce_many"] = ALGORITHMS["all_reduce"]
 

@@ -443,8 +443,8 @@ class Communicator:
 
         Args:
             x: this member's block.
-            out: takes the world_size blocks at the root. None: a new tensor of shape (world_size, *x.shape). Not looked
-                at elsewhere.
+            out: takes the world_size blocks at the root. None: a new tensor of shape `(world_size, *x.shape)`. Not
+                looked at elsewhere.
 
         Returns:
             The receipt; its out has the blocks at the root and is None elsewhere.
@@ -513,7 +513,7 @@ class Communicator:
 
         Args:
             x: this member's block.
-            out: takes the world_size blocks. None: a new tensor of shape (world_size, *x.shape).
+            out: takes the world_size blocks. None: a new tensor of shape `(world_size, *x.shape)`.
 
         Returns:
             The receipt; its out has the blocks.

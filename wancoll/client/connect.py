@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import logging
 import os
 import socket as sockets
@@ -23,7 +24,8 @@ from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import MASTER_PORT, default_socket, join_address, split_addresses
-from wancoll.net.unix import connect_local, is_served
+from wancoll.net.unix import connect_local, is_served, peer_credentials
+from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
 
@@ -32,6 +34,7 @@ log = logging.getLogger("wancoll")  # warnings reach stderr where nobody has con
 # What must happen to every open connection when this process forks or ends.
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
+_NAME_A_MASTER = ("WANCOLL_MASTER", "WANCOLL_JOIN")  # the first counts
 _LOOK_SECONDS = 0.05  # between two tries at a daemon that is not there yet
 _SAY_SECONDS = 2.0  # from then on somebody who waits is told for what
 _LONGEST_PATH = 107  # bytes, of a unix socket
@@ -46,6 +49,7 @@ class Connecting(TypedDict, total=False):
     name: str
     socket: str | os.PathLike[str] | None
     master: str | None
+    token: str | None
     timeout: float | None
     call_timeout: float | None
     lanes: int | None
@@ -60,6 +64,7 @@ def connect(
     name: str = "",
     socket: str | os.PathLike[str] | None = None,
     master: str | None = None,
+    token: str | None = None,
     timeout: float | None = None,
     call_timeout: float | None = None,
     lanes: int | None = None,
@@ -76,10 +81,12 @@ def connect(
         min_world: members that operations need. All members must state the same.
         name: this member's, unique in its group; empty: made from the daemon's.
         socket: path of the daemon's unix socket. Default: $WANCOLL_SOCKET, else the path that `wancoll peer` uses by
-            default. Where WANCOLL_SOCKET is not set, no daemon answers at that path, and $WANCOLL_MASTER is set: a
-            private daemon of that master.
+            default. Where WANCOLL_SOCKET is not set, no daemon answers at that path, and $WANCOLL_MASTER or
+            $WANCOLL_JOIN, a token, is set: a private daemon of that master.
         master: "host" or "host:port", with standby masters "host,host": start a private daemon, which ends with this
-            communicator. Port 7400 where none is said.
+            communicator. Port 7400 where none is said. None: the one that the token names.
+        token: start a private daemon, which joins with it, as `wancoll peer --join` does; it is handed over in the
+            environment. None: $WANCOLL_JOIN, if that is set.
         timeout: seconds to wait for the daemon and for the group. None: the daemon must be up, and the group is waited
             for as long as it takes.
         call_timeout: seconds after which a member is put out (Evicted) that has not called what another member has
@@ -89,7 +96,8 @@ def connect(
         peer_options: a list of more options of `wancoll peer`, of a private daemon.
 
     Raises:
-        ConfigError: an argument that cannot be used, or an option that the private daemon refuses.
+        ConfigError: an argument that cannot be used, an option that the private daemon refuses, or a socket of another
+            user.
         PeerDaemonLost: no daemon answers at the socket (within *timeout*), or the private one did not start.
         TimeoutError: the group did not start, or did not admit this joiner, within *timeout*.
         WancollError: refused, or no master.
@@ -97,7 +105,7 @@ def connect(
     attach = attachment(group, name, start_world, min_world, call_timeout)
     check_seconds("connect", "timeout", timeout)
     deadline = deadline_after(timeout)
-    way = _where(socket, master)
+    way = _where(socket, master, token)
     _check_private(lanes, peer_options)
     options = [*(["--lanes", str(lanes)] if lanes is not None else []), *peer_options]
     if options and not way.master:
@@ -109,7 +117,8 @@ def connect(
         private, path = None, way.path
         if way.master:
             left = seconds_left(deadline)
-            private = PrivateDaemon(way.master, options, START_SECONDS if left is None else min(START_SECONDS, left))
+            most = START_SECONDS if left is None else min(START_SECONDS, left)
+            private = PrivateDaemon(way.master, options, most, token or "")
             undo.callback(private.stop)
             path = private.socket
         comm = join(path, attach, private, deadline, way.reason)
@@ -200,30 +209,49 @@ class _Way:
     reason: str
 
 
-def _where(socket: str | os.PathLike[str] | None, master: str | None) -> _Way:
+def _where(socket: str | os.PathLike[str] | None, master: str | None, token: str | None) -> _Way:
     _check_text("socket", socket, (str, os.PathLike), "the path of a daemon's unix socket")
     _check_text("master", master, (str,), '"host" or "host:port", with standby masters "host,host"')
-    if socket is not None and master is not None:
+    _check_text("token", token, (str,), "what `wancoll master` or `wancoll token create` printed", shown=False)
+    private = "master" if master is not None else "token"
+    if socket is not None and (master is not None or token is not None):
         raise ConfigError(
-            "socket and master exclude each other", who="connect",
-            expected="socket= of a running daemon, or master= for a private one", got="both",
+            f"socket and {private} exclude each other", who="connect",
+            expected=f"socket= of a running daemon, or {private}= for a private one", got="both",
         )  # fmt: skip
     if socket is not None:
         return _Way(os.fspath(socket), "", "socket=")
-    if master is not None:
-        return _Way("", _master(master, "connect(master=...)"), "master=")
-    path, named = default_socket(), os.environ.get("WANCOLL_MASTER", "")
+    invited = parse(token, what="connect(token=...)").address if token is not None else ""
+    if master is not None or token is not None:
+        return _Way("", _master(master or invited, f"connect({private}=...)"), f"{private}=")
+    path = default_socket()
     if os.environ.get("WANCOLL_SOCKET"):
         return _Way(path, "", "WANCOLL_SOCKET")
-    if not named or _answers(path):  # the variable is also the daemon's own: where one runs, it is what is meant
+    # The variables are also the daemon's own: where one runs, it is what is meant.
+    if not any(os.environ.get(each) for each in _NAME_A_MASTER) or _answers(path):
         return _Way(path, "", "the default path")
-    return _Way("", _master(named, "WANCOLL_MASTER"), f"WANCOLL_MASTER, as no daemon answers at {path}")
+    found, variable = named_master()
+    return _Way("", found, f"{variable}, as no daemon answers at {path}")
 
 
-def _check_text(what: str, given: Any, kinds: tuple[type, ...], expected: str) -> None:
+def named_master() -> tuple[str, str]:
+    """Where the master is that the environment names, with its ports, and the variable that does; none: ("", "").
+
+    Raises:
+        ConfigError: the variable cannot be read.
+    """
+    for variable in _NAME_A_MASTER:
+        if said := os.environ.get(variable):
+            named = said if variable == "WANCOLL_MASTER" else parse(said, what=variable).address
+            return _master(named, variable), variable
+    return "", ""
+
+
+def _check_text(what: str, given: Any, kinds: tuple[type, ...], expected: str, *, shown: bool = True) -> None:
     if given is not None and not (isinstance(given, kinds) and given != ""):
         raise ConfigError(
-            f"{what} cannot be used", who=f"connect({what}=...)", expected=expected, got=repr(given)[:200]
+            f"{what} cannot be used", who=f"connect({what}=...)", expected=expected,
+            got=repr(given)[:200] if shown else type(given).__name__,
         )  # fmt: skip
 
 
@@ -264,10 +292,13 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
 
     Raises:
         OSError: nobody answers there.
+        ConfigError: who answers is another user.
+        ProtocolError: what it sends cannot be used.
     """
     sock = connect_local(path, timeout)
     fds: list[int] = []
     try:
+        _check_owner(sock, path)
         sock.sendall(encode(attach))
         answer = _answer(sock, path, fds)
         who = f"peer daemon {answer.daemon!r} at {path}"
@@ -275,6 +306,7 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
             raise ProtocolError(
                 "sent no arena", who=who, expected="two file descriptors, of arena and bell", got=str(len(fds))
             )
+        _check_seals(fds[0], who)  # before the size is looked at
         size = os.fstat(fds[0]).st_size
         if size != answer.arena_bytes:
             raise ProtocolError(
@@ -290,6 +322,31 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
         for fd in fds:
             os.close(fd)
         raise
+
+
+def _check_owner(sock: sockets.socket, path: str) -> None:
+    """Whoever may write to the folder could have bound the path first, and would be handed the tensors."""
+    pid, uid, _ = peer_credentials(sock)
+    if uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            "is another user's socket, who would be handed the tensors", who=f"connect(socket={path!r})",
+            expected=f"a daemon of user {os.geteuid()}, or of root", got=f"process {pid} of user {uid}",
+            hint="run `wancoll peer` as this user, with the same --socket in a folder that no other user may write to",
+        )  # fmt: skip
+
+
+def _check_seals(fd: int, who: str) -> None:
+    """If the file could get shorter, an access to what is mapped of it could end this process (SIGBUS)."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # no memfd
+        seals = 0
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise ProtocolError(
+            "sent an arena that may become smaller while it is used", who=who,
+            expected="a memfd sealed against shrinking", got=f"seals {seals:#x}",
+            hint="see that `wancoll peer` and this process have the same version of wancoll",
+        )  # fmt: skip
 
 
 def _answer(sock: sockets.socket, path: str, fds: list[int]) -> m.Attached:
@@ -327,7 +384,8 @@ def _no_daemon(path: str, bad: OSError, waited: float) -> PeerDaemonLost | Confi
         who=f"connect(socket={path!r})",
         expected="a running `wancoll peer` at that path",
         got=str(bad) or type(bad).__name__,
-        hint=f"run `wancoll peer --master HOST:PORT --socket {path}`, or pass master='HOST:PORT' for a private one",
+        hint=f"run `wancoll peer --join TOKEN --socket {path}`, or pass token=TOKEN for a private one; on the master's "
+        "own machine --master HOST:PORT or master='HOST:PORT' will do",
     )
 
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -25,8 +25,10 @@ _UNUSED_SECONDS = 5.0  # without a daemon, after which a private master ends
 _DIRECTORY = "{directory}"  # in a command: its own folder
 _NOT_ITS_OWN = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),  # readiness is this process's to tell
-    *("WANCOLL_SOCKET", "WANCOLL_LISTEN", "WANCOLL_ADVERTISE"),  # of the daemon that the machine has
+    *("WANCOLL_SOCKET", "WANCOLL_LISTEN", "WANCOLL_ADVERTISE", "WANCOLL_METRICS"),  # of the daemon that the machine has
+    "WANCOLL_STATE",  # the same
 )
+_INVITES = "wancoll peer --join "  # how a master's line with a token begins
 _WRONG_OPTION = 2  # exit status of a command that was called wrongly
 _STOP_SECONDS = 5.0  # after closing its standard input, and again after SIGTERM
 _TAIL_BYTES = 2000
@@ -40,17 +42,23 @@ class _Private:
         command: its arguments; DIRECTORY stands for the folder.
         started: how the line begins by which it says that it can be used.
         timeout: seconds until then.
+        environment: more of it; what is secret is not for the command, which others of the machine can read.
 
     Attributes:
         said: the rest of that line.
+        before: the lines before that one.
 
     Raises:
         ConfigError: it refuses its options; says the end of its log.
         PeerDaemonLost: it ended, or had not started in time; says the end of its log.
     """
 
-    def __init__(self, label: str, command: Sequence[str], started: bytes, timeout: float) -> None:
+    def __init__(
+        self, label: str, command: Sequence[str], started: bytes, timeout: float,
+        environment: Mapping[str, str] = {},
+    ) -> None:  # fmt: skip
         self._label = label
+        self.before: list[str] = []
         self._directory = tempfile.mkdtemp(prefix="wancoll-")
         self._log = os.path.join(self._directory, f"{command[0]}.log")
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,7 +71,7 @@ class _Private:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=_environment(),
+                    env={**_environment(), **environment},
                     start_new_session=True,
                 )
             self.said = self._await_started(self._process, started, timeout)
@@ -86,9 +94,11 @@ class _Private:
                     process.wait(_STOP_SECONDS)
                 raise self._failed(started, f"it ended with status {process.poll()}")
             said += data
-            for line in said.split(b"\n")[:-1]:
+            *lines, said = said.split(b"\n")
+            for line in lines:
                 if line.startswith(started):
                     return line.removeprefix(started).decode().strip()
+                self.before.append(line.decode())
         raise self._failed(started, f"it had not started after {timeout:g} s")
 
     def _failed(self, started: bytes, got: str) -> ConfigError | PeerDaemonLost:
@@ -152,6 +162,7 @@ class PrivateDaemon(_Private):
         master: "host:port", with standby masters "host:port,host:port".
         options: more options of `wancoll peer`.
         timeout: seconds until it must have started.
+        token: that it joins with; "": $WANCOLL_JOIN, if that is set.
 
     Attributes:
         socket: path of its client socket.
@@ -161,10 +172,14 @@ class PrivateDaemon(_Private):
         PeerDaemonLost: it ended, or had not started in time; says the end of its log.
     """
 
-    def __init__(self, master: str, options: Sequence[str] = (), timeout: float = START_SECONDS) -> None:
+    def __init__(
+        self, master: str, options: Sequence[str] = (), timeout: float = START_SECONDS, token: str = ""
+    ) -> None:  # fmt: skip
         self.master = master
-        command = ["peer", "--master", master, "--socket", f"{_DIRECTORY}/peer.sock", "--watch-stdin", *options]
-        super().__init__("peer daemon", command, b"wancoll peer started", timeout)
+        command = ["peer", "--master", master, "--socket", f"{_DIRECTORY}/peer.sock", "--watch-stdin"]
+        command += ["--state", f"{_DIRECTORY}/state", *options]
+        joins = {"WANCOLL_JOIN": token} if token else {}
+        super().__init__("peer daemon", command, b"wancoll peer started", timeout, joins)
         self.socket = os.path.join(self._directory, "peer.sock")
 
     @property
@@ -183,14 +198,15 @@ class PrivateDaemon(_Private):
 class PrivateMaster(_Private):
     """Starts `wancoll master` for one run: without a journal. It ends when its last daemon has been gone for a while.
 
-    So it outlives this process as long as others need it, and no longer.
+    So it outlives this process as long as others need it, and no longer: the folder of its authority is its own.
 
     Args:
-        listen: "host:port"; port 0 lets the system choose.
+        listen: "host:0"; the system chooses the port.
         timeout: seconds until it must have started.
 
     Attributes:
         port: that it listens on.
+        token: to join it with; "": none is needed, as on loopback.
 
     Raises:
         ConfigError: it refuses its options; says the end of its log.
@@ -200,6 +216,7 @@ class PrivateMaster(_Private):
     def __init__(self, listen: str, timeout: float = START_SECONDS) -> None:
         command = ["master", "--listen", listen, "--journal", "none", "--end-when-unused", str(_UNUSED_SECONDS)]
         super().__init__("master", command, b"wancoll master ready", timeout)
+        self.token = next((one.removeprefix(_INVITES) for one in self.before if one.startswith(_INVITES)), "")
         self.port = int(self.said.split()[0].rpartition(":")[2])
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:

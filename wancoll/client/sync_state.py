@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from wancoll.client.checks import LIBRARY_TAGS, check_seconds
+from wancoll.client.checks import check_seconds
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.cuda.staging import Landing
 from wancoll.client.placement import Placement
@@ -31,7 +31,7 @@ from wancoll.client.state import Incoming, Tensor, content, digest_stripes, wort
 from wancoll.client.tensors import Region
 from wancoll.client.things import Things
 from wancoll.client.work import Work
-from wancoll.collective import Descriptor, DType, Kind, Receipt
+from wancoll.collective import LIBRARY_TAGS, Descriptor, DType, Kind, Receipt
 from wancoll.errors import (
     ArenaFull,
     ConfigError,

@@ -13,12 +13,12 @@ from wancoll.demo import data, reports
 from wancoll.demo.outcome import Outcome
 from wancoll.demo.show import Show
 from wancoll.demo.worker import Course, alone, take_part
-from wancoll.errors import WancollError
+from wancoll.errors import ConfigError, WancollError
 from wancoll.process import wait_stopped
 from wancoll.testing import ClientProcess, Cluster
 
 _ALONE = "single process"
-_MID_OP_TIMEOUT = 10.0  # seconds for the armed all-reduce to come to its middle
+_MID_OP_TIMEOUT = 10.0  # seconds for the armed all-reduce to be under way
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -31,6 +31,7 @@ class Plan:
         steps: of training, in all.
         seed: of the first parameters and the batches.
         silence_timeout: seconds without a report from any process before the demo gives up.
+        secure: whether all goes over TLS, with certificates.
         spoil: flip one bit in the newcomer's parameters at the end, so that the demo must fail; for its own test.
     """
 
@@ -39,6 +40,7 @@ class Plan:
     seed: int = 0
     silence_timeout: float = 60.0
     spoil: bool = False
+    secure: bool = False
 
     @property
     def kill_in(self) -> int:
@@ -61,7 +63,7 @@ def play(plan: Plan, show: Show) -> Outcome:
     os.environ.update(_ONE_THREAD)  # which the training processes inherit
     with (
         tempfile.TemporaryDirectory(prefix="wancoll-demo-") as folder,
-        Cluster(plan.peers, fork=True) as cluster,
+        Cluster(plan.peers, fork=True, secure=plan.secure) as cluster,
         ThreadPoolExecutor(max_workers=1) as helper,
     ):
         return _Director(plan, show, cluster, helper, os.path.join(folder, "digits.npz")).direct()
@@ -181,23 +183,32 @@ class _Director:
                     trainer.process.answer(self._plan.peers)
 
     def _kill_in_mid_op(self) -> None:
-        """Let the all-reduce start, stop one member's daemon in the middle of it, and kill daemon and training process.
+        """Let the all-reduce start, stop one member's daemon in it, and kill daemon and training process.
 
-        The stop pins the moment: what is killed has begun the operation and has not told the master that it is done.
+        The stop pins the moment: all have called the operation, and the one to be killed has sent nothing yet. Once all
+        of its bytes were with the others they would commit its part without it.
         """
         i = self._ranks[self._plan.peers // 2]
         victim, name = self._members[i], self._cluster.name(i)
-        for moment in ("mid_op", "before_done"):  # before_done: where the first bytes are the last ones too
-            self._cluster.failpoint(i, moment, "pause")
+        self._cluster.failpoint(i, "on_post", "pause")
         for trainer in self._members:
             trainer.process.answer(0)
         wait_stopped(self._cluster.pid(i), f"{name}'s daemon", _MID_OP_TIMEOUT)
+        self._await_running([k for k in range(self._plan.peers) if k != i])
         self._outcome.victim, self._outcome.killed_in = name, self._plan.kill_in
         self._outcome.killed_at = time.monotonic()
         victim.killed = True
         victim.process.kill()
         self._cluster.kill(i)
         self._show.killed(self._outcome)
+
+    def _await_running(self, who: list[int]) -> None:
+        """Return once these members' daemons run the operation."""
+        deadline = time.monotonic() + _MID_OP_TIMEOUT
+        while not all(self._cluster.peer_status(k)["resources"]["ops"] for k in who):
+            if time.monotonic() > deadline:
+                raise ConfigError("did not begin the all-reduce", who="a peer", expected=f"within {_MID_OP_TIMEOUT} s")
+            time.sleep(0.001)
 
     def _call_newcomer(self, *, wait: bool = False) -> None:
         """Start the newcomer's daemon beside the training, then its training process, which waits for word."""

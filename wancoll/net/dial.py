@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ import trio
 
 from wancoll.errors import ConfigError
 from wancoll.local import split_address
+from wancoll.net.listen import is_loopback_host
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
 
 _HELLO_BYTES = 4096  # handshake frames are small
@@ -25,8 +28,13 @@ class DialFailed(Exception):
         self.refused = refused
 
 
-async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
+async def dial(addresses: Sequence[str], within: float, *, near_only: bool) -> trio.SocketStream:
     """Connect to the first address that answers; DNS names are tried with all their addresses.
+
+    Args:
+        addresses: "host:port" of each, whoever named them.
+        within: seconds.
+        near_only: those that are not of loopback are not dialled.
 
     Raises:
         DialFailed: none answered within *within* seconds.
@@ -35,7 +43,7 @@ async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
     with trio.move_on_after(within):
         for address in addresses:
             try:
-                return await trio.open_tcp_stream(*split_address(address))
+                return await (_open_near if near_only else trio.open_tcp_stream)(*split_address(address))
             except (OSError, ValueError, ConfigError) as bad:  # ValueError: no name that can be looked up
                 cause = bad.__cause__
                 inner = cause.exceptions if isinstance(cause, BaseExceptionGroup) else (cause or bad,)
@@ -44,6 +52,21 @@ async def dial(addresses: Sequence[str], within: float) -> trio.SocketStream:
     if not reasons:
         reasons.append(f"{', '.join(addresses)}: no answer within {within:.1f} s")
     raise DialFailed("; ".join(reasons), refused=refused and len(reasons) == len(addresses))
+
+
+async def _open_near(host: str, port: int) -> trio.SocketStream:
+    """As trio.open_tcp_stream, to loopback. What was looked at is dialled: a name may mean another host next time."""
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    hosts = list(dict.fromkeys(str(where[0]) for *_, where in found))
+    if not all(map(is_loopback_host, hosts)):
+        raise ConfigError(
+            "is not dialled: it is beyond this machine, where all would be in clear", expected="an address of loopback",
+            got=", ".join(hosts), hint="start the daemon with --join TOKEN, with certificates, or with --insecure",
+        )  # fmt: skip
+    for one in hosts[:-1]:
+        with contextlib.suppress(OSError):
+            return await trio.open_tcp_stream(one, port)
+    return await trio.open_tcp_stream(hosts[-1], port)
 
 
 async def read_frame(sock: Any, kind: Any, *, who: str) -> Any:

@@ -1,25 +1,31 @@
-"""Listening sockets, TCP and unix, and the bound on connections that have not said yet who they are."""
+"""Listening sockets, TCP and unix, and the bounds on those who connect and have not said yet who they are."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import trio
 
 from wancoll.errors import ConfigError
-from wancoll.local import split_address
-from wancoll.net.unix import is_served
+from wancoll.local import open_to_others, split_address, standing
+from wancoll.net.unix import is_served, peer_credentials
 
 _BACKLOG = 1024
+_IPV6_NETWORK_BITS = 64  # what one host, or one customer, has at least
+_LINES_A_SECOND = 10
+_FORGOTTEN_BYTES, _PIECE_BYTES = 65536, 8192  # behind a request; at once
+_SHARES = 4  # of the room for handshakes; one holds all lanes of a link, as many as a master plans by default
 
 
 def open_listeners(listen: str) -> list[socket.socket]:
-    """Listening TCP sockets, one for each address of the host; host "" or "*" takes IPv6 and IPv4 on one port.
+    """Listening TCP sockets, one for each address of the host; host "", "*" or "::" takes IPv6 and IPv4 on one port.
 
     Raises:
         ConfigError: the address cannot be read or bound.
@@ -28,7 +34,7 @@ def open_listeners(listen: str) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     refusals: list[OSError] = []
     try:
-        if host in ("", "*"):
+        if host in ("", "*", "::"):
             both = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if both else socket.AF_INET
             return [socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=_BACKLOG)]
@@ -64,52 +70,182 @@ def trio_listeners(sockets: list[socket.socket]) -> list[trio.SocketListener]:
 def claim_socket(path: str) -> socket.socket:
     """A listening unix socket at *path*, for this user alone; a leftover of a dead daemon is replaced.
 
+    Nobody else may be able to put another one in its place, to which training processes would hand their tensors.
+
     Raises:
-        ConfigError: a daemon is alive there, or the path cannot be used.
+        ConfigError: a daemon is alive there, the path cannot be used, or others may change its folder.
     """
     hint = "choose another with --socket or WANCOLL_SOCKET"
+    folder = os.path.dirname(path) or "."
     try:
-        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
-        if os.path.exists(path):
-            if not stat.S_ISSOCK(os.stat(path).st_mode):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        found = os.stat(folder)
+        if open_to_others(found, sticky=True):
+            raise ConfigError(
+                "is a folder in which others may replace the client socket",
+                who=folder,
+                expected=f"one of user {os.geteuid()} or root, that others may not write to, or only as to /tmp",
+                got=standing(found),
+                hint=hint,
+            )
+        if os.path.lexists(path):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise ConfigError("is not a socket", who=path, hint=hint)
             if is_served(path, timeout=1):
                 raise ConfigError("another daemon serves this socket", who=path, hint=hint)
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
-        os.chmod(path, 0o600)
+        os.chmod(path, 0o600)  # nobody can connect before it listens
         listener.listen(_BACKLOG)
         return listener
     except OSError as bad:
         raise ConfigError("cannot be used as client socket", who=path, got=str(bad), hint=hint) from bad
 
 
+def whose(sock: Any) -> str:
+    """Whom a connection counts for, in bounds and in the log: an address, a user of this machine, or "somebody".
+
+    Of IPv6 it is the network, of which one host has all addresses. Somebody is gone already.
+    """
+    try:
+        if sock.family == socket.AF_UNIX:
+            pid, uid, _ = peer_credentials(sock)
+            return f"user {uid}, process {pid}"
+        host = ipaddress.ip_address(sock.getpeername()[0].partition("%")[0])
+    except (OSError, ValueError):
+        return "somebody"
+    if isinstance(host, ipaddress.IPv6Address) and not host.is_loopback:
+        if host.ipv4_mapped is None:
+            return str(ipaddress.ip_network((host, _IPV6_NETWORK_BITS), strict=False))
+        return str(host.ipv4_mapped)
+    return str(host)
+
+
+def is_loopback(who: str) -> bool:
+    """Whether that is what whose() says of a connection from this machine."""
+    return who.startswith("127.") or who == "::1"
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether *host* means this machine alone. A name is looked up: each of its addresses has to be of loopback."""
+    if host in ("", "*"):  # all interfaces
+        return False
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = [ipaddress.ip_address(str(where[0]).partition("%")[0]) for *_, where in found]
+    except (OSError, ValueError):  # nobody knows it, or it is no name
+        return False
+    return all((getattr(one, "ipv4_mapped", None) or one).is_loopback for one in addresses)
+
+
 class Handshakes:
-    """Connections that have not said yet who they are: so many at most, each for so long.
+    """Connections that have not said yet who they are: the one rule for them at all listeners.
+
+    So many at most, each for so long. Where one more comes and an address has more than its share, a quarter, the one
+    with most pays for it with its newest, so that whoever has few is not disturbed. If none has more than the
+    newcomer's own, that one's oldest gives way, where it has its share, else the oldest of all; or the newcomer
+    itself, where that one has not had *least* seconds yet. Within a share nobody is the busiest: strangers of many
+    addresses, with one connection each, do not put out a daemon that opens all its lanes at once. One that is alone
+    may fill all the room, until another one comes.
 
     Args:
-        most: when one more comes, the oldest gives way, so that idle connections block nobody.
+        most: open at once.
         seconds: for each.
+        least: seconds that each has, whoever comes; in a crowd of equals nobody would come through without.
     """
 
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most, self._seconds = most, seconds
-        self._open: dict[trio.CancelScope, None] = {}  # oldest first
+    def __init__(self, most: int, seconds: float, least: float = 0.0) -> None:
+        self._most, self._seconds, self._least = most, seconds, least
+        self._share = max(most // _SHARES, 1)
+        self._count = 0
+        self._open: dict[str, dict[trio.CancelScope, float]] = {}  # by address: since when, oldest first
 
     def __len__(self) -> int:
-        return len(self._open)
+        return self._count
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[trio.CancelScope]:
-        """One connection, until it has said who it is: what runs inside is cancelled when its time is over."""
-        if len(self._open) >= self._most:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.cancel()
+    def one(self, address: str = "") -> Iterator[trio.CancelScope]:
+        """One connection of *address*, until it has said who it is.
+
+        What runs inside is cancelled when its time is over, or where it has to give way.
+        """
         with trio.move_on_after(self._seconds) as scope:
-            self._open[scope] = None
+            if self._count >= self._most and not self._make_room(address):
+                scope.cancel()
+                yield scope
+                return
+            self._open.setdefault(address, {})[scope] = trio.current_time()
+            self._count += 1
             try:
                 yield scope
             finally:
-                self._open.pop(scope, None)
+                self.leave(address, scope)
+
+    def leave(self, address: str, scope: trio.CancelScope) -> None:
+        """It has said who it is, or is gone: it gives way to nobody, but its time goes on until its end."""
+        these = self._open.get(address, {})
+        if these.pop(scope, None) is not None:
+            self._count -= 1
+            if not these:
+                del self._open[address]
+
+    def _make_room(self, newcomer: str) -> bool:
+        """Put one out; False: the newcomer is the one."""
+        own = len(self._open.get(newcomer, {}))
+        busiest = max(self._open, key=lambda one: len(self._open[one]))
+        if len(self._open[busiest]) > max(own + 1, self._share):
+            address, scope = busiest, next(reversed(self._open[busiest]))
+        else:
+            among = [newcomer] if own >= self._share else self._open
+            firsts = ((address, *next(iter(self._open[address].items()))) for address in among)
+            address, scope, since = min(firsts, key=lambda one: one[2])
+            if trio.current_time() - since < self._least:
+                return False
+        self.leave(address, scope)
+        scope.cancel()
+        return True
+
+
+async def forget(stream: trio.abc.ReceiveStream) -> None:
+    """Read what comes, to its end or until it is too much: to close with it unread would take the answer away again."""
+    left = _FORGOTTEN_BYTES
+    while left > 0 and (data := await stream.receive_some(_PIECE_BYTES)):
+        left -= len(data)
+
+
+def why_ended(scope: trio.CancelScope) -> str:
+    """Of one of Handshakes that was cancelled."""
+    late = trio.current_time() >= scope.deadline
+    return "was not done in time" if late else "gave way to another connection"
+
+
+class Sparing:
+    """Lines of the log that others can cause: so many in a second, and the next one says how many were left out.
+
+    Args:
+        at_once: that many more where there were few before.
+
+    Attributes:
+        count: of all, written or not.
+    """
+
+    def __init__(self, at_once: int = _LINES_A_SECOND) -> None:
+        self.count = 0
+        self._left_out = 0
+        self._most = self._credit = float(at_once)
+        self._at = 0.0
+
+    def say(self, line: Callable[..., object], event: str, **fields: object) -> bool:
+        """Write it, with what *line* is: a level of a log. False: it is left out."""
+        self.count += 1
+        now = trio.current_time()
+        self._credit, self._at = min(self._most, self._credit + (now - self._at) * _LINES_A_SECOND), now
+        if self._credit < 1:
+            self._left_out += 1
+            return False
+        self._credit -= 1
+        if self._left_out:
+            fields["left_out"], self._left_out = self._left_out, 0
+        line(event, **fields)
+        return True

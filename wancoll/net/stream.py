@@ -14,14 +14,38 @@ from functools import partial
 
 import trio
 
+from wancoll.net.tls import Tls, TlsFailed
+
 _READ_BYTES = 64 * 1024
+_CLOSED = "the connection was closed by the other end"
 _KEPT_BYTES = 256  # of what came last, to be shown should it have done harm
-_LINGER = 1.0  # seconds for the other end to take what was sent before the connection closes
+LINGER = 1.0  # seconds for the other end to take what was sent before the connection closes
 
 
 async def _first(others: trio.CancelScope, wait: Callable[[], Awaitable[None]]) -> None:
     await wait()
     others.cancel()
+
+
+class Queues:
+    """What waits in many streams for their other ends, bounded: where it is too much, the one with most is given up.
+
+    Args:
+        max_bytes: in all of them.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.bytes = 0
+        self._of: dict[Stream, int] = {}  # those with any
+
+    def holds(self, stream: Stream, queued: int) -> None:
+        """So many bytes wait in *stream* now."""
+        self.bytes += queued - self._of.pop(stream, 0)
+        if queued:
+            self._of[stream] = queued
+        while self.bytes > self._max_bytes:
+            max(self._of, key=lambda one: self._of[one]).give_up()
 
 
 class Stream:
@@ -32,19 +56,30 @@ class Stream:
         who: names the other end.
         max_bytes: that may wait for the other end; with more the connection is given up.
         max_messages: the same in messages; 0: not bounded.
+        tls: seals what is sent and opens what comes, once shake_hands() has returned; None: all is in clear.
+        queues: bounds it together with others'; None: nothing does.
     """
 
-    def __init__(self, sock: socket.socket, who: str, max_bytes: int, max_messages: int = 0) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        who: str,
+        max_bytes: int,
+        max_messages: int = 0,
+        tls: Tls | None = None,
+        queues: Queues | None = None,
+    ) -> None:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket, self.who = sock, who
+        self.socket, self.who, self.tls = sock, who, tls
         self._fd = sock.fileno()
         self._max_bytes, self._max_messages = max_bytes, max_messages
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._queue = bytearray()  # what the kernel did not take
         self._queued_messages = 0
+        self._queues = queues
         self._wake = trio.Event()
         self._writing: trio.Event | None = None  # set when the task that writes has stopped
         self._closed = False
@@ -84,6 +119,12 @@ class Stream:
         if not frames or self._closed or self.overflow:
             return
         data = frames[0] if len(frames) == 1 else b"".join(frames)
+        self._send(data if self.tls is None else self.tls.seal(data), len(frames))
+
+    def _send(self, data: bytes, frames: int = 0) -> None:
+        """To the kernel, or into the queue."""
+        if not data or self._closed or self.overflow:
+            return
         if not self._queue:
             try:
                 sent = self.socket.send(data)
@@ -96,12 +137,22 @@ class Stream:
                 return
             data = data[sent:]
         self._queue += data
-        self._queued_messages += len(frames)
+        self._queued_messages += frames
         if len(self._queue) > self._max_bytes or 0 < self._max_messages < self._queued_messages:
-            self.overflow, self.ended = True, "it does not read what it is sent"
-            self._queue.clear()
-            self.end()
+            self.give_up()
+        self._count()
         self._wake.set()
+
+    def give_up(self) -> None:
+        """It is sent nothing any more: what waits for it is too much."""
+        self.overflow, self.ended = True, "it does not read what it is sent"
+        self._queue.clear()
+        self._count()
+        self.end()
+
+    def _count(self) -> None:
+        if self._queues is not None:
+            self._queues.holds(self, len(self._queue))
 
     async def write_queue(self) -> None:
         """Task: send what is queued, whenever something is. Ends with close()."""
@@ -133,9 +184,11 @@ class Stream:
                 continue
             except OSError as bad:
                 self._queue.clear()
+                self._count()
                 self._unheard(bad)
                 return
             del self._queue[:sent]
+            self._count()
 
     def _unheard(self, why: OSError) -> None:
         """The other end takes nothing any more, though it may not have said so: what it has sent is the last of it."""
@@ -143,37 +196,114 @@ class Stream:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RD)
 
+    async def shake_hands(self, turns: trio.CapacityLimiter | None = None) -> None:
+        """TLS's handshake, before anything else is sent or received.
+
+        What the other end sends may take long to judge: in a thread, so that nobody else waits for it. What has begun
+        there ends there, also for who is cancelled.
+
+        Args:
+            turns: shared with others' handshakes; None: none wait for this one.
+
+        Raises:
+            TlsFailed: the other end is not let in, or does not let this one in, or went away.
+        """
+        if self.tls is None:
+            return
+        turns = turns or trio.CapacityLimiter(1)
+        data: bytes | None = b""
+        while not self._gone():
+            if data is not None:
+                try:
+                    if data:
+                        await trio.to_thread.run_sync(self.tls.shake, data, limiter=turns)
+                    else:
+                        self.tls.shake(data)  # who dials begins
+                finally:
+                    self._send(self.tls.outgoing())  # an alert, too
+                if self.tls.done:
+                    if early := self._opened(b""):  # came right behind it
+                        self._unread.append(early)
+                    return
+            data = await self._read()
+            if data == b"":
+                break
+        raise TlsFailed(f"{self.ended or 'it ended here'}, in the middle of TLS's handshake")
+
     # ---- receiving -----------------------------------------------------------------------------------
 
     async def receive(self) -> bytes:
         """Some bytes; b"" at the end of the stream, however it came, and after end(): then *ended* says why."""
-        while not self.ending and not self._closed:
+        while not self._gone():
             if self._unread:
                 return self._unread.pop()
-            try:
-                await trio.lowlevel.wait_readable(self._fd)
-                if self._unread:  # it comes first
-                    continue
-                data = self.socket.recv(_READ_BYTES)
-            except (BlockingIOError, trio.ClosedResourceError):  # the latter by end() or close()
+            if self._over():
+                self.ended = self.ended or _CLOSED
+                return b""
+            if self._holds():
+                await trio.lowlevel.checkpoint()  # the others' turn
+                came: bytes | None = b""
+            elif (came := await self._read()) == b"":
+                self.newest = b""
+                return b""
+            if came is None or self._gone():
                 continue
-            except OSError as bad:
-                self.ended = self.ended or str(bad)
-                break
-            if not data:
-                self.ended = self.ended or "the connection was closed by the other end"
-            self.newest = data[:_KEPT_BYTES]
-            return data
+            if data := self._opened(came):
+                self.newest = data[:_KEPT_BYTES]
+                return data
         return b""
+
+    def _gone(self) -> bool:
+        return self.ending or self._closed
+
+    def _holds(self) -> bool:
+        """Whether something that is to be opened has come already."""
+        return self.tls is not None and self.tls.more
+
+    def _over(self) -> bool:
+        """Whether the other end has said goodbye: what it sends after that is not read."""
+        return self.tls is not None and self.tls.over
+
+    async def _read(self) -> bytes | None:
+        """What is in the socket, b"" at its end; None: look again."""
+        try:
+            await trio.lowlevel.wait_readable(self._fd)
+            if self._unread:  # it comes first
+                return None
+            data = self.socket.recv(_READ_BYTES)
+        except (BlockingIOError, trio.ClosedResourceError):  # the latter by end() or close()
+            return None
+        except OSError as bad:
+            self.ended = self.ended or str(bad)
+            return b""
+        if not data:
+            self.ended = self.ended or _CLOSED
+        return data
+
+    def _opened(self, data: bytes) -> bytes:
+        """What sealed *data* holds; what cannot be opened ends it all."""
+        if self.tls is None:
+            return data
+        try:
+            return self.tls.open(data)
+        except TlsFailed as bad:
+            self.ended = self.ended or str(bad)
+            self.end()
+            return b""
+        finally:
+            self._send(self.tls.outgoing())
 
     def look(self) -> bytes:
         """What is there, without waiting; b"" also at the end, of which receive() tells."""
-        if self.ending or self._closed or self._unread:
+        if self._gone() or self._unread or self._holds() or self._over():
             return b""
         try:
             data = self.socket.recv(_READ_BYTES)
         except OSError:  # nothing, or an end
             return b""
+        data = self._opened(data) if data else b""
+        if self._holds() or self._over():  # of which the socket says nothing
+            self._wake_all()
         self.newest = data[:_KEPT_BYTES]
         return data
 
@@ -184,7 +314,7 @@ class Stream:
 
     async def unless_hung_up(self, wait: Callable[[], Awaitable[None]]) -> bool:
         """Wait, without reading. False: the other end has gone first; what it had sent is still unread."""
-        if self._closed or self.ending:
+        if self._gone():
             return False
         with contextlib.closing(select.epoll()) as gone:
             gone.register(self.socket, select.EPOLLRDHUP)
@@ -209,6 +339,7 @@ class Stream:
         if not self._closed:
             self._closed = True
             self._queue.clear()
+            self._count()
             self._wake.set()
             self._wake_all()
             self.socket.close()
@@ -217,10 +348,15 @@ class Stream:
         """Who waits for the socket looks again: cheaper than a cancel scope for each receive."""
         trio.lowlevel.notify_closing(self._fd)
 
-    async def close_delivered(self) -> None:
-        """Close when the other end has read what was sent, which a reset would destroy, or after a second."""
+    async def close_delivered(self, *, shield: bool = True) -> None:
+        """Close when the other end has read what was sent, which a reset would destroy, or after a second.
+
+        *shield*: not even who cancels it hurries it.
+        """
         try:
-            with trio.move_on_after(_LINGER, shield=True), contextlib.suppress(OSError, trio.ClosedResourceError):
+            with trio.move_on_after(LINGER, shield=shield), contextlib.suppress(OSError, trio.ClosedResourceError):
+                if self.tls is not None:
+                    self._send(self.tls.goodbye())
                 await self.drain()
                 self.socket.shutdown(socket.SHUT_WR)
                 while True:

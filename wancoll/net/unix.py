@@ -1,11 +1,22 @@
-"""Connecting to a unix socket, without trio: a client has no event loop."""
+"""Unix sockets: connecting, and who is at the other end, without trio: a client has no event loop."""
 
 from __future__ import annotations
 
 import socket
+import struct
 import time
+from typing import Any
 
 _FULL_QUEUE_SECONDS = 0.005  # between two tries at a socket whose queue is full
+
+
+def peer_credentials(sock: Any) -> tuple[int, int, int]:
+    """(pid, uid, gid) of whoever connected to a unix socket, or made the one that was connected to, as the kernel says.
+
+    pid 0: of another pid namespace.
+    """
+    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid
 
 
 def is_served(path: str, timeout: float) -> bool:
@@ -21,6 +32,13 @@ def is_served(path: str, timeout: float) -> bool:
     except ConnectionRefusedError:
         return False
     return True
+
+
+def what_to_do(bad: OSError) -> str:
+    """For a command that could not ask the daemon at a socket."""
+    if isinstance(bad, PermissionError):
+        return "it is another user's: run this as the daemon's user, or as root"
+    return "is `wancoll peer` running there? --socket says where"
 
 
 def connect_local(path: str, timeout: float) -> socket.socket:

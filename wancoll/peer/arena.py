@@ -51,6 +51,11 @@ class Arena:
         """Whether a byte of [offset, offset + nbytes) is zero."""
         return b"\0" in bytes(self._map[offset : offset + nbytes])
 
+    @property
+    def used(self) -> int:
+        """Bytes of memory that it takes."""
+        return 512 * os.fstat(self.fd).st_blocks
+
     def close(self) -> None:
         """Unmap. The engine must have let go of every op in it."""
         self._map.release()

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from wancoll.limits import DEFAULT, Limits
-from wancoll.options import DEFAULT_MASTER, Seconds, SecondsOrEver, Unseen, between
+from wancoll.options import NO_MASTER, Metrics, MetricsToken, Seconds, SecondsOrEver, Unseen, between
 
 MAX_WORKERS = 64
 
@@ -22,9 +22,9 @@ class PeerConfig:
         limits: bounds and timeouts.
     """
 
-    master: Annotated[str, Parameter(help="HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT.")] = (
-        DEFAULT_MASTER
-    )
+    master: Annotated[
+        str, Parameter(help=f"HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT. {NO_MASTER}")
+    ] = ""
     socket: Annotated[
         str,
         Parameter(
@@ -36,9 +36,9 @@ class PeerConfig:
         str,
         Parameter(
             help="HOST:PORT for other peers' lanes. Port 0 lets the system choose. '*' as host: all interfaces, "
-            "IPv4 and IPv6."
+            "IPv4 and IPv6. Empty: *:0, or 127.0.0.1:0 in clear with a master on loopback."
         ),
-    ] = "*:0"
+    ] = ""
     advertise: Annotated[
         tuple[str, ...],
         Parameter(
@@ -58,6 +58,35 @@ class PeerConfig:
             "within a site before bytes cross to others. Empty: a site of its own."
         ),
     ] = ""
+    join: Annotated[
+        str,
+        Parameter(
+            help="Token of the master, as it printed it: then all that this daemon says to it, and to other daemons, "
+            "goes over TLS. It names the master, too, unless --master does. WANCOLL_JOIN shows it to fewer."
+        ),
+    ] = ""
+    insecure: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="In clear also with a master, or a --listen, beyond loopback: whoever reaches the ports can read and "
+            "change everything. For a network that is private already. The master needs it, too.",
+        ),
+    ] = False
+    state: Annotated[
+        str,
+        Parameter(
+            help="Folder of this daemon's key and certificate, for this user and this daemon alone. Empty: one for "
+            "each machine's --socket, in wancoll in $XDG_STATE_HOME or ~/.local/state."
+        ),
+    ] = ""
+    ca: Annotated[
+        str, Parameter(help="PEM file of an authority of your own, with --cert and --key, in place of --join.")
+    ] = ""
+    cert: Annotated[
+        str, Parameter(help="PEM file of this daemon's certificate: its DNS name, or common name, is the daemon's.")
+    ] = ""
+    key: Annotated[str, Parameter(help="PEM file of its key, where --cert does not hold it.")] = ""
     lanes: Annotated[
         int,
         Parameter(
@@ -96,6 +125,8 @@ class PeerConfig:
             "0: the machine's memory, or what its control group allows.",
         ),
     ] = 0
+    metrics: Metrics = ""
+    metrics_token: MetricsToken = ""
     ready_without_master: Annotated[
         bool,
         Parameter(
@@ -110,6 +141,11 @@ class PeerConfig:
     ] = False
     failpoint_token: Annotated[str, Unseen] = ""
     limits: Annotated[Limits, Unseen] = DEFAULT
+
+    @property
+    def near_only(self) -> bool:
+        """Whether it dials loopback alone: it speaks in clear, and nobody has said that it may do so beyond."""
+        return not (self.insecure or self.join or self.ca or self.cert or self.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -12,23 +14,29 @@ import structlog
 import trio
 from msgspec.structs import replace
 
-from wancoll.errors import ProtocolError
+from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, WITHOUT_END
-from wancoll.local import split_addresses
+from wancoll.local import split_address, split_addresses
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
+from wancoll.net.enroll import Refused, Wallet, WrongMaster
 from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
+from wancoll.net.tls import Tls, TlsFailed
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.masters import Masters
+from wancoll.peer.core.vouching import Vouching
 from wancoll.peer.links.lanes import advertised, offered_congestion_controls
+from wancoll.trust.papers import fingerprints
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll.wire.kept import Kept, counts
 
 log = structlog.get_logger("wancoll.control")
 
+_RENEW_AGAIN = 10.0  # seconds until it is asked again for a certificate that did not come
+_CLOCKS = 8  # comparisons with the master's that are kept: the newest
 _ABOUT_OPS = m.Commit | m.Matched | m.Settled
 
 
@@ -39,6 +47,11 @@ class OnLost(Protocol):
         """The connection or the try to make one is over."""
 
 
+def _awake_or_not() -> float:
+    """Seconds of a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Control:
     """The daemon's side of the master's protocol.
 
@@ -46,6 +59,7 @@ class Control:
         config: masters' addresses, limits, lanes.
         daemon: this daemon's id.
         incarnation: random, fresh at each start.
+        ended: incarnations of daemons of this machine whose processes have ended.
         data_socket: the lanes' listener, for the advertised addresses.
         hot: what is served without a round of trio.
         on_message: called with every message of a live connection but Welcome and Pong.
@@ -53,6 +67,7 @@ class Control:
         on_lost: called with the reason when a try failed (live=False) or a good connection is gone (live=True).
         on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
         beat: gives the heartbeat of a number, with what it tells of the members.
+        wallet: certificates, for a master that listens with TLS; None: all is in clear.
     """
 
     def __init__(
@@ -60,6 +75,7 @@ class Control:
         config: PeerConfig,
         daemon: str,
         incarnation: int,
+        ended: list[int],
         data_socket: socket.socket,
         hot: Hot,
         on_message: Callable[[m.FromMaster], None],
@@ -67,11 +83,17 @@ class Control:
         on_lost: OnLost,
         on_synced: Callable[[], None],
         beat: Callable[[int], m.Heartbeat],
+        wallet: Wallet | None = None,
     ) -> None:
         self._config, self._daemon, self._incarnation = config, daemon, incarnation
+        self._ended = ended
         self._masters = Masters(config.master.split(","))
         self._hint = ""  # who leads, in the words of the standby that was asked last
-        self._data_socket = data_socket
+        self._data_socket, self._wallet = data_socket, wallet
+        self._renews_at = 0.0  # when to ask for the next certificate again, if it did not come
+        self._renew_at: float | None = None  # Wallet.renew_at(); None: its files have changed
+        self._doubted: set[str] = set()  # addresses where a certificate of an unknown authority was shown last
+        self._others: dict[str, str] = {}  # addresses where another master has answered: its words, if it was the last
         self._hot, self._on_message, self._on_connected = hot, on_message, on_connected
         self._on_lost, self._on_synced, self._beat = on_lost, on_synced, beat
         self._stream: Stream | None = None
@@ -81,6 +103,9 @@ class Control:
         self._heard = 0  # messages of it that were taken in
         self._silent_tries = 0  # since it was connected last
         self.refused = ""  # why this daemon must not come back
+        self.watched = False  # somebody looks at the master's page
+        self.clocks: deque[m.Clock] = deque(maxlen=_CLOCKS)  # the master's beside this machine's, by heartbeats
+        self._said = 0, 0.0, 0.0  # newest heartbeat: number, when by this machine's clock, by one that runs even
         self.number = 0  # of the session, counted from 1
         self.term = 0  # highest seen
         self.master = 0  # identity of the master that welcomed this daemon last
@@ -89,6 +114,7 @@ class Control:
         self.lost.set()
         self.addresses: list[str] = []
         self._heard_at = self._welcomed_at = 0.0
+        self._vouching = Vouching(_awake_or_not())
         self._heartbeat_interval = config.limits.heartbeat_interval
         self.heartbeat_timeout = config.limits.heartbeat_timeout  # seconds; the master's, once it has welcomed this one
 
@@ -96,6 +122,21 @@ class Control:
     def master_address(self) -> str:
         """Of the master that is connected, or is tried next."""
         return self._masters.address
+
+    @property
+    def unheard(self) -> float:
+        """Seconds, asleep or not, since this daemon said the newest word that a master has answered (C8)."""
+        return self._vouching.unheard(_awake_or_not())
+
+    @property
+    def others_may_be(self) -> bool:
+        """Whether a group may have formed anew under the name of members that commit by themselves (C8)."""
+        return self._vouching.is_over(_awake_or_not(), self.heartbeat_timeout, self._config.limits.master_grace)
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+        return self._stream.queued if self._stream is not None else 0
 
     @property
     def interval(self) -> float:
@@ -154,10 +195,16 @@ class Control:
         stream = None
         try:
             with trio.fail_after(patience):
-                raw = (await dial([address], patience)).socket
-            local_host = raw.getsockname()[0]
-            stream = Stream(socket.socket(fileno=raw.detach()), f"master at {address}", limits.message_bytes * 16)
+                tls = await self._tls(address, patience)
+                raw = (await dial([address], patience, near_only=self._config.near_only)).socket
+                local_host = raw.getsockname()[0]
+                sock, most = socket.socket(fileno=raw.detach()), limits.message_bytes * 16
+                stream = Stream(sock, f"master at {address}", most, tls=tls)
+                await stream.shake_hands()
+            if tls is not None and self._wallet is not None and not self._wallet.papers.is_master(tls.certificate()):
+                return f"{address}: its certificate is not a master's: somebody else answers there"
             self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
+            self._vouching.said_hello(_awake_or_not())
             stream.send(
                 encode(
                     m.Hello(
@@ -177,6 +224,7 @@ class Control:
                         self._session if self.open else 0,
                         self._heard,
                         min(limits.master_grace, WITHOUT_END),
+                        self._ended,
                     )
                 )
             )
@@ -187,14 +235,113 @@ class Control:
                 reason = await self._read(stream)
                 nursery.cancel_scope.cancel()
             return reason
-        except DialFailed as bad:
+        except Refused as bad:
+            self.refused = str(bad)
             return str(bad)
+        except WrongMaster as bad:
+            return str(bad)
+        except (ConfigError, ProtocolError, OSError) as bad:
+            return f"{address}: no certificate: {bad}"
+        except (DialFailed, TlsFailed) as bad:
+            if isinstance(bad, TlsFailed) and bad.unknown and address in self._masters.addresses:
+                self._doubted.add(address)
+            return str(bad) if isinstance(bad, DialFailed) else f"{address}: {bad}"
         except trio.TooSlowError:
             return f"{address}: no answer within {patience:.1f} s"
         finally:
             self._stream = None
             if stream is not None:
                 stream.close()
+
+    async def _tls(self, address: str, patience: float) -> Tls | None:
+        """To dial with, after a certificate was got where there is none that is good.
+
+        Raises:
+            Refused: there will be none.
+            ConfigError, ProtocolError, OSError: there is none now.
+        """
+        wallet = self._wallet
+        if wallet is None:
+            return None
+        good, doubted = wallet.good(self._daemon, time.time()), address in self._doubted
+        self._doubted.discard(address)
+        if not good or (doubted and wallet.token is not None):
+            try:
+                await self._enroll(wallet, address, patience)
+            except Refused as bad:
+                if not good:
+                    raise
+                raise ConnectionError(str(bad)) from bad  # whoever was doubted: its certificate lets it in still
+        wallet.check_role()
+        papers, self._renew_at = wallet.papers, None
+        return Tls(papers.to_dial(), listens=False, host=papers.asks_for(split_address(address)[0]))
+
+    async def _enroll(self, wallet: Wallet, address: str, patience: float) -> None:
+        """Get a certificate with the token.
+
+        That another master answers says nothing: anybody may be one. Only a newcomer whose token fits none of the
+        masters that it was given ends by it, since most likely they were mixed up.
+
+        Raises:
+            Refused: there will be none.
+            ConfigError, ProtocolError, OSError: there is none now.
+        """
+        newcomer = not self.number and not wallet.came_before()
+        enroll = partial(wallet.enroll, address, self._daemon, patience)
+        if address in self._others:
+            self._others[address] = ""  # what it says now counts
+        try:
+            await trio.to_thread.run_sync(enroll)  # each answer has a deadline; a thread left behind ends the process
+        except WrongMaster as bad:
+            if address in self._masters.addresses:
+                if address not in self._others:
+                    log.warning("another master answers, or somebody who plays one", reason=str(bad))
+                self._others[address] = str(bad)
+            answers = [self._others.get(one, "") for one in self._masters.addresses]
+            if newcomer and all(answers):
+                raise Refused("; ".join(answers)) from bad
+            raise
+        log.info("a certificate was got with the token", name=self._daemon)
+
+    def _renew(self) -> None:
+        """Ask for the next certificate, if it is time. Files that cannot be used now end nothing."""
+        now = trio.current_time()
+        if self._wallet is None or now < self._renews_at:
+            return
+        try:
+            if self._renew_at is None:
+                self._renew_at = self._wallet.renew_at()
+            if time.time() < self._renew_at:
+                return
+            self._renews_at = now + _RENEW_AGAIN
+            self.send(m.Renew(self._wallet.request()))
+        except (ConfigError, OSError, ValueError) as bad:
+            self._renews_at = now + _RENEW_AGAIN
+            log.warning("the certificate is not renewed; that is tried again", reason=str(bad))
+
+    def _renewed(self, answer: m.Enrolled) -> None:
+        if self._wallet is None:
+            return
+        self._renew_at = None
+        try:
+            if answer.refused:
+                raise ValueError(answer.refused)
+            self._wallet.keep(answer.certificate, answer.authorities)
+            self._renews_at = 0.0
+            log.info("the certificate is renewed")
+        except (OSError, ValueError) as bad:
+            log.warning("the certificate is not renewed", reason=str(bad))
+
+    def _believe(self, told: m.AuthorityIs) -> None:
+        try:
+            if self._wallet is not None and self._wallet.believe(told.certificates):
+                self._renew_at = None
+                log.info("other authorities are believed", sha256=fingerprints(told.certificates))
+                self._renews_at = 0.0
+        except (OSError, ValueError) as bad:
+            log.warning("the authorities are believed as before", reason=str(bad))
+        if self.connected:
+            self._renew()
 
     async def _read(self, stream: Stream) -> str:
         timeout = self._config.limits.handshake_timeout
@@ -257,21 +404,39 @@ class Control:
                     if message.term < self.term:  # R6
                         return f"an old master answers: its term is {message.term}, {self.term} was seen"
                     welcome.deadline, self._welcomed_at = float("inf"), self._heard_at
+                    self._vouching.answered()
+                    if message.master != self.master:
+                        self.clocks.clear()
                     self.term, self.master = message.term, message.master
                     self._heartbeat_interval = message.heartbeat_interval
                     self.heartbeat_timeout = message.heartbeat_timeout
                     self._masters.welcomed()
+                    self._others.clear()
                     if not message.resumed:
                         self._begin(message)
                     elif not self._go_on(message, stream):
                         return "the master has lost count of what was said"
                 elif isinstance(message, m.Pong):
+                    self.watched = message.watched
                     if message.number:
+                        self._compare_clocks(message)
+                        self._vouching.answered(message.number)
                         self._kept.confirmed(message.heard)
                     else:  # whatever the master had to say at the start came before this
                         self._on_synced()
+                elif isinstance(message, m.Enrolled):
+                    self._renewed(message)
+                elif isinstance(message, m.AuthorityIs):
+                    self._believe(message)
                 elif self.connected:
                     self._on_message(message)
+
+    def _compare_clocks(self, pong: m.Pong) -> None:
+        """The master took the heartbeat in between when it was said and now."""
+        number, at, said = self._said
+        if pong.number == number and pong.clock:
+            half = (time.monotonic() - said) / 2
+            self.clocks.append(m.Clock(pong.clock - at - half, half, f"{self.master:x}"))
 
     def _begin(self, welcome: m.Welcome) -> None:
         """The master knows nothing of this daemon: name all members."""
@@ -305,7 +470,10 @@ class Control:
                 stream.ended = f"it was silent for {silent:.1f} s"
                 stream.end()  # who reads closes it
                 return
+            self._renew()
             number += 1
+            self._vouching.said(number, _awake_or_not())
+            self._said = number, time.time(), time.monotonic()
             self.send(replace(self._beat(number), heard=self._heard))
 
 

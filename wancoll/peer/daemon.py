@@ -3,41 +3,60 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from wancoll import resources
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.errors import ConfigError
 from wancoll.failpoints import Failpoints
-from wancoll.local import default_socket, join_address
+from wancoll.local import default_socket, default_state, join_address
+from wancoll.metrics.core.operations import Operations
+from wancoll.metrics.listen import listeners
 from wancoll.net.contain import contained
+from wancoll.net.enroll import Wallet
 from wancoll.net.hot import Hot
 from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
+from wancoll.peer import lives
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
 from wancoll.peer.core import outcomes
+from wancoll.peer.core.member import STOPPING
+from wancoll.peer.core.tracing import Recorder
 from wancoll.peer.door import FrontDoor
+from wancoll.peer.figures import Figures
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control
 from wancoll.peer.links.probes import probe
+from wancoll.peer.links.traffic import Traffic
 from wancoll.peer.session import Session
 from wancoll.peer.watch.measure import Measurer
 from wancoll.peer.watch.watcher import Watcher
+from wancoll.seal import check_possible
+from wancoll.trust.papers import AUTHORITY_KEY, Papers
+from wancoll.trust.token import parse
 from wancoll.wire import messages as m
+
+if TYPE_CHECKING:
+    from wancoll.metrics.port import Port
 
 log = structlog.get_logger("wancoll.peer")
 
 MOST_CALLED = 1024  # members of which a heartbeat tells
+MOST_MOVED = 64  # links that are looked at for one
 _MOST_ENDED = 1024  # members that are gone, of which each new master is told
 _MASTER_POLL = 0.1  # seconds between looks at master_grace, only while there is no master
 
@@ -59,23 +78,39 @@ class Daemon:
     Args:
         config: settings.
         name: this daemon's id.
+        incarnation: random, fresh at each start.
+        ended: see Control.
         engine: moves the bytes.
         hot: what is served without a round of trio.
         data_socket: first listener for lanes.
         nursery: owns every task of the daemon.
+        stop: set where the daemon shall end.
+        wallet: certificates, for a master that listens with TLS; None: all is in clear.
     """
 
     def __init__(
-        self, config: PeerConfig, name: str, engine: Engine, hot: Hot, data_socket: socket.socket, nursery: trio.Nursery
+        self,
+        config: PeerConfig,
+        name: str,
+        incarnation: int,
+        ended: list[int],
+        engine: Engine,
+        hot: Hot,
+        data_socket: socket.socket,
+        nursery: trio.Nursery,
+        stop: trio.Event,
+        wallet: Wallet | None = None,
     ) -> None:
         self.config, self.name, self.engine, self.hot = config, name, engine, hot
         self.arena_bytes = config.arena_bytes or default_arena_bytes()
         self.failpoints = Failpoints(config.failpoint_token)
-        self.links = LinkHub(engine, config, name, nursery)
+        papers = None if wallet is None else lambda: wallet.papers
+        self.links = LinkHub(engine, config, name, nursery, papers)
         self.control = Control(
             config,
             name,
-            secrets.randbits(63),
+            incarnation,
+            ended,
             data_socket,
             hot,
             self._master_says,
@@ -83,6 +118,7 @@ class Daemon:
             self._master_lost,
             self._master_synced,
             self._beat,
+            wallet,
         )
         self.measurer = Measurer(
             config.limits,
@@ -92,6 +128,7 @@ class Daemon:
             lambda: bool(self._by_engine_id),
             lambda: self.control.addresses,
             engine.pace_link,
+            self.links.connector,
         )
         self.watcher = Watcher(
             config.limits,
@@ -110,8 +147,18 @@ class Daemon:
         self._ended: dict[int, str] = {}  # members that are out: groups by mid, oldest first
         self.answered = trio.Event()  # once a master has taken it in
         self.ending: m.Failure | None = None  # it ends: what clients are told
+        self.leaving: m.Failure | None = None  # it will, once its members have left: the same
+        self.askers = 0  # operators on the unix socket who will be told that they have
+        self._stop = stop
+        self.operations: Operations | None = None  # what is counted for metrics, where they are told
+        self.recorder: Recorder | None = None  # while somebody traces
 
     # ---- sessions ------------------------------------------------------------------------------------
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Of those who are attached."""
+        return self._sessions
 
     @property
     def clients(self) -> int:
@@ -142,6 +189,32 @@ class Daemon:
         self._by_engine_id[engine_id] = session
         self.measurer.op_started()
 
+    def ask_to_leave(self, ask: m.AskToLeave) -> list[Session]:
+        """See Host."""
+        log.warning("an operator asks for a leave", group=ask.group, name=ask.name, reason=ask.reason)
+        by = trio.current_time() + ask.within
+        chosen = [
+            one
+            for one in self._sessions
+            if not one.member.over and (not ask.group or (one.member.group, one.member.name) == (ask.group, ask.name))
+        ]
+        for session in chosen:
+            session.ask_to_leave(outcomes.asked_to_leave(session.member.name, ask.reason, daemon=not ask.group), by)
+        if not ask.group and self.leaving is None:
+            self.leaving = outcomes.asked_to_leave(self.name, ask.reason, daemon=True).last
+            self._nursery.start_soon(self._end_when_left)
+        return chosen
+
+    async def _end_when_left(self) -> None:
+        """Task: end when all who are attached have left."""
+        while any(not one.member.over for one in self._sessions):  # noqa: ASYNC110 - once, at the end
+            await trio.sleep(0.01)
+        with trio.move_on_after(1):
+            while self.askers:  # noqa: ASYNC110 - the same
+                await trio.sleep(0.01)
+        self.ending = self.ending or self.leaving
+        self._stop.set()
+
     def soon(self, task: Callable[[], Awaitable[None]]) -> None:
         """See Host."""
         self._nursery.start_soon(task)
@@ -164,7 +237,7 @@ class Daemon:
 
     def _beat(self, number: int) -> m.Heartbeat:
         """The heartbeat: how far the clients are in their programs, and whose process stands still."""
-        now, called, still = trio.current_time(), [], []
+        now, called, still, recovered = trio.current_time(), [], [], []
         for session in self._sessions:
             member = session.member
             if member.over or not member.mid:
@@ -173,10 +246,28 @@ class Daemon:
                 with session.alone("its inputs"):
                     session.look_at_inputs()
                 called.append((member.mid, member.epoch_number, session.called, member.collectives.settled))
+                if session.recovered is not None:
+                    recovered.append((member.mid, *session.recovered))
             state, seconds = session.trainer.look(now)
             if state:
                 still.append((member.mid, seconds, state))
-        return m.Heartbeat(number, called[:MOST_CALLED], still[:MOST_CALLED])
+        beat = m.Heartbeat(number, called[:MOST_CALLED], still[:MOST_CALLED])
+        if not self.control.watched:
+            return beat
+        return replace(beat, moved=self._moved(), recovered=recovered[:MOST_CALLED])
+
+    def _moved(self) -> list[tuple[str, int, int, int]]:
+        """What went to each daemon over the links that are open, the first of many."""
+        traffic = self.links.traffic = self.links.traffic or Traffic()
+        looks = [self.links.look_at(number) for number in self.links.numbers()[:MOST_MOVED]]
+        totals = ((name, traffic.totals[name]) for name in dict.fromkeys(look[0] for look in looks if look is not None))
+        return [(name, one.sent, one.segments, one.resent) for name, one in totals]
+
+    def unready(self) -> str:
+        """Why no training process should count on it now; "": one may."""
+        if self.ending is not None or self.leaving is not None:
+            return "it is stopping"
+        return "" if self.control.connected else "no master answers"
 
     def status(self) -> dict[str, object]:
         """The daemon's own view, for LocalStatusRequest."""
@@ -186,6 +277,7 @@ class Daemon:
             "connected": self.control.connected,
             "addresses": self.control.addresses,
             "kernels": kernel_name(),
+            "traced": self.recorder is not None,
             "resources": self._resources(),
             "members": [
                 {
@@ -228,12 +320,19 @@ class Daemon:
                 self._nursery.start_soon(self._probe, message)
         elif isinstance(message, m.MeasureLink):
             self.measurer.measure(message)
+        elif isinstance(message, m.AskToLeave):
+            self.ask_to_leave(message)
         else:
             log.warning("unexpected message from the master", message=str(message)[:200])
 
     def _members_hear(self, message: m.ToMember) -> None:
         now, number, master = trio.current_time(), self.control.number, self.control.master
-        for session in [one for one in self._sessions if one.member.addressed(message)]:
+        addressed = [one for one in self._sessions if one.member.addressed(message)]
+        if isinstance(message, STOPPING):
+            for session in addressed:
+                session.hush()
+        self.take_events()
+        for session in addressed:
             match message:
                 case m.Epoch() | m.EpochChange():
                     log.info("epoch", group=message.group, epoch=message.epoch, reason=message.reason)
@@ -243,6 +342,8 @@ class Daemon:
                     log.warning("evicted", member=session.member.name, reason=message.reason)
                 case m.Joined():
                     session.tell(m.Slow(0, message.reason))
+                case m.Abort():
+                    session.notice_loss()
                 case m.Waited():
                     self.watcher.waited(session, message)
             with session.alone(message):
@@ -254,7 +355,7 @@ class Daemon:
 
     async def _probe(self, ask: m.Probe) -> None:
         self._probes += 1
-        failed = await probe(ask.addresses, ask.daemon, self.config.limits)
+        failed = await probe(self.links.connector, ask.addresses, ask.daemon, self.config.limits)
         self._probes -= 1
         about = ask.group, ask.joiner, ask.prober, ask.target
         refused = failed is not None and failed.refused
@@ -303,16 +404,16 @@ class Daemon:
                 with session.alone("being forgotten"):
                     session.run(session.member.forgotten(self._no_master_reason))
 
-    async def talk_to_master(self, stop: trio.Event) -> None:
-        """Task: the control connection. Sets *stop* if this daemon must not come back: its members are out by then."""
+    async def talk_to_master(self) -> None:
+        """Task: the control connection. The daemon ends if it must not come back: its members are out by then."""
         await self.control.run()
         reason = self.control.refused
-        log.error("the master has sent this daemon away", reason=reason)
+        log.error("no master takes this daemon", reason=reason)
         for session in list(self._sessions):
             with session.alone("the daemon's dismissal"):
                 session.run(session.member.sent_away(self.name, reason))
         self.ending = outcomes.sent_away(self.name, reason).last
-        stop.set()
+        self._stop.set()
 
     async def watch_master(self) -> None:
         """Task: members go on without a master that is silent; whose master stays away for master_grace are told."""
@@ -320,6 +421,7 @@ class Daemon:
         while True:
             await self.control.lost.wait()
             while not self.control.connected:
+                self.stop_unheard()
                 now, limits = trio.current_time(), self.config.limits
                 again = now >= said_at + limits.heartbeat_interval
                 said_at = now if again else said_at
@@ -336,18 +438,33 @@ class Daemon:
             for session in self._sessions:
                 session.member.master_is_back()
 
+    def stop_unheard(self) -> None:
+        """Before anything that may commit: members that do so by themselves end where a group may have formed anew.
+
+        The master waits from when it heard this daemon last, which may have slept since (C8).
+        """
+        if not self.control.others_may_be:
+            return
+        waited = self.control.unheard
+        cause = "no answer while this daemon slept" if self.control.connected else self._no_master_reason
+        for session in list(self._sessions):
+            if session.member.votes:
+                with session.alone("the master's silence"):
+                    session.run(session.member.master_unreachable(self.config.master, waited, cause))
+
     # ---- the engine ----------------------------------------------------------------------------------
 
     async def watch_engine(self) -> None:
         """Task: hand the engine's events to the members."""
-        self.hot.add(self.engine.fd, self._take_events)
+        self.hot.add(self.engine.fd, self.take_events)
         while True:
             await trio.lowlevel.wait_readable(self.engine.fd)
-            if self._take_events():
+            if self.take_events():
                 self.hot.stay()
 
-    def _take_events(self) -> bool:
-        """Whether more is expected soon: a lane that is down, or a mismatch, leads elsewhere."""
+    def take_events(self) -> bool:
+        """Hand them over. Whether more is expected soon: a lane that is down, or a mismatch, leads elsewhere."""
+        self.stop_unheard()
         events = self.engine.events()
         for event in events:
             with contained("the lanes", partial(str, event)):
@@ -357,10 +474,14 @@ class Daemon:
     def _engine_says(self, event: Done | Cancelled | LaneDown | Mismatch) -> None:
         match event:
             case Done(op):
+                if self.recorder is not None:
+                    self._trace(self.recorder, event)
                 session = self._by_engine_id.pop(op, None)
                 if session is not None:
                     session.op_finished(event)
             case Cancelled(op):
+                if self.recorder is not None:
+                    self._trace(self.recorder, event)
                 session = self._by_engine_id.pop(op, None)
                 if session is not None:
                     session.op_cancelled(op)
@@ -371,6 +492,40 @@ class Daemon:
                 if session is not None:
                     with session.alone(event):
                         session.run(session.member.mismatch(seq))
+
+    # ---- tracing -------------------------------------------------------------------------------------
+
+    async def trace(self, seconds: float) -> tuple[list[dict[str, object]], m.Clock | None]:
+        """See Host. One at a time: another one that comes meanwhile is refused.
+
+        Raises:
+            ConfigError: somebody traces already.
+        """
+        if self.recorder is not None:
+            raise ConfigError("is being traced already", who=self.name, hint="wait until that is over")
+        self.recorder = recorder = Recorder()
+        self.engine.trace(True)
+        for session in self._sessions:
+            session.record_open(recorder.found)
+        try:
+            await trio.sleep(seconds)
+        finally:
+            self.engine.trace(False)
+            self.recorder = None
+        for session in self._sessions:
+            session.record_open(recorder.over)
+        ahead = time.time() - trio.current_time()
+        for row in recorder.rows:
+            at = row["at"]
+            assert isinstance(at, dict)
+            row["at"] = {phase: seconds + ahead for phase, seconds in at.items()}
+        return list(recorder.rows), min(self.control.clocks, key=lambda one: one.uncertain, default=None)
+
+    @staticmethod
+    def _trace(recorder: Recorder, event: Done | Cancelled) -> None:
+        now, ahead = trio.current_time(), trio.current_time() - time.monotonic()
+        first, last = (1e-9 * one + ahead if one else 0.0 for one in (event.first, event.last))
+        recorder.finished(event.op, first, last, now, cancelled=isinstance(event, Cancelled))
 
     # ---- stopping ------------------------------------------------------------------------------------
 
@@ -406,10 +561,49 @@ async def _watch_stdin(daemon: Daemon, stop: trio.Event) -> None:
     stop.set()
 
 
+def _wallet(config: PeerConfig, path: str) -> Wallet | None:
+    """Where certificates are; None: there are none, and nothing is encrypted."""
+    if config.ca or config.cert or config.key:
+        if config.join or not (config.ca and config.cert):
+            got = f"--ca {config.ca!r}, --cert {config.cert!r}" + " and --join" * bool(config.join)
+            raise ConfigError("certificates are given by halves", expected="--ca and --cert, or --join", got=got)
+        return Wallet("", None, Papers(config.ca, config.cert, config.key, by_host=True))
+    if not config.join:
+        return None
+    machine = f"{socket.gethostname()}:{os.path.abspath(path)}"  # machines may share a home
+    number = hashlib.sha256(machine.encode()).hexdigest()[:12]
+    folder = config.state or default_state(f"peer-{number}")
+    if os.path.exists(os.path.join(folder, AUTHORITY_KEY)):  # ours would take the place of its certificate
+        raise ConfigError(
+            "is a master's", who=f"--state {folder}", expected="a folder for this daemon alone",
+            got=f"one with {AUTHORITY_KEY}", hint="is it WANCOLL_STATE, for both? Give each its own, or none",
+        )  # fmt: skip
+    return Wallet(folder, parse(config.join))
+
+
+def _port(daemon: Daemon, door: FrontDoor, metrics: list[socket.socket], wallet: Wallet | None) -> Port:
+    """Where metrics are told; from now on what they need is counted."""
+    from wancoll.metrics.port import Port, Source
+
+    daemon.operations, daemon.links.traffic = Operations(), Traffic()
+
+    def doors() -> dict[str, tuple[int, int]]:
+        data = daemon.links.counts()
+        return {"data": (data["handshakes"], data["strangers_refused"]), "clients": door.counts}
+
+    figures = Figures(
+        lambda: daemon.sessions, daemon.operations, daemon.control, daemon.links, doors,
+        None if wallet is None else lambda: wallet.papers,
+    )  # fmt: skip
+    return Port(Source("peer", kernel_name(), figures.families, daemon.unready), metrics, daemon.config.metrics_token)
+
+
 async def serve(
     config: PeerConfig, *, stop: trio.Event, task_status: trio.TaskStatus[Started] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Run a daemon until *stop* is set, then drain and leave. Started value: Started.
+) -> bool:
+    """Run a daemon until *stop* is set, then drain and leave; returns whether an operator asked it to leave.
+
+    Started value: Started.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -417,20 +611,29 @@ async def serve(
     check_master_addresses(config.master)
     if config.congestion_control:
         check_congestion_control(config.congestion_control)
-    name = config.name or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
     path = config.socket or default_socket()
+    wallet = _wallet(config, path)
+    if wallet is not None:
+        check_possible()
+    name = config.name or (wallet.name if wallet else "") or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
+    if wallet is not None and wallet.own is not None and wallet.name != name:
+        raise ConfigError("--name is not the certificate's", who="--cert", expected=name, got=wallet.name)
     workers = config.workers or max(1, min(4, (os.cpu_count() or 1) // 2))
+    metrics = listeners(config.metrics, config.metrics_token)
     data_sockets = open_listeners(config.listen)
     local_socket = claim_socket(path)
+    incarnation = secrets.randbits(63)
+    life, ended = lives.begin(incarnation)
     try:
-        with Engine(workers=workers) as engine, contextlib.closing(Hot()) as hot:
+        holding = contextlib.nullcontext() if wallet is None else wallet.held(f"at {path}, process {os.getpid()}")
+        with holding, Engine(workers=workers) as engine, contextlib.closing(Hot()) as hot:
             async with trio.open_nursery() as nursery:
-                daemon = Daemon(config, name, engine, hot, data_sockets[0], nursery)
+                daemon = Daemon(config, name, incarnation, ended, engine, hot, data_sockets[0], nursery, stop, wallet)
                 nursery.start_soon(daemon.watch_engine)
-                nursery.start_soon(daemon.talk_to_master, stop)
+                nursery.start_soon(daemon.talk_to_master)
                 nursery.start_soon(daemon.watch_master)
                 nursery.start_soon(daemon.links.keep_time)
-                nursery.start_soon(daemon.links.watch_notes, daemon.hot)
+                nursery.start_soon(daemon.links.watch_notes, daemon.hot, daemon.take_events)
                 nursery.start_soon(daemon.watcher.run)
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)
@@ -438,6 +641,8 @@ async def serve(
                 nursery.start_soon(trio.serve_listeners, daemon.links.accept, trio_listeners(data_sockets))
                 door = FrontDoor(daemon, daemon.status)
                 nursery.start_soon(trio.serve_listeners, door.accept, trio_listeners([local_socket]))
+                if metrics:
+                    nursery.start_soon(_port(daemon, door, metrics, wallet).serve)
                 if config.watch_stdin:
                     nursery.start_soon(_watch_stdin, daemon, stop)
                 data = [join_address(*one.getsockname()[:2]) for one in data_sockets]
@@ -446,10 +651,13 @@ async def serve(
                 await daemon.drain()
                 nursery.cancel_scope.cancel()
         if daemon.control.refused:
-            raise ConfigError("the master sent this daemon away", who=name, got=daemon.control.refused)
+            raise ConfigError("no master takes this daemon", who=name, got=daemon.control.refused)
+        return daemon.leaving is not None
     finally:
-        for one in data_sockets:
+        for one in (*data_sockets, *metrics):
             one.close()
         local_socket.close()
+        if life is not None:
+            os.close(life)
         with contextlib.suppress(OSError):
             os.unlink(path)

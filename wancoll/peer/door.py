@@ -1,4 +1,4 @@
-"""The daemon's front door: the unix socket where clients attach, ask for status, or arm a fault."""
+"""The daemon's front door: the unix socket for clients, and for status, traces, leaves and faults."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import structlog
 import trio
 from msgspec.structs import replace
 
-from wancoll.errors import ProtocolError
+from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import PEER
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.contain import contained
-from wancoll.net.listen import Handshakes
+from wancoll.net.listen import Handshakes, Sparing, whose
 from wancoll.net.stream import Stream
 from wancoll.peer.core import links
 from wancoll.peer.session import Host, Session
@@ -23,6 +23,9 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
 log = structlog.get_logger("wancoll.door")
+
+_LONGEST_TRACE = 600.0  # seconds
+_ROWS_AT_ONCE = 512
 
 
 class FrontDoor:
@@ -37,18 +40,26 @@ class FrontDoor:
         self._daemon, self._status = daemon, status
         limits = daemon.config.limits
         self._greeting = Handshakes(limits.pending_connections, limits.local_handshake_timeout)
+        self._strangers = Sparing()
         self._next_range = 1  # of engine op ids; one for each client that ever attached
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Handshakes that are pending, and how many were refused."""
+        return len(self._greeting), self._strangers.count
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the unix socket: one client, or one question."""
         limits = self._daemon.config.limits
+        who = whose(stream.socket)
         client = Stream(socket.socket(fileno=stream.socket.detach()), "client", limits.message_bytes * 4)
         decoder: Decoder[m.FromClient] = Decoder(m.FromClient, limits.message_bytes, "client")
         try:
             messages: list[m.FromClient] = []
-            with self._greeting.one():
+            said = b""
+            with self._greeting.one(who.partition(",")[0]):
                 while not messages and (data := await client.receive()):
-                    messages = decoder.feed(data)
+                    said, messages = data, decoder.feed(data)
             broke = partial(m.Failure, 0, "PeerDaemonLost")
             with contained(
                 "the client socket",
@@ -57,36 +68,37 @@ class FrontDoor:
                 expected=(ProtocolError, OSError),
             ):
                 if messages:
-                    await self._first_message(client, decoder, messages)
+                    await self._first_message(client, decoder, messages, who)
+                elif said:
+                    raise ProtocolError("ended before it had said who it is", who="client", expected="Attach first")
         except ProtocolError as bad:
-            log.warning("client sent nonsense", reason=str(bad))
+            self._strangers.say(log.warning, "client sent nonsense", who=who, reason=str(bad))
             client.send(
                 encode(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
             )
         except (OSError, MemoryError) as bad:  # no descriptor or memory left for one more
-            log.warning("client cannot be served", reason=str(bad))
+            self._strangers.say(log.warning, "client cannot be served", who=who, reason=str(bad))
             client.send(encode(m.Failure(0, "PeerDaemonLost", "has no room for one more client", got=str(bad))))
         finally:
             client.close()
 
     async def _first_message(
-        self, client: Stream, decoder: Decoder[m.FromClient], messages: list[m.FromClient]
+        self, client: Stream, decoder: Decoder[m.FromClient], messages: list[m.FromClient], who: str
     ) -> None:
         first, limits = messages[0], self._daemon.config.limits
         if isinstance(first, m.LocalStatusRequest):
             client.send(encode(m.LocalStatus(json.dumps(self._status()))))
         elif isinstance(first, m.Arm):
+            log.warning("fault injection is asked for", who=who, name=first.name, action=first.action)
             client.send(encode(self._arm(first)))
+        elif isinstance(first, m.TraceRequest):
+            await self._trace(client, first)
+        elif isinstance(first, m.AskToLeave):
+            await self._leave(client, first)
         elif isinstance(first, m.Attach):
-            if first.protocol != PROTOCOL_VERSION:
-                raise ProtocolError(
-                    "speaks another protocol version",
-                    who="client",
-                    expected=str(PROTOCOL_VERSION),
-                    got=str(first.protocol),
-                )
-            if self._daemon.ending is not None:
-                client.send(encode(self._daemon.ending))
+            _check_protocol(first.protocol)
+            if (over := self._daemon.ending or self._daemon.leaving) is not None:
+                client.send(encode(over))
                 return
             if not first.member:
                 first = replace(first, member=f"{self._daemon.name[:100]}-{self._next_range}")
@@ -101,6 +113,7 @@ class FrontDoor:
                 return
             session = Session(self._daemon, client, first, self._next_range << 40)
             self._next_range += 1
+            log.info("client attached", who=who, group=first.group, member=first.member)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.write_queue)
                 await session.serve(decoder, messages[1:])
@@ -111,6 +124,53 @@ class FrontDoor:
             )
         with trio.move_on_after(1):
             await client.drain()
+
+    async def _trace(self, client: Stream, ask: m.TraceRequest) -> None:
+        """Trace, unless the one who asks hangs up."""
+        rows: list[dict[str, object]] = []
+        clock: m.Clock | None = None
+        refused: ConfigError | None = None
+
+        async def trace() -> None:
+            nonlocal rows, clock, refused
+            try:
+                rows, clock = await self._daemon.trace(min(ask.seconds, _LONGEST_TRACE))
+            except ConfigError as bad:
+                refused = bad
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.write_queue)
+            there = await client.unless_hung_up(trace)
+            if refused is not None:
+                client.send(encode(m.Failure(0, "ConfigError", refused.what, who=refused.who, hint=refused.hint)))
+            elif there:
+                for at in range(0, max(1, len(rows)), _ROWS_AT_ONCE):
+                    part = json.dumps(rows[at : at + _ROWS_AT_ONCE])
+                    last = at + _ROWS_AT_ONCE >= len(rows)
+                    client.send(encode(m.Traced(self._daemon.name, part, last, clock)))
+                    await client.drain()
+            with trio.move_on_after(1):
+                await client.drain()
+            nursery.cancel_scope.cancel()
+
+    async def _leave(self, client: Stream, ask: m.AskToLeave) -> None:
+        """Let them leave, say Ok when they have; the connection of who asked for the daemon's end ends with that."""
+        _check_protocol(ask.protocol)
+        asked = self._daemon.ask_to_leave(ask)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.write_queue)
+            self._daemon.askers += 1
+            try:
+                while any(not one.member.over for one in asked):  # noqa: ASYNC110 - seldom, and not for long
+                    await trio.sleep(0.01)
+                client.send(encode(m.Ok()))
+                with trio.move_on_after(1):
+                    await client.drain()
+            finally:
+                self._daemon.askers -= 1
+            if not ask.group:
+                await trio.sleep_forever()
+            nursery.cancel_scope.cancel()
 
     def _arm(self, arm: m.Arm) -> m.Ok | m.Failure:
         if not self._daemon.failpoints.allows(arm.token):
@@ -138,3 +198,10 @@ class FrontDoor:
                 got=f"{arm.action} at {arm.name}",
             )
         return m.Ok()
+
+
+def _check_protocol(theirs: int) -> None:
+    if theirs != PROTOCOL_VERSION:
+        raise ProtocolError(
+            "speaks another protocol version", who="client", expected=str(PROTOCOL_VERSION), got=str(theirs)
+        )

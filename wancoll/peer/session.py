@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,11 +14,12 @@ from typing import Protocol
 import structlog
 import trio
 
-from wancoll.collective import DATALESS, Kind
-from wancoll.engine import Done, Engine, Prepared
+from wancoll.collective import DATALESS, SAME_RESULT, Kind
+from wancoll.engine import Done, Engine, Hearers, Prepared
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import WORD, blocks
+from wancoll.metrics.core.operations import Operations, Recovery
 from wancoll.net.contain import contained
 from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
@@ -25,14 +27,16 @@ from wancoll.peer.arena import Arena, Cover
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core import commands as cmd
-from wancoll.peer.core import links
+from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.calls import Call, Meaning, Seat, noise
 from wancoll.peer.core.member import Member
 from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.tracing import Recorder
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.trainer import Trainer
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
+from wancoll.wire.note import DIGEST_AT
 
 log = structlog.get_logger("wancoll.session")
 
@@ -51,7 +55,11 @@ class Host(Protocol):
     control: Control
     failpoints: Failpoints
     hot: Hot
-    ending: m.Failure | None
+    ending: m.Failure | None  # it stops: what clients are told
+    leaving: m.Failure | None  # it will, once its members have left: the same
+    askers: int  # operators on the unix socket who will be told that they have
+    operations: Operations | None  # what is counted for metrics; None: they are not told
+    recorder: Recorder | None  # while somebody traces
 
     @property
     def clients(self) -> int:
@@ -69,8 +77,17 @@ class Host(Protocol):
     def soon(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run *task* beside all others; it may be cancelled at the daemon's end."""
 
+    def stop_unheard(self) -> None:
+        """Before anything that may commit: see Daemon."""
+
     def started(self, engine_id: int, session: Session) -> None:
         """The session's op is in the engine: its events are the session's."""
+
+    def ask_to_leave(self, ask: m.AskToLeave) -> list[Session]:
+        """Let members, or all and then the daemon, leave in order; returns those that will."""
+
+    async def trace(self, seconds: float) -> tuple[list[dict[str, object]], m.Clock | None]:
+        """What operations do in the next so many seconds, and what the master's clock is to this machine's."""
 
     def watch_first_bytes(self, engine_links: Iterable[int]) -> None:
         """Fault injection: hit "mid_op" once one of these links receives something."""
@@ -111,14 +128,21 @@ class Session:
             log.info("nobody will see whether this client is stopped", member=attach.member, reason=why)
         self.links = daemon.links.member(self._links_say)
         self._prepared: dict[Meaning, Prepared] = {}
+        self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
         self._behind: deque[Op | m.FromDaemon] = deque()  # what is handed over, and what the client is told after it
         self._room = trio.Event()  # set when an op left; wakes a reader that is held back
         self._idle = trio.Event()
+        self._recovery, self._world = Recovery(), frozenset[str]()  # for those who watch; names of the epoch's members
+        self.recovered: tuple[int, float] | None = None  # the last time: the epoch, how many seconds it took
         self._taking = True  # what has come is taken by the task
         self._bad: ProtocolError | None = None  # what was wrong with a call that was taken beside the task
         self._broken = False
         self._goodbye = False  # the client has said it
+        self._asked: outcomes.Ending | None = None  # an operator wants it to leave: what the client will be told
+        self._leave_by = math.inf  # then: until then it waits for the client's next update_membership
+        self._stands = False  # at that: the client has called it, and it is not posted
+        self._left = trio.Event()
 
     def alone(self, of: object = "") -> contextlib.AbstractContextManager[None]:
         """What goes wrong inside, while *of* is taken in, ends this member and nothing else."""
@@ -155,7 +179,7 @@ class Session:
         self._daemon.add(self)
         hot, fd = self._daemon.hot, self._stream.socket.fileno()
         hot.add(fd, partial(self._take_one, decoder))
-        reason = "its connection closed without a goodbye"
+        reason, daemon_died = "its connection closed without a goodbye", False
         try:
             if await self._take(first):
                 while data := await self._stream.receive():
@@ -171,13 +195,19 @@ class Session:
             reason = str(bad)
             log.warning("client sent nonsense", member=self.member.name, reason=reason)
             self.tell(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
+        except trio.Cancelled:  # what ends in order has left its group by then
+            daemon_died = True
+            raise
         finally:
             hot.remove(fd)
             with self.alone("its end"):
                 died = not self._goodbye and not self.member.over
-                if died:
-                    log.warning("client died", member=self.member.name, pid=self.pid, reason=reason)
-                self.run(self.member.leave(reason, died=died))
+                if died and daemon_died:
+                    self.run(self.member.lost("its daemon goes down"))
+                else:
+                    if died:
+                        log.warning("client died", member=self.member.name, pid=self.pid, reason=reason)
+                    self.run(self.member.leave(reason, died=died))
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
                 await self.wait_idle()
                 await self._stream.drain()
@@ -192,7 +222,7 @@ class Session:
 
     def _take_one(self, decoder: Decoder[m.FromClient]) -> bool:
         """Take a call that is there, if nothing stands in its way; all else is left to the task. See Hot."""
-        if self._taking or self._is_full() or self._daemon.ending:
+        if self._taking or self._is_full() or self._daemon.ending or self._asked:
             return False
         post = glance(self._stream, decoder, m.Post)
         if post is None:
@@ -210,6 +240,10 @@ class Session:
         for message in messages:
             if self._daemon.ending and not isinstance(message, m.Detach):
                 await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
+            if self._leaves_at(message):
+                self._stands = True
+                if not await self._stream.unless_hung_up(self._left.wait):
+                    return False
             while not isinstance(message, m.Detach) and self._is_full():
                 self._room = trio.Event()
                 if not await self._stream.unless_hung_up(self._room.wait):
@@ -225,12 +259,46 @@ class Session:
         self._taking = False
         return True
 
+    def ask_to_leave(self, why: outcomes.Ending, by: float) -> None:
+        """Leave in order: at the client's next update_membership, where nobody has anything open; at time *by* at last.
+
+        A second call can only bring that forward.
+        """
+        again = self._asked is not None
+        self._asked, self._leave_by = why, min(self._leave_by, by)
+        if not again and not self.member.over:
+            self._daemon.soon(self._leave)
+
+    def _leaves_at(self, message: m.FromClient) -> bool:
+        """Whether the member leaves before this call."""
+        if self._asked is None or self.member.over or not isinstance(message, m.Post):
+            return False
+        return message.call.kind is Kind.update_membership or trio.current_time() >= self._leave_by
+
+    async def _leave(self) -> None:
+        """Task: leave when it is time."""
+        assert self._asked is not None
+        while not self.member.over and not self._may_leave():  # noqa: ASYNC110 - once, at the end
+            await trio.sleep(0.01)
+        with self.alone("an operator's wish"):
+            self.run(self.member.leave("", ending=self._asked))
+        self._left.set()
+
+    def _may_leave(self) -> bool:
+        if self.member.epoch is None:
+            return True
+        late = trio.current_time() - self._leave_by
+        if self.member.in_flight or not self.idle:
+            return late >= self._daemon.config.limits.drain_timeout
+        return self._stands or late >= 0
+
     def _is_full(self) -> bool:
         """Whether the next call has to wait."""
         full = self.member.in_flight >= self._daemon.config.limits.ops_in_flight and not self.member.over
         return full or bool(self._behind)
 
     def _post(self, post: m.Post) -> None:
+        self._daemon.stop_unheard()
         call = self.member.call(post)
         self._check_regions(post, call)
         self._daemon.failpoints.hit("on_post")
@@ -238,30 +306,27 @@ class Session:
 
     def _check_regions(self, post: m.Post, call: Call) -> None:
         """Refuse what does not lie in the arena, or not apart: the engine reads and writes there."""
-        who = f"{self.member.name}, {call.posted}"
         regions = [("front", post.front, call.front_bytes), ("back", post.back, call.back_bytes)]
-        tables = (
-            ("filled", post.filled, blocks(call.front_bytes)), ("shown", post.shown, WORD * blocks(call.back_bytes))
-        )  # fmt: skip
-        for name, at, nbytes in tables:
-            if at < 0:
-                continue
-            regions.append((name, at, nbytes))
-            if at % _ALIGN:
-                raise ProtocolError(
-                    f"an operation's table of what is {name} is not aligned", who=who,
-                    expected=f"a multiple of {_ALIGN}", got=str(at),
-                )  # fmt: skip
-        regions = [region for region in regions if region[2]]
-        for _, at, nbytes in regions:
+        if post.filled >= 0:
+            regions.append(("filled", post.filled, blocks(call.front_bytes)))
+        if post.shown >= 0:
+            regions.append(("shown", post.shown, WORD * blocks(call.back_bytes)))
+        what, expected, got = self._misplaced([region for region in regions if region[2]])
+        if what:
+            raise ProtocolError(what, who=f"{self.member.name}, {call.posted}", expected=expected, got=got)
+
+    def _misplaced(self, regions: list[tuple[str, int, int]]) -> tuple[str, str, str]:
+        """What is wrong with them, what is expected, and what came; "": nothing."""
+        for name, at, nbytes in regions:
+            if name in ("filled", "shown") and at % _ALIGN:
+                return f"an operation's table of what is {name} is not aligned", f"a multiple of {_ALIGN}", str(at)
             if not self.arena.holds(at, nbytes):
-                raise ProtocolError(
-                    "an operation's region lies outside the arena", who=who,
-                    expected=f"within {self.arena.nbytes} bytes", got=f"{nbytes} bytes at {at}",
-                )  # fmt: skip
+                within = f"within {self.arena.nbytes} bytes"
+                return "an operation's region lies outside the arena", within, f"{nbytes} bytes at {at}"
         for (one, at, nbytes), (other, start, size) in itertools.combinations(regions, 2):
             if at < start + size and start < at + nbytes:
-                raise ProtocolError(f"{one} and {other} overlap", who=who)
+                return f"{one} and {other} overlap", "", ""
+        return "", "", ""
 
     def tell(self, message: m.FromDaemon) -> None:
         """Send to the client, after what is handed over to it; one that does not read is cut off."""
@@ -299,19 +364,27 @@ class Session:
             match command:
                 case cmd.ToMaster(message):
                     self._to_master(message)
-                case cmd.ToClient(message):
+                case cmd.ToClient(message, op):
                     self._to_client(message)
-                case cmd.StartOp(op):
-                    self._start(op)
+                    if isinstance(message, m.EpochInfo) or self._recovery.under_way:
+                        self._look_for_recovery(message)
+                    if self._daemon.recorder is not None and op is not None:
+                        self._record(self._daemon.recorder, message, op)
+                    if self._daemon.operations is not None:
+                        self._count(self._daemon.operations, message, op)
+                case cmd.StartOp(op, beside):
+                    self._start(op, beside=beside)
                 case cmd.HandOver(op):
                     if not self._behind:
                         self._daemon.soon(self._hand_over)
                     self._behind.append(op)
                 case cmd.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
-                case cmd.EnterEpoch(epoch, neighbours, spares):
+                case cmd.EnterEpoch(epoch, neighbours, spares, number):
                     self._daemon.failpoints.hit("on_epoch")
-                    self._daemon.links.step(links.Enter(self.links, epoch, neighbours, spares))
+                    self._daemon.links.step(links.Enter(self.links, epoch, neighbours, spares, number))
+                case cmd.BeginRound(number):
+                    self._daemon.links.step(links.Round(self.links, number))
                 case cmd.NeedLinks(mids, p2p):
                     self._daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
                 case cmd.LetGo(mid):
@@ -327,6 +400,9 @@ class Session:
     def _links_say(self, told: links.Told) -> None:
         if isinstance(told, links.LinksUp | links.P2PUp):
             self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
+            self._hearers.clear()
+        if isinstance(told, links.LinkLost):
+            self._recovery.noticed(trio.current_time())
         with self.alone(told):
             self.run(self.member.links_say(told, trio.current_time()))
 
@@ -359,7 +435,7 @@ class Session:
             self.tell(message)
         self._room.set()
 
-    def _start(self, op: Op) -> None:
+    def _start(self, op: Op, *, beside: bool) -> None:
         meaning, seat, base = op.meaning, self.member.seat, self.arena.address
         assert meaning is not None
         assert seat is not None
@@ -371,12 +447,18 @@ class Session:
                     op.memory = Cover(meaning.front_bytes, meaning.back_bytes)
                 assert isinstance(op.memory, Cover)
                 front, back = op.memory.front, op.memory.back
+            if beside:
+                op.beside = op.beside or Cover(0, meaning.back_bytes)
+                assert isinstance(op.beside, Cover)
+                back = op.beside.back
             prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
             filled = base + op.filled if op.filled >= 0 and op.call.front_bytes else 0
-            shown = base + op.shown if op.shown >= 0 else 0
+            shown = base + op.shown if op.shown >= 0 and not beside else 0
             self._daemon.engine.post(
-                prepared, op.engine_id, seat.epoch.epoch, op.seq, meaning.fingerprint, front, back, rounding,
+                prepared, op.engine_id, self.links.stamp(channel), op.seq, meaning.fingerprint, front, back, rounding,
                 filled_address=filled, shown_address=shown, attempt=op.attempts,
+                note=op.note, note_digest=DIGEST_AT if op.kind in SAME_RESULT else 0,
+                hearers=None if beside else self._who_hear(op),
             )  # fmt: skip
         except (ConfigError, MemoryError, OverflowError, OSError) as bad:
             reason = str(bad) or type(bad).__name__
@@ -384,9 +466,90 @@ class Session:
             self.run(self.member.op_refused(op.engine_id, reason))
             return
         self._in_engine.add(op.engine_id)
+        if self._daemon.recorder is not None:
+            now = trio.current_time()
+            self._daemon.recorder.started(op, self.member.group, self.member.name, self.member.epoch_number, now)
         self._daemon.started(op.engine_id, self)
         if self._daemon.failpoints.armed:
             self._daemon.watch_first_bytes(self.links.numbers(channel).values())
+
+    def _who_hear(self, op: Op) -> Hearers | None:
+        """To whom the engine says the op's note by itself; where faults are injected this daemon does."""
+        if not op.hearers or self._daemon.failpoints.armed:
+            return None
+        found = self._hearers.get(op.hearers)
+        if found is None:
+            ends = (self.links.links[mid, links.COLLECTIVES] for mid in op.hearers)
+            found = self._hearers[op.hearers] = Hearers([link.number for link in ends])
+        return found
+
+    def _record(self, recorder: Recorder, message: m.FromDaemon, op: Op) -> None:
+        """For a trace: what the client is told."""
+        own = op, self.member.group, self.member.name, self.member.epoch_number
+        if isinstance(message, m.Result):
+            recorder.told(*own, len(message.contributors), "", trio.current_time())
+        elif isinstance(message, m.Failure):
+            recorder.told(*own, 0, message.error, trio.current_time())
+
+    def record_open(self, tell: Callable[[Op, str, str, int, float], None]) -> None:
+        """For a trace that begins, or is over: what is under way."""
+        own = self.member.group, self.member.name, self.member.epoch_number, trio.current_time()
+        for book in (self.member.collectives, self.member.p2p):
+            for op in book.open.values():
+                tell(op, *own)
+
+    def _count(self, operations: Operations, message: m.FromDaemon, op: Op | None) -> None:
+        """For metrics: what the client is told."""
+        group = self.member.group
+        if isinstance(message, m.Result) and op is not None:  # first: most are
+            call = op.call
+            operations.committed(
+                group, op.kind, call.posted.codec, max(call.front_bytes, call.back_bytes), len(message.contributors),
+                message.algorithm, message.seconds, message.attempts, message.bytes_sent, message.bytes_saved, op.tag,
+            )  # fmt: skip
+            return
+        match message:
+            case m.Failure(0, error):
+                operations.ended.add((group, error))
+            case m.Failure(_, error) if op is not None:
+                operations.failed(group, op.kind, error)
+            case m.EpochInfo():
+                operations.epochs.add((group,))
+
+    def _look_for_recovery(self, message: m.FromDaemon) -> None:
+        """Whether what the client is told ends a recovery, or that of an epoch begins one."""
+        now, operations, took = trio.current_time(), self._daemon.operations, None
+        if isinstance(message, m.EpochInfo):
+            before, self._world = self._world, frozenset(message.members)
+            lost = before - self._world - frozenset(message.goodbyes)
+            if operations is not None:
+                operations.lost.add((self.member.group,), len(lost))
+            took = self._recovery.entered(now, lost=bool(lost), waits=self.member.in_flight > 0)
+        elif isinstance(message, m.Result):
+            took = self._recovery.committed(now)
+        if took is not None:
+            self.recovered = self.member.epoch_number, took
+            if operations is not None:
+                operations.recovered(self.member.group, took)
+
+    def notice_loss(self) -> None:
+        """For those who watch: the master ends the epoch."""
+        self._recovery.noticed(trio.current_time())
+
+    def waits_since(self, now: float) -> float:
+        """For how many seconds the oldest call has been open; 0: none is."""
+        books = self.member.collectives, self.member.p2p
+        return max((now - op.posted_at for book in books for op in book.open.values()), default=0.0)
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait for the client to read them."""
+        return self._stream.queued
+
+    def hush(self) -> None:
+        """The engine says no note of this member's ops any more."""
+        for engine_id in self._in_engine:
+            self._daemon.engine.withhold_note(engine_id)
 
     def lacks_input(self, op: Op) -> bool:
         """Whether the op waits for its own client, which still fills its input."""
@@ -442,7 +605,7 @@ class Session:
         self._released(done.op)
         with self.alone(done):
             told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error
-            self.run(self.member.op_finished(*told, trio.current_time()))
+            self.run(self.member.op_finished(*told, trio.current_time(), told=done.told))
 
     def op_cancelled(self, engine_id: int) -> None:
         """The engine's Cancelled."""

@@ -221,6 +221,17 @@ class Builder:
         value = Value(left.start, left.length, to, done)
         return self._adopt(value) if adopts else value
 
+    def send_nothing(self, peer: int) -> None:
+        """Send rank *peer* an empty frame: it says that this rank has made the call."""
+        number = self._sent[peer]
+        self._sent[peer] += 1
+        nothing = Value(0, 0, None)
+        self._add(Direction.send, Action.copy, nothing, peer=peer, number=number, left=Place(Buffer.front, 0))
+
+    def recv_nothing(self, peer: int) -> None:
+        """Receive an empty frame from rank *peer*."""
+        self._receive(peer, Value(0, 0, None), Action.copy, to=back(0))
+
     def reduce_from(
         self,
         ranks: Sequence[int],
@@ -324,11 +335,10 @@ class Builder:
         Every rank sends at least one frame to its right neighbour, empty if need be: members whose calls differ find
         out wherever they differ, since around the ring some neighbours do (R15).
         """
-        nothing, alone = Value(0, 0, None), self.world_size == 1
-        if not alone and not self._sent[self.right]:
-            self._add(Direction.send, Action.copy, nothing, peer=self.right, left=Place(Buffer.front, 0))
-        if not alone and not self._received[self.left]:
-            self._add(Direction.recv, Action.copy, nothing, peer=self.left, to=Place(Buffer.back, 0))
+        if self.world_size > 1 and not self._sent[self.right]:
+            self.send_nothing(self.right)
+        if self.world_size > 1 and not self._received[self.left]:
+            self.recv_nothing(self.left)
         return Schedule(tuple(self._steps), self._scratch)
 
     # ---- inside --------------------------------------------------------------------------------------
@@ -352,7 +362,7 @@ class Builder:
         return value._replace(raw=to, raw_after=done)
 
     def _receive(
-        self, peer: int, value: Value, action: Action, *, to: Place, left: Place | None = None, result: bool
+        self, peer: int, value: Value, action: Action, *, to: Place, left: Place | None = None, result: bool = False
     ) -> int:
         number = self._received[peer]
         self._received[peer] += 1

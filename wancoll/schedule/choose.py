@@ -49,9 +49,9 @@ _ALGORITHMS: dict[Kind, dict[str, Callable[[Builder, Shape], None]]] = {
     Kind.gather: {"direct": direct.gather, "ring": ring.gather},
     Kind.scatter: {"direct": direct.scatter, "ring": ring.scatter},
     Kind.all_to_all: {"direct": direct.all_to_all, "ring": ring.all_to_all},
-    # The frames that every schedule has, from each rank to its right neighbour, are all that these need.
+    # The frames that every schedule has, from each rank to its right neighbour, are all that a "ring" of these needs.
     Kind.update_membership: {"ring": lambda builder, shape: None},
-    Kind.barrier: {"ring": lambda builder, shape: None},
+    Kind.barrier: {"ring": lambda builder, shape: None, "direct": direct.barrier},
 }
 
 # What each kind offers; the first is taken where nothing else says which. All have a ring: see `choose`.

@@ -26,7 +26,7 @@ def talk(descriptor: Descriptor, algorithm: str, one: int, other: int, counts: S
     if algorithm == "hierarchical":
         return None
     if algorithm == "ring" or descriptor.kind in DATALESS:
-        return False
+        return algorithm == "direct"
     if not (descriptor.count or any(counts)):
         return False
     if algorithm in _EVERYONE and descriptor.kind in ROOTED:
@@ -65,7 +65,7 @@ def _partners(one: int, other: int, n: int) -> bool:
 def most_messages(descriptor: Descriptor, algorithm: str, world_size: int, sites: Sequence[str]) -> int:
     """Wire steps of the rank that has the most, at most; but for the frames to neighbours that have no other."""
     if descriptor.kind in DATALESS or world_size == 1:
-        return 0
+        return 2 * (world_size - 1) if algorithm == "direct" else 0
     if algorithm == "hierarchical":
         return hierarchical.most_messages(descriptor.count, sites, _elements(descriptor))
     return cost.handled(algorithm, world_size, descriptor.kind.name)

@@ -19,15 +19,19 @@ from wancoll.errors import BY_NAME, ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
 from wancoll.net.ask import ask
+from wancoll.net.listen import is_loopback_host
 from wancoll.process import Child, end, is_stopped, start
 from wancoll.testing.network import Host, Network, inside
 from wancoll.testing.processes import ClientProcess, fork_service
+from wancoll.trust.papers import ADMIN, AUTHORITY, Papers
+from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
 
 _ANSWER_TIMEOUT = 5.0  # seconds for a service to answer a question
+_LOOK_SECONDS = 0.05  # between looks at who leads
 _END_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL at the end
 # Of the caller's WANCOLL_*; the others would change the cluster's options.
 _KEPT_VARIABLES = frozenset({"WANCOLL_CPU", "WANCOLL_COMMIT"})
@@ -52,6 +56,8 @@ class Cluster:
         peer_args: more options of `wancoll peer`, for every daemon, each as "--option=value"; "{i}" as in *listen*.
         env: environment variables for all processes.
         peer_env: more environment variables for single daemons, by index.
+        secure: whether daemons join with a token, and all that they and the master say goes over TLS (daemons may
+            announce any loopback address then); else all is in clear, also beyond loopback.
         masters: how many masters; more than one need *etcd*. A method of one takes its index.
         etcd: URLs of etcd for `wancoll master --etcd`; the masters keep their keys to themselves there.
         startup_timeout: seconds for one process to become ready.
@@ -75,7 +81,9 @@ class Cluster:
         peer_env: Mapping[int, Mapping[str, str]] | None = None,
         startup_timeout: float = 30.0,
         fork: bool = False,
+        secure: bool = False,
     ) -> None:
+        self._secure, self._join = secure, ""  # the token of all daemons
         self._lanes, self._listen, self._startup_timeout = lanes, listen, startup_timeout
         self._network = network
         self._master_args = [f"--heartbeat-timeout={heartbeat_timeout}", *master_args]
@@ -91,6 +99,8 @@ class Cluster:
             for name, value in os.environ.items()
             if (not name.startswith("WANCOLL_") and name != "NOTIFY_SOCKET") or name in _KEPT_VARIABLES
         }
+        if not secure and (network is not None or not is_loopback_host(split_address(listen.format(i=1))[0])):
+            self._env["WANCOLL_INSECURE"] = "true"
         self._env.update(env or {})
         self._folder = tempfile.mkdtemp(prefix="wancoll-")
         self._fork = fork and network is None
@@ -261,6 +271,14 @@ class Cluster:
 
     # ---- peers ---------------------------------------------------------------------------------------
 
+    def add_twin(self, i: int, *extra: str) -> int:
+        """Start one more daemon with the name, and a copy of the keys, of peer i; see add_peer()."""
+        with self._lock:
+            twin = len(self._peers)
+            if self._secure:
+                shutil.copytree(self._state(i), self._state(twin))
+        return self.add_peer(*extra, name=self.name(i))
+
     def add_peer(self, *extra: str, name: str = "", env: Mapping[str, str] | None = None) -> int:
         """Start one more daemon; returns its index.
 
@@ -321,6 +339,40 @@ class Cluster:
         master = self._masters[k]
         return master is not None and master.running
 
+    @property
+    def papers(self) -> Papers | None:
+        """To ask the masters with as admin of the first; None: not *secure*."""
+        if not self._secure:
+            return None
+        return Papers(os.path.join(self._authority(0), AUTHORITY), os.path.join(self._authority(0), f"{ADMIN}.pem"))
+
+    def _authority(self, k: int) -> str:
+        """Master k's state folder."""
+        return os.path.join(self._folder, f"authority-{k}")
+
+    def token(self, *, uses: int = 0, seconds: float = 0.0) -> str:
+        """A new token of a *secure* master: for so many daemons (0: any number) and so long (0: for ever)."""
+        made = self._ask_master(
+            self._to_ask(), m.MakeToken(PROTOCOL_VERSION, "peer", "", [], uses, seconds), "the master"
+        )
+        return str(made.made)
+
+    def revoke(self, token: str) -> None:
+        """Make a token good for nothing."""
+        self._ask_master(self._to_ask(), m.RevokeToken(PROTOCOL_VERSION, parse(token).id), "the master")
+
+    def _to_ask(self) -> int:
+        """The master that leads, once one does."""
+        deadline = time.monotonic() + self._startup_timeout
+        while len(self._masters) > 1:
+            try:
+                return self.leader
+            except ConfigError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_SECONDS)
+        return 0
+
     def start_master(self, k: int = 0, *, lose_journal: bool = False) -> None:
         """Start a master: on a free port the first time, on the same port and journal (unless it is lost) again."""
         if self.master_running(k):
@@ -332,7 +384,11 @@ class Cluster:
         if lose_journal:
             for end in ("", "-wal", "-shm"):
                 pathlib.Path(journal + end).unlink(missing_ok=True)
+            self._join = ""  # the master knows it no more
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
+        if self._secure:
+            arguments += ["--secure", f"--state={self._authority(k)}", "--announce=127.0.0.0/8"]
+            arguments += [f"--seal-key={self._folder}/seal.key"] if len(self._masters) > 1 else []
         master = self._masters[k] = self._start(label, arguments, {}, "master")
         self._master_addresses[k] = _dialable(master.said("ready", self._startup_timeout).split()[0])
 
@@ -365,7 +421,8 @@ class Cluster:
 
         Args:
             name: before_commit, half_commit (one member has been told), after_commit, before_epoch, half_epoch,
-                after_epoch or before_persist (of numbers to the journal).
+                after_epoch, before_persist (of numbers to the journal), before_rotation or after_rotation (the next
+                phase of its authorities is kept, and nobody is told).
             action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm).
             k: which master.
         """
@@ -393,10 +450,11 @@ class Cluster:
             raise ConfigError("the master does not run", who=f"master {k}", hint="start_master() first")
         return master
 
-    def _ask_master(self, k: int, question: m.Arm | m.StatusRequest, who: str) -> Any:
+    def _ask_master(self, k: int, question: m.Arm | m.StatusRequest | m.MakeToken | m.RevokeToken, who: str) -> Any:
         try:
             with inside(self._network, "master"):
-                return ask(self._master_addresses[k], question, m.FromMaster, timeout=_ANSWER_TIMEOUT, who=who)
+                where, papers = self._master_addresses[k], self.papers
+                return ask(where, question, m.FromMaster, timeout=_ANSWER_TIMEOUT, who=who, papers=papers)
         except OSError as bad:
             raise ConfigError("does not answer", who=who, got=str(bad), hint="was it killed or paused?") from bad
 
@@ -419,11 +477,14 @@ class Cluster:
             f"--socket={self.socket(i)}",
             f"--name={name}",
             f"--lanes={self._lanes}",
+            *self._keys(i),
             *(option.format(i=i + 1) for option in self._peer_args),
             *extra,
         ]
         last = {option.partition("=")[0]: option for option in options}
-        service = self._start(f"peer-{i}", ["peer", *last.values()], self._peer_env.get(i, {}), i)
+        of_its_own = {"XDG_STATE_HOME": self._state(i)}  # as on a machine of its own
+        env = of_its_own | self._peer_env.get(i, {})
+        service = self._start(f"peer-{i}", ["peer", *last.values()], env, i)
         if i < len(self._peers):
             self._peers[i] = service
         else:
@@ -431,6 +492,16 @@ class Cluster:
             self._names.append(name)
             self._extra_args.append(extra)
             self._peer_addresses.append(("", 0))
+
+    def _keys(self, i: int) -> list[str]:
+        """Options for the daemon's certificate; one that starts again has its key, and needs no master for that."""
+        if not self._secure:
+            return []
+        self._join = self._join or self.token()
+        return [f"--join={self._join}", f"--state={self._state(i)}"]
+
+    def _state(self, i: int) -> str:
+        return os.path.join(self._folder, f"state-{i}")
 
     def _await_started(self, i: int) -> None:
         words = self._peers[i].said("started", self._startup_timeout).split()

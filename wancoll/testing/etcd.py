@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import ssl
 import tempfile
 import urllib.error
 import urllib.request
@@ -22,18 +23,24 @@ class Etcd:
     Args:
         binary: of etcd.
         startup_timeout: seconds for it to answer.
+        ca: PEM file of an authority: it speaks https, and only with who has a certificate of that.
+        cert: PEM file of its own certificate, for 127.0.0.1.
+        key: PEM file of its key.
 
     Raises:
         ConfigError: there is no such program, or it does not come up.
     """
 
-    def __init__(self, binary: str = "etcd", *, startup_timeout: float = 20.0) -> None:
+    def __init__(
+        self, binary: str = "etcd", *, startup_timeout: float = 20.0, ca: str = "", cert: str = "", key: str = ""
+    ) -> None:
         found = shutil.which(binary)
         if found is None:
             raise ConfigError("there is no etcd", who=binary, hint="Debian's package is called etcd-server")
         self._binary, self._startup_timeout = os.path.abspath(found), startup_timeout
         self._folder = tempfile.mkdtemp(prefix="wancoll-etcd-")
         self._process: Child | None = None
+        self._ca, self._cert, self._key = ca, cert, key
         self._ports = (0, 0)
         try:
             for left in reversed(range(_TRIES)):
@@ -57,7 +64,7 @@ class Etcd:
     @property
     def url(self) -> str:
         """Where clients ask."""
-        return f"http://127.0.0.1:{self._ports[0]}"
+        return f"{'https' if self._ca else 'http'}://127.0.0.1:{self._ports[0]}"
 
     def start(self) -> None:
         """Start it, on the ports and the data that it had; returns when it answers.
@@ -75,6 +82,9 @@ class Etcd:
             "initial-advertise-peer-urls": peers,
             "initial-cluster": f"one={peers}",
         }
+        if self._ca:
+            options |= {"trusted-ca-file": self._ca, "cert-file": self._cert, "key-file": self._key}
+            options |= {"client-cert-auth": "true"}
         command = [self._binary, *(f"--{name}={value}" for name, value in options.items())]
         self._process = start("etcd", command, self._folder)
         try:
@@ -84,7 +94,12 @@ class Etcd:
             raise
 
     def _answers(self) -> bool:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        ways: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if self._ca:
+            context = ssl.create_default_context(cafile=self._ca)
+            context.load_cert_chain(self._cert, self._key)
+            ways.append(urllib.request.HTTPSHandler(context=context))
+        opener = urllib.request.build_opener(*ways)
         try:
             with opener.open(f"{self.url}/health", timeout=1.0) as answer:
                 return b'"true"' in answer.read()

@@ -15,8 +15,10 @@ from typing import Any
 import trio
 
 from wancoll.errors import ProtocolError
+from wancoll.testing.owners import Owners
+from wancoll.testing.records import Records, tampered
 from wancoll.wire import messages as m
-from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
+from wancoll.wire.framing import HEADER_BYTES, begins_tls, body_length, decode_body
 
 _CHUNK = 256 * 1024
 _HELLO_BYTES = 4096
@@ -24,6 +26,7 @@ _QUEUE = 64  # chunks on their way through a delay
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _PORT_TRIES = 20
 _SLICE = 0.02  # seconds of a slow lane's bytes that are forwarded at once
+_ATTACKS = ("flip", "drop", "repeat", "reorder", "splice")
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +39,7 @@ class Rule:
     to: int
     lane: int
     amount: float
+    at: float
     sends: bool | None
     fired: bool = False
     gone: trio.Event = field(default_factory=trio.Event)
@@ -45,20 +49,22 @@ class Rule:
 class Lane:
     """One forwarded connection."""
 
-    dialler: int  # mid of the member that dialled, 0: not a lane
+    dialler: int  # index of the daemon that dialled, -1: none of those, or it is no lane
     target: int  # index of the daemon that was dialled
-    number: int  # of the lane
+    number: int  # of the lane; of one over TLS the least that no other one of these two has
     born: int  # rules that there had been when it was dialled
-    sends: bool = False  # it is for sends and recvs
+    sends: bool | None = None  # whether it is for sends and recvs; over TLS nobody knows
+    sealed: bool = False  # it is over TLS
 
 
 class Proxy:
     """See the module. Rules are looked up for every piece that is forwarded."""
 
     def __init__(self, pipe: Connection, targets: list[tuple[str, int]]) -> None:
-        self._pipe, self._targets = pipe, targets
+        self._pipe, self._targets, self._owners = pipe, targets, Owners(targets)
         self._newest = 0  # rule
-        self._members: dict[int, int] = {}  # mid -> index of its daemon
+        self._sealed: list[Lane] = []  # that there are now
+        self._overheard: dict[Lane, bytes] = {}  # the last record of each of these
         self._rules: dict[int, Rule] = {}
         self._changed = trio.Event()
 
@@ -70,9 +76,7 @@ class Proxy:
                 order, value = self._pipe.recv()  # it is there, and short
             except (EOFError, ConnectionResetError):
                 return
-            if order == "members":
-                self._members = value
-            elif order == "rule":
+            if order == "rule":
                 rule = Rule(*value)
                 self._rules[rule.id], self._newest = rule, rule.id
             elif (cleared := self._rules.pop(value, None)) is not None:
@@ -86,9 +90,10 @@ class Proxy:
     async def accept(self, index: int, stream: trio.SocketStream) -> None:
         """Forward one connection to daemon *index*."""
         near = stream.socket
+        lane = None
         try:
             hello, lane = await self._first(near, index)
-            if not hello:
+            if lane is None:
                 return
             while (rule := self._rule(lane, inward=True, kinds=("oneway",))) is not None:  # its dials get no answer
                 self._fire(rule)
@@ -118,28 +123,38 @@ class Proxy:
             pass
         finally:
             near.close()
+            if lane is not None and lane.sealed:
+                self._sealed.remove(lane)
+                self._overheard.pop(lane, None)
 
-    async def _first(self, near: Any, index: int) -> tuple[bytes, Lane]:
-        """The dialler's first frame, which says who it is."""
+    async def _first(self, near: Any, index: int) -> tuple[bytes, Lane | None]:
+        """The dialler's first frame, if it is in clear, and its lane; None: it has gone."""
+        if begins_tls(await near.recv(1, socket.MSG_PEEK)):
+            dialler = self._owners.dialler(near.getsockname(), near.getpeername())
+            taken = {lane.number for lane in self._sealed if (lane.dialler, lane.target) == (dialler, index)}
+            number = next(number for number in range(len(taken) + 1) if number not in taken)
+            self._sealed.append(Lane(dialler, index, number, self._newest, sealed=True))
+            return b"", self._sealed[-1]
         data = b""
         size = HEADER_BYTES
         while len(data) < size:
             more = await near.recv(size - len(data))
             if not more:
-                return b"", Lane(0, index, 0, 0)
+                return b"", None
             data += more
             if len(data) == HEADER_BYTES:
                 size += body_length(data, _HELLO_BYTES, who="dialler")
         hello = decode_body(data[HEADER_BYTES:], m.LaneFirst, who="dialler")
         if isinstance(hello, m.LaneHello):
-            return data, Lane(hello.sender, index, hello.lane, self._newest, hello.channel == 1)
-        return data, Lane(0, index, 0, 0)
+            dialler = self._owners.dialler(near.getsockname(), near.getpeername())
+            return data, Lane(dialler, index, hello.lane, self._newest, hello.channel == 1)
+        return data, Lane(-1, index, 0, 0)
 
     def _rule(self, lane: Lane, *, inward: bool, kinds: tuple[str, ...]) -> Rule | None:
-        dialler = self._members.get(lane.dialler, -1)
-        ends = (dialler, lane.target) if inward else (lane.target, dialler)
+        source, to = (lane.dialler, lane.target) if inward else (lane.target, lane.dialler)
         for rule in self._rules.values():
-            met = rule.kind in kinds and (rule.source, rule.to) == ends and rule.lane in (-1, lane.number)
+            met = rule.kind in kinds and rule.source in (-1, source) and rule.to in (-1, to)
+            met = met and rule.lane in (-1, lane.number)
             met = met and rule.sends in (None, lane.sends)
             if met and (rule.kind != "freeze" or lane.born < rule.id):
                 return rule
@@ -153,10 +168,13 @@ class Proxy:
     async def _pump(self, lane: Lane, inward: bool, source: Any, to: Any, scope: trio.CancelScope) -> None:
         """Forward one direction until it ends; then the connection ends, unless the other direction goes on."""
         put, get = trio.open_memory_channel[tuple[float, bytes]](_QUEUE)
+        records = Records()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deliver, lane, inward, get, to, scope)
             try:
                 while data := await self._receive(lane, inward, source):
+                    if lane.sealed and not (data := records.whole(data)):
+                        continue
                     delay = self._rule(lane, inward=inward, kinds=("delay",))
                     due = 0.0
                     if delay is not None:
@@ -188,21 +206,29 @@ class Proxy:
             async for due, data in get:
                 if due:
                     await trio.sleep_until(due)
-                once = self._rule(lane, inward=inward, kinds=("flip", "truncate"))
-                if once is not None and (once.kind == "truncate" or len(data) > _HELLO_BYTES):
-                    once.amount -= len(data)
-                    if once.kind == "flip":
-                        at = len(data) // 2
-                        data = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
-                        self._once(once)
-                    elif once.amount < 0:
-                        await _send(to, data[: int(once.amount + len(data)) + 1])
-                        self._once(once)
+                if (cut := self._rule(lane, inward=inward, kinds=("truncate",))) is not None:
+                    cut.amount -= len(data)
+                    if cut.amount < 0:
+                        await _send(to, data[: int(cut.amount + len(data)) + 1])
+                        self._once(cut)
                         break
+                attack = self._rule(lane, inward=inward, kinds=_ATTACKS)
+                last = Records.last(data) if lane.sealed else b""
+                if attack is not None and len(data) > _HELLO_BYTES:
+                    changed = tampered(data, attack.kind, attack.at, self._of_another(lane), sealed=lane.sealed)
+                    if changed != data:
+                        data = changed
+                        self._once(attack)
+                if last:
+                    self._overheard[lane] = last
                 await self._send_slowly(lane, inward, to, data)
         except OSError:
             pass
         scope.cancel()
+
+    def _of_another(self, lane: Lane) -> bytes:
+        """A record of another lane, the one overheard last; b"" if there is none."""
+        return next((record for other, record in reversed(self._overheard.items()) if other is not lane), b"")
 
     def _once(self, rule: Rule) -> None:
         self._rules.pop(rule.id, None)

@@ -1,4 +1,4 @@
-"""Proxies in front of daemons' data ports that break lanes on demand, and clusters that stand behind them."""
+"""Proxies in front of daemons' data ports that break lanes, sealed or not, and clusters that stand behind them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any, Self
 from wancoll.errors import ConfigError
 from wancoll.testing.cluster import Cluster
 from wancoll.testing.processes import ClientProcess
-from wancoll.wire import messages as m
 
 _START_SECONDS = 20.0
 _POLL = 0.005
@@ -37,8 +36,7 @@ class Proxies:
         self._fired: set[int] = set()
         self._saying, self._hearing = threading.Lock(), threading.Lock()
         self._pipe, theirs = multiprocessing.Pipe()
-        self._count = len(targets)
-        hosts = [f"127.0.0.{i + 1}" for i in range(self._count)]
+        hosts = [f"127.0.0.{i + 1}" for i in range(len(targets))]
         self._process = ClientProcess("the proxies", _forward, (theirs, hosts, list(targets)))
         theirs.close()
         try:
@@ -68,29 +66,35 @@ class Proxies:
         """Whether the process runs."""
         return self._process.running
 
-    def learn(self, group: m.GroupStatus) -> None:
-        """Tell which members are of which daemons; rules hold for lanes of known ones only."""
-        here = {one.mid: int(one.daemon[5:]) for one in group.members if one.daemon.startswith("peer-")}
-        self._say("members", here)
-
     def add(
-        self, kind: str, source: int, to: int, lane: int = -1, amount: float = 0.0, *, sends: bool | None = None
+        self,
+        kind: str,
+        source: int,
+        to: int,
+        lane: int = -1,
+        amount: float = 0.0,
+        *,
+        at: float = 0.5,
+        sends: bool | None = None,
     ) -> int:
         """Add a rule, which holds when this returns; returns its number.
 
         Args:
             kind: "oneway" (bytes are lost, acknowledgements too), "slow", "delay", "freeze" (nothing more is read from
-                the lanes that there are), "refuse" (new lanes that *source* dials, as a firewall), "flip" (a bit) or
-                "truncate" (the connection ends); the last two apply once.
-            source: index of the daemon whose bytes are concerned; -1: of a member that was not learnt.
-            to: index of the one that they are for.
-            lane: its number; -1: all.
+                the lanes that there are), "refuse" (new lanes that *source* dials, as a firewall), "truncate" (the
+                connection ends), "flip" (a bit); of sealed lanes: "drop", "repeat" (a record), "reorder" (two of them)
+                or "splice" (one of another lane comes in between). From "truncate" on they apply once.
+            source: index of the daemon whose bytes are concerned; -1: any.
+            to: index of the one that they are for; -1: any.
+            lane: its number, of sealed lanes as they were dialled; -1: all.
             amount: slow: bytes per second; delay: seconds; truncate: bytes until the connection is closed.
-            sends: only lanes for sends and recvs, or (False) only those for collectives; None: both.
+            at: where in what is forwarded at once, from 0 to 1: the bit, or the record.
+            sends: only lanes for sends and recvs, or (False) only those for collectives; None: both, and sealed ones,
+                of which that is not known.
         """
         with self._saying:
             number = next(self._numbers)
-            self._pipe.send(("rule", (number, kind, source, to, lane, amount, sends)))
+            self._pipe.send(("rule", (number, kind, source, to, lane, amount, at, sends)))
         self.fired(-number, _START_SECONDS)
         return number
 
@@ -106,10 +110,8 @@ class Proxies:
         return True
 
     def throttle(self, rate: float) -> None:
-        """Let each lane carry *rate* bytes per second, each way. For members that were not learnt: call no learn()."""
-        for i in range(self._count):
-            self.add("slow", -1, i, amount=rate)
-            self.add("slow", i, -1, amount=rate)
+        """Let each lane carry *rate* bytes per second, each way."""
+        self.add("slow", -1, -1, amount=rate)
 
     def clear(self, number: int) -> None:
         """Take the rule away."""

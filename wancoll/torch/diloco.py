@@ -98,6 +98,8 @@ class _Fragment:
 class DiLoCo:
     """Outer steps for a model that an optimizer of the caller's trains.
 
+    ::
+
         diloco = DiLoCo(model.parameters(), every=100, fragments=4, delay=10, mixing=0.5)
 
         def train(comm):

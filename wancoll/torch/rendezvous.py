@@ -1,7 +1,9 @@
 """How the ranks of a process group find one cluster through torch's store, and what of it is this process's to end.
 
-Rank 0 decides what it is: with WANCOLL_SOCKET or WANCOLL_MASTER what runs already, else a master of its own, which ends
-by itself when the last daemon is gone. Every rank has a daemon of its own, unless WANCOLL_SOCKET names one.
+Rank 0 decides what it is: with WANCOLL_SOCKET, WANCOLL_MASTER or WANCOLL_JOIN what runs already, else a master of its
+own, which ends by itself when the last daemon is gone. Where ranks may be on several machines the others get a token
+for that one through the store: nobody else may be able to read there. Every rank has a daemon of its own, unless
+WANCOLL_SOCKET names one.
 
 A store may hold what an earlier run left in it. So nothing is read from it that was not asked for: each rank says hello
 under its rank with a word that it made up, and rank 0 answers under that word.
@@ -22,11 +24,11 @@ import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from wancoll.client.communicator import Communicator
-from wancoll.client.connect import attachment, join
+from wancoll.client.connect import attachment, join, named_master
 from wancoll.client.connection import Connection
 from wancoll.client.private import PrivateDaemon, PrivateMaster
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError, TimeoutError
-from wancoll.local import MASTER_PORT, join_address, split_addresses
+from wancoll.local import join_address, split_addresses
 
 _LOOK_SECONDS = 0.01  # between two looks at the store
 _AGAIN_SECONDS = 0.5  # then a rank says hello once more: an earlier run's rank 0 may have taken the first
@@ -43,10 +45,12 @@ class Answer(msgspec.Struct):
         run: part of the names of this run's groups.
         masters: addresses of one master, of which any may be the right one here; none: there is a daemon at
             WANCOLL_SOCKET.
+        token: to join rank 0's own master with, for this run; "": it needs none, or each rank has WANCOLL_JOIN.
     """
 
     run: str
     masters: list[str]
+    token: str = ""
 
 
 class Cluster:
@@ -95,15 +99,14 @@ class Cluster:
         run = secrets.token_hex(6)
         if os.environ.get("WANCOLL_SOCKET"):
             return Answer(run, [])
-        if named := os.environ.get("WANCOLL_MASTER"):
-            found = split_addresses(named, what="WANCOLL_MASTER", default_port=MASTER_PORT)
-            return Answer(run, [",".join(join_address(*each) for each in found)])
+        if named := named_master()[0]:
+            return Answer(run, [named])
         host = host_of(self._store)
         local = host in LOOPBACK
         self._master = PrivateMaster("127.0.0.1:0" if local else "*:0", _left(deadline))
         port = self._master.port
         hosts = ["127.0.0.1"] if local else [each for each in dict.fromkeys([host, *own_hosts(), "127.0.0.1"]) if each]
-        return Answer(run, [join_address(each, port) for each in hosts])
+        return Answer(run, [join_address(each, port) for each in hosts], self._master.token)
 
     def _serve(self) -> None:
         """Rank 0's thread: answer every hello until the first group stands."""
@@ -159,7 +162,8 @@ class Cluster:
                 expected="a daemon for all ranks, or for none", got="no WANCOLL_SOCKET here",
                 hint="set WANCOLL_SOCKET for all ranks, or for none",
             )  # fmt: skip
-        self._daemon = PrivateDaemon(self._reachable(self._answer.masters), (), _left(deadline))
+        master = self._reachable(self._answer.masters)
+        self._daemon = PrivateDaemon(master, (), _left(deadline), self._answer.token)
         return self._daemon.socket
 
     def _reachable(self, masters: list[str]) -> str:

@@ -24,6 +24,11 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(kind)
 
 
+def begins_tls(data: bytes) -> bool:
+    """Whether what came first on a connection is TLS and no frame, which would be of 350 MB."""
+    return data[:1] == b"\x16"
+
+
 def encode(message: msgspec.Struct) -> bytes:
     """One message as a frame: four bytes of big-endian length, then msgpack."""
     body = _encode(message)

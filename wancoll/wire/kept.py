@@ -21,7 +21,7 @@ def counts(message: Any) -> bool:
     """Whether *message* is one of those that are kept. The others belong to one connection only."""
     if isinstance(message, m.Heartbeat | m.Pong):
         return message.number == 0
-    asked = m.Status | m.StatusRequest | m.Evict | m.EvictAnswer | m.Ok | m.Arm
+    asked = m.Status | m.StatusRequest | m.Evict | m.EvictAnswer | m.Ok | m.Arm | m.AboutTrust | m.AnswersOfTrust
     return not isinstance(message, m.Hello | m.Welcome | m.StandsBy | m.Bye | asked)
 
 

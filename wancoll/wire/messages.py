@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -173,7 +173,28 @@ class LocalStatusRequest(Message, frozen=True):
     """May be the first message: ask the daemon about itself."""
 
 
-FromClient = Attach | Post | Detach | Arm | LocalStatusRequest
+class AskToLeave(Message, frozen=True):
+    """Leave in order, an operator says: member *name* of *group*; with group "" the daemon *name*, which stops then.
+
+    From `wancoll leave` the first and only message of a connection, to a daemon's unix socket ("" names the daemon
+    there) or to a master, which says it to the daemon. Who is asked leaves at its next update_membership, or after
+    *within* seconds.
+    """
+
+    protocol: int
+    group: Annotated[str, Meta(max_length=128)]
+    name: Annotated[str, Meta(max_length=128)]
+    within: Seconds
+    reason: Annotated[str, Meta(max_length=500)]
+
+
+class TraceRequest(Message, frozen=True):
+    """May be the first message: trace for so many seconds, then tell in Traced what operations did."""
+
+    seconds: Seconds
+
+
+FromClient = Attach | Post | Detach | Arm | LocalStatusRequest | AskToLeave | TraceRequest
 
 
 class Attached(Message, frozen=True):
@@ -245,7 +266,30 @@ class LocalStatus(Message, frozen=True):
     text: str
 
 
-FromDaemon = Attached | EpochInfo | Result | Failure | Slow | Ok | LocalStatus
+class Clock(msgspec.Struct, frozen=True):
+    """Seconds that the own clock of *master* (its identity, any text) is ahead of a machine's (since 1970).
+
+    Known to within *uncertain*.
+    """
+
+    ahead: Real
+    uncertain: Seconds
+    master: Name
+
+
+class Traced(Message, frozen=True):
+    """Answer to TraceRequest, in pieces: *rows* is a JSON array of attempts; the *last* one says so.
+
+    Times are seconds since 1970, by the clock of the daemon's machine; *clock* None: no master's is known to compare.
+    """
+
+    daemon: Name
+    rows: str
+    last: bool
+    clock: Clock | None = None
+
+
+FromDaemon = Attached | EpochInfo | Result | Failure | Slow | Ok | LocalStatus | Traced
 
 
 # ---- the handshake on a data connection: daemon to daemon --------------------------------------------
@@ -414,12 +458,151 @@ class Evict(Message, frozen=True):
 
 
 class EvictAnswer(Message, frozen=True):
-    """What came of it. Not *done*: *what* is wrong, in the words of an error."""
+    """What came of it, or of an AskToLeave. Not *done*: *what* is wrong, in the words of an error."""
 
     done: bool
     what: str
     expected: str = ""
     got: str = ""
+    hint: str = ""
+    master: Bits = 0  # Welcome.master of the one that passed an AskToLeave on
+
+
+# ---- who comes in: only to and from a master that listens with TLS, each but Renew the first of a connection ----
+
+
+PEM_BYTES = 16384
+Pem = Annotated[bytes, Meta(max_length=PEM_BYTES)]
+Role = Literal["peer", "observer", "chaos", "admin"]
+
+
+class AskAuthority(Message, frozen=True):
+    """Who has a token, and knows the hash of the authority's certificate by it, asks for that."""
+
+    protocol: int
+
+
+class AuthorityIs(Message, frozen=True):
+    """Answer to AskAuthority: whom to believe, that which signs first. Who has a token believes the one that it names.
+
+    To a daemon after each Welcome, too, and whenever that changes.
+    """
+
+    certificates: Pem
+
+
+class Enroll(Message, frozen=True):
+    """A token's secret for a certificate; *request* proves that its sender has the key."""
+
+    protocol: int
+    token: Annotated[str, Meta(max_length=64)]
+    secret: Annotated[str, Meta(max_length=128)]
+    name: Name
+    request: Pem
+
+
+class Renew(Message, frozen=True):
+    """Who has a certificate wants the next one, over the connection that it has by it."""
+
+    request: Pem
+
+
+class Enrolled(Message, frozen=True):
+    """Answer to Enroll and Renew. With *refused*, why there is none, the certificate is empty."""
+
+    certificate: Pem
+    refused: Text = ""
+    authorities: Pem = b""  # as AuthorityIs has them
+
+
+class MakeToken(Message, frozen=True):
+    """From `wancoll token create`; the fields are a Grant's, *seconds* until it expires (0: never)."""
+
+    protocol: int
+    role: Role
+    name: Annotated[str, Meta(max_length=128)]
+    groups: Annotated[list[Name], Meta(max_length=64)]
+    uses: Number
+    seconds: Seconds
+
+
+class RevokeToken(Message, frozen=True):
+    """From `wancoll token revoke`."""
+
+    protocol: int
+    token: Name
+
+
+class ListTokens(Message, frozen=True):
+    """From `wancoll token list`."""
+
+    protocol: int
+
+
+class TokenInfo(Message, frozen=True):
+    """A token as `wancoll token list` shows it."""
+
+    id: str
+    role: str
+    name: str
+    groups: list[str]
+    uses: int  # 0: any number
+    used: int  # of those that are counted
+    expires: float  # seconds since 1970; 0: never
+    revoked: bool
+    replaced: bool = False  # the authority that it names is not believed any more
+
+
+class Tokens(Message, frozen=True):
+    """Answer to the three before. With *refused* nothing was done; *made*: the whole text of a new token."""
+
+    tokens: list[TokenInfo] = []
+    made: str = ""
+    refused: Text = ""
+
+
+class AskRotation(Message, frozen=True):
+    """From `wancoll ca show`."""
+
+    protocol: int
+
+
+class Rotate(Message, frozen=True):
+    """From `wancoll ca rotate`; *seconds* of each phase (0: what is safe), *now*: the old one is dropped at once."""
+
+    protocol: int
+    seconds: Seconds
+    now: bool
+
+
+class AuthorityInfo(Message, frozen=True):
+    """An authority as `wancoll ca show` shows it; times are seconds since 1970."""
+
+    sha256: str
+    made: float
+    ends: float
+    signs: bool
+
+
+class RotationIs(Message, frozen=True):
+    """Answer to the two before. With *refused* nothing was done; *made*: a new token, where no other is good."""
+
+    phase: str = ""
+    until: float = 0.0  # seconds since 1970: the next phase; 0.0: none follows
+    authorities: list[AuthorityInfo] = []
+    made: str = ""
+    refused: Text = ""
+
+
+AboutTrust = AskAuthority | Enroll | Renew | MakeToken | RevokeToken | ListTokens | AskRotation | Rotate
+
+
+class DaemonStatus(Message, frozen=True):
+    """A daemon that is here: where its lanes are dialled, and its version."""
+
+    name: str
+    addresses: list[str]
+    version: str
 
 
 class Status(Message, frozen=True):
@@ -433,6 +616,12 @@ class Status(Message, frozen=True):
     events: list[EventRecord]  # newest last
     links: list[LinkStatus] = []  # that were measured, by source and target; the first of many
     resources: dict[str, int] = {}  # what the master holds: fds, threads, tasks, connections, memory, ...
+    hosts: list[DaemonStatus] = []  # the daemons, by name; the first of many
+    clock: float = 0.0  # the master's: seconds since 1970
+    master: Bits = 0  # Welcome.master
+    rotation: str = ""  # the phase of the authority's, while one is in progress
+    rotation_until: float = 0.0  # seconds since 1970: the next phase
+    left: list[tuple[str, str]] = []  # group ("": a daemon) and name of who was asked to leave, and has in order
 
 
 # ---- what a peer says to the master ------------------------------------------------------------------
@@ -457,6 +646,7 @@ class Hello(Message, frozen=True):
     session: Number = 0  # Welcome.session of the connection that broke and shall go on; 0: none
     heard: Number = 0  # messages that it took in over that one (wire/kept.py)
     master_grace: Seconds = 0.0  # for so long its members go on without a master (C8); 0: as long as the master's own
+    ended: Annotated[list[Bits], Meta(max_length=256)] = []  # incarnations whose processes have ended, on its machine
 
 
 class Join(Message, frozen=True):
@@ -509,6 +699,11 @@ class Heartbeat(Message, frozen=True):
     # Of each member whose client's process stands still: mid, since how many seconds, and "stopped" or "dead".
     still: Annotated[list[tuple[Number, Seconds, Name]], Meta(max_length=1024)] = []
     heard: Number = 0  # messages of the master that were taken in (wire/kept.py)
+    # Only after a Pong that says watched. Of daemons to which links moved bytes lately: name, and since this one
+    # began to count: bytes sent to it, TCP segments with data, and how many of those were sent again.
+    moved: Annotated[list[tuple[Name, Number, Number, Number]], Meta(max_length=64)] = []
+    # Of each member that lost others, likewise: mid, epoch, and how long it took to go on without them.
+    recovered: Annotated[list[tuple[Number, Number, Seconds]], Meta(max_length=1024)] = []
 
 
 class Done(Message, frozen=True):
@@ -790,7 +985,9 @@ FromPeer = (
     | LinkReport
     | StatusRequest
     | Evict
+    | AskToLeave
     | Arm
+    | AboutTrust
 )
 
 
@@ -816,6 +1013,8 @@ class Pong(Message, frozen=True):
     number: Number
     term: Number
     heard: Number = 0  # messages of the daemon that were taken in (wire/kept.py)
+    watched: bool = False  # somebody looks at the master's page: heartbeats shall tell what moves
+    clock: float = 0.0  # when the heartbeat was taken in, by the master's own clock; in Pong(0) none
 
 
 class Joined(Message, frozen=True):
@@ -833,6 +1032,7 @@ class Refused(Message, frozen=True):
     group: Name
     member: Name
     reason: Text
+    evicted: bool = False  # nothing is wrong with it: an operator sent the joiner away
 
 
 class Commit(Message, frozen=True):
@@ -1003,4 +1203,18 @@ ToMember = (
 )
 
 
-FromMaster = Welcome | Pong | ToMember | Probe | MeasureLink | Status | EvictAnswer | StandsBy | Bye | Ok
+AnswersOfTrust = AuthorityIs | Enrolled | Tokens | RotationIs
+FromMaster = (
+    Welcome
+    | Pong
+    | ToMember
+    | Probe
+    | MeasureLink
+    | AskToLeave
+    | Status
+    | EvictAnswer
+    | AnswersOfTrust
+    | StandsBy
+    | Bye
+    | Ok
+)

@@ -1,12 +1,17 @@
-"""What members say to each other about commits: one note of a fixed layout, on a lane of their own. Pure.
+"""What members say to each other about commits: notes of fixed layouts, on a lane of their own. Pure.
 
-    note        41 bytes, little endian
+    Note        41 bytes, little endian
     kind        1 byte, 1
     epoch       8 bytes, of which all else is
     committed   8 bytes: up to here all is committed, as the sender knows
     seq         8 bytes: the operation that the sender has finished, 0 for none
     digest      8 bytes, of its result; 0 where results differ by rank
     fingerprint 8 bytes, of the call
+
+    NewRound    17 bytes, little endian
+    kind        1 byte, 2
+    epoch       8 bytes
+    number      8 bytes: the sender has begun this round of the epoch
 
 Repeating a note changes nothing, so a member may say again whatever was lost with a link.
 """
@@ -18,10 +23,13 @@ from typing import NamedTuple
 
 from wancoll.errors import ProtocolError
 
-_LAYOUT = struct.Struct("<BQQQQQ")
-_KIND = 1
+_LAYOUT, _ROUND_LAYOUT = struct.Struct("<BQQQQQ"), struct.Struct("<BQQ")
+_KIND, _ROUND_KIND = 1, 2
 _MOST = 1 << 62  # as of all numbers on the wire
+ROUND_BITS = 16
+ROUNDS = 1 << ROUND_BITS  # of an epoch, at most
 NOTE_BYTES = _LAYOUT.size
+DIGEST_AT = 25  # bytes before it
 
 
 class Note(NamedTuple):
@@ -38,12 +46,28 @@ class Note(NamedTuple):
         return _LAYOUT.pack(_KIND, *self)
 
 
-def unpack(data: bytes) -> Note:
+class NewRound(NamedTuple):
+    """See the module."""
+
+    epoch: int
+    number: int
+
+    def pack(self) -> bytes:
+        """For the wire."""
+        return _ROUND_LAYOUT.pack(_ROUND_KIND, *self)
+
+
+def unpack(data: bytes) -> Note | NewRound:
     """The note in *data*.
 
     Raises:
         ProtocolError: it is none.
     """
+    if len(data) == _ROUND_LAYOUT.size and data[0] == _ROUND_KIND:
+        begun = NewRound(*_ROUND_LAYOUT.unpack(data)[1:])
+        if begun.epoch > _MOST or begun.number >= ROUNDS:
+            raise ProtocolError("sent an impossible note", expected=f"less than {ROUNDS} rounds", got=str(begun))
+        return begun
     if len(data) != NOTE_BYTES or data[0] != _KIND:
         raise ProtocolError("sent no note", expected=f"{NOTE_BYTES} bytes of kind {_KIND}", got=data[:64].hex())
     note = Note(*_LAYOUT.unpack(data)[1:])

@@ -70,7 +70,8 @@ def ended(step: Step) -> tuple[set[Daemon], float]:
         for daemon in {member.daemon: None for member in group.members}:
             unknown = daemon.away and not daemon.answers and daemon.ended_at == inf
             if unknown and (not daemon.doubted or (daemon.asked and not _is_asked(step, daemon))):
-                _ask(step, daemon, _MORE)  # or anew: those who were asked are away, too
+                daemon.asked.clear()  # those who were asked are away, too: others are asked once in their place
+                _ask(step, daemon, _MORE)
     until = min(daemon.ended_at for daemon in these) + step.limits.doubt_grace
     away = [daemon for daemon in step.state.connections.values() if daemon.away and not daemon.answers]
     if until > step.now and (len(away) > len(these) or any(_is_asked(step, daemon) for daemon in these)):

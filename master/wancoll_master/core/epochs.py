@@ -24,12 +24,12 @@ from typing import Any
 from msgspec.structs import replace as structs_replace
 
 from wancoll.errors import ProtocolError
+from wancoll.limits import WITHOUT_END, counted
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
 from wancoll_master.core import borne, graces, measuring, probing
-from wancoll_master.core.ready import Announce, Used
+from wancoll_master.core.ready import CAUSES, Announce, Former, Used
 from wancoll_master.core.state import (
-    Alone,
     Asking,
     Closing,
     Daemon,
@@ -39,6 +39,7 @@ from wancoll_master.core.state import (
     Out,
     Pending,
     Slow,
+    State,
     Step,
     clip,
     names,
@@ -54,6 +55,7 @@ _VOID_CHARS, _FEW_VOIDS = 300, 16
 _VOID_CHARS_OF_MANY = 100
 _VOTERS = 32  # members that may commit among themselves: each tells all others of each operation
 _DIGESTS_TOLD = 1024
+_NAMED = 8  # members, where people are told for whom a name waits
 DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
 
 # ---- epochs -----------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
     if reach < sure:
         alone = [member for member in group.members if closing.reports[member.mid].committed_upto > reach]
         why = f"it says that operation {sure} is committed; all have finished, equally, what is up to {reach}"
-        lose(step, dict.fromkeys(alone, why), "evicted", tell=True)
+        lose(step, dict.fromkeys(alone, why), "evicted", tell=True, cause="nonsense")
         return
     fate: dict[str, Any]
     if closing.doubted:
@@ -195,7 +197,7 @@ def _tell_out(step: Step, group: Group, sure: int, fate: dict[str, Any]) -> None
 
 def remember(step: Step, fate: m.Evicted) -> None:
     """What the member is told should it report."""
-    step.state.missing[fate.mid] = fate
+    step.state.missing[fate.group, fate.mid] = fate
     if len(step.state.missing) > step.limits.members_missing:
         del step.state.missing[next(iter(step.state.missing))]
 
@@ -234,7 +236,7 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
     step.ready.messages.append(Announce(to, epoch, group.told))
     group.told = epoch
     group.voids = {seq: brief(void) for seq, void in group.voids.items()}  # texts are sent once
-    step.record(group, "epoch", f"{group.current.reason}; {len(members)} members: {names(members)}")
+    step.record(group, "epoch", f"{group.current.reason}; {counted(len(members), 'member')}: {names(members)}")
     probing.ensure_probes(step, group)
     measuring.ask_bandwidths(step, group)
 
@@ -278,8 +280,9 @@ def persist(step: Step, group: Group) -> None:
     state = step.state
     state.highest_epoch = max(state.highest_epoch, group.epoch)
     voids = {seq: void.error for seq, void in group.voids.items()}
-    alone = ceil(max(one.daemon.master_grace for one in group.members)) if group.current.votes else 0
-    used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids, alone)
+    alone = _alone(step, max(one.daemon.master_grace for one in group.members)) if group.current.votes else 0
+    former = {one.mid: Former(one.name, one.daemon.incarnation) for one in group.members} if alone else {}
+    used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids, alone, former)
     state.inherited.discard(group.name)
     state.alone.pop(group.name, None)
     state.used.pop(group.name, None)
@@ -299,7 +302,7 @@ def form_if_complete(step: Step, group: Group) -> None:
     if measuring.ask_uplinks(step, group):
         return
     group.members, group.joining = group.joining, []
-    step.state.alone = {name: one for name, one in step.state.alone.items() if one.until > step.now}
+    step.state.alone = {name: until for name, until in step.state.alone.items() if until > step.now}
     for member in group.members:
         member.in_epoch = True
     _next_epoch(step, group, f"the group has formed: {names(group.members)}", free=True)
@@ -319,55 +322,66 @@ def held(step: Step, group: Group) -> bool:
 
 def held_until(step: Step, group: Group, *, known: bool = True) -> float:
     """Until when its members of before may come back; where members commit they may even go on among themselves."""
-    alone = step.state.alone.get(group.name)
-    return max(alone.until if alone is not None else -inf, step.state.rejoin_until if known else -inf)
+    return max(step.state.alone.get(group.name, -inf), step.state.rejoin_until if known else -inf)
+
+
+def _alone(step: Step, master_grace: float) -> int:
+    """Seconds for which daemons to which this master has said its heartbeat_timeout may go on without it (C8)."""
+    return ceil(master_grace + step.limits.heartbeat_timeout)
 
 
 def _alone_until(step: Step, name: str, since: float) -> float:
     """Until when members of its newest epoch may commit among themselves, if they were heard last then (C8)."""
     used = step.state.used.get(name)
     if used is None:  # forgotten, since groups are many
-        return since + step.limits.heartbeat_timeout + step.limits.master_grace
-    return since + step.limits.heartbeat_timeout + used.alone if used.alone else -inf
+        return since + _alone(step, step.limits.master_grace)
+    # Where an earlier master wrote it down this one's heartbeat_timeout, of which it knows nothing, may be longer.
+    more = step.limits.heartbeat_timeout if name in step.state.inherited else 0.0
+    return since + more + used.alone if used.alone else -inf
 
 
-def waited_for(step: Step, name: str) -> dict[int, str]:
-    """Members of before that the group's name waits for, by mid; "" where an earlier master knew their names (C8)."""
-    alone, group = step.state.alone.get(name), step.state.groups.get(name)
-    if group is not None and (group.members or group.rebuild is not None):
+def waited_for(state: State, name: str, now: float) -> dict[int, str]:
+    """Members of before that the group's name waits for: names by mid (C8)."""
+    used, group = state.used.get(name), state.groups.get(name)
+    if used is None or (group is not None and (group.members or group.rebuild is not None)):
         return {}
-    return alone.missing if alone is not None and alone.until > step.now else {}
+    return {mid: one.name for mid, one in used.former.items()} if state.alone.get(name, -inf) > now else {}
+
+
+def who_may_go_on(state: State, name: str, now: float) -> str:
+    """For whom the group's name waits, until when, and what ends that; "": for nobody."""
+    waits = sorted(waited_for(state, name, now).values())
+    if not waits:
+        return ""
+    seconds = max(state.alone[name], state.rejoin_until if name in state.inherited else -inf) - now
+    long = f"{seconds:.0f} s more" if seconds < WITHOUT_END / 2 else "without end"
+    whom = ", ".join(waits[:_NAMED]) + (f" and {len(waits) - _NAMED} more" if len(waits) > _NAMED else "")
+    return (
+        f"{whom} of before were lost without a word, and may still run and commit: the name waits for them {long}, or "
+        "until they are heard, or a daemon is started again on their machines; if you know that they have stopped, "
+        f"free it at once: `wancoll evict --group {name} --all`"
+    )
 
 
 def stopped(step: Step, name: str, mids: Collection[int]) -> None:
-    """Of the members that a group's name waits for these commit nothing any more; it may be free now (C8)."""
-    alone, group = step.state.alone.get(name), step.state.groups.get(name)
-    if alone is None or alone.missing.keys().isdisjoint(mids) or (group is not None and group.members):
+    """These members of before commit nothing any more; if the group's name waited for them alone it is free (C8)."""
+    used, group = step.state.used.get(name), step.state.groups.get(name)
+    if used is None or used.former.keys().isdisjoint(mids):
         return
-    left = {mid: who for mid, who in alone.missing.items() if mid not in mids}
-    if left:
-        step.state.alone[name] = replace(alone, missing=left)
-        return
-    _is_over(step, name)
-    if group is not None:
+    left = {mid: one for mid, one in used.former.items() if mid not in mids}
+    used = step.state.used[name] = replace(used, former=left)
+    if group is not None and group.members:
+        return  # written down with the next epoch, or when nobody is left
+    step.persist().groups[name] = used
+    if not left and step.state.alone.pop(name, None) is not None and group is not None:
         form_if_complete(step, group)
 
 
 def heard_last(step: Step, name: str) -> None:
     """A member of before was heard until now: it may go on by itself as long from now on (C8)."""
-    alone = step.state.alone.get(name)
-    if alone is not None:
-        until = max(alone.until, _alone_until(step, name, step.now))
-        step.state.alone[name] = replace(alone, until=until)
+    if name in step.state.alone:
+        until = step.state.alone[name] = max(step.state.alone[name], _alone_until(step, name, step.now))
         step.alarm(until)
-
-
-def _is_over(step: Step, name: str) -> None:
-    """Nobody goes on with the group's newest epoch: a later master need not wait either."""
-    step.state.alone.pop(name, None)
-    used = step.state.used.get(name)
-    if used is not None and used.alone:
-        step.state.used[name] = step.persist().groups[name] = replace(used, alone=0)
 
 
 def _forget_bad_pairs(step: Step, group: Group) -> None:
@@ -383,17 +397,21 @@ def _forget_bad_pairs(step: Step, group: Group) -> None:
 # ---- losses -----------------------------------------------------------------------------------------
 
 
-def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool) -> None:
+def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool, cause: str = "") -> None:
     """Members and joiners are out, each for its reason: one new epoch of the survivors in each group concerned.
 
     *tell*: send Evicted, since the daemon may still be listening. *kind* is the event log's.
+    *cause*: see CAUSES; "": as *kind* says.
     """
+    cause = cause or (kind if kind in CAUSES else "other")
     groups: dict[str, list[Member]] = {}
     for member, why in gone.items():
         groups.setdefault(member.group.name, []).append(member)
         del step.state.members[member.mid], member.daemon.members[member.mid]
         if not member.in_epoch or not (tell or member.daemon.conn not in step.state.connections):
-            continue  # else it said so itself
+            if member.in_epoch:  # else it said so itself
+                stopped(step, member.group.name, {member.mid})
+            continue
         if member.group.current.votes:  # what it has finished may be committed by others, or not
             member.group.current.out.append(Out(member.mid, clip(why), member.daemon, tell))
         else:
@@ -409,11 +427,12 @@ def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool) -> No
         if in_peace := why == "left":
             group.goodbyes += [member.name for member in lost if member.in_epoch]
         text = clip(f"{names(lost)} left" if in_peace else f"lost {names(lost)}: {why}")
-        step.record(group, kind, text)
-        _after_loss(step, group, text, any(member.in_epoch for member in lost))
+        out = sum(member.in_epoch for member in lost)
+        step.record(group, kind, text, cause=cause, lost=0 if kind == "left" else out)
+        _after_loss(step, group, text, out > 0)
 
 
-def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool) -> None:
+def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool, cause: str = "") -> None:
     """The daemons' connections are over, each for its reason; so are their memberships, with one epoch for all.
 
     With *close* the master ends the connections and says why.
@@ -421,10 +440,12 @@ def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bo
     state = step.state
     for daemon in ended:
         del state.connections[daemon.conn], state.daemons[daemon.name]
+        if daemon.stopping:
+            state.has_left("", daemon.name)
     measuring.forget(step, ended)
     idle = [why for daemon, why in ended.items() if not daemon.members]  # no group's event tells of them
     gone = {member: why for daemon, why in ended.items() for member in daemon.members.values()}
-    lose(step, gone, kind, tell=close)
+    lose(step, gone, kind, tell=close, cause=cause)
     if close:
         for daemon, why in ended.items():
             step.close(daemon.conn, why)
@@ -468,17 +489,8 @@ def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:
     if was_member and group.members:
         end_epoch(step, group, text)
     elif was_member:  # nobody is left who knows what was done, or could ask what was void
-        if group.current.out:  # they may go on, and commit, where they still hear each other (C8)
-            knew = {one.mid: one.name for one in group.told.members} if group.told is not None else {}
-            missing = {out.mid: knew.get(out.mid, "") for out in group.current.out}
-            _tell_out(step, group, group.committed, {"unknown_upto": m.MOST})
-            until = _alone_until(step, group.name, step.now)
-            step.state.alone[group.name] = Alone(until, missing)
-            if len(step.state.alone) > step.limits.groups_known:
-                del step.state.alone[next(iter(step.state.alone))]
-            step.alarm(until)
-        else:  # all have said so themselves
-            _is_over(step, group.name)
+        _nobody_left(step, group)
+        _tell_out(step, group, group.committed, {"unknown_upto": m.MOST})
         if used := step.state.used.get(group.name):
             step.state.used[group.name] = replace(used, voids={})
         group = step.state.groups[group.name] = group.afresh()
@@ -486,6 +498,23 @@ def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:
     elif group.members:
         consider_update(step, group)
     forget_if_empty(step, group)
+
+
+def _nobody_left(step: Step, group: Group) -> None:
+    """Who has not said that it stops may go on, and commit, where it still hears the others (C8)."""
+    name, out, used = group.name, group.current.out, step.state.used.get(group.name)
+    if (used is None or used.epoch < group.epoch) and out:  # the journal was lost
+        former = {one.mid: Former(f"member {one.mid}", one.daemon.incarnation if one.daemon else 0) for one in out}
+        used = Used(group.epoch, frozenset(former), group.committed, {}, _alone(step, step.limits.master_grace), former)
+    if used is None or not used.alone:
+        return
+    step.state.used[name] = step.persist().groups[name] = used  # with who has stopped since it began
+    if used.former:
+        heard = [one.daemon.heard_at if one.daemon else step.now for one in out]
+        until = step.state.alone[name] = _alone_until(step, name, max(heard, default=step.now))
+        step.alarm(until)
+        if len(step.state.alone) > step.limits.groups_known:
+            del step.state.alone[next(iter(step.state.alone))]
 
 
 def forget_if_empty(step: Step, group: Group) -> None:
@@ -851,7 +880,7 @@ def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     check_window(step, member, seqs[-1])
     has_called(step, member, message)
     if why := _runs_away(step, member, seqs):
-        lose(step, {member: why}, "evicted", tell=True)
+        lose(step, {member: why}, "evicted", tell=True, cause="nonsense")
         return
     chars = _VOID_CHARS if len(seqs) <= _FEW_VOIDS else _VOID_CHARS_OF_MANY
     text = clip(message.reason or f"the membership changed: {group.current.reason}", chars)

@@ -11,7 +11,7 @@ _NAMED = 16
 
 def evict(step: Step, conn: int, ask: m.Evict) -> None:
     """Do what *ask* says, and answer; the answer leaves once it is written down, as all that follows from it."""
-    told = _members(step, ask) or _unheard(step, ask) or _nobody(step, ask)
+    told = _unheard(step, ask) or _members(step, ask) or _nobody(step, ask)
     step.send(conn, told)
     step.close(conn, "")
 
@@ -30,27 +30,30 @@ def _members(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
     members = [one for one in found if one.in_epoch]
     for joiner in found:
         if not joiner.in_epoch:
-            probing.refuse(step, joiner, why)
+            probing.refuse(step, joiner, why, evicted=True)
     if members:
-        epochs.lose(step, dict.fromkeys(members, why), "evicted", tell=True)
+        epochs.lose(step, dict.fromkeys(members, why), "evicted", tell=True, cause="operator")
     else:
         epochs.forget_if_empty(step, group)
     told = f"{names(found)} of group {ask.group}: {why}"
-    if epochs.waited_for(step, ask.group):
+    if epochs.waited_for(step.state, ask.group, step.now):
         told += "; its name is free once each has heard that: evict --all again says that those who do not have stopped"
     return m.EvictAnswer(True, told)
 
 
 def _unheard(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
-    """The group's name waits for members that nobody hears; None: it does not, or for others."""
-    waits = epochs.waited_for(step, ask.group)
-    found = {mid for mid, name in waits.items() if ask.everyone or (name and name == ask.member)}
+    """The group's name waits for members that nobody hears; None: it does not, or for others.
+
+    A joiner by such a name waits for its own former life: so this comes first.
+    """
+    waits = epochs.waited_for(step.state, ask.group, step.now)
+    found = {mid for mid, name in waits.items() if ask.everyone or name == ask.member}
     if not found:
         return None
     group = step.state.groups.get(ask.group)
     reason = f": {ask.reason}" if ask.reason else ""
     whom = "all of its members" if ask.everyone else ask.member
-    step.record(group, "evicted", f"group {ask.group}: an operator says that {whom} stopped{reason}")
+    step.record(group, "stopped", f"an operator says that {whom} stopped{reason}", once=ask.group)
     epochs.stopped(step, ask.group, found)
     left = len(waits) - len(found)
     then = f"its name still waits for {left} of them" if left else "its name is free"
@@ -58,11 +61,10 @@ def _unheard(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
 
 
 def _nobody(step: Step, ask: m.Evict) -> m.EvictAnswer:
-    group, waits = step.state.groups.get(ask.group), epochs.waited_for(step, ask.group)
+    group, waits = step.state.groups.get(ask.group), epochs.waited_for(step.state, ask.group, step.now)
     who = [one.name for one in group.members + group.joining] if group is not None else []
     if waits:
-        known = sorted(name for name in waits.values() if name)
-        who += known or [f"{len(waits)} that an earlier master knew by name (--all speaks of them)"]
+        who += sorted(waits.values())
     elif group is not None and group.rebuild is not None:
         who = ["members that are reporting to this master, which has just started: try again soon"]
     shown = ", ".join(who[:_NAMED]) + (f" and {len(who) - _NAMED} more" if len(who) > _NAMED else "")

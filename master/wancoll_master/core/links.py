@@ -174,7 +174,7 @@ def _evict(step: Step, group: Group, complained: list[tuple[int, int]], ends: se
     members = [member for member in group.members if member.mid in victims]
     _acted(group, ends, f"evicted {names(members)}")
     why = f"{text}, and no ring order avoids that"
-    lose(step, dict.fromkeys(members, why), "evicted", tell=True)
+    lose(step, dict.fromkeys(members, why), "evicted", tell=True, cause="link")
 
 
 # ---- what people are told -----------------------------------------------------------------------------

@@ -6,9 +6,11 @@ twice. A *commit* says of all operations up to a number that they have happened,
 that a master decides is one of three: this is committed; this epoch is over, and the next one has these members; this
 member is out. Everything else is what it has to know before it may say so:
 
+    may         who may say what, and announced: where its lanes are; before anything else looks at it
     epochs      Done of all members, equal: commit (R1). One decision ends an epoch, and all that was collected in it
                 goes with it: group.current is replaced as a whole (R2). Joiners enter where all stand at
                 update_membership (R5). What is given up is given up for all (R14)
+    leaving     an operator asks a daemon, or a member, to leave in order
     evicting    an operator puts a member out, or says that one that nobody hears has stopped (C8)
     graces      who is late with a call that does not wait for ever: its daemon takes part, with zeros (R20)
     p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
@@ -44,20 +46,22 @@ alone (R12): late words are dropped here, in one place.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from wancoll.errors import ConfigError, ProtocolError
-from wancoll.limits import PROTOCOL_VERSION, WITHOUT_END, Limits
-from wancoll.local import split_address
+from wancoll.errors import ProtocolError
+from wancoll.limits import PROTOCOL_VERSION, Limits, counted
 from wancoll.wire import messages as m
 from wancoll.wire.kept import counts
 from wancoll_master.core import (
+    announced,
     doubts,
     epochs,
     evicting,
+    flows,
     graces,
+    leaving,
     links,
     measuring,
     p2p,
@@ -67,6 +71,7 @@ from wancoll_master.core import (
     trainers,
     waits,
 )
+from wancoll_master.core.may import Refusal, may
 from wancoll_master.core.ready import (
     Disconnected,
     Event,
@@ -75,10 +80,12 @@ from wancoll_master.core.ready import (
     Returned,
     Send,
     SendStatus,
+    SentAway,
     StepDown,
     Used,
+    Watched,
 )
-from wancoll_master.core.state import Alone, Daemon, Group, Member, State, Step, clip, described
+from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip, described
 from wancoll_master.plan.planning import Planner
 
 _JUMP = 1 << 40  # more than all masters of a group's life have counted to
@@ -96,6 +103,7 @@ def new_state(
     now: float = 0.0,
     elected: bool = False,
     lost_journal: bool = False,
+    announce: Sequence[str] = (),
 ) -> State:
     """The state of a master that starts *now*; *floor* (highest epoch used), *next_mid*, *used* are its journal's."""
     identity = int.from_bytes(hashlib.blake2b(b"identity", key=secret, digest_size=8).digest(), "big") | 1
@@ -111,13 +119,10 @@ def new_state(
         used=dict(used or {}),
         inherited=set(used or {}),
         rejoin_until=now + limits.rejoin_grace,
-        alone={
-            name: Alone(now + limits.heartbeat_timeout + one.alone, dict.fromkeys(one.mids, ""))
-            for name, one in (used or {}).items()
-            if one.alone
-        },
+        alone={name: now + one.alone for name, one in (used or {}).items() if one.former},
         elected=elected,
         lost_journal=lost_journal,
+        announce=tuple(announce),
     )
 
 
@@ -152,21 +157,27 @@ def _take(this: Step, event: Event) -> None:
     if isinstance(event, Received):
         daemon = state.connections.get(event.conn)
         try:
-            if daemon is None:
-                _first_message(this, event.conn, event.message)
+            if (refusal := may(event.identity, event.message)) is not None:
+                _refuse(this, daemon, event, refusal)
+            elif daemon is None:
+                _first_message(this, event)
             else:
                 presence.heard(this, daemon, event.message, counts=counts(event.message))
                 handler = _OF_MEMBER.get(type(event.message))
                 if handler is not None:
                     _from_member(this, daemon, event.message, handler)
                 else:
-                    _from_daemon(this, daemon, event.message)
+                    _from_daemon(this, daemon, event)
         except ProtocolError as nonsense:
             _cut_off(this, event.conn, nonsense)
     elif isinstance(event, Disconnected):
         presence.disconnected(this, event.conn, event.reason, lasting=event.lasting)
+    elif isinstance(event, SentAway):
+        presence.sent_away(this, event.reasons)
     elif isinstance(event, Returned):
         presence.returned(this, event.conn, event.hello)
+    elif isinstance(event, Watched):
+        state.watched_until = event.until
     else:
         _tick(this)
 
@@ -174,16 +185,39 @@ def _take(this: Step, event: Event) -> None:
 # ---- connections ------------------------------------------------------------------------------------
 
 
-def _first_message(step: Step, conn: int, message: m.FromPeer) -> None:
+def _refuse(step: Step, daemon: Daemon | None, event: Received, why: Refusal) -> None:
+    """Answer who may not say it, in the way that it understands; the 1st, 2nd, 4th, 8th, ... of a kind is recorded."""
+    message, kind = event.message, type(event.message).__name__
+    step.state.refused[kind] = times = step.state.refused.get(kind, 0) + 1
+    if times & (times - 1) == 0:
+        step.record(None, "refused", f"{why.who} {why}; {times} times {kind} so far", kept=False)
+    if isinstance(message, m.Join) and daemon is not None:
+        step.send(daemon.conn, m.Refused(message.group, message.member, clip(f"{why.who} {why}", 2000)))
+    elif isinstance(message, m.Evict | m.AskToLeave):
+        step.send(event.conn, m.EvictAnswer(False, why.what, why.expected, why.who, why.hint))
+        step.close(event.conn, "")
+    else:
+        bad = ProtocolError(why.what, expected=why.expected, got=why.who, hint=why.hint)
+        if not isinstance(message, m.Hello) or daemon is not None:
+            raise bad
+        step.close(event.conn, f"this connection {bad}", final=True)  # no wait gives it another role or name
+
+
+def _first_message(step: Step, event: Received) -> None:
+    conn, message = event.conn, event.message
     if isinstance(message, m.Hello) and presence.waits(step.state, conn):
         raise ProtocolError("introduces itself twice", got="Hello")
     if isinstance(message, m.StatusRequest):
-        _status(step, conn, message)
+        _status(step, event, message)
         step.close(conn, "")
     elif isinstance(message, m.Evict):
         _check_protocol(message.protocol)
         evicting.evict(step, conn, message)
+    elif isinstance(message, m.AskToLeave):
+        _check_protocol(message.protocol)
+        leaving.ask_to_leave(step, conn, message)
     elif isinstance(message, m.Hello):
+        announced.check(message.addresses, event.source, step.state.announce)
         _hello(step, conn, message)
     else:
         raise ProtocolError("did not introduce itself", expected="Hello first", got=type(message).__name__)
@@ -199,24 +233,8 @@ def _check_protocol(theirs: int) -> None:
         )
 
 
-def _check_addresses(addresses: list[str]) -> None:
-    for address in addresses:
-        try:
-            host, port = split_address(address)
-        except ConfigError:
-            host, port = "", 0
-        if not host or not port:
-            raise ProtocolError(
-                "cannot be dialled at its address",
-                expected="host:port, IPv6 in brackets: [::1]:7400",
-                got=repr(address),
-                hint="give its daemon --advertise HOST:PORT",
-            )
-
-
 def _hello(step: Step, conn: int, hello: m.Hello) -> None:
     _check_protocol(hello.protocol)
-    _check_addresses(hello.addresses)
     state = step.state
     if hello.master not in (0, state.identity) and state.term <= hello.term <= state.believable:  # the journal was lost
         if state.elected:
@@ -231,6 +249,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
             expected=f"at most {step.limits.daemons}",
             hint="its limit on open files (ulimit -n) may allow more",
         )
+    presence.processes_ended(step, hello.ended)
     if not presence.admits(step, conn, hello):
         return
     daemon = Daemon(
@@ -246,6 +265,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
         hello.measures,
         hello.dial,
         master_grace=hello.master_grace or step.limits.master_grace,
+        version=hello.version,
     )
     state.connections[conn] = state.daemons[daemon.name] = daemon
     step.alarm(step.now + step.limits.heartbeat_timeout)
@@ -256,9 +276,10 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
     step.record(None, "daemon", f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}")
 
 
-def _status(step: Step, conn: int, request: m.StatusRequest) -> None:
+def _status(step: Step, event: Received, request: m.StatusRequest) -> None:
     _check_protocol(request.protocol)
-    step.ready.answers.append(SendStatus(conn))
+    groups = event.identity.groups if event.identity is not None else ()
+    step.ready.answers.append(SendStatus(event.conn, groups))
 
 
 def _cut_off(step: Step, conn: int, nonsense: ProtocolError) -> None:
@@ -266,17 +287,21 @@ def _cut_off(step: Step, conn: int, nonsense: ProtocolError) -> None:
     if daemon is None:
         step.close(conn, f"this connection {nonsense}")
     else:
-        presence.end(step, {daemon: f"daemon {daemon.name} {nonsense}"}, "evicted", close=True)
+        presence.end(step, {daemon: f"daemon {daemon.name} {nonsense}"}, "evicted", close=True, cause="nonsense")
 
 
 # ---- messages ---------------------------------------------------------------------------------------
 
 
-def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
+def _from_daemon(step: Step, daemon: Daemon, event: Received) -> None:
+    message = event.message
     match message:
         case m.Heartbeat(number):
             trainers.heard(step, daemon, message)
-            pong = Send(daemon.conn, m.Pong(number, step.state.term, daemon.heard if number else 0))
+            flows.heard(step, daemon, message)
+            watched = step.now < step.state.watched_until
+            heard, clock = (daemon.heard, step.now) if number else (0, 0.0)
+            pong = Send(daemon.conn, m.Pong(number, step.state.term, heard, watched, clock))
             if number:  # decides nothing: the master is not to seem silent while it writes
                 step.ready.answers.append(pong)
             else:
@@ -294,7 +319,10 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
             for member in list(daemon.members.values()):
                 if member.group.name == left and member.name == name:
                     kind = "client died" if died else "evicted" if reason else "left"
-                    epochs.lose(step, {member: reason or kind}, kind, tell=False)
+                    cause = "daemon" if kind == "evicted" else ""
+                    if kind == "left":
+                        step.state.has_left(left, name)
+                    epochs.lose(step, {member: reason or kind}, kind, tell=False, cause=cause)
         case m.Ended(ended):
             epochs.ended(step, daemon, ended)
         case m.Stopping():
@@ -310,7 +338,7 @@ def _from_daemon(step: Step, daemon: Daemon, message: m.FromPeer) -> None:
                 epochs.form_if_complete(step, group)
                 epochs.consider_update(step, group)
         case m.StatusRequest():
-            _status(step, daemon.conn, message)
+            _status(step, event, message)
         case _:
             raise ProtocolError("introduces itself twice", got=type(message).__name__)
 
@@ -397,19 +425,12 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
 def _what_joiners_wait_for(step: Step, group: Group) -> str:
     if group.members:
         return (
-            f"the group runs with {len(group.members)} members in epoch {group.epoch}; "
+            f"the group runs with {counted(len(group.members), 'member')} in epoch {group.epoch}; "
             "joiners are admitted where all members call update_membership()"
         )
     here = f"{len(group.joining)} of {epochs.wanted(step, group)} members are here to start the group"
-    waits = epochs.waited_for(step, group.name)
-    if waits and epochs.held(step, group):
-        seconds = epochs.held_until(step, group) - step.now
-        long = f"{seconds:.0f} s more" if seconds < WITHOUT_END / 2 else "without end"
-        whom = ", ".join(sorted(filter(None, waits.values()))[:_NAMED]) or f"its {len(waits)} members"
-        here += (
-            f"; {whom} of before may go on by themselves, and the name waits {long}, or until they are heard: if they "
-            f"have stopped say so with `wancoll evict --group {group.name} --all`"
-        )
+    if alone := epochs.who_may_go_on(step.state, group.name, step.now):
+        here += f"; {alone}"
     elif epochs.held(step, group):
         here += "; the master has just started, and members of an earlier one may come back"
     return here
@@ -487,6 +508,7 @@ def _tick(step: Step) -> None:
         if group.current.asking is not None and group.current.asking.deadline <= now:
             epochs.conclude_asking(step, group)
         presence.judge_frozen(step, group)
+        rebuilding.judge_claim(step, group)
         if group.current.grace_until <= now:
             graces.look(step, group)
         if group.current.settle_at <= now:
@@ -518,6 +540,5 @@ def _group_deadline(state: State, group: Group) -> float:
     rebuild = rebuilding.deadline(state, group.rebuild) if group.rebuild is not None else inf
     current = group.current
     closing = current.closing.until if current.closing is not None else inf
-    return min(
-        asking, rebuild, closing, current.settle_at, current.hold_until, current.grace_until, probing.deadline(group)
-    )
+    known = current.settle_at, current.hold_until, current.grace_until, current.claim[1]
+    return min(asking, rebuild, closing, *known, probing.deadline(group))

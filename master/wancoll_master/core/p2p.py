@@ -24,6 +24,8 @@ CALLS_PER_MEMBER = 4096  # that wait for their other half or run
 def call(step: Step, member: Member, message: m.P2PCall) -> None:
     """A member called send or recv."""
     group, book = member.group, member.group.current.p2p
+    if group.stopped:
+        return  # it is called again in the next epoch, and whom it names may be out already
     other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch or other is member:
         raise ProtocolError("calls a stranger", expected="another member of its epoch", got=str(message.other))

@@ -14,7 +14,7 @@ of which others tell at once: see doubts.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 
 from wancoll.limits import PROTOCOL_VERSION
@@ -28,14 +28,25 @@ FREEZES = 2  # times heartbeat_timeout: its end may have to find out first that 
 _UNHEARD = 1.5  # heartbeat intervals without a word after which a daemon counts as one that the master does not hear
 
 
-def end(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool) -> None:
+def end(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool, cause: str = "") -> None:
     """They are put out, each for its reason. With *close* the master ends the connections and says why.
 
     *kind* is the event log's: "left", "daemon died", or "evicted" where the master gives up one that may live.
     """
     for daemon in ended:
         rebuilding.drop(step, daemon)
-    epochs.end_daemons(step, ended, kind, close=close)
+    epochs.end_daemons(step, ended, kind, close=close, cause=cause)
+
+
+def processes_ended(step: Step, incarnations: Collection[int]) -> None:
+    """By the word of a later daemon of their machine: they commit nothing any more, and are out (C8, R18)."""
+    over = set(incarnations) - {0}  # that stands for who is not known
+    why = "its process has ended, as a later daemon of its machine says"
+    ended = {one: f"daemon {one.name}: {why}" for one in step.state.daemons.values() if one.incarnation in over}
+    for name, used in list(step.state.used.items()) if over else ():
+        epochs.stopped(step, name, {mid for mid, one in used.former.items() if one.daemon in over})
+    if ended:
+        end(step, ended, "daemon died", close=True)
 
 
 def heard(step: Step, daemon: Daemon, message: m.FromPeer, *, counts: bool) -> None:
@@ -91,6 +102,18 @@ def disconnected(step: Step, conn: int, reason: str, *, lasting: bool) -> None:
     step.record(None, "away", f"{why}; it may come back within {step.limits.return_grace:g} s")
     if _links_are_lost(step, daemon) or doubts.found(step):
         doubts.doubt(step, daemon)
+
+
+def sent_away(step: Step, reasons: Mapping[int, str]) -> None:
+    """These connections are over, each for its reason, as an operator wanted: one epoch for all who are out."""
+    ended: dict[Daemon, str] = {}
+    for conn, why in reasons.items():
+        step.state.forget_twin(conn)
+        daemon = step.state.connections.get(conn)
+        if daemon is not None:
+            ended[daemon] = f"daemon {daemon.name} was sent away: {why}"
+    if ended:
+        end(step, ended, "evicted", close=False, cause="operator")
 
 
 def returning(state: State, hello: m.Hello) -> int | None:
@@ -233,7 +256,7 @@ def judge(step: Step) -> float:
     if ended:
         reasons = {daemon: _why(step, daemon) for daemon in state.daemons.values() if daemon in ended}
         silent = any(not daemon.away for daemon in ended)
-        end(step, reasons, "evicted" if silent else "daemon died", close=True)
+        end(step, reasons, "evicted" if silent else "daemon died", close=True, cause="silent" if silent else "")
     if state.deaf_until > now:
         until = min(until, state.deaf_until)
     return min([until, look_again, *(at for at, _ in _replaced(step))])
@@ -257,7 +280,7 @@ def judge_frozen(step: Step, group: Group) -> None:
     late = [member for member, at in due.items() if at <= step.now]
     why = f"it was told to stop, and did not say within {bound:g} s what it has finished"
     if late:
-        epochs.lose(step, dict.fromkeys(late, why), "evicted", tell=True)
+        epochs.lose(step, dict.fromkeys(late, why), "evicted", tell=True, cause="silent")
 
 
 def _replaced(step: Step) -> list[tuple[float, Daemon]]:
@@ -297,7 +320,7 @@ def _is_deaf(step: Step, daemons: list[Daemon], over: bool) -> bool:
     unheard = sum(daemon.away or now - daemon.heard_at > since for daemon in daemons)
     begins = state.deaf_until == -inf and not over
     if begins:
-        overdue = any(_due(step, daemon) <= now and (unheard > 1 or not daemon.away) for daemon in daemons)
+        overdue = any(_due(step, daemon) <= now for daemon in daemons)
         if 2 * unheard <= len(daemons) or not overdue:
             return False
         text = f"{unheard} of {len(daemons)} daemons fell silent together, which may be this master's own network"

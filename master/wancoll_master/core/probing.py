@@ -69,12 +69,12 @@ def deadline(group: Group) -> float:
     )
 
 
-def refuse(step: Step, joiner: Member, reason: str) -> None:
-    """The joiner is out, for good."""
+def refuse(step: Step, joiner: Member, reason: str, *, evicted: bool = False) -> None:
+    """The joiner is out, for good; *evicted*: an operator says so."""
     group = joiner.group
     group.joining.remove(joiner)
     del step.state.members[joiner.mid], joiner.daemon.members[joiner.mid]
-    step.send(joiner.daemon.conn, m.Refused(group.name, joiner.name, clip(reason, 2000)))
+    step.send(joiner.daemon.conn, m.Refused(group.name, joiner.name, clip(reason, 2000), evicted))
     step.record(group, "refused", f"{joiner.name} of daemon {joiner.daemon.name}: {reason}")
 
 

@@ -17,24 +17,32 @@ A shell whose store takes its time puts each Ready into Held and sends what rele
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
+from wancoll.trust.identity import Identity
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import change
 from wancoll.wire.framing import HEADER_BYTES, encode
+from wancoll_master.core.may import EVERYTHING
 
 # ---- events -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came over connection *conn* (a number that the shell never uses again)."""
+    """A message came over connection *conn* (a number that the shell never uses again).
+
+    *identity* is who is at its other end, None: somebody who has not proved it. *source* is the address that it comes
+    from, "": of no matter.
+    """
 
     conn: int
     message: m.FromPeer
+    identity: Identity | None = EVERYTHING
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,16 @@ class Disconnected:
     conn: int
     reason: str
     lasting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SentAway:
+    """Who is at the other end of these connections has no right to be there any more: why, by connection.
+
+    The shell has told them, and ends the connections.
+    """
+
+    reasons: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +77,14 @@ class Tick:
     """next_deadline() has come. A tick that comes late tells the master that it slept itself."""
 
 
-Event = Received | Disconnected | Returned | Tick
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Somebody looks at the page: until then daemons shall tell what moves."""
+
+    until: float
+
+
+Event = Received | Disconnected | SentAway | Returned | Tick | Watched
 
 # ---- messages ---------------------------------------------------------------------------------------
 
@@ -136,9 +161,10 @@ def encode_for_each(message: m.Epoch | m.EpochChange, mids: list[int]) -> list[b
 
 @dataclass(frozen=True, slots=True)
 class SendStatus:
-    """Send a Status over *conn*; report makes the parts that the state knows."""
+    """Send a Status over *conn*; report makes the parts that the state knows. Of *groups* alone, empty: of all."""
 
     conn: int
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +177,14 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Former:
+    """A member that may commit by itself, as far as anybody has said: its name, and its daemon's incarnation."""
+
+    name: str
+    daemon: int
+
+
+@dataclass(frozen=True, slots=True)
 class Used:
     """The newest epoch of a group, the mids of its members, up to where all was committed, and what was void above."""
 
@@ -159,6 +193,7 @@ class Used:
     base: int
     voids: dict[int, str] = field(default_factory=dict)  # by seq: a class of wancoll.errors
     alone: int = 0  # seconds for which its members may go on without a master (C8); 0: they commit nothing there
+    former: dict[int, Former] = field(default_factory=dict)  # by mid: those, but who has stopped
 
 
 @dataclass(slots=True)
@@ -173,13 +208,24 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line for people: in the log, and where it is *kept* in the event log, too."""
+    """One line for people: in the log, and where it is *kept* in the event log, too.
+
+    *lost*: so many members of an epoch are out by it, and did not say that they leave; *cause* is of CAUSES.
+    """
 
     group: str
     epoch: int
     kind: str
     text: str
     kept: bool = True
+    cause: str = ""
+    lost: int = 0
+
+
+# Why members are put out, for metrics: their training process died; their daemon did; nothing is heard of it; their
+# training process stands still, or is late with a call; a link cannot be made; an operator wants it; their daemon sends
+# nonsense, or contradicts what is known; it gave them up by itself; else.
+CAUSES = ("client died", "daemon died", "silent", "trainer", "link", "operator", "nonsense", "daemon", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,30 +258,30 @@ class Held:
     def __init__(self, room: int) -> None:
         self._room = room
         self._waiting: deque[tuple[int, Ready]] = deque()
-        self._frames = 0
+        self.frames = 0
 
     def add(self, ready: Ready, asked: int) -> None:
         """Hold it until write number *asked*, its own or the last before it, is done."""
         if ready.messages or ready.closes:
             self._waiting.append((asked, ready))
-            self._frames += _frames(ready)
+            self.frames += _frames(ready)
 
     @property
     def too_many(self) -> bool:
         """Whether the bound is crossed."""
-        return self._frames > self._room
+        return self.frames > self._room
 
     def release(self, written: int) -> Iterator[Ready]:
         """Take out all that waited for writes up to *written*."""
         while self._waiting and self._waiting[0][0] <= written:
             _, ready = self._waiting.popleft()
-            self._frames -= _frames(ready)
+            self.frames -= _frames(ready)
             yield ready
 
     def clear(self) -> None:
         """Drop all."""
         self._waiting.clear()
-        self._frames = 0
+        self.frames = 0
 
 
 def _frames(ready: Ready) -> int:

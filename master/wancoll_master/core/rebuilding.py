@@ -12,6 +12,7 @@ they are of its members, and the master died before any had heard of it, what it
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import msgspec
 
@@ -79,8 +80,11 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         why = "a journal was lost, and the number of this member's epoch was given to others"
         _put_out(step, daemon, report, why, m.MOST)
         return
-    fate = step.state.missing.get(report.mid)
-    if fate is not None and fate.group == report.group:
+    if (whose := _claimed(step, report)) is not None:
+        _put_out(step, daemon, report, f"member {report.mid} is one of group {whose}", m.MOST)
+        return
+    fate = step.state.missing.get((report.group, report.mid))
+    if fate is not None:
         step.send(daemon.conn, fate)
         return
     if known is None:
@@ -97,9 +101,6 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         why = "this member came back after the group had gone on without it"
         _put_out(step, daemon, report, why, m.MOST)
         return
-    for other_group in step.state.groups.values():
-        if other_group is not group and other_group.rebuild and report.mid in other_group.rebuild.reports:
-            raise ProtocolError("reports one member in two groups", got=f"{report.group} and {other_group.name}")
     if group is None and len(step.state.groups) >= step.limits.groups:
         raise ProtocolError("reports a group too many", expected=f"at most {step.limits.groups}", got=report.group)
     if group is None:
@@ -115,6 +116,18 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     if known is None or again:
         _look_anew(group.rebuild)
     consider(step, group)
+
+
+def _claimed(step: Step, report: m.Report) -> str | None:
+    """Another group that the member is of, by the journal or else by an earlier report (R19)."""
+    state, group, mid = step.state, report.group, report.mid
+    for name in state.inherited:
+        if name != group and name in state.used and mid in state.used[name].mids:
+            return name
+    for other in state.groups.values():
+        if other.name != group and other.rebuild is not None and mid in other.rebuild.reports:
+            return other.name
+    return None
 
 
 def _too_many(step: Step, daemon: Daemon, report: m.Report) -> str:
@@ -181,10 +194,14 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported) -> Non
 
 
 def _give_way(step: Step, report: m.Report) -> None:
-    """Joiners that were given mids of members that come back, since the journal was lost, get others."""
+    """Joiners that were given mids of members that come back, since the journal was lost, get others.
+
+    Those of other groups only where it was: else nobody has to make way for what another group's members say.
+    """
     for mid, _, _ in report.members:
         joiner = step.state.members.get(mid)
-        if joiner is not None and not joiner.in_epoch:
+        own = joiner is not None and joiner.group.name == report.group
+        if joiner is not None and not joiner.in_epoch and (own or step.state.lost_journal):
             _rename(step, joiner, take_mid(step))
 
 
@@ -328,9 +345,12 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     moving = _settle_p2p(step, group, rebuild)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
         reach, _ = _borne(group, list(top.values()), updates_too=True)
-        if not votes or (sure <= reach and step.limits.commit == "members"):
-            group.committed = sure
+        if not votes or (step.limits.commit == "members" and (sure <= reach or not unheard)):
+            group.committed = min(sure, reach) if votes else sure
             _go_on(step, group, list(top.values()), votes=votes)
+            if sure > group.committed:  # members commit on while they report: the others are to say as much soon
+                group.current.claim = sure, step.now + step.limits.heartbeat_timeout
+                step.alarm(group.current.claim[1])
             return
     _tell_updates(step, group, rebuild)
     if used is not None and unheard:  # the last master may have told it, to those who are not here
@@ -470,6 +490,18 @@ def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) ->
                 tell = epochs.done if isinstance(message, m.Done) else epochs.update
                 tell(step, member, message)  # type: ignore[arg-type]
     epochs.consider_update(step, group)
+
+
+def judge_claim(step: Step, group: Group) -> None:
+    """End the epoch where not all came as far as one had said at the restart: who said too much is found so (C3)."""
+    claim, until = group.current.claim
+    if until > step.now:
+        return
+    group.current.claim = 0, inf
+    behind = [member for member in group.members if member.committed < claim]
+    if behind and not group.stopped:
+        told = f"operation {claim} was said to be committed when the master was restarted"
+        epochs.end_epoch(step, group, f"{told}; {names(behind)} did not come that far")
 
 
 # ---- sends and recvs --------------------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from math import inf
 
 from msgspec.structs import replace
 
+from wancoll.limits import counted
 from wancoll.wire import messages as m
-from wancoll_master.core import rebuilding, waits
+from wancoll_master.core import epochs, rebuilding, waits
 from wancoll_master.core.links import pairs
 from wancoll_master.core.state import Group, Member, State, clip, names
 from wancoll_master.plan.measures import Measures
@@ -18,17 +19,38 @@ from wancoll_master.plan.planning import ring_of
 MOST_LINKS = 1024  # in one status, which has to fit into a message
 
 
-def groups(state: State, now: float) -> list[m.GroupStatus]:
-    """All groups, by name."""
-    return [_group(state, state.groups[name], now) for name in sorted(state.groups)]
+def groups(state: State, now: float, only: Collection[str] = ()) -> list[m.GroupStatus]:
+    """Those groups, by name; empty: all."""
+    found = (state.groups.get(name) for name in sorted(set(only) or state.groups))
+    return [_group(state, group, now) for group in found if group is not None]
 
 
-def links(state: State) -> list[m.LinkStatus]:
-    """The measured paths, by source and target; the first of many."""
+def daemons(state: State, only: Collection[str] = ()) -> list[str]:
+    """Those that have members of these groups, by name; empty: all."""
+    return sorted(
+        name for name, daemon in state.daemons.items() if not only or any(group.name in only for group in daemon.groups)
+    )
+
+
+def hosts(state: State, only: Collection[str] = ()) -> list[m.DaemonStatus]:
+    """The same, with where their lanes are; the first of many."""
+    found = (state.daemons[name] for name in daemons(state, only)[:MOST_LINKS])
+    return [m.DaemonStatus(daemon.name, daemon.addresses, daemon.version) for daemon in found]
+
+
+def links(state: State, only: Collection[str] = ()) -> list[m.LinkStatus]:
+    """The measured paths, by source and target; the first of many. Between daemons of these groups; empty: all."""
+    here = set(daemons(state, only)) if only else None
+    paths = (ends for ends in state.measures.paths.items() if here is None or here.issuperset(ends[0]))
     return [
         m.LinkStatus(source, target, path.rtt, path.bandwidth, path.lanes, path.loss)
-        for (source, target), path in sorted(state.measures.paths.items(), key=lambda item: item[0])[:MOST_LINKS]
+        for (source, target), path in sorted(paths, key=lambda item: item[0])[:MOST_LINKS]
     ]
+
+
+def left(state: State, only: Collection[str] = ()) -> list[tuple[str, str]]:
+    """Who was asked to leave, and has in order. Members of these groups; empty: all, and daemons."""
+    return [who for who, in_order in state.leaves.items() if in_order and (not only or who[0] in only)]
 
 
 def _group(state: State, group: Group, now: float) -> m.GroupStatus:
@@ -43,7 +65,7 @@ def _group(state: State, group: Group, now: float) -> m.GroupStatus:
         lanes=_lanes(group),
         committed_upto=group.committed,
         members=members + [_member(joiner, -1, now) for joiner in group.joining],
-        waiting_for=clip(waiting_for(group, now, slow)),
+        waiting_for=clip(waiting_for(state, group, now, slow)),
         plan=_plan(state.measures, group),
         waits=slow,
         pairs=pairs(group, now),
@@ -79,14 +101,15 @@ def _member(member: Member, rank: int, now: float) -> m.MemberStatus:
     )
 
 
-def waiting_for(group: Group, now: float, slow: Sequence[m.WaitStatus] = ()) -> str:
+def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitStatus] = ()) -> str:
     """Who or what keeps the group from going on; "" if nothing is known to."""
     if group.rebuild is not None:
         awaited = rebuilding.absent(group)
         return f"{', '.join(awaited)} to report after the master's restart"
     if not group.members:
         here = len(group.joining)
-        return f"{group.start_world - here} more members to start: {here} of {group.start_world} are here"
+        more = f"{counted(group.start_world - here, 'more member')} to start: {here} of {group.start_world} are here"
+        return "; ".join(filter(None, (epochs.who_may_go_on(state, group.name, now), more)))
     if group.current.asking is not None:
         silent = [member for member in group.members if member.mid not in group.current.asking.calls]
         return f"what {names(silent)} called at operation {group.current.asking.seq}: the members' calls differ"

@@ -16,6 +16,19 @@ from wancoll_master.plan.planning import Planned, Planner
 from wancoll_master.plan.topology import pair
 
 
+@dataclass(slots=True)
+class Flow:
+    """What a daemon has sent to another one, up to when, and how fast and well at last."""
+
+    sent: int  # bytes
+    segments: int
+    resent: int  # of these
+    at: float
+    known: bool = False  # there was a second word
+    rate: float = 0.0  # bytes per second
+    loss: float = 0.0  # share of segments that were sent again
+
+
 @dataclass(slots=True, eq=False)
 class Daemon:
     """A daemon that is here, or away (see presence.py). Times are on the shell's clock."""
@@ -41,9 +54,11 @@ class Daemon:
     ended_at: float = inf  # when one who was asked has said that nobody listens there any more
     master_grace: float = 0.0  # for so long its members go on without a master
     stopping: bool = False  # it has said so
+    version: str = ""  # of its package
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
     reported: set[int] = field(default_factory=set)  # mids of members of an earlier master, let in to a rebuild
+    flows: dict[str, Flow] = field(default_factory=dict)  # by the other daemon's name, while somebody looks
 
     @property
     def groups(self) -> list[Group]:
@@ -272,6 +287,10 @@ class Current:
     out: list[Out] = field(default_factory=list)  # then: who is out, and is not told yet what became of its calls
     conns: tuple[int, ...] = ()  # of the members' daemons, each once
     heard: int = 0  # where members commit: the most that one of them says it has committed
+    claim: tuple[int, float] = (
+        0,
+        inf,
+    )  # said at a restart to be committed; until when all are to say so
     pending: dict[int, Pending] = field(default_factory=dict)  # by seq
     p2p: P2PBook = field(default_factory=P2PBook)
     asking: Asking | None = None
@@ -285,6 +304,7 @@ class Current:
     grace_until: float = inf  # of the first that is open
     waits: tuple[float, list[m.WaitStatus]] | None = None  # when found, what
     parks: dict[int, dict[int, Member]] = field(default_factory=dict)  # by mid: who holds its bytes back, by mid
+    recovery: float = 0.0  # seconds until all went on without whom the epoch lost, as far as they have told
 
 
 @dataclass(slots=True)
@@ -403,14 +423,6 @@ class Gone:
     evicted: list[m.Evicted] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """A group's members of before may commit among themselves, unheard, *until* then, but who has stopped (C8)."""
-
-    until: float
-    missing: dict[int, str]  # names by mid; "": not known
-
-
 @dataclass(slots=True)
 class State:
     """Everything."""
@@ -426,10 +438,15 @@ class State:
     used: dict[str, Used] = field(default_factory=dict)  # by group: from the journal, and of this term
     inherited: set[str] = field(default_factory=set)  # groups of earlier masters without an epoch under this one
     rejoin_until: float = -inf  # until then these, or any if the journal was lost, form not anew: members may report
-    alone: dict[str, Alone] = field(default_factory=dict)  # groups of which all were lost, or of earlier masters
+    # Groups of which all were lost, or of earlier masters: until then their members, who are in used, may go on (C8).
+    alone: dict[str, float] = field(default_factory=dict)
     elected: bool = False  # it leads by a lease; its term is not its own to raise
     lost_journal: bool = False  # daemons knew a master that the journal does not
-    missing: dict[int, m.Evicted] = field(default_factory=dict)  # by mid: who did not report in time, oldest first
+    missing: dict[tuple[str, int], m.Evicted] = field(
+        default_factory=dict
+    )  # by group, mid: who did not report in time, oldest first
+    announce: tuple[str, ...] = ()  # networks of which daemons may announce any address (see announced.py)
+    refused: dict[str, int] = field(default_factory=dict)  # by message: how often somebody said it who may not
     deadline: float = inf
     connections: dict[int, Daemon] = field(default_factory=dict)
     daemons: dict[str, Daemon] = field(default_factory=dict)
@@ -438,9 +455,17 @@ class State:
     gone: dict[tuple[str, int], Gone] = field(default_factory=dict)  # by daemon and incarnation, oldest first
     twins: dict[str, tuple[int, m.Hello]] = field(default_factory=dict)  # by name: the connection that waits for it
     postponed: dict[Daemon, list[tuple[Daemon, m.Join]]] = field(default_factory=dict)  # by the silent one: who waits
+    watched_until: float = -inf  # until then daemons are told that somebody looks at the page
     deaf_until: float = -inf  # until then nobody is put out for silence: it is the master that hears nobody
     measures: Measures = field(default_factory=Measures)
     asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
+    # By group ("": a daemon) and name, oldest first: whether who was last asked to leave has left in order since.
+    leaves: dict[tuple[str, str], bool] = field(default_factory=dict)
+
+    def has_left(self, group: str, name: str) -> None:
+        """In order; kept if an operator has asked for it."""
+        if (group, name) in self.leaves:
+            self.leaves[group, name] = True
 
     def forget_twin(self, conn: int) -> None:
         """Nobody waits for a name over this connection any more."""
@@ -489,10 +514,20 @@ class Step:
         """See that a tick comes at *at*."""
         self.state.deadline = min(self.state.deadline, at)
 
-    def record(self, group: Group | None, kind: str, text: str, *, kept: bool = True) -> None:
-        """Tell people: a line in the log and, where it is *kept*, in the event log."""
-        name, epoch = (group.name, group.epoch) if group is not None else ("", 0)
-        self.ready.log.append(Record(name, epoch, kind, clip(text), kept))
+    def record(
+        self,
+        group: Group | None,
+        kind: str,
+        text: str,
+        *,
+        kept: bool = True,
+        cause: str = "",
+        lost: int = 0,
+        once: str = "",
+    ) -> None:
+        """Tell people: a line in the log and, where it is *kept*, in the event log. *once*: of a group that is gone."""
+        name, epoch = (group.name, group.epoch) if group is not None else (once, 0)
+        self.ready.log.append(Record(name, epoch, kind, clip(text), kept, cause, lost))
 
 
 def described(daemon: Daemon, name: str) -> int:

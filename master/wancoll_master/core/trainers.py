@@ -83,7 +83,7 @@ def _is_excused(step: Step, member: Member) -> bool:
 
 def _put_out(step: Step, member: Member, why: str) -> None:
     if member.in_epoch:
-        epochs.lose(step, {member: why}, "evicted", tell=True)
+        epochs.lose(step, {member: why}, "evicted", tell=True, cause="trainer")
     else:
         probing.refuse(step, member, why)
         epochs.consider_update(step, member.group)

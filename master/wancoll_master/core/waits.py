@@ -263,13 +263,13 @@ def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> 
         return
     if wait.seq > window_end(step, group):
         return  # no member can have called it
-    if not _still(step, wait, message):
+    if not _still(step, group, wait, message):
         return  # nobody has to look at the others
-    entry = group.current.pending.get(wait.seq)
-    absent = [member for member in group.members if entry is None or member.mid not in entry.done]
+    done = entry.done if (entry := group.current.pending.get(wait.seq)) is not None else {}
+    absent = [one for one in group.members if one.mid not in done and not _has_committed(group, one, wait.seq)]
     fresh = {member.mid: told for member, told in _fresh(step.limits, group, step.now)}
     if not absent or not all(
-        member.mid in fresh and _still(step, wait, fresh[member.mid].message) for member in absent
+        member.mid in fresh and _still(step, group, wait, fresh[member.mid].message) for member in absent
     ):
         return
     times = group.stalls[wait.seq] = group.stalls.get(wait.seq, 0) + 1
@@ -284,7 +284,14 @@ def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> 
     end_epoch(step, group, f"{text}; links are made anew")
 
 
-def _still(step: Step, wait: m.WaitStatus, message: m.Waits) -> bool:
-    """Whether a member runs the operation and nothing has moved there for long."""
+def _has_committed(group: Group, member: Member, seq: int) -> bool:
+    """Where members commit."""
+    return group.current.votes and member.committed >= seq
+
+
+def _still(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> bool:
+    """Whether a member runs the operation, or waits for others' notes of it, and nothing has moved there for long."""
     op = next((op for op in message.ops if op.seq == wait.seq), None)
-    return op is not None and op.stage == "moving" and min(op.still, op.age) >= step.limits.stall_timeout
+    if op is None or min(op.still, op.age) < step.limits.stall_timeout:
+        return False
+    return op.stage == "moving" or (op.stage == "done" and group.current.votes)

@@ -7,16 +7,23 @@ strings, and fields that are zero are left out of answers.
 from __future__ import annotations
 
 import base64
+import contextlib
+import ipaddress
+import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import httpx
 import trio
 
 from wancoll.errors import ConfigError
+from wancoll.trust.papers import no_password
+from wancoll_master.config import EtcdConfig
 
 PAGE = 64  # keys of one range request
+_MOST_BYTES = 1 << 28  # of all that is read at once: keys, values, and _ENTRY_BYTES for each
+_ENTRY_BYTES = 256
 
 T = TypeVar("T")
 
@@ -52,6 +59,86 @@ class TxnAnswer:
     read: list[Entry | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where etcd is, and as whom it is asked.
+
+    Attributes:
+        endpoints: URLs of its members.
+        ca: PEM file of the authorities that its members' certificates are of; "": those of the system.
+        cert: PEM file of this client's; "": none.
+        key: of its key, where *cert* does not hold it.
+        user: of etcd; "": none.
+        password: of that.
+    """
+
+    endpoints: Sequence[str]
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, config: EtcdConfig) -> Access:
+        """By settings.
+
+        Raises:
+            ConfigError: they are not good, or do not belong together.
+        """
+        found = cls(check_endpoints(config.endpoints), config.ca, config.cert, config.key, config.user, config.password)
+        urls = [httpx.URL(one) for one in found.endpoints]
+        clear = [str(one) for one in urls if one.scheme != "https"]
+        if clear and (found.ca or found.cert):
+            raise ConfigError(
+                "certificates are of no use over http", who="--etcd-ca and --etcd-cert", expected="https:// in --etcd",
+                got=", ".join(clear), hint="write https://, or leave them out",
+            )  # fmt: skip
+        if found.key and not found.cert:
+            raise ConfigError("--etcd-key needs --etcd-cert", who="wancoll master", got=found.key)
+        if bool(found.user) != bool(found.password):
+            raise ConfigError(
+                "--etcd-user and WANCOLL_ETCD_PASSWORD belong together", who="wancoll master", expected="both or none",
+                got="no password" if found.user else "no user",
+                hint="the password is taken from the environment alone, which other users cannot see",
+            )  # fmt: skip
+        strangers = [str(one) for one in urls if one.scheme != "https" and not _is_here(one.host)]
+        if found.user and strangers:
+            raise ConfigError(
+                "a password would go over the network in clear", who="--etcd-user", expected="https:// in --etcd",
+                got=", ".join(strangers), hint="let etcd listen with TLS, and name its authority with --etcd-ca",
+            )  # fmt: skip
+        found.context()
+        return found
+
+    def context(self) -> ssl.SSLContext:
+        """For https.
+
+        Raises:
+            ConfigError: the files cannot be used.
+        """
+        try:
+            return self.load(ssl.create_default_context(cafile=self.ca or None))
+        except (OSError, ValueError) as bad:  # SSLError is an OSError
+            raise ConfigError(
+                "certificates for etcd cannot be used", who=", ".join(filter(None, (self.ca, self.cert, self.key))),
+                expected="PEM files: authorities, a certificate, its key without a password",
+                got=str(bad) or type(bad).__name__, hint="see that they belong together and can be read",
+            ) from bad  # fmt: skip
+
+    def load(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        """Have the client's certificate in it, as it is now."""
+        if self.cert:
+            context.load_cert_chain(self.cert, self.key or None, password=no_password)
+        return context
+
+
+def _is_here(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
 def check_endpoints(text: str) -> list[str]:
     """URLs of etcd's members, "http://host:port,http://host:port", as a list.
 
@@ -73,16 +160,18 @@ class Etcd:
     """A client. An async context manager. Every request raises EtcdError where nobody says what came of it.
 
     Args:
-        endpoints: URLs of the cluster's members; they are tried in turn, from the last one that answered.
+        access: its members are tried in turn, from the last one that answered.
         timeout: seconds for each of them to answer.
     """
 
-    def __init__(self, endpoints: Sequence[str], timeout: float) -> None:
-        self._endpoints = list(endpoints)
+    def __init__(self, access: Access, timeout: float) -> None:
+        self._access, self._endpoints = access, list(access.endpoints)
         self.timeout = timeout
         self._at = 0
+        self._token = ""  # of the user; etcd forgets it after a while
+        self._context = access.context()
         # No proxies of the environment: what decides who leads is not to depend on them.
-        self._http = httpx.AsyncClient(trust_env=False)
+        self._http = httpx.AsyncClient(trust_env=False, verify=self._context)
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
@@ -97,18 +186,38 @@ class Etcd:
             endpoint = self._endpoints[self._at]
             try:
                 with trio.fail_after(self.timeout):
-                    response = await self._http.post(f"{endpoint}/v3/{path}", json=body, timeout=self.timeout)
+                    response = await self._post(endpoint, path, body)
                 if response.status_code == httpx.codes.OK:
                     return read(response.json())
                 reasons.append(f"{endpoint}: {response.status_code} {response.text[:300]}")
             except (trio.TooSlowError, httpx.TimeoutException):
                 reasons.append(f"{endpoint}: no answer within {self.timeout:.2g} s")
             except httpx.HTTPError as bad:
-                reasons.append(f"{endpoint}: {bad}")
-            except (ValueError, KeyError, TypeError, AttributeError) as bad:
+                reasons.append(f"{endpoint}: {_why(bad)}")
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as bad:
                 reasons.append(f"{endpoint}: not an answer of etcd ({bad!r})")
             self._at = (self._at + 1) % len(self._endpoints)
+        with contextlib.suppress(OSError, ValueError):
+            self._access.load(self._context)  # a new certificate may be there
         raise EtcdError("; ".join(reasons))
+
+    async def _post(self, endpoint: str, path: str, body: dict[str, Any]) -> httpx.Response:
+        """The answer; as the user, if there is one."""
+        for again in (True, False):
+            if self._access.user and not self._token:
+                user = {"name": self._access.user, "password": self._access.password}
+                response = await self._http.post(f"{endpoint}/v3/auth/authenticate", json=user, timeout=self.timeout)
+                if response.status_code != httpx.codes.OK:
+                    return response
+                self._token = str(response.json()["token"])
+            headers = {"Authorization": self._token} if self._token else {}
+            response = await self._http.post(f"{endpoint}/v3/{path}", json=body, headers=headers, timeout=self.timeout)
+            if response.status_code == httpx.codes.OK or not self._token:
+                break
+            self._token = ""
+            if response.status_code != httpx.codes.UNAUTHORIZED or not again:
+                break
+        return response
 
     # ---- leases --------------------------------------------------------------------------------------
 
@@ -132,15 +241,26 @@ class Etcd:
         """One key, as the majority knows it."""
         return await self._ask("kv/range", {"key": _pack(key)}, _first)
 
-    async def under(self, prefix: str) -> list[Entry]:
-        """All keys that begin with *prefix*, in order."""
+    async def under(self, prefix: str, page: int = PAGE) -> list[Entry]:
+        """All keys that begin with *prefix*, in order, by *page* keys a request.
+
+        Raises:
+            EtcdError: also where there are more than masters write, or one that is not text.
+        """
         found: list[Entry] = []
-        start, end = prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        nbytes = 0
+        start, end = prefix, _after(prefix)
         while True:
-            body = {"key": _pack(start), "range_end": _pack(end), "limit": str(PAGE)}
-            page, more = await self._ask("kv/range", body, _page)
-            found += page
-            if not more or not page:
+            body = {"key": _pack(start), "range_end": _pack(end), "limit": str(page)}
+            some, more = await self._ask("kv/range", body, _page)
+            found += some
+            nbytes += sum(_ENTRY_BYTES + len(one.key) + len(one.value) for one in some)
+            if nbytes > _MOST_BYTES:
+                raise EtcdError(
+                    f"there is too much in etcd under {prefix}; expected at most {_MOST_BYTES >> 20} MiB; got more, in "
+                    f"{len(found)} keys and on; see who can write to etcd, and delete what no master wrote"
+                )
+            if not more or not some:
                 return found
             start = found[-1].key + "\0"
 
@@ -148,6 +268,16 @@ class Etcd:
         """Carry out *success* if all of *compare* holds, else read the keys *read*."""
         failure = [{"request_range": {"key": _pack(key)}} for key in read]
         return await self._ask("kv/txn", {"compare": compare, "success": success, "failure": failure}, _txn_answer)
+
+
+def _why(bad: BaseException) -> str:
+    """What is the matter; trio and httpx put what TLS says behind errors that say nothing."""
+    behind: BaseException | None = bad
+    while behind is not None:
+        if isinstance(behind, ssl.SSLError):
+            return str(behind)
+        behind = behind.__cause__ or behind.__context__
+    return str(bad) or "it breaks the connection; over https: does it want another certificate, --etcd-cert?"
 
 
 def created(key: str, revision: int) -> dict[str, Any]:
@@ -170,17 +300,31 @@ def delete(key: str) -> dict[str, Any]:
     return {"request_delete_range": {"key": _pack(key)}}
 
 
+def delete_under(prefix: str) -> dict[str, Any]:
+    """A change: all keys that begin with *prefix* are removed."""
+    return {"request_delete_range": {"key": _pack(prefix), "range_end": _pack(_after(prefix))}}
+
+
+def _after(prefix: str) -> str:
+    """The first key after all that begin with *prefix*."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
 def _pack(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def _unpack(text: str) -> str:
-    return base64.b64decode(text).decode(errors="replace")
-
-
 def _entry(found: dict[str, Any]) -> Entry:
-    value = _unpack(found.get("value", ""))
-    return Entry(_unpack(found["key"]), value, int(found["create_revision"]), int(found["mod_revision"]))
+    raw = base64.b64decode(found["key"])
+    try:
+        key = raw.decode()
+    except UnicodeDecodeError as bad:  # to go on reading after another one would come to no end
+        raise EtcdError(
+            f"a key in etcd is not text, so no master wrote it; expected UTF-8; got {raw[:200]!r}; see who can write "
+            "to etcd, and delete it"
+        ) from bad
+    value = base64.b64decode(found.get("value", "")).decode(errors="replace")
+    return Entry(key, value, int(found["create_revision"]), int(found["mod_revision"]))
 
 
 def _txn_answer(answer: dict[str, Any]) -> TxnAnswer:

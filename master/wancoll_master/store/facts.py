@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from wancoll_master.core.ready import Persist, Used
+import msgspec
+from msgspec import Meta
+
+from wancoll.wire import messages as m
+from wancoll_master.core.ready import Former, Persist, Used
 
 GROUPS_KEPT = 1024  # at a start, those with the newest epochs
+Counted = Annotated[int, Meta(ge=0, le=m.MOST // 2)]  # of what was kept: it is counted on from there (R19)
+_Numbers = Annotated[list[Counted], Meta(min_length=3, max_length=3 + 1024)]
+_Voids = dict[m.Name, list[Counted]]
+_MOST_VOIDS = 8192  # that an Epoch can tell
+_Former = Annotated[dict[Counted, tuple[m.Name, m.Bits]], Meta(max_length=1024)]
 
 
 def voids_as_text(voids: dict[int, str]) -> str:
@@ -19,17 +29,27 @@ def voids_as_text(voids: dict[int, str]) -> str:
     return json.dumps(by_error, separators=(",", ":")) if by_error else ""
 
 
-def voids_from_text(text: str) -> dict[int, str]:
-    """The same, read.
+def former_as_text(former: dict[int, Former]) -> str:
+    """JSON: names and daemons by mid; "" for none."""
+    return json.dumps({mid: (one.name, one.daemon) for mid, one in former.items()}) if former else ""
+
+
+def used_from(numbers: Sequence[object], voids: str, former: str) -> Used:
+    """What was kept of a group, read: epoch, base, alone and the mids as numbers or text, and the two texts.
 
     Raises:
-        ValueError: it is not.
+        ValueError: no master of this version has written it.
     """
     try:
-        by_error = json.loads(text) if text else {}
-        return {int(seq): str(error) for error, seqs in by_error.items() for seq in seqs}
-    except (AttributeError, TypeError, OverflowError, RecursionError) as bad:
-        raise ValueError(text[:100]) from bad
+        epoch, base, alone, *mids = msgspec.convert(numbers, _Numbers, strict=False)
+        by_error = msgspec.json.decode(voids, type=_Voids) if voids else {}
+        known = msgspec.json.decode(former, type=_Former) if former else {}
+    except RecursionError as bad:
+        raise ValueError(str(bad)) from bad
+    by_seq = {seq: error for error, seqs in by_error.items() for seq in seqs}
+    if len(by_seq) > _MOST_VOIDS:
+        raise ValueError(f"{len(by_seq)} voids, at most {_MOST_VOIDS} can be")
+    return Used(epoch, frozenset(mids), base, by_seq, alone, {mid: Former(*one) for mid, one in known.items()})
 
 
 @dataclass(frozen=True, slots=True)

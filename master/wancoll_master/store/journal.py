@@ -6,17 +6,27 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+from collections.abc import Collection
+from typing import Any
 
+import msgspec
 import structlog
 
 from wancoll.errors import ConfigError
 from wancoll.wire.messages import EventRecord
 from wancoll_master.core.ready import Persist, Used
-from wancoll_master.store.facts import GROUPS_KEPT, Facts, voids_as_text, voids_from_text
+from wancoll_master.store.facts import (
+    GROUPS_KEPT,
+    Counted,
+    Facts,
+    former_as_text,
+    used_from,
+    voids_as_text,
+)
 
 log = structlog.get_logger("wancoll.master")
 
-FORMAT = 4
+FORMAT = 6
 _WHOLE, _MISSED = b"0", b"1"  # the byte beside it
 EVENTS_KEPT = 10_000
 _TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
@@ -29,8 +39,9 @@ create table if not exists events (
 );
 create table if not exists groups (
     name text primary key, epoch integer not null, mids text not null, base integer not null,
-    voids text not null, alone integer not null
+    voids text not null, alone integer not null, former text not null
 );
+create table if not exists trust (kind text not null, id text not null, row text not null, primary key (kind, id));
 """
 
 
@@ -76,20 +87,17 @@ class Journal:
             self._db.execute("begin immediate")
             for statement in _SCHEMA.split(";"):
                 self._db.execute(statement)
-            known: dict[str, int] = dict(self._db.execute("select name, value from facts"))
+            known = _facts(self._db.execute("select name, value from facts").fetchall())
             if known.setdefault("format", FORMAT) != FORMAT:
                 raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
             rows = self._db.execute(
-                "select name, epoch, mids, base, voids, alone from groups order by epoch"
+                "select name, epoch, mids, base, voids, alone, former from groups order by epoch"
             ).fetchall()
             missed = self._lock is not None and os.pread(self._lock, 1, 0) == _MISSED
             if missed:
                 self._db.execute("delete from groups")
                 rows = []
-            used = {
-                name: Used(epoch, frozenset(map(int, mids.split())), base, voids_from_text(voids), alone)
-                for name, epoch, mids, base, voids, alone in rows
-            }
+            used = dict(map(_group, rows))
             self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
             highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
             self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used)
@@ -120,7 +128,15 @@ class Journal:
             sqlite3.Error: it could not be written.
         """
         rows = [
-            (name, one.epoch, " ".join(map(str, sorted(one.mids))), one.base, voids_as_text(one.voids), one.alone)
+            (
+                name,
+                one.epoch,
+                " ".join(map(str, sorted(one.mids))),
+                one.base,
+                voids_as_text(one.voids),
+                one.alone,
+                former_as_text(one.former),
+            )
             for name, one in what.groups.items()
         ]
         self._db.execute("pragma synchronous = full")
@@ -128,7 +144,7 @@ class Journal:
             with self._db:
                 self._db.execute("begin immediate")
                 self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
-                self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?, ?)", rows)
+                self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?, ?, ?)", rows)
         except sqlite3.Error:
             self._mark(_MISSED)
             raise
@@ -157,6 +173,23 @@ class Journal:
         ).fetchall()
         return [EventRecord(*row) for row in reversed(found)]
 
+    def trust(self, kind: str) -> dict[str, str]:
+        """Rows of the trust's registry, by id; *kind*: "token", "name", or "authority", whose they are."""
+        return dict(self._db.execute("select id, row from trust where kind = ?", (kind,)))
+
+    def keep_trust(self, kind: str, rows: dict[str, str], gone: Collection[str] = ()) -> None:
+        """Write rows of the trust's registry, and forget those that are *gone*.
+
+        Raises:
+            sqlite3.Error: it could not be written.
+        """
+        with self._db:
+            self._db.execute("begin immediate")
+            self._db.executemany("delete from trust where kind = ? and id = ?", [(kind, id) for id in gone])
+            self._db.executemany(
+                "insert or replace into trust values (?, ?, ?)", [(kind, *row) for row in rows.items()]
+            )
+
     def close(self) -> None:
         """Close the file, and let another master have it."""
         self._db.close()
@@ -165,6 +198,31 @@ class Journal:
     def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
+
+
+def _facts(rows: list[tuple[str, int]]) -> dict[str, int]:
+    """Facts by name.
+
+    Raises:
+        sqlite3.DatabaseError: no master wrote them.
+    """
+    try:
+        return msgspec.convert(dict(rows), dict[str, Counted])
+    except ValueError as bad:
+        raise sqlite3.DatabaseError(f"facts that cannot be read: {bad}") from bad
+
+
+def _group(row: tuple[Any, ...]) -> tuple[str, Used]:
+    """A group's name, and what was kept of it.
+
+    Raises:
+        sqlite3.DatabaseError: no master wrote it.
+    """
+    name, epoch, mids, base, voids, alone, former = row
+    try:
+        return name, used_from([epoch, base, alone, *str(mids).split()], str(voids), str(former))
+    except ValueError as bad:
+        raise sqlite3.DatabaseError(f"a group {name!r} that cannot be read: {bad}") from bad
 
 
 def _lock(path: str) -> int:

@@ -15,6 +15,7 @@ LONGEST_GAP = 5.0  # seconds between two commits beside stated detection times
 _SEQS_KEPT = 20_000
 _SHOWN = 1.0  # seconds from which on a gap is worth a line
 _AFTERMATH = 3.0  # seconds that what a fault has set off may take beside stated times
+_FILES_OF_A_LANE = 2  # the engine's, and the one by which the daemon looks at it
 _LEAK_SLACK = {"fds": 1, "tasks": 1, "threads": 0, "arenas": 0, "sessions": 0, "ops": 0}
 _MEMORY_SLACK = 48 << 20  # bytes beside what the workload's tensors need
 
@@ -216,8 +217,11 @@ def blind(faults: Sequence[Injected], times: Times) -> list[tuple[float, float]]
 def unexplained_loss(slot: int, call: Called, faults: Iterable[Injected], times: Times, slack: float) -> str:
     """Why nothing that was injected explains that member *slot* was put out; "" if something does.
 
-    A master that dies explains nothing: nobody is to be evicted for its absence.
+    A master that dies explains nothing: nobody is to be evicted for its absence. A machine explains it that let
+    processes wait meanwhile for as long as it takes to give up a link (*slack*, seconds).
     """
+    if slack >= times.link:
+        return ""
     for one in faults:
         if one.hit and slot in one.fault.touches and one.armed <= call.ended:
             until = min(one.ended, call.ended) + times.heartbeat + times.link + times.lane + times.rejoin
@@ -293,12 +297,14 @@ def tells_of_loss(kind: str, text: str) -> bool:
     return kind not in ("joined", "daemon", "plan", "resumed") and not text.startswith(("admitted", "the group has"))
 
 
-def culprits(faults: Iterable[Injected], events: Sequence[tuple[float, str]], times: Times) -> list[Violation]:
+def culprits(faults: Iterable[Injected], log: Sequence[tuple[float, str, str]], times: Times) -> list[Violation]:
     """Losses that the master's event log does not name.
+
+    Who was no member when it was hit, of the newest epoch that the log knows, has lost nothing that it had to name.
 
     Args:
         faults: those of members that were hit.
-        events: that tell of losses: (time on the clock of the faults, text).
+        log: the master's events: (time on the clock of the faults, kind, text).
         times: how long the master may take.
     """
     found = []
@@ -309,16 +315,29 @@ def culprits(faults: Iterable[Injected], events: Sequence[tuple[float, str]], ti
         if not one.hit or not (loses or stopped):
             continue
         named = re.compile(rf"\b(m|peer-){fault.slot}\b")
-        until = one.ended + times.heartbeat + times.rejoin + times.link
-        if not any(one.armed - 0.1 <= at <= until and named.search(text) for at, text in events):
-            got = f"{sum(one.began <= at <= until for at, _ in events)} other events in that time"
-            what = f"{fault} is not in the event log"
-            found.append(
-                Violation(
-                    one.began, "event log", "the master", what, f"an event with m{fault.slot} or peer-{fault.slot}", got
-                )
-            )
+        since, until = one.armed - 0.1, one.ended + times.heartbeat + times.rejoin + times.link
+        events = [(at, text) for at, kind, text in log if since <= at <= until and tells_of_loss(kind, text)]
+        if not any(named.search(text) for _, text in events) and _was_member(fault.slot, log, since, one.began):
+            got = f"{sum(one.began <= at for at, _ in events)} other events in that time"
+            what, expected = f"{fault} is not in the event log", f"an event with m{fault.slot} or peer-{fault.slot}"
+            found.append(Violation(one.began, "event log", "the master", what, expected, got))
     return found
+
+
+def _was_member(slot: int, log: Sequence[tuple[float, str, str]], since: float, until: float) -> bool:
+    """Whether the member of *slot* was one at some time in between, as far as the log says; true if it says nothing."""
+    name, gone = re.compile(rf"\bm{slot}\b"), re.compile(rf"\blost .*\bm{slot}\b")
+    known, was = True, False
+    for at, kind, text in log:
+        if at > since:
+            was |= known
+        if at > until:
+            return was
+        if kind in ("epoch", "resumed"):
+            known = name.search(re.split(" members?: " if kind == "epoch" else " with ", text)[-1]) is not None
+        elif gone.search(text):
+            known = False
+    return was or known
 
 
 # ---- leaks ------------------------------------------------------------------------------------------
@@ -355,7 +374,8 @@ def _own(held: Mapping[str, int], what: str) -> int:
     """A count without what open links and connections explain."""
     value = held.get(what, 0)
     if what == "fds":
-        return value - held.get("lanes", 0) - held.get("connections", 0) - held.get("handshakes", 0)
+        lanes = _FILES_OF_A_LANE * held.get("lanes", 0)
+        return value - lanes - held.get("connections", 0) - held.get("handshakes", 0)
     if what == "tasks":
         return value - held.get("raising", 0) - 2 * (held.get("connections", 0) + held.get("handshakes", 0))
     return value

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import Any
 
 from wancoll.chaos.core.report import lines
+from wancoll.limits import MIB, counted
 
-_WIDTH, _LEFT, _ROW, _CHART = 1400, 80, 20, 90  # pixels
-_COLOURS = {
-    "kill": "#c0392b",
-    "client_kill": "#e67e22",
-    "stop": "#8e44ad",
-    "point": "#e74c3c",
-    "twin": "#d35400",
-    "cut": "#2980b9",
-    "oneway": "#3498db",
-    "slow": "#16a085",
-    "delay": "#1abc9c",
-    "flip": "#2c3e50",
-    "truncate": "#7f8c8d",
-    "join_storm": "#27ae60",
-    "master_kill": "#000000",
-    "master_pause": "#555555",
-    "master_point": "#333333",
+_WIDTH, _LEFT, _RIGHT, _ROW, _CHART = 1200, 70, 24, 22, 100  # pixels
+# kind -> colour, what it is: on the page only where it came up.
+_KINDS = {
+    "kill": ("#c0392b", "a daemon is killed"),
+    "client_kill": ("#e67e22", "a training process is killed"),
+    "stop": ("#8e44ad", "a daemon is stopped, and goes on later"),
+    "point": ("#e74c3c", "a daemon is killed or stopped at a named place of its code"),
+    "twin": ("#d35400", "a second daemon with the same name"),
+    "cut": ("#2980b9", "all connections between two members end, both ways"),
+    "oneway": ("#3498db", "what one member sends to another is lost"),
+    "slow": ("#16a085", "one connection carries little"),
+    "delay": ("#1abc9c", "what one member sends to another comes late"),
+    "flip": ("#b7950b", "one bit is flipped on the way"),
+    "truncate": ("#7f8c8d", "a connection ends in the middle of a frame"),
+    "join_storm": ("#27ae60", "several join at once, and die later"),
+    "master_kill": ("#6c3483", "the master is killed, and started again"),
+    "master_pause": ("#a569bd", "the master is stopped, and goes on later"),
+    "master_point": ("#af7ac5", "the master is killed at a named place of its code"),
 }
-_LEGEND = (
-    "Above: bytes committed per second. Each line is a daemon with its member; grey while it is one. "
-    "Point at a fault to read it; those that found nothing to break are hollow."
-)
+_STEPS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600)  # seconds between two lines
+_HELD = {"fds": "open files", "memory": "memory", "shared": "shared memory"}
+_BYTES = ("memory", "shared")
 _STYLE = """
-body { font: 14px sans-serif; margin: 2em; max-width: 1500px; color: #222; }
+:root { color-scheme: light dark; --ink: #222; --paper: #fff; --quiet: #666; --edge: #ccc; --panel: #f4f4f4;
+  --member: #ccc; --bytes: #6fa3c7; --bad: #c0392b; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e4e4; --paper: #16181d; --quiet: #a5a5a5; --edge: #444; --panel: #22252c;
+    --member: #555; --bytes: #4d84ab; --bad: #ff7b6b; }
+}
+body { font: 14px sans-serif; margin: 1.5em auto; padding: 0 1em; max-width: 1300px; color: var(--ink);
+  background: var(--paper); }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: 1em 0; }
-td, th { border: 1px solid #ccc; padding: 2px 8px; text-align: right; }
+td, th { border: 1px solid var(--edge); padding: 2px 8px; text-align: right; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; }
 td:first-child, th:first-child { text-align: left; }
-pre { background: #f4f4f4; padding: 1em; white-space: pre-wrap; }
-.bad { color: #c0392b; }
-svg text { font: 11px sans-serif; }
+pre { background: var(--panel); padding: 1em; white-space: pre-wrap; overflow-wrap: anywhere; }
+.bad { color: var(--bad); }
+.key { display: flex; flex-wrap: wrap; gap: .3em 1.5em; padding: 0; list-style: none; }
+.key svg { vertical-align: -2px; margin-right: .4em; }
+.timeline { width: 100%; min-width: 1100px; height: auto; }
+svg text { font: 12px sans-serif; fill: var(--ink); }
+svg .quiet { fill: var(--quiet); }
+.member { fill: var(--member); }
+.bytes { fill: var(--bytes); }
+.violation { stroke: var(--bad); stroke-width: 2; }
+.grid { stroke: var(--edge); }
 """
 
 
@@ -44,75 +63,124 @@ def page(report: dict[str, Any]) -> str:
     """The page, as text in UTF-8."""
     bad = "bad" if report["violations"] else ""
     body = [
-        f"<h1>wancoll chaos: <span class='{bad}'>{len(report['violations'])} violations</span></h1>",
+        f"<h1>wancoll chaos: <span class='{bad}'>{counted(len(report['violations']), 'violation')}</span></h1>",
         f"<pre>{escape(report['command'])}</pre>",
         f"<pre>{escape(chr(10).join(lines(report)))}</pre>",
         "<h2>Timeline</h2>",
-        f"<p>{_LEGEND}</p>",
-        timeline(report),
-        "<h2>Faults by phase</h2>",
+        _legend(report),
+        f"<div class='wide'>{timeline(report)}</div>",
+        "<h2>What the group was doing when a fault came</h2>",
         _phases(report),
-        "<h2>Recoveries</h2>",
+        "<h2>From a fault to the first commit of the epoch after it</h2>",
         _recoveries(report),
-        "<h2>Resources before and after</h2>",
-        _resources(report),
+        "<h2>What processes held, before and after</h2>",
+        *_resources(report),
     ]
     return (
-        "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'><title>wancoll chaos</title>"
+        "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'><title>wancoll chaos</title>"
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
+
+
+def _legend(report: dict[str, Any]) -> str:
+    """What rows, bars and colours are; of faults those that came."""
+    keys = [
+        ("<rect class='bytes' width='14' height='12'/>", "bytes committed per second"),
+        ("<rect class='member' y='3' width='14' height='6'/>", "in the group"),
+    ]
+    came = {fault["kind"] for fault in report["faults"]}
+    keys += [
+        (f"<rect width='14' height='12' fill='{colour}'/>", f"{_said(kind)}: {means}")
+        for kind, (colour, means) in _KINDS.items()
+        if kind in came
+    ]
+    if not all(fault["hit"] for fault in report["faults"]):
+        keys.append(
+            ("<rect x='1' y='1' width='12' height='10' fill='none' stroke='#7f8c8d'/>", "it found nothing to break")
+        )
+    if report["violations"]:
+        keys.append(("<line class='violation' x1='7' x2='7' y2='12'/>", "a promise was broken"))
+    items = "".join(f"<li><svg width='14' height='12'>{mark}</svg>{escape(text)}</li>" for mark, text in keys)
+    return (
+        "<p>A row is a member (m0) with its daemon (peer-0). A fault between two members is on both rows; one of the "
+        "master, or of those who join, is on the master's. A bar is as long as the fault lasts: point at it to read "
+        f"it.</p><ul class='key'>{items}</ul>"
+    )
+
+
+def _said(kind: str) -> str:
+    return kind.replace("_", " ")
 
 
 def timeline(report: dict[str, Any]) -> str:
     """Faults, memberships, commits and violations over time, as SVG."""
     seconds = max(1e-9, float(report["seconds"]))
     slots = 1 + max([fault["slot"] for fault in report["faults"]] + [_slot(who) for who, _, _ in report["lives"]] + [0])
-    height = _CHART + (slots + 2) * _ROW + 30
+    bottom = _CHART + (slots + 1) * _ROW
+    height = bottom + 24
 
     def x(at: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT) * min(max(at / seconds, 0.0), 1.0)
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * min(max(at / seconds, 0.0), 1.0)
 
     def y(slot: int) -> float:
         return _CHART + (slot + 1) * _ROW  # the master's line is above the members'
 
-    parts = [f"<svg width='{_WIDTH}' height='{height}' viewBox='0 0 {_WIDTH} {height}'>"]
     line = report["timeline"]
     most = max(line["bytes"], default=0) or 1
+    size = f"width='{_WIDTH}' height='{height}' viewBox='0 0 {_WIDTH} {height}'"
+    parts = [
+        f"<svg class='timeline' {size} role='img' aria-label='faults, members and bytes committed over time'>",
+        f"<text x='0' y='12' class='quiet'>{most / line['width'] / MIB:.1f} MiB/s</text>",
+        f"<line class='grid' x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='8' y2='8'/>",
+    ]
+    step = next((each for each in _STEPS if seconds <= 12 * each), _STEPS[-1] * math.ceil(seconds / _STEPS[-1] / 12))
+    for tick in range(int(seconds / step) + 1):
+        at = x(tick * step)
+        parts += [
+            f"<line class='grid' x1='{at:.1f}' x2='{at:.1f}' y1='8' y2='{bottom}'/>",
+            f"<text class='quiet' x='{at:.0f}' y='{height - 6}' text-anchor='middle'>{_clock(tick * step)}</text>",
+        ]
     for index, nbytes in enumerate(line["bytes"]):
-        left, tall = x(index * line["width"]), (_CHART - 10) * nbytes / most
+        left, tall = x(index * line["width"]), (_CHART - 8) * nbytes / most
         wide = max(0.5, x((index + 1) * line["width"]) - left)
         parts.append(
-            f"<rect x='{left:.1f}' y='{_CHART - tall:.1f}' width='{wide:.1f}' height='{tall:.1f}' fill='#9bc'>"
-            f"<title>{nbytes / line['width'] / 1e6:.1f} MB/s, {line['operations'][index]} operations, "
-            f"{line['world'][index]} members</title></rect>"
+            f"<rect class='bytes' x='{left:.1f}' y='{_CHART - tall:.1f}' width='{wide:.1f}' height='{tall:.1f}'>"
+            f"<title>{nbytes / line['width'] / MIB:.1f} MiB/s, {counted(line['operations'][index], 'operation')}, "
+            f"{counted(line['world'][index], 'member')}</title></rect>"
         )
     parts += [
-        f"<text x='0' y='{y(slot) + 14}'>{'master' if slot < 0 else f'm{slot}'}</text>" for slot in range(-1, slots)
+        f"<text x='0' y='{y(slot) + 15}'>{'master' if slot < 0 else f'm{slot}'}</text>" for slot in range(-1, slots)
     ]
     for who, begin, end in report["lives"]:
         parts.append(
-            f"<rect x='{x(begin):.1f}' y='{y(_slot(who)) + 8}' width='{max(0.5, x(end) - x(begin)):.1f}' height='6' "
-            "fill='#ddd'/>"
+            f"<rect class='member' x='{x(begin):.1f}' y='{y(_slot(who)) + 8}' "
+            f"width='{max(0.5, x(end) - x(begin)):.1f}' height='6'><title>{escape(who)} in the group, "
+            f"{begin:.2f} to {end:.2f} s</title></rect>"
         )
     for fault in report["faults"]:
-        colour = _COLOURS.get(fault["kind"], "#c0392b")
+        colour, _ = _KINDS.get(fault["kind"], ("#c0392b", ""))
         fill = colour if fault["hit"] else "none"
         wide = max(3.0, x(fault["ended"]) - x(fault["began"]))
         what = escape(f"{fault['began']:.2f} s: {fault['text']}; {fault['phase']} {fault['note']}", quote=True)
         parts += [
-            f"<rect x='{x(fault['began']):.1f}' y='{y(slot) + 3}' width='{wide:.1f}' height='{_ROW - 6}' fill='{fill}' "
+            f"<rect x='{x(fault['began']):.1f}' y='{y(slot) + 4}' width='{wide:.1f}' height='{_ROW - 8}' fill='{fill}' "
             f"stroke='{colour}' opacity='0.8'><title>{what}</title></rect>"
             for slot in {fault["slot"], fault["other"] if fault["other"] >= 0 else fault["slot"]}
         ]
     for violation in report["violations"]:
         at = x(violation["at"])
         parts.append(
-            f"<line x1='{at:.1f}' x2='{at:.1f}' y1='0' y2='{height - 20}' stroke='red' stroke-width='2'>"
+            f"<line class='violation' x1='{at:.1f}' x2='{at:.1f}' y1='0' y2='{bottom}'>"
             f"<title>{escape(violation['text'], quote=True)}</title></line>"
         )
-    parts += [f"<text x='{x(seconds * tenth / 10):.0f}' y='{height - 5}' text-anchor='middle'>"
-              f"{seconds * tenth / 10:.0f} s</text>" for tenth in range(11)]  # fmt: skip
     return "\n".join([*parts, "</svg>"])
+
+
+def _clock(seconds: float) -> str:
+    """Such as "12 s" or "3:20 min"."""
+    whole = round(seconds)
+    return f"{seconds:.3g} s" if seconds < 120 else f"{whole // 60}:{whole % 60:02} min"
 
 
 def _slot(who: str) -> int:
@@ -122,28 +190,44 @@ def _slot(who: str) -> int:
 def _table(head: list[str], rows: list[list[str]]) -> str:
     cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f"<table><tr>{cells}</tr>\n{body}</table>"
+    return f"<div class='wide'><table><tr>{cells}</tr>\n{body}</table></div>"
 
 
 def _phases(report: dict[str, Any]) -> str:
     phases = sorted({phase for counts in report["phases"].values() for phase in counts})
-    rows = [[kind, *(str(counts.get(phase, "")) for phase in phases)] for kind, counts in report["phases"].items()]
-    return _table(["fault", *phases], rows)
+    rows = [
+        [_said(kind), *(str(counts.get(phase, "")) for phase in phases)] for kind, counts in report["phases"].items()
+    ]
+    return _table(["fault", *map(_said, phases)], rows)
 
 
 def _recoveries(report: dict[str, Any]) -> str:
     rows = [
-        [kind, str(each["count"]), f"{each['p50']:.3f} s", f"{each['p99']:.3f} s"]
+        [_said(kind), str(each["count"]), f"{each['p50']:.2f} s", f"{each['p99']:.2f} s"]
         for kind, each in report["recoveries"]["by_kind"].items()
     ]
-    return _table(["fault", "recoveries", "p50", "p99"], rows)
+    return _table(["fault", "how many", "half of them within", "99 % within"], rows)
 
 
-def _resources(report: dict[str, Any]) -> str:
+def _resources(report: dict[str, Any]) -> list[str]:
+    """A table for each kind of process, since each has other things."""
     before, after = report["resources"].get("before", {}), report["resources"].get("after", {})
-    names = sorted({name for held in (*before.values(), *after.values()) for name in held})
-    rows = [
-        [who, *(f"{before.get(who, {}).get(name, '')} / {after.get(who, {}).get(name, '')}" for name in names)]
-        for who in sorted({*before, *after})
-    ]
-    return _table(["process", *names], rows)
+    kinds: dict[str, list[str]] = {}
+    for who in sorted({*before, *after}):
+        kinds.setdefault("peer" if who.startswith("peer-") else who.rstrip("0123456789"), []).append(who)
+    tables = []
+    for those in kinds.values():
+        names = sorted({name for held in (before, after) for who in those for name in held.get(who, {})})
+        rows = [
+            [who, *(f"{_amount(name, before, who)} \u2192 {_amount(name, after, who)}" for name in names)]
+            for who in those
+        ]
+        tables.append(_table(["process", *(_HELD.get(name, _said(name)) for name in names)], rows))
+    return tables
+
+
+def _amount(name: str, held: dict[str, dict[str, int]], who: str) -> str:
+    amount = held.get(who, {}).get(name)
+    if amount is None:
+        return "-"
+    return f"{amount / MIB:.1f} MiB" if name in _BYTES else str(amount)

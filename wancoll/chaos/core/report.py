@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wancoll.chaos.core.invariants import Gap, Injected, Violation
-from wancoll.limits import MIB
+from wancoll.limits import MIB, counted
 
 _RECOVERY_AT_MOST = 60.0  # seconds; later it has other reasons
 
@@ -43,6 +43,7 @@ class Findings:
         events: the master's event log: (time, epoch, kind, text).
         gaps: the long times without a commit, the longest first.
         stalled: seconds for which this machine let a process wait that could run, in all.
+        secure: whether all went over TLS.
     """
 
     command: str
@@ -58,6 +59,7 @@ class Findings:
     events: Sequence[tuple[float, int, str, str]]
     gaps: Sequence[Gap]
     stalled: float
+    secure: bool = False
 
 
 def recoveries(faults: Sequence[Injected], commits: Sequence[Commit]) -> list[tuple[Injected, float]]:
@@ -104,6 +106,7 @@ def build(findings: Findings) -> dict[str, Any]:
     pauses = [after - before for before, after in itertools.pairwise(within)]
     return {
         "command": findings.command,
+        "secure": findings.secure,
         "seconds": round(findings.stopped - findings.started, 3),
         "operations": len(within),
         "calls": dict(findings.calls),
@@ -158,11 +161,13 @@ def timeline(commits: Sequence[Commit], start: float, stop: float, buckets: int 
 def lines(report: dict[str, Any]) -> list[str]:
     """The report for a terminal."""
     speed, back = report["goodput"], report["recoveries"]
+    done = counted(report["operations"], "operation")
     hits = sum(fault["hit"] for fault in report["faults"])
     quiet = f"{speed['ratio']:.2f} of the {speed['quiet'] / MIB:.1f} MiB/s without faults"
+    over = "over TLS with certificates" if report["secure"] else "in clear"
     text = [
-        f"{report['seconds']:.0f} s, {len(report['faults'])} faults, {hits} of them hit",
-        f"{report['operations']} operations committed, longest time without one {report['longest_gap']:.2f} s",
+        f"{report['seconds']:.0f} s {over}, {counted(len(report['faults']), 'fault')}, {hits} of them hit",
+        f"{done} committed, longest time without one {report['longest_gap']:.2f} s",
         f"goodput {speed['faults'] / MIB:.1f} MiB/s, {quiet}",
         f"recoveries: {back['count']}, p50 {back['p50']:.3f} s, p99 {back['p99']:.3f} s",
         "calls: " + ", ".join(f"{count} {how}" for how, count in sorted(report["calls"].items())),

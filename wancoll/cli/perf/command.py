@@ -14,7 +14,7 @@ from wancoll.cli.perf.run import Row, Settings, Variant, sizes_of, sweep
 from wancoll.cli.perf.values import COLLECTIVES
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, WancollError
-from wancoll.limits import DEFAULT
+from wancoll.limits import DEFAULT, counted
 from wancoll.options import Seconds, between
 from wancoll.schedule.build import takes
 from wancoll.schedule.cost import AVAILABLE
@@ -100,7 +100,7 @@ def perf(
         str,
         Parameter(
             help="HOST:PORT of a master, with standbys HOST:PORT,HOST:PORT: join its group as one rank. Every machine "
-            "runs this command."
+            "runs this command, beyond loopback with a token in WANCOLL_JOIN."
         ),
     ] = "",
     socket: Annotated[str, Parameter(help="Path of a running daemon's socket: join through it as one rank.")] = "",
@@ -112,14 +112,15 @@ def perf(
 ) -> int:
     """Measure a collective, operations back to back, with the columns of nccl-tests; check the values of the first one.
 
-    Without --master and --socket it starts a master and --peers daemons on loopback, and a process for each rank.
+    Without --master and --socket, WANCOLL_MASTER and WANCOLL_SOCKET it measures this machine alone, and says so: it
+    starts a master and --peers daemons on loopback, and a process for each rank.
 
     The columns are those of nccl-tests: size is that of the larger tensor, count the elements of the tensor, or of the
     block that one rank gives another; time is the median of the timed operations, algbw is size / time; busbw is algbw
     times 2(n-1)/n for all_reduce, (n-1)/n for reduce_scatter, all_gather, gather, scatter and all_to_all, 1 for the
     others; wrong counts elements with a wrong value on any rank (barrier: ranks that left too early). Exit code 1 if
-    there is one. Then come the algorithms asked for and run, and with --codec the relative L2 error of the values
-    checked, which must be within the codec's, and the bytes that it saved one rank in one operation.
+    there is one. Then, or in a comment below, comes the algorithm that ran, and with --codec the relative L2 error of
+    the values checked, which must be within the codec's, and the bytes that it saved one rank in one operation.
 
     send_recv: each rank sends to the next one and receives from the one before. all_reduce and broadcast are in place,
     the others are not.
@@ -139,7 +140,18 @@ def perf(
     )
     _check(settings, peers)
     if master and socket:
-        raise ConfigError("--master and --socket exclude each other", expected="one of them", got="both")
+        raise ConfigError(
+            "--master and --socket exclude each other", expected="one of them", got="both",
+            hint="one may come from WANCOLL_MASTER or WANCOLL_SOCKET: --master= or --socket= is without it",
+        )  # fmt: skip
+    where = "on this machine alone, over loopback; on several: --master HOST:PORT on each"
+    if master or socket:
+        through = f"of the master {master}" if master else f"through the daemon at {socket}"
+        alone = "--master=" if master else "--socket="
+        where = (
+            f"one of {counted(peers, 'rank')} of group {group} {through}: run the same on all machines, and it begins "
+            f"({alone} for this machine alone)"
+        )
     if master:
         import wancoll
 
@@ -154,7 +166,7 @@ def perf(
     else:
         groups = _private_cluster(settings, peers, lanes, checksum, site.split(","))
     with closing(groups):
-        done = report_json(settings, peers, groups) if as_json else report_table(settings, peers, groups)
+        done = (report_json if as_json else report_table)(settings, peers, where, groups)
     return EXIT_WRONG if any(row.wrong for row in done) else 0
 
 

@@ -1,31 +1,44 @@
-"""What `wancoll perf` prints: nccl-tests' columns and ours to the right of them, variants side by side, or JSON."""
+"""What `wancoll perf` prints: nccl-tests' columns and what is ours beside them, variants side by side, or JSON."""
 
 from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict
 
 from wancoll.cli.perf.run import Row, Settings, Variant
 from wancoll.cli.perf.values import COLLECTIVES
+from wancoll.limits import counted
+from wancoll.schedule.cost import AVAILABLE
+
+_WIDTH = 80  # columns of a terminal
+_AT_ONCE = 4  # sizes side by side that fit
 
 
-def report_table(settings: Settings, peers: int, groups: Iterable[list[Row]]) -> list[Row]:
-    """Print the rows of each size when they are there, then all variants side by side and the footer."""
-    rooted, coded = COLLECTIVES[settings.collective].rooted, any(each.codec != "none" for each in settings.variants)
-    _header(settings, peers)
-    print(_line("#size count type redop root time algbw busbw #wrong asked algorithm codec error saved", rooted, coded))
-    print(_line("#(B) (elements) - - - (us) (GB/s) (GB/s) - - - - - (B)", rooted, coded), flush=True)
+def report_table(settings: Settings, peers: int, where: str, groups: Iterable[list[Row]]) -> list[Row]:
+    """Print the rows of each size when they are there, then all variants side by side and the footer.
+
+    Nothing is wider than 80 columns but sizes and times that are very large. What is to be said of a row beside
+    nccl-tests' columns stands behind them where there is room, else in a comment below.
+    """
+    columns, behind = _columns(settings)
+    _header(settings, peers, where, behind)
+    for head in (0, 1):
+        names = " ".join(f"{column[head]:>{column[2]}}" for column in columns)
+        print(f"#{names[1:]}{' algorithm' if behind and not head else ''}".rstrip(), flush=True)
     sizes = []
     for rows in groups:
         sizes.append(rows)
         for row in rows:
-            cells = (
-                f"{row.size} {row.count} {row.type} {row.redop} {row.root} {row.time * 1e6:.1f} {row.algbw:.3f} "
-                f"{row.busbw:.3f} {row.wrong} {row.asked} {row.algorithm} {row.codec} {row.error:.2e} {row.bytes_saved}"
-            )
-            print(_line(cells, rooted, coded), flush=True)
+            cells = {
+                "size": f"{row.size}", "count": f"{row.count}", "type": row.type, "redop": row.redop,
+                "root": f"{row.root}", "time": f"{row.time * 1e6:.1f}", "algbw": f"{row.algbw:.3f}",
+                "busbw": f"{row.busbw:.3f}", "#wrong": f"{row.wrong}",
+            }  # fmt: skip
+            line = " ".join(f"{cells[name]:>{width}}" for name, _, width in columns)
+            print(line + (f" {row.algorithm}" if behind else f"\n#   {_more(row)}"), flush=True)
     if len(settings.variants) > 1:
         _side_by_side(settings.variants, sizes)
     done = [row for rows in sizes for row in rows]
@@ -35,49 +48,69 @@ def report_table(settings: Settings, peers: int, groups: Iterable[list[Row]]) ->
     return done
 
 
-def report_json(settings: Settings, peers: int, groups: Iterable[list[Row]]) -> list[Row]:
+def report_json(settings: Settings, peers: int, where: str, groups: Iterable[list[Row]]) -> list[Row]:
     """Print one object: the settings and a list of rows. Times are seconds, sizes bytes, bandwidths GB/s."""
     done = [row for rows in groups for row in rows]
-    print(json.dumps({"peers": peers, "settings": asdict(settings), "rows": [asdict(row) for row in done]}, indent=2))
+    facts = {"peers": peers, "where": where, "settings": asdict(settings), "rows": [asdict(row) for row in done]}
+    print(json.dumps(facts, indent=2))
     return done
 
 
-def _header(settings: Settings, peers: int) -> None:
+def _header(settings: Settings, peers: int, where: str, behind: bool) -> None:
     place = "in place" if COLLECTIVES[settings.collective].in_place else "out of place"
     memory = "arrays in the arena" if settings.arena else "arrays outside the arena"
-    where = f"{place}, {memory}" if COLLECTIVES[settings.collective].given else "no data"
-    print(f"# wancoll perf {settings.collective}: {peers} ranks, {where}")
-    turns = ", variants in turns" if len(settings.variants) > 1 else ""
+    data = f"{place}, {memory}" if COLLECTIVES[settings.collective].given else "no data"
+    _say(f"wancoll perf {settings.collective}: {counted(peers, 'rank')}, {data}")
+    _say(where)
+    several = len(settings.variants) > 1
+    turns = ", variants in turns" if several else f", algorithm {settings.variants[0].algorithm}"
     if settings.in_flight == 1:
-        print(f"# time: median of {settings.iterations} operations after {settings.warmup} to warm up{turns}")
+        _say(f"time: median of {settings.iterations} operations after {settings.warmup} to warm up{turns}")
     else:
-        print(
-            f"# time: of an operation with {settings.in_flight} in flight: median of {settings.runs} runs of "
+        _say(
+            f"time: of an operation with {settings.in_flight} in flight: median of {counted(settings.runs, 'run')} of "
             f"{settings.run_length} operations{turns}"
         )
+    if not behind:
+        _say("below each line: the algorithm that ran (the one asked for), and the codec")
 
 
-def _line(cells: str, rooted: bool, coded: bool) -> str:
-    """One line of the table from its words; "-" is an empty cell."""
-    widths = (14, 13, 9, 6, 5, 10, 8, 8, 8, 17, 17, 6, 9, 11)
-    columns = ["" if cell == "-" else cell for cell in cells.split()]
-    shown = [True] * 4 + [rooted] + [True] * 6 + [coded] * 3
-    padded = [f"{cell:>{width}}" for cell, width, wanted in zip(columns, widths, shown, strict=True) if wanted]
-    if padded[0].lstrip().startswith("#"):
-        padded[0] = f"#{padded[0].replace('#', '', 1):>13}"
-    return " ".join(padded).rstrip()
+def _say(text: str) -> None:
+    """Comment lines that fit."""
+    wide = {"break_long_words": False, "break_on_hyphens": False}
+    print(textwrap.fill(text, _WIDTH, initial_indent="# ", subsequent_indent="#   ", **wide), flush=True)  # type: ignore[arg-type]
+
+
+def _columns(settings: Settings) -> tuple[list[tuple[str, str, int]], bool]:
+    """Name, unit and width of nccl-tests' columns; whether the algorithm's has room behind them."""
+    digits = max(len(str(size)) for size in settings.sizes)
+    columns = [("size", "(B)", max(6, digits)), ("count", "(elem)", max(6, digits)), ("type", "", len(settings.dtype))]
+    columns += [("redop", "", 5), *([("root", "", 4)] if COLLECTIVES[settings.collective].rooted else [])]
+    columns += [("time", "(us)", 8), ("algbw", "(GB/s)", 7), ("busbw", "(GB/s)", 7), ("#wrong", "", 6)]
+    longest = max(len(name) for name in ("algorithm", *AVAILABLE.get(settings.collective, ())))
+    fits = sum(width + 1 for _, _, width in columns) + longest <= _WIDTH
+    return columns, fits and len(settings.variants) == 1 and settings.variants[0].codec == "none"
+
+
+def _more(row: Row) -> str:
+    """The rest of it."""
+    asked = "" if row.asked == row.algorithm else f" ({row.asked})"
+    coded = f", {row.codec}: error {row.error:.2e}, saved {row.bytes_saved} B" if row.codec != "none" else ""
+    return f"{row.algorithm}{asked}{coded}"
 
 
 def _side_by_side(variants: tuple[Variant, ...], sizes: list[list[Row]]) -> None:
-    """Times of all variants, one line for each, one column for each size."""
+    """Times of all variants, one line for each, one column for each size, as many as fit."""
     print("#\n# time (us) side by side, * the fastest")
     names = [each.algorithm + (f" {each.codec}" if each.codec != "none" else "") for each in variants]
-    fastest = [min(row.time for row in rows) for rows in sizes]
-    print(f"#{'size (B)':>23}" + "".join(f" {rows[0].size:>11}" for rows in sizes))
-    for i, name in enumerate(names):
-        times = [rows[i].time for rows in sizes]
-        cells = (
-            f" {time * 1e6:>10.1f}{'*' if time == least else ' '}" for time, least in zip(times, fastest, strict=True)
-        )
-        print(f"#{name:>23}{''.join(cells)}".rstrip())
-    print("#")
+    for some in (sizes[at : at + _AT_ONCE] for at in range(0, len(sizes), _AT_ONCE)):
+        fastest = [min(row.time for row in rows) for rows in some]
+        print(f"#{'size (B)':>23}" + "".join(f" {rows[0].size:>11}" for rows in some))
+        for i, name in enumerate(names):
+            times = [rows[i].time for rows in some]
+            cells = (
+                f" {time * 1e6:>10.1f}{'*' if time == least else ' '}"
+                for time, least in zip(times, fastest, strict=True)
+            )
+            print(f"#{name:>23}{''.join(cells)}".rstrip())
+        print("#")

@@ -75,9 +75,11 @@ class Ballot:
     def finish(self, seq: int, digest: int, fingerprint: int) -> Note:
         """It is finished here; what to tell everyone."""
         assert not self.frozen, "a frozen member finishes nothing"
-        self._mine[seq] = digest, fingerprint
+        mine = self._mine[seq] = digest, fingerprint
         self._last = max(self._last, seq)
-        self._compare(seq)
+        for theirs in self._theirs.values():
+            if theirs.get(seq, mine) != mine:
+                self._apart.add(seq)
         return Note(self.epoch, self.committed, seq, digest, fingerprint)
 
     def pass_by(self, seq: int) -> None:
@@ -107,8 +109,9 @@ class Ballot:
                     "says that it has finished what it cannot have", who=f"member {sender}",
                     expected=f"at most {self._window} operations above {self.committed}", got=f"operation {note.seq}",
                 )  # fmt: skip
-            theirs[note.seq] = note.digest, note.fingerprint
-            self._compare(note.seq)
+            result = theirs[note.seq] = note.digest, note.fingerprint
+            if (self._mine.get(note.seq) or result) != result:
+                self._apart.add(note.seq)
         if note.committed > self._known:
             self._known = note.committed
 
@@ -160,8 +163,9 @@ class Ballot:
 
     def _is_equal(self, seq: int) -> bool:
         mine = self._mine[seq]
-        return mine is not None and all(theirs.get(seq) == mine for theirs in self._theirs.values())
-
-    def _compare(self, seq: int) -> None:
-        if self.differing(seq):
-            self._apart.add(seq)
+        if mine is None:
+            return False
+        for theirs in self._theirs.values():  # noqa: SIM110 - at each note, and a generator takes twice as long
+            if theirs.get(seq) != mine:
+                return False
+        return True

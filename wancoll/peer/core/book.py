@@ -51,11 +51,15 @@ class Book:
         """Hand *op*, which is *meaning* in this epoch, to the engine."""
         op.state, op.ran, op.finished, op.meaning = OpState.running, True, False, meaning
         op.attempts += 1
+        return self.hand_over(op)
+
+    def hand_over(self, op: Op, *, beside: bool = False) -> cmd.Command:
+        """Another attempt of *op*; *beside*: see StartOp."""
         op.engine_id = self._attempts.next
         self._attempts.next += 1
         self._attempts.ops[op.engine_id] = op
         op.live.add(op.engine_id)
-        return cmd.StartOp(op)
+        return cmd.StartOp(op, beside)
 
     def refuse(self, op: Op, reason: str) -> list[cmd.Command]:
         """The engine has not taken *op*, for this *reason*; nothing of the attempt is left."""
@@ -89,7 +93,7 @@ class Book:
 
     def tell(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
         """Nothing of *op* is under way any more: the client may hear its *outcome*."""
-        return [cmd.ToClient(outcome)]
+        return [cmd.ToClient(outcome, op)]
 
     def end(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
         """Fix an op's outcome; the client hears of it once the engine has let go of the op's memory."""

@@ -130,6 +130,11 @@ class Meaning:
     needs: frozenset[int] = frozenset()
     refusal: str = ""
 
+    @property
+    def proves_all(self) -> bool:
+        """Whether this member can finish it only after every other one has made the call and given its share."""
+        return self.descriptor.proves_all or (self.descriptor.kind is Kind.barrier and self.algorithm == "direct")
+
 
 @dataclass(slots=True, eq=False)
 class Call:
@@ -271,10 +276,13 @@ def resolve(
         starts = list(accumulate(call.block_counts(len(knew.mids)), initial=0))
         blocks = tuple(starts[i] for i in place)
     front_bytes, back_bytes = choose.sizes(descriptor, rank, size, blocks)
+    asked = descriptor
+    if call.kind is Kind.barrier and plan.commit == "members":
+        asked = replace(descriptor, algorithm="direct")  # whose end anywhere says that all have called it (C1)
     ranks = {mid: i for i, mid in enumerate(world.mids)}
     avoid = {(ranks[a], ranks[b]) for a, b in plan.avoid if a in ranks and b in ranks}
     try:
-        algorithm = choose.choose(descriptor, size, plan.choices, avoid=avoid, sites=world.sites)
+        algorithm = choose.choose(asked, size, plan.choices, avoid=avoid, sites=world.sites)
     except choose.NoRoute as bad:
         one, other = (world.names[rank] for rank in bad.pair)
         refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"

@@ -11,9 +11,10 @@ outcome does not wait for it. Where members commit, and the master is away, they
 says so in a note, and when all have it ends like a barrier, and admits nobody.
 
 Where the plan says so members commit among themselves (ballot.py): what proves that everyone took part is said to all
-others in notes, and ends here when all have said the same. Other kinds are told to the master once all below them is
-committed here, and their Done says so. An Abort then freezes the member: what is done stays done, is reported, and
-nothing else is finished in this epoch.
+others in notes, and ends here when all have said the same. The note is handed to the engine with the op, which may say
+it itself at the moment in which it has finished; op.told is what became of that. Other kinds are told to the master
+once all below them is committed here, and their Done says so. An Abort then freezes the member: what is done stays
+done, is reported, and nothing else is finished in this epoch.
 
 A call with a grace time is told to the master when the client has made it and its input is there, in each epoch again
 (R20). If the master says that the client is late, the daemon takes part for it (Op.covers): the op stands in the book
@@ -33,11 +34,11 @@ from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import outcomes
 from wancoll.peer.core.ballot import Ballot
 from wancoll.peer.core.book import Attempts, Book
-from wancoll.peer.core.calls import Call, Seat, covering
+from wancoll.peer.core.calls import Call, Meaning, Seat, covering
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
-from wancoll.wire.note import Note
+from wancoll.wire.note import ROUNDS, NewRound, Note
 
 _WINDOW_FACTOR = 4  # times ops_in_flight, and covers: how far above the last commit a member may be
 
@@ -52,7 +53,6 @@ class Collectives(Book):
         self.aborted = False  # the epoch's ops were stopped; the next epoch follows
         self.updated: m.UpdateOutcome | None = None  # what the client was told of its newest update_membership
         self._voids: dict[int, m.Void] = {}  # of seqs that the client has not called yet
-        self._tokens: set[int] = set()  # engine ids of committed update_memberships that are still under way
         self._ready = False  # the neighbours' links are up and nothing stops ops from starting
         self._up: set[int] = set()  # members whose links are up, once ready
         self._held = False  # the oldest op that waits does so for a link, or for a larger world
@@ -64,14 +64,20 @@ class Collectives(Book):
         self._complained: set[int] = set()  # and those of which it was told that results differ
         self.master_away = False  # so an update_membership does not wait for it, where members commit
         self._alone: set[int] = set()  # seqs of those of this epoch that this one passes if all others do, too
+        self.round = 0  # of the epoch (C12)
+        self._ahead = NewRound(0, 0)  # the newest of an epoch that this member has not heard of yet
+        self._leaving: set[int] = set()  # seqs of what ran in an older round and is still in the engine
 
     def done(self, op: Op) -> m.Done | m.UpdateMembership:
         """The member has finished *op*, or stands at its update_membership."""
         if op.kind is Kind.update_membership:
             return m.UpdateMembership(*self.seat.head, op.seq, self.settled)
         assert op.meaning is not None
-        digest = op.digest if op.kind in SAME_RESULT else 0
-        return m.Done(*self.seat.head, op.seq, digest, op.meaning.fingerprint, self.settled)
+        return m.Done(*self.seat.head, op.seq, self._digest(op), op.meaning.fingerprint, self.settled)
+
+    def _digest(self, op: Op) -> int:
+        """Of its result, which is the same everywhere; 0 where it is not."""
+        return op.digest if op.kind in SAME_RESULT else 0
 
     @property
     def settled(self) -> int:
@@ -151,12 +157,13 @@ class Collectives(Book):
             if op.seq > upto:
                 break
             if op.state is OpState.done and not (out and op.kind is Kind.update_membership):
-                commands += self.end(op, self._result(op, now, alone=alone))
+                commands += self._end_beside(op) + self.end(op, self._result(op, now, alone=alone))
         if self.ballot is None or out:
             return commands
         self.ballot.advance(upto)
         self._said = {seq for seq in self._said if seq > upto}
-        if not self.ballot.frozen and any(seq <= upto for seq in self._alone):  # C10: some may lack another's word
+        # C10, C12: some may lack another's word, or the master's, and wait in what nobody else repeats.
+        if not self.ballot.frozen and (any(seq <= upto for seq in self._alone) or (self.round and not alone)):
             to = tuple(sorted(self.ballot.others & self._up))
             commands.append(cmd.SendNote(to, self.ballot.committed_so_far().pack()))
         self._alone = {seq for seq in self._alone if seq > upto}
@@ -170,8 +177,13 @@ class Collectives(Book):
             if op is not None and op.state is OpState.done and op.kind is not Kind.update_membership:
                 done = self.done(op)
                 if isinstance(done, m.Done) and (done.digest, done.fingerprint) == (digest, fingerprint):
-                    commands += self.end(op, self._result(op, now))
+                    commands += self._end_beside(op) + self.end(op, self._result(op, now))
         return commands
+
+    def _end_beside(self, op: Op) -> list[cmd.Command]:
+        """What ran for others' sake is committed: nobody needs it any more."""
+        runs = op.engine_id in op.live and op.kind is not Kind.update_membership
+        return [cmd.CancelOp(op.engine_id)] if runs else []
 
     def update_ended(self, outcome: m.UpdateOutcome, now: float) -> list[cmd.Command]:
         """Others were told this *outcome* of an update_membership; all up to it is committed.
@@ -202,6 +214,7 @@ class Collectives(Book):
         """From now on nothing is finished in this epoch."""
         self.aborted = True
         commands = self.cancel()
+        self._leaving.clear()
         for op in self.open.values():
             if op.state is OpState.running or (op.state is OpState.done and self.ballot is None):
                 op.state = OpState.waiting
@@ -228,6 +241,7 @@ class Collectives(Book):
         So does an update_membership where it was *passed* by the members (C11); else the next epoch ends it.
         """
         commands = self.cancel()
+        self._leaving.clear()
         for op in list(self.open.values()):
             if op.state is OpState.done and op.seq <= upto and (passed or op.kind is not Kind.update_membership):
                 commands += self.end(op, self._result(op, now, alone=True))
@@ -239,6 +253,7 @@ class Collectives(Book):
         self.committed, self.aborted, self._asked = epoch.committed_upto, False, 0
         voids = {void.seq: void for void in epoch.voids}
         self._open_ballot(seat, voids)
+        self.round = self._ahead.number if self.ballot and self._ahead.epoch == epoch.epoch else 0
         commands: list[cmd.Command] = []
         behind = False  # an update_membership that is open
         refused: dict[str, list[Op]] = {}  # by reason: what cannot or shall not run in this epoch
@@ -320,24 +335,34 @@ class Collectives(Book):
             return super().say_done(op)
         if not self._votes(op):
             return self._say_next()
-        done = self.done(op)
-        assert isinstance(done, m.Done)
-        return self._note(self.ballot, op.seq, done.digest, done.fingerprint)
+        assert op.meaning is not None
+        return self._note(self.ballot, op.seq, self._digest(op), op.meaning.fingerprint, told=op.told)
 
-    def hear(self, sender: int, note: Note) -> list[cmd.Command]:
+    def hear(self, sender: int, note: Note | NewRound) -> list[cmd.Command]:
         """Member *sender* says what it knows. Of another epoch nothing counts (C10).
 
         Raises:
             ProtocolError: what no member can know; nothing has changed.
         """
+        if isinstance(note, NewRound):
+            return self._hear_round(note)
         if self.ballot is None or note.epoch != self.ballot.epoch:
             return []
         self.ballot.hear(sender, note)
         return self._differ(note.seq) + self._count()
 
+    def start(self, op: Op, meaning: Meaning) -> cmd.Command:
+        """See Book. What members commit the engine may say to those who can be told now."""
+        command, ballot = super().start(op, meaning), self.ballot
+        op.hearers = op.told = ()
+        if ballot is not None and not ballot.frozen and self._votes(op):
+            op.hearers = tuple(sorted(ballot.others & self._up))
+            op.note = Note(ballot.epoch, ballot.committed, op.seq, 0, meaning.fingerprint).pack()
+        return command
+
     def _votes(self, op: Op) -> bool:
         """Whether members commit it."""
-        return op.meaning is not None and op.meaning.descriptor.proves_all
+        return op.meaning is not None and op.meaning.proves_all
 
     def unheard(self, seq: int) -> frozenset[int] | None:
         """Who has not said that *seq* is finished there, too; None: it is the master's to commit."""
@@ -356,14 +381,16 @@ class Collectives(Book):
     def without_master(self) -> list[cmd.Command]:
         """There was none for a while: what waits at an update_membership goes on without it, if all others do (C11).
 
-        Again: that is said again to those who were late with the epoch.
+        Again: that is said again to those who were late with the epoch. So is how far this one has committed: the
+        master's last word may have come here alone.
         """
         self.master_away, ballot = True, self.ballot
-        waits = sorted(self._alone)
-        if ballot is None or ballot.frozen or not waits:
-            return self._say_next()
+        if ballot is None or ballot.frozen:
+            return []
+        passes = [note for note in ballot.again() if note.seq in self._alone]
         to = tuple(sorted(ballot.others & self._up))
-        return [cmd.SendNote(to, note.pack(), again=True) for note in ballot.again() if note.seq in waits]
+        said = [cmd.SendNote(to, note.pack(), again=True) for note in passes or [ballot.committed_so_far()]]
+        return [*said, *(self._say_next() if not passes else ())]
 
     def _pass_alone(self, op: Op, ballot: Ballot) -> list[cmd.Command]:
         if op.seq in self._alone or not self.master_away:
@@ -372,11 +399,14 @@ class Collectives(Book):
         self._alone.add(op.seq)
         return self._note(ballot, op.seq, 0, op.meaning.fingerprint)
 
-    def _note(self, ballot: Ballot, seq: int, digest: int, fingerprint: int) -> list[cmd.Command]:
-        """Tell all others that *seq* is finished here; it may have been the last word that was missing."""
-        note = ballot.finish(seq, digest, fingerprint).pack()
-        said = cmd.SendNote(tuple(sorted(ballot.others & self._up)), note)
-        return [said, *self._need_links(), *self._differ(seq), *self._count()]
+    def _note(
+        self, ballot: Ballot, seq: int, digest: int, fingerprint: int, told: tuple[int, ...] = ()
+    ) -> list[cmd.Command]:
+        """Tell all others that *seq* is finished here, but those who were *told*; it may have been the last word."""
+        note = ballot.finish(seq, digest, fingerprint)
+        to = (ballot.others & self._up).difference(told)
+        said = [cmd.SendNote(tuple(sorted(to)), note.pack())] if to or not told else []
+        return [*said, *self._need_links(), *self._differ(seq), *self._count()]
 
     def _say_next(self) -> list[cmd.Command]:
         """Tell the master of what it commits, where all below is committed; say again how far that is (R20)."""
@@ -413,8 +443,8 @@ class Collectives(Book):
     def _need_links(self) -> list[cmd.Command]:
         """Somebody has to hear of what is finished here, and cannot."""
         ballot = self.ballot
-        missing = ballot.others - self._up if ballot is not None and ballot.waits else frozenset[int]()
-        return [cmd.NeedLinks(missing)] if missing else []
+        missing = ballot.others - self._up if ballot is not None else frozenset[int]()
+        return [cmd.NeedLinks(missing)] if missing and ballot is not None and ballot.waits else []
 
     # ---- from the links and the engine ---------------------------------------------------------------
 
@@ -423,6 +453,10 @@ class Collectives(Book):
         new, self._up = sorted(set(up) - self._up), set(up)
         again = self.ballot.again() if self.ballot is not None and not self.ballot.frozen else []
         said: list[cmd.Command] = [cmd.SendNote(tuple(new), note.pack(), again=True) for note in again if new]
+        for mid in new if again and self.round + 1 < ROUNDS else ():  # none follows the last round
+            self._standing.said.pop((mid, "lost", False), None)  # a new master need not end the epoch for that
+        if again and new and self.round:
+            said.append(cmd.SendNote(tuple(new), NewRound(self.seat.epoch.epoch, self.round).pack(), again=True))
         if self.aborted or (self._ready and not self._held):
             return said  # stopped: the next epoch follows
         self._ready = True
@@ -431,13 +465,68 @@ class Collectives(Book):
     def link_lost(self, other: int, reason: str) -> list[cmd.Command]:
         """The link to member *other* broke: what was on it is lost, so the epoch cannot finish the ops that use it.
 
-        An op that is done here may still have bytes on the way; one that is committed has none.
+        An op that is done here may still have bytes on the way; one that is committed has none. Where members commit
+        they go on in another round as soon as the link is up again, unless the master ends the epoch (C12).
         """
         self._up.discard(other)
+        for op in self.open.values():  # over a later link it hears what it was not told by then
+            op.hearers = tuple(mid for mid in op.hearers if mid != other)
         if other not in self.seat.neighbours and not self.uses(other):
             return (self._start_waiting() if self._ready and self._held else []) + self._need_links()
         self._ready = False
-        return [self._standing.link_down(self.seat, other, "lost", reason)]
+        commands = [self._standing.link_down(self.seat, other, "lost", reason)]
+        if self.ballot is not None and not self.ballot.frozen:
+            commands.append(cmd.NeedLinks(frozenset({other})))  # links_up says when it is there
+            if self._ran_with(other) and self.round + 1 < ROUNDS:
+                commands += self._begin_round(self.ballot, self.round + 1)
+        return commands
+
+    # ---- another round of the epoch (C12) ------------------------------------------------------------
+
+    def _ran_with(self, other: int) -> bool:
+        """Whether bytes of this round to or from member *other* may be lost with their link."""
+        ran = (op for op in self.open.values() if op.round == self.round and op.ran and op.seq not in self._leaving)
+        return any(op.meaning is not None and other in op.meaning.needs for op in ran if op.outcome is None)
+
+    def _hear_round(self, begun: NewRound) -> list[cmd.Command]:
+        """Somebody has begun another round, perhaps of an epoch that this member is yet to hear of."""
+        if begun.epoch > self.seat.epoch.epoch:
+            self._ahead = max(self._ahead, begun)
+            return []
+        ballot = self.ballot
+        if ballot is None or ballot.frozen or begun.epoch != ballot.epoch or begun.number <= self.round:
+            return []
+        return self._begin_round(ballot, begun.number)
+
+    def _begin_round(self, ballot: Ballot, number: int) -> list[cmd.Command]:
+        """Frames of older ones count no more: what all have not finished runs again, from front.
+
+        What is cut short may finish all the same, until the engine has let go of it.
+        """
+        ready, self.round = self._ready, number
+        self._leaving |= {op.seq for op in self.open.values() if op.state is OpState.running}
+        to = tuple(sorted(ballot.others & self._up))
+        said = NewRound(ballot.epoch, number), ballot.committed_so_far()  # nobody repeats what it has committed
+        commands = [*self.cancel(), cmd.BeginRound(number)]
+        commands += [cmd.SendNote(to, note.pack(), again=True) for note in said]
+        self._ready = ready
+        return commands + (self._start_waiting() if ready else [])
+
+    def settle(self, op: Op) -> list[cmd.Command]:
+        """See Book. Nothing begins in a new round before the engine has let go of all that ran in older ones."""
+        commands = super().settle(op)
+        if op.seq in self._leaving and not op.live:
+            self._leaving.discard(op.seq)
+            if op.state is OpState.running:  # it was cut short
+                op.state = OpState.waiting
+            if not self._leaving and self._ready:
+                commands += self._start_waiting()
+        return commands
+
+    def _lacked(self, op: Op) -> bool:
+        """Whether *op*, which is finished here, runs again in this round: somebody else may not have finished it."""
+        unheard = self.unheard(op.seq) if op.kind is not Kind.update_membership else None
+        return op.state is OpState.done and op.round < self.round and (unheard is None or bool(unheard))
 
     def mismatch(self, seq: int) -> list[cmd.Command]:
         """Tell the master what this member calls at *seq*, if it has called it."""
@@ -445,9 +534,17 @@ class Collectives(Book):
         return [self._answer(op)] if op is not None else []
 
     def refuse(self, op: Op, reason: str) -> list[cmd.Command]:
-        """The engine does not take *op*: it cannot run in this epoch. An update_membership does without its token."""
+        """The engine does not take *op*: it cannot run in this epoch. An update_membership does without its token.
+
+        What is finished here should run again for others (C12): a master is to end the epoch, as for a lost link.
+        """
         if op.kind is Kind.update_membership:
             return []
+        if op.state is OpState.done:
+            assert op.meaning is not None
+            other = min(self.unheard(op.seq) or op.meaning.needs)
+            lost = m.LinkDown(*self.seat.head, other, "lost", f"not again for others' sake: {reason}"[:4000], False)
+            return [self._standing.say(lost, ("beside", op.seq))]
         return [self._give_up(f"{self.seat.world.names[self.seat.rank]}: {reason}", [op])]
 
     # ---- start and end -------------------------------------------------------------------------------
@@ -456,15 +553,15 @@ class Collectives(Book):
         self._held = False
         commands: list[cmd.Command] = []
         for op in list(self.open.values()):
-            if op.state is OpState.waiting:
+            if op.state is OpState.waiting or self._lacked(op):
                 commands += self._start(op)
                 if self._held:
                     break
         return commands
 
     def _start(self, op: Op) -> list[cmd.Command]:
-        if self.seat.too_small and op.kind is not Kind.update_membership:
-            self._held = True  # with all behind it, until the next epoch
+        if self._leaving or (self.seat.too_small and op.kind is not Kind.update_membership):
+            self._held = True  # with all behind it, until these are gone, or the next epoch
             return []
         meaning = self.meaning(op)
         if meaning.refusal:
@@ -479,22 +576,20 @@ class Collectives(Book):
                 return self.settle(op)
             op.state = OpState.done  # an older token that is still in the engine holds nothing up
             return self.say_done(op)
+        op.round = self.round
+        if op.state is OpState.done:
+            return [self.hand_over(op, beside=True)]
         start = self.start(op, meaning)
         if op.kind is not Kind.update_membership:
             return [start]
         op.state = OpState.done
-        return [*self.say_done(op), start]
+        said = self.say_done(op)
+        return [*said, start] if op.outcome is None else said  # it may have been the last word that was missing
 
     def cancel(self) -> list[cmd.Command]:
         """Take every attempt out of the engine, and let none start."""
         self._ready = self._held = False
-        commands = super().cancel() + [cmd.CancelOp(engine_id) for engine_id in sorted(self._tokens)]
-        self._tokens.clear()
-        return commands
-
-    def gone(self, engine_id: int) -> None:
-        """The engine has nothing of *engine_id* any more."""
-        self._tokens.discard(engine_id)
+        return super().cancel()
 
     def tell(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
         """See Book. A client that is late hears it when it makes the call, and one that calls another thing never."""
@@ -507,18 +602,19 @@ class Collectives(Book):
                 op.memory = None  # nothing of it will be handed over
             return []
         handed = [cmd.HandOver(op)] if isinstance(outcome, m.Result) else []
-        return [*handed, cmd.ToClient(replace(outcome, id=op.client_id))]
+        return [*handed, cmd.ToClient(replace(outcome, id=op.client_id), op)]
 
     def end(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
-        """See Book. An update_membership's token has no memory: nothing to wait for."""
+        """See Book. An update_membership's token has no memory: nothing to wait for. Nobody needs it any more."""
+        tokens: list[cmd.Command] = []
         if op.kind is Kind.update_membership:
             if isinstance(outcome, m.Result):
                 self.updated = m.UpdateOutcome(op.seq, outcome.epoch, outcome.contributors)
-            self._tokens |= op.live
-            for engine_id in op.live:
+            for engine_id in sorted(op.live):
                 del self._attempts.ops[engine_id]
+                tokens.append(cmd.CancelOp(engine_id))
             op.live.clear()
-        return super().end(op, outcome)
+        return tokens + super().end(op, outcome)
 
     def end_all(self, outcome: Callable[[Op], m.Failure]) -> list[cmd.Command]:
         """See Book. What was taken part in will not be handed over any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
@@ -17,9 +17,10 @@ class ToMaster:
 
 @dataclass(frozen=True, slots=True)
 class ToClient:
-    """Send to the client."""
+    """Send to the client; *of*: the op whose outcome it is."""
 
     message: m.FromDaemon
+    of: Op | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,14 @@ class EnterEpoch:
     epoch: m.Epoch
     neighbours: frozenset[int]  # mids
     spares: frozenset[int] = frozenset()
+    round: int = 0  # of the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRound:
+    """What the epoch's frames of collectives have carried until now counts no more: bring the links to this round."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +85,16 @@ class SendNote:
 
 @dataclass(frozen=True, slots=True)
 class StartOp:
-    """Hand the op to the engine under op.engine_id, as op.meaning says; answered by op_finished or op_cancelled."""
+    """Hand the op to the engine under op.engine_id, as op.meaning says; answered by op_finished or op_cancelled.
+
+    If it has op.hearers the engine may say op.note to them, with the digest, the moment it has finished: op_finished
+    tells whether it has.
+
+    *beside*: it is finished here, and runs for others' sake: its result goes to memory of its own (op.beside).
+    """
 
     op: Op
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +116,5 @@ class Over:
     """The member has left the group; no command follows but those that end its ops."""
 
 
-Command = (
-    ToMaster | ToClient | EnterEpoch | NeedLinks | LetGo | Redial | SendNote | StartOp | HandOver | CancelOp | Over
-)
+ToLinks = EnterEpoch | BeginRound | NeedLinks | LetGo | Redial | SendNote
+Command = ToMaster | ToClient | ToLinks | StartOp | HandOver | CancelOp | Over

@@ -41,6 +41,7 @@ from math import inf
 
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
+from wancoll.wire.note import ROUND_BITS
 
 COLLECTIVES, P2P = 0, 1  # channels
 LONGEST_PAUSE = 1.0  # seconds between dials
@@ -68,10 +69,20 @@ class MemberLinks:
     spares: frozenset[int] = frozenset()
     needed: set[tuple[int, int]] = field(default_factory=set)  # further links that this epoch's ops need
     dialled: int = 0  # sets dialled so far, over all links: a link that is forgotten and made again goes on counting
+    round: int = 0  # of the epoch (C12)
 
     def up(self, channel: int) -> frozenset[int]:
         """Mids of those whose links are up."""
         return frozenset(mid for (mid, of), link in self.links.items() if link.up and of == channel)
+
+    def stamp(self, channel: int) -> int:
+        """What the frames of the *channel* carry: the epoch and its round. The engine compares it and no more.
+
+        Where it overflows a link that outlives the epoch refuses the lesser number, and is made anew.
+        """
+        assert self.epoch is not None
+        number = self.epoch.epoch << ROUND_BITS | (self.round if channel == COLLECTIVES else 0)
+        return number & (1 << 64) - 1
 
     def numbers(self, channel: int) -> dict[int, int]:
         """Map rank to the engine's number, for the *channel*'s links that are up."""
@@ -149,6 +160,15 @@ class Enter:
     epoch: m.Epoch
     neighbours: frozenset[int]
     spares: frozenset[int] = frozenset()
+    round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The member goes to this round of its epoch: what was sent on its links for collectives counts no more."""
+
+    owner: MemberLinks
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +197,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Knock:
-    """Somebody dialled; answered by Welcome or Refuse, at once or when the epoch is known here."""
+    """Somebody dialled; answered by Welcome or Refuse, at once or when the epoch is known here.
+
+    *daemon*: who it has proved to be; None: lanes are in clear, and nobody proves anything.
+    """
 
     knock: int
     hello: m.LaneHello
+    daemon: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +260,7 @@ class Tick:
     """deadline() has come."""
 
 
-Event = Enter | Need | LetGo | Leave | Knock | Gone | Attached | Broken | Redial | Cut | Heal | Tick
+Event = Enter | Round | Need | LetGo | Leave | Knock | Gone | Attached | Broken | Redial | Cut | Heal | Tick
 
 
 # ---- what has to be done -----------------------------------------------------------------------------
@@ -247,16 +271,16 @@ class OpenLink:
     """Open a link without lanes in the engine."""
 
     number: int
-    epoch: int
+    stamp: int
     plan: m.Plan
 
 
 @dataclass(frozen=True, slots=True)
 class MoveLink:
-    """Bring the engine's link to this epoch, and to its pace where that changed."""
+    """Bring the engine's link to this epoch and round, and to the epoch's pace where that changed."""
 
     number: int
-    epoch: int
+    stamp: int
     pacing: int | None
 
 
@@ -368,7 +392,7 @@ class Links:
         self.members: list[MemberLinks] = []
         self._open: dict[int, Link] = {}  # by number
         self._next_number = 1
-        self._knocks: dict[int, tuple[m.LaneHello, float]] = {}  # of epochs that are not known here, and until when
+        self._knocks: dict[int, tuple[Knock, float]] = {}  # of epochs that are not known here, and until when
         self._cut: set[str] = set()  # daemons
 
     def member(self) -> MemberLinks:
@@ -405,6 +429,10 @@ class Links:
         match event:
             case Enter():
                 self._enter(event, now, out)
+            case Round(owner, number):
+                owner.round = number
+                open_links = (link for link in owner.links.values() if link.number and link.channel == COLLECTIVES)
+                out += [MoveLink(link.number, owner.stamp(COLLECTIVES), None) for link in open_links]
             case Need(owner, mids, channel):
                 for mid in sorted(mids):
                     link = self._link(owner, mid, channel, now)
@@ -421,9 +449,9 @@ class Links:
             case Knock(knock, hello):
                 known = self._owner(hello)
                 if known is not None:
-                    out.append(self._admit(knock, hello, known, now, out))
+                    out.append(self._admit(event, known, now, out))
                 elif len(self._knocks) < self._limits.pending_connections:
-                    self._knocks[knock] = hello, now + self._limits.handshake_timeout / 2
+                    self._knocks[knock] = event, now + self._limits.handshake_timeout / 2
                 else:
                     out.append(Refuse(knock, "too many wait already for epochs that are not known here"))
             case Gone(knock):
@@ -455,13 +483,14 @@ class Links:
         rebuild = before is not None and wire_plan(before) != wire_plan(epoch)
         paced = before is not None and before.plan.pacing != epoch.plan.pacing
         owner.mid, owner.epoch, owner.neighbours, owner.spares = epoch.to, epoch, event.neighbours, event.spares
+        owner.round = event.round
         owner.needed.clear()
         present = {member.mid for member in epoch.members}
         for link in list(owner.links.values()):
             if link.other.mid not in present or rebuild:
                 self._forget(link, out)
             elif link.number:
-                out.append(MoveLink(link.number, epoch.epoch, epoch.plan.pacing if paced else None))
+                out.append(MoveLink(link.number, owner.stamp(link.channel), epoch.plan.pacing if paced else None))
         for mid in sorted(owner.neighbours) + sorted(owner.spares):
             self._raise(self._link(owner, mid, COLLECTIVES, now), now, out)
         self._let_in(now, out)
@@ -518,7 +547,7 @@ class Links:
         link.number, self._next_number = self._next_number, self._next_number + 1
         link.state, link.ours, link.due = state, state is State.dialling, inf
         self._open[link.number] = link
-        out.append(OpenLink(link.number, link.owner.epoch.epoch, link.owner.epoch.plan))
+        out.append(OpenLink(link.number, link.owner.stamp(link.channel), link.owner.epoch.plan))
         return link.owner.epoch
 
     def _attached(self, link: Link, lane: int, now: float, out: list[Command]) -> None:
@@ -615,11 +644,11 @@ class Links:
 
     def _let_in(self, now: float, out: list[Command]) -> None:
         """Answer those whose epoch is known here; others may have learnt of theirs before this daemon."""
-        for knock, (hello, _) in list(self._knocks.items()):
-            owner = self._owner(hello)
+        for number, (knock, _) in list(self._knocks.items()):
+            owner = self._owner(knock.hello)
             if owner is not None:
-                del self._knocks[knock]
-                out.append(self._admit(knock, hello, owner, now, out))
+                del self._knocks[number]
+                out.append(self._admit(knock, owner, now, out))
 
     def _owner(self, hello: m.LaneHello) -> MemberLinks | None:
         for owner in self.members:
@@ -630,9 +659,12 @@ class Links:
                 return owner
         return None
 
-    def _admit(self, knock: int, hello: m.LaneHello, owner: MemberLinks, now: float, out: list[Command]) -> Command:
+    def _admit(self, event: Knock, owner: MemberLinks, now: float, out: list[Command]) -> Command:
         assert owner.epoch is not None
+        knock, hello = event.knock, event.hello
         link = self._link(owner, hello.sender, hello.channel, now)
+        if event.daemon not in (None, link.other.daemon):
+            return Refuse(knock, f"{link.other.name} is a member of daemon {link.other.daemon}, not of {event.daemon}")
         if link.other.daemon in self._cut:
             return Refuse(knock, "cut by fault injection")
         lanes = lanes_of(hello.channel, owner.epoch.plan)

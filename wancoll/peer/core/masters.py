@@ -15,11 +15,11 @@ class Masters:
     """The masters' addresses, and how the tries have gone.
 
     Args:
-        addresses: "host:port" of each, at least one.
+        addresses: "host:port" of each, at least one; an attribute, too.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = list(addresses)
+        self.addresses = list(addresses)
         self._at = 0
         self._named = ""  # by a standby, tried now and none of the above
         self._failed = ""  # last
@@ -32,7 +32,7 @@ class Masters:
     @property
     def address(self) -> str:
         """The master to try now, or that is connected."""
-        return self._named or self._addresses[self._at]
+        return self._named or self.addresses[self._at]
 
     def patience(self, timeout: float, *, soon: bool = False, welcome: bool = False) -> float:
         """Seconds that the one at *address* has to answer: *timeout*, less where another one may answer sooner.
@@ -41,7 +41,7 @@ class Masters:
         was lost, is sent again. *welcome*: the connection is made; then TCP sends again soon, and to give up is to lose
         what the master says, where its answer is only slow.
         """
-        alone = len(self._addresses) == 1 and not self._named
+        alone = len(self.addresses) == 1 and not self._named
         if alone and not soon:
             return timeout
         first = WELCOME_PATIENCE if alone and welcome else FIRST_PATIENCE
@@ -63,14 +63,14 @@ class Masters:
         before, self._failed = self._failed, self.address
         if hint and hint not in (before, self._failed) and self._hints < HINTS_PER_ROUND:
             self._hints += 1
-            if hint in self._addresses:
-                self._at, self._named = self._addresses.index(hint), ""
+            if hint in self.addresses:
+                self._at, self._named = self.addresses.index(hint), ""
             else:
                 self._named = hint
             return 0.0
-        self._at, self._named = (self._at + 1) % len(self._addresses), ""
+        self._at, self._named = (self._at + 1) % len(self.addresses), ""
         self._tries += 1
-        if self._tries % len(self._addresses):
+        if self._tries % len(self.addresses):
             return 0.0
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._rounds += 1

@@ -46,6 +46,10 @@ from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
 from wancoll.wire.note import unpack
 
+# Before one of these is heard the engine says no note any more, and what it has finished is taken in: whoever freezes
+# reports all that it has ever said (C2).
+STOPPING = m.Abort | m.Epoch | m.EpochChange | m.Evicted | m.Updated
+
 
 class Member:
     """See the module.
@@ -158,11 +162,18 @@ class Member:
             return [cmd.ToClient(outcomes.over(post.id, self.name))]
         return (self.p2p if call.p2p else self.collectives).post(post, call, now)
 
-    def leave(self, reason: str, *, died: bool = False) -> list[cmd.Command]:
-        """The client detached or *died*, or the daemon stops. Ends everything."""
+    def leave(self, reason: str, *, died: bool = False, ending: outcomes.Ending | None = None) -> list[cmd.Command]:
+        """The client detached or *died*, or the daemon stops. Ends everything; *ending* says what is told of that."""
         if self.over:
             return []
         leave = m.Leave(self.group, self.name, f"its client died: {reason}"[:1024] if died else "", died)
+        return [cmd.ToMaster(leave), *self._finish(ending or outcomes.left(self.name, reason))]
+
+    def lost(self, reason: str) -> list[cmd.Command]:
+        """Its daemon goes down in the middle of what it does: the others lose it, and its client has not died."""
+        if self.over:
+            return []
+        leave = m.Leave(self.group, self.name, reason[:1024])
         return [cmd.ToMaster(leave), *self._finish(outcomes.left(self.name, reason))]
 
     # ---- from the master -----------------------------------------------------------------------------
@@ -189,7 +200,7 @@ class Member:
             case m.Joined():
                 return self.joined(message.mid, connection, master)
             case m.Refused():
-                return self.refused(message.reason)
+                return self.refused(message.reason, evicted=message.evicted)
             case m.Epoch():
                 return self.enter_epoch(message, now)
             case m.EpochChange():
@@ -265,9 +276,9 @@ class Member:
         again = [*self.collectives.told(), *self.collectives.graces(), *self.standing.said.values()]
         return [cmd.ToMaster(message) for message in again] + self.p2p.tell_again()
 
-    def refused(self, reason: str) -> list[cmd.Command]:
-        """The master does not let this member in."""
-        return self._finish(outcomes.refused(self.name, reason))
+    def refused(self, reason: str, *, evicted: bool = False) -> list[cmd.Command]:
+        """The master does not let this member in, or an operator has sent it away before it was."""
+        return self._finish(outcomes.refused(self.name, reason, evicted=evicted))
 
     def enter_epoch(self, epoch: m.Epoch, now: float) -> list[cmd.Command]:
         """A new epoch: commit what it says is committed, drop what it voids, run the rest again (R2, R4).
@@ -289,7 +300,7 @@ class Member:
         commands.append(cmd.ToClient(place))
         commands += self.collectives.enter(seat, now)
         commands += self.p2p.cancel()
-        commands.append(cmd.EnterEpoch(epoch, seat.neighbours, seat.spares))
+        commands.append(cmd.EnterEpoch(epoch, seat.neighbours, seat.spares, self.collectives.round))
         return commands + self.p2p.enter(seat)
 
     def change_epoch(self, told: m.EpochChange, now: float) -> list[cmd.Command]:
@@ -351,6 +362,11 @@ class Member:
         """No master for heartbeat_timeout, or still none: members go on without it where they can (C11)."""
         self._at(now)
         return [] if self.over or self.seat is None else self.collectives.without_master()
+
+    @property
+    def votes(self) -> bool:
+        """Whether it commits by itself, with the others of its epoch."""
+        return not self.over and self.seat is not None and self.seat.votes
 
     def master_is_back(self) -> None:
         """A master is connected. One that does not know the member yet has to answer its report first."""
@@ -461,13 +477,18 @@ class Member:
         bytes_saved: int = 0,
         codec_error: float = 0.0,
         now: float = 0.0,
+        *,
+        told: bool = False,
     ) -> list[cmd.Command]:
-        """The engine has moved the last byte of an attempt."""
+        """The engine has moved the last byte of an attempt; *told*: and said its note to op.hearers."""
         self._at(now)
         op = self.attempts.ops.get(engine_id)
         if op is not None and engine_id == op.engine_id and op.state is OpState.running:
             op.finished, op.digest, op.bytes_sent = True, digest, bytes_sent
             op.bytes_saved, op.codec_error = bytes_saved, codec_error
+            op.told = op.hearers if told else ()
+        else:
+            assert not told or self.over, "the engine said a note of an attempt that was stopped before"
         return self.op_cancelled(engine_id)
 
     def op_cancelled(self, engine_id: int, now: float = 0.0) -> list[cmd.Command]:
@@ -475,7 +496,6 @@ class Member:
         self._at(now)
         op = self.attempts.ops.pop(engine_id, None)
         if op is None:
-            self.collectives.gone(engine_id)
             return []
         op.live.discard(engine_id)
         return self._book(op).settle(op)

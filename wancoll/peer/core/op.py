@@ -88,6 +88,11 @@ class Op:
     outcome: m.Result | m.Failure | None = None
     covers: bool = False  # the daemon takes part for a client that is late (R20), in memory of its own
     memory: object = None  # then: that memory, which the shell holds
+    note: bytes = b""  # which the engine may say to `hearers` (mids) when it has finished the current attempt
+    hearers: tuple[int, ...] = ()
+    told: tuple[int, ...] = ()  # those to whom it has
+    round: int = 0  # of the epoch, in which it was last started
+    beside: object = None  # memory for a result that nobody reads, of runs for others' sake (C12); the shell holds it
 
     def __post_init__(self) -> None:
         self.kind, self.p2p = self.call.posted.kind, self.call.p2p

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from wancoll.collective import DATALESS, Kind
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
@@ -94,11 +96,23 @@ def left(name: str, reason: str) -> Ending:
     return Ending(lambda op: m.Failure(op.client_id, "PeerDaemonLost", reason, who=name))
 
 
-def refused(name: str, reason: str) -> Ending:
-    """The master does not let the member in."""
-    what = f"the master refused the join: {reason}"
-    last = m.Failure(0, "ConfigError", what, who=name)
-    return Ending(lambda op: m.Failure(op.client_id, "ConfigError", what, who=name), last)
+def asked_to_leave(name: str, reason: str, *, daemon: bool) -> Ending:
+    """An operator wants the member, or all of its *daemon*, to leave in order."""
+    what = f"an operator asked this {'daemon' if daemon else 'member'} to leave{f': {reason}' if reason else ''}"
+    start = "start `wancoll peer` again and " if daemon else ""
+    hint = f"what was committed counts; end here, or {start}connect again to rejoin as a new member"
+    return Ending(
+        lambda op: m.Failure(op.client_id, "AskedToLeave", what, who=name, hint=hint),
+        m.Failure(0, "AskedToLeave", what, who=name, hint=hint),
+    )
+
+
+def refused(name: str, reason: str, *, evicted: bool = False) -> Ending:
+    """The master does not let the member in; *evicted*: an operator has sent it away while it waited for that."""
+    last = m.Failure(0, "ConfigError", f"the master refused the join: {reason}", who=name)
+    if evicted:
+        last = m.Failure(0, "Evicted", f"{reason}, while it waited for its place", who=name, hint=_AGAIN)
+    return Ending(lambda op: replace(last, id=op.client_id), last)
 
 
 def evicted(name: str, evicted: m.Evicted) -> Ending:

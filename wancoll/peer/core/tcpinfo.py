@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from wancoll.limits import KIB
@@ -24,6 +25,7 @@ _ENOUGH = 3  # of them
 _SPREAD = 0.5  # lanes that were busy for less than this share of the busiest one's time do not count
 _STEADY = 3  # stretches in which a burst that grows no more has not grown
 _GROWTH = 1.07  # times, below which it grew no more
+_ASLEEP = 0.25  # seconds between two looks at a burst, of one who stood still: he cannot tell the path from himself
 _MATERIAL = 0.05  # a change below this share of what was reported last is not worth a message
 
 
@@ -208,10 +210,14 @@ def _differs(now: float, told: float) -> bool:
 def burst_rate(samples: Sequence[tuple[float, int]], stretch: float) -> float:
     """The most bytes per second that were acknowledged over two stretches, or over all of a burst that was shorter.
 
+    0: nothing is known, since too little was seen, or whoever looked stood still meanwhile.
+
     Args:
         samples: (when, bytes acknowledged by then), in order.
         stretch: at least a round trip, so that heaps of acknowledgements, and the pauses between, count little.
     """
+    if any(later - earlier > _ASLEEP for (earlier, _), (later, _) in pairwise(samples)):
+        return 0.0
     rates = [rate for _, rate in _rates(samples, 2 * stretch)]
     if not rates and len(samples) > 1:
         return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,16 +19,19 @@ from wancoll.engine import Engine
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.contain import contained
-from wancoll.net.dial import DialFailed, dial, read_frame
+from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.hot import Hot
-from wancoll.net.listen import Handshakes
+from wancoll.net.listen import Handshakes, Sparing, whose, why_ended
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.links import Link, Links, MemberLinks
 from wancoll.peer.core.stalls import LaneLook, look_again
 from wancoll.peer.core.tcpinfo import TcpInfo
+from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import greet, kernel_view, tune
 from wancoll.peer.links.probes import answer_probe
+from wancoll.peer.links.traffic import Now, Traffic
+from wancoll.trust.papers import Papers
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -40,8 +42,13 @@ _REFUSALS = (ConfigError, MemoryError, OSError)
 
 @dataclass(slots=True)
 class _Answer:
-    """To one that knocked."""
+    """To one that knocked.
 
+    Args:
+        admit: to be called once it is welcome, when strangers put it out no more.
+    """
+
+    admit: Callable[[], None]
     command: core.Welcome | core.Refuse | None = None
     came: trio.Event = field(default_factory=trio.Event)
 
@@ -72,20 +79,32 @@ class LinkHub:
         config: lanes, congestion control, limits.
         daemon: this daemon's id.
         nursery: owns the tasks that dial.
+        papers: where the daemon's certificates are now; None: it has none, and lanes are in clear.
     """
 
-    def __init__(self, engine: Engine, config: PeerConfig, daemon: str, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: PeerConfig,
+        daemon: str,
+        nursery: trio.Nursery,
+        papers: Callable[[], Papers] | None = None,
+    ) -> None:
         self._engine, self._config, self._limits, self._daemon = engine, config, config.limits, daemon
-        self._nursery = nursery
+        self._nursery, self.connector = nursery, Connector(papers, near_only=config.near_only)
         self._core = Links(config.limits)
         self._tell: dict[MemberLinks, Callable[[core.Told], None]] = {}
         self._dials: dict[int, trio.CancelScope] = {}  # by the link's number
         self._watched: dict[int, dict[int, socket.socket]] = {}  # by number and lane: to look at what the engine owns
         self._looks: dict[int, dict[int, LaneLook]] = {}  # the newest ones
-        self._handshakes = Handshakes(config.limits.pending_connections, config.limits.handshake_timeout)
+        limits = config.limits
+        self._handshakes = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
+        self._strangers = Sparing()
         self._answers: dict[int, _Answer] = {}  # by knock
         self._knocks = count(1)
         self._due, self._earlier = inf, trio.Event()
+        self.traffic: Traffic | None = None  # for metrics, where they are told
+        self._leads_to: dict[int, str] = {}  # by number: the daemon at the other end
 
     def member(self, tell: Callable[[core.Told], None]) -> MemberLinks:
         """Links for a new member, which is told by *tell*."""
@@ -114,7 +133,20 @@ class LinkHub:
             "lanes": sum(len(link.attached) for link in links),
             "raising": len(self._dials),
             "handshakes": len(self._handshakes),
+            "strangers_refused": self._strangers.count,
         }
+
+    def numbers(self) -> list[int]:
+        """Of all links that are open."""
+        return list(self._watched)
+
+    def look_at(self, number: int) -> tuple[str, Now] | None:
+        """For metrics: the daemon that link *number* leads to, and how it is now; None: it is closed."""
+        daemon, watched = self._leads_to.get(number), self._watched.get(number)
+        if self.traffic is None or daemon is None or watched is None:
+            return None
+        lanes = ((self._engine.statistics(number, lane), kernel_view(sock)) for lane, sock in watched.items())
+        return daemon, self.traffic.look(number, daemon, lanes)
 
     def looks(self) -> dict[int, dict[int, LaneLook]]:
         """The lanes of all links that are up, by number, as the engine and the kernel see them."""
@@ -151,20 +183,25 @@ class LinkHub:
 
     def _carry_out(self, command: core.Command) -> None:
         match command:
-            case core.OpenLink(number, epoch, plan):
+            case core.OpenLink(number, stamp, plan):
                 self._watched[number] = {}
+                if (link := self._core.open().get(number)) is not None:
+                    self._leads_to[number] = link.other.daemon
                 with self._or_broken(number):
-                    self._engine.open_link(number, plan.lanes, epoch, plan.tracks)
+                    self._engine.open_link(number, plan.lanes, stamp, plan.tracks)
                     if plan.pacing:
                         self._engine.pace_link(number, plan.pacing)
-            case core.MoveLink(number, epoch, pacing):
+            case core.MoveLink(number, stamp, pacing):
                 with self._or_broken(number):
-                    self._engine.set_epoch(number, epoch)
+                    self._engine.set_epoch(number, stamp)
                     if pacing is not None:
                         self._engine.pace_link(number, pacing)
             case core.CloseLink(number):
                 if number in self._dials:
                     self._dials.pop(number).cancel()
+                if self.look_at(number) is not None and self.traffic is not None:
+                    self.traffic.closed(number)
+                self._leads_to.pop(number, None)
                 with contextlib.suppress(ConfigError):  # the engine had refused to open it
                     self._engine.close_link(number)
                 for watched in self._watched.pop(number).values():
@@ -174,6 +211,8 @@ class LinkHub:
                 self._nursery.start_soon(self._dial, command, self._dials[command.number])
             case core.Welcome(knock) | core.Refuse(knock):
                 self._answers[knock].command = command
+                if isinstance(command, core.Welcome):
+                    self._answers[knock].admit()
                 self._answers[knock].came.set()
             case core.LinksUp() | core.P2PUp() | core.LinkLost() | core.LinkUnreachable():
                 if not isinstance(command, core.LinksUp | core.P2PUp):
@@ -201,16 +240,19 @@ class LinkHub:
         if link is not None and link.up and not self._engine.send_note(link.number, note):
             self._break_soon(link.number, f"{link.other.name} takes no notes")
 
-    async def watch_notes(self, hot: Hot) -> None:
-        """Task: hand notes to the members that they are for."""
-        hot.add(self._engine.notes_fd, self._take_notes)
+    async def watch_notes(self, hot: Hot, take_events: Callable[[], object]) -> None:
+        """Task: hand notes to the members that they are for; *take_events* does so with the engine's events."""
+        take = partial(self._take_notes, take_events)
+        hot.add(self._engine.notes_fd, take)
         while True:
             await trio.lowlevel.wait_readable(self._engine.notes_fd)
-            if self._take_notes():
+            if take():
                 hot.stay()
 
-    def _take_notes(self) -> bool:
-        for one in self._engine.notes():
+    def _take_notes(self, take_events: Callable[[], object]) -> bool:
+        notes = self._engine.notes()
+        take_events()  # first: what is finished here and said by the engine may be committed by what comes back
+        for one in notes:
             link = self._core.open().get(one.link)
             if link is not None and (tell := self._tell.get(link.owner)):
                 tell(core.Noted(link.owner, link.other.mid, one.note))
@@ -222,26 +264,25 @@ class LinkHub:
         if link is not None:
             self.step(core.Broken(number, f"lane {lane} to {link.other.name}: {reason}"))
 
-    def _hand_over(self, number: int, lane: int, stream: trio.SocketStream, checksums: bool) -> None:
+    def _hand_over(self, number: int, lane: int, connection: Connection, checksums: bool) -> None:
         """Give the connection to the engine, if it is still of use; the socket is ours no more."""
         link = self._core.open().get(number)
         if link is None or link.owner.epoch is None or not self._core.awaits(number, lane):
-            stream.socket.close()
+            connection.close()
             return
         try:
-            tune(stream.socket, self._config.congestion_control, self._limits, link.owner.epoch.plan.congestion)
+            tune(connection.socket, self._config.congestion_control, self._limits, link.owner.epoch.plan.congestion)
         except OSError as bad:  # it is broken already
-            stream.socket.close()
+            connection.close()
             self.lane_down(number, lane, str(bad))
             return
-        fd = stream.socket.detach()
-        with contextlib.suppress(OSError):  # no descriptor left: the lane works, but is not watched
-            self._watched[number][lane] = socket.socket(fileno=os.dup(fd))
         try:
-            self._engine.attach_lane(number, lane, fd, checksums)
+            watched = connection.attach(self._engine, number, lane, checksums)
         except _REFUSALS as bad:
             self.lane_down(number, lane, f"the engine refuses it: {bad!r}")
         else:
+            if watched is not None:  # else no descriptor was left: the lane works, but is not watched
+                self._watched[number][lane] = watched
             self.step(core.Attached(number, lane))
 
     # ---- dialling ------------------------------------------------------------------------------------
@@ -258,18 +299,18 @@ class LinkHub:
         other, limit = what.other, self._limits.connect_timeout
         try:
             with trio.fail_after(limit):
-                stream = await dial(other.addresses, limit)
-                hello = replace(hello, checksums=self._config.checksum)
-                answer = await _greet_or_close(stream, hello, f"{other.name} at {other.addresses[0]}")
+                connection = await self.connector.dial(other.addresses, other.daemon, limit)
+                hello = replace(hello, checksums=self._config.checksum and not connection.sealed)
+                answer = await _greet_or_close(connection, hello, f"{other.name} at {other.addresses[0]}")
         except DialFailed as bad:
             self.step(core.Broken(what.number, str(bad)))
         except trio.TooSlowError:
             self.step(core.Broken(what.number, f"{other.addresses[0]}: no answer within {limit:.1f} s"))
         else:
             if answer.daemon == other.daemon:
-                self._hand_over(what.number, hello.lane, stream, answer.checksums)
+                self._hand_over(what.number, hello.lane, connection, answer.checksums)
             else:
-                stream.socket.close()
+                connection.close()
                 reason = f"{other.addresses[0]}: expected daemon {other.daemon}, got {answer.daemon}"
                 self.step(core.Broken(what.number, reason))
 
@@ -277,44 +318,45 @@ class LinkHub:
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the data port: whatever arrives, the daemon stays up."""
+        who = whose(stream.socket)
+        known = DialFailed, ConfigError, ProtocolError, OSError, trio.BrokenResourceError, trio.ClosedResourceError
         try:
-            who = str(stream.socket.getpeername()[0])
-        except OSError:
-            who = "somebody"
-        try:
-            known = DialFailed, ProtocolError, OSError, trio.BrokenResourceError, trio.ClosedResourceError
-            with self._handshakes.one() as scope, contained("the data port", lambda: who, expected=known):
-                await self._handshake(stream, who)
+            with self._handshakes.one(who) as scope, contained("the data port", lambda: who, expected=known):
+                admit = partial(self._handshakes.leave, who, scope)
+                await self._handshake(await self.connector.accept(stream, who), who, admit)
             if scope.cancelled_caught:
-                log.info("lane handshake timed out", who=who)
-        except (ProtocolError, DialFailed, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as bad:
-            log.info("lane handshake failed", who=who, reason=str(bad))
+                self._strangers.say(log.info, "lane handshake failed", who=who, reason=why_ended(scope))
+        except known as bad:
+            self._strangers.say(log.info, "lane handshake failed", who=who, reason=str(bad))
         finally:
             stream.socket.close()  # a no-op where the engine took it
 
-    async def _handshake(self, stream: trio.SocketStream, who: str) -> None:
-        first = await read_frame(stream.socket, m.LaneFirst, who=who)
+    async def _handshake(self, connection: Connection, who: str, admit: Callable[[], None]) -> None:
+        first = await read_frame(connection, m.LaneFirst, who=who)
         if first.protocol != PROTOCOL_VERSION:
             reason = f"protocol {first.protocol} here is {PROTOCOL_VERSION}: run the same wancoll version everywhere"
-            await stream.send_all(encode(m.LaneRefused(reason)))
+            await connection.send_all(encode(m.LaneRefused(reason)))
+        elif connection.expired and not isinstance(first, m.LaneHello):
+            await connection.send_all(encode(m.LaneRefused("your certificate has expired: only lanes are taken")))
         elif isinstance(first, m.ProbeHello):
-            await answer_probe(stream, first, self._daemon, who)
+            await answer_probe(connection, first, self._daemon, who)
         else:
-            await self._knock(stream, first, who)
+            await self._knock(connection, first, who, admit)
 
-    async def _knock(self, stream: trio.SocketStream, hello: m.LaneHello, who: str) -> None:
+    async def _knock(self, connection: Connection, hello: m.LaneHello, who: str, admit: Callable[[], None]) -> None:
         knock = next(self._knocks)
-        answer = self._answers[knock] = _Answer()
+        answer = self._answers[knock] = _Answer(admit)
         try:
-            self.step(core.Knock(knock, hello))
+            proved = connection.identity
+            self.step(core.Knock(knock, hello, proved.name if proved is not None else None))
             await answer.came.wait()
             match answer.command:
                 case core.Refuse(_, reason):
-                    await stream.send_all(encode(m.LaneRefused(reason)))
+                    await connection.send_all(encode(m.LaneRefused(reason)))
                 case core.Welcome(_, number, lane):
-                    checksums = hello.checksums or self._config.checksum
-                    await stream.send_all(encode(m.LaneWelcome(self._daemon, checksums)))
-                    self._hand_over(number, lane, stream, checksums)
+                    checksums = (hello.checksums or self._config.checksum) and not connection.sealed
+                    await connection.send_all(encode(m.LaneWelcome(self._daemon, checksums)))
+                    self._hand_over(number, lane, connection, checksums)
         except BaseException:
             if isinstance(answer.command, core.Welcome):  # nobody would notice: the engine has no lane to lose
                 self.step(core.Broken(answer.command.number, f"{who} went away during the handshake"))
@@ -328,9 +370,9 @@ def _view(sock: socket.socket | None) -> TcpInfo | None:
     return None if sock is None else kernel_view(sock)
 
 
-async def _greet_or_close(stream: trio.SocketStream, hello: m.LaneHello, who: str) -> m.LaneWelcome:
+async def _greet_or_close(connection: Connection, hello: m.LaneHello, who: str) -> m.LaneWelcome:
     try:
-        return await greet(stream, hello, who)
+        return await greet(connection, hello, who)
     except BaseException:
-        stream.socket.close()
+        connection.close()
         raise

@@ -14,6 +14,7 @@ from wancoll.limits import KIB, Limits
 from wancoll.local import join_address, split_address
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.peer.core.tcpinfo import TCP_INFO_BYTES, TcpInfo, parse_tcp_info
+from wancoll.peer.links.connections import Connection
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -84,15 +85,15 @@ def _offers(name: str) -> bool:
     return True
 
 
-async def greet(stream: trio.SocketStream, hello: m.LaneHello | m.ProbeHello, who: str) -> m.LaneWelcome:
+async def greet(connection: Connection, hello: m.LaneHello | m.ProbeHello, who: str) -> m.LaneWelcome:
     """Dialler's half of the handshake; returns the answer.
 
     Raises:
         DialFailed: refused, closed or not understood.
     """
     try:
-        await stream.send_all(encode(hello))
-        answer: m.LaneAnswer = await read_frame(stream.socket, m.LaneAnswer, who=who)
+        await connection.send_all(encode(hello))
+        answer: m.LaneAnswer = await read_frame(connection, m.LaneAnswer, who=who)
     except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
         raise DialFailed(f"{who}: {bad}") from bad
     if isinstance(answer, m.LaneRefused):

@@ -9,13 +9,15 @@ import contextlib
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import closing
 
 import trio
 
 from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, MIB, PROTOCOL_VERSION, Limits
-from wancoll.net.dial import DialFailed, dial, read_frame
+from wancoll.net.dial import DialFailed, read_frame
 from wancoll.peer.core.tcpinfo import burst_rate, saturated
+from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import TCP_NOTSENT_LOWAT, greet, kernel_view
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
@@ -34,17 +36,19 @@ _ANSWERED_ROUNDS = 256
 # ---- the dialler's side -----------------------------------------------------------------------------
 
 
-async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> DialFailed | None:
+async def probe(connector: Connector, addresses: Sequence[str], daemon: str, limits: Limits) -> DialFailed | None:
     """Why *daemon* does not answer at *addresses*; None: it does."""
     try:
         with trio.fail_after(limits.probe_timeout):
-            stream = await dial(addresses, limits.probe_timeout)
-            async with stream:
+            connection = await connector.dial(addresses, daemon, limits.probe_timeout)
+            with closing(connection):
                 try:
-                    await _expect(stream, addresses, daemon)
+                    await _expect(connection, addresses, daemon)
                 except DialFailed:
                     await trio.sleep(_ENDING_SECONDS)
-                    async with await dial(addresses, limits.probe_timeout):  # is there still somebody who listens?
+                    async with await connector.open(
+                        addresses, limits.probe_timeout
+                    ):  # is there still somebody who listens?
                         raise
     except DialFailed as bad:
         return bad
@@ -53,22 +57,22 @@ async def probe(addresses: Sequence[str], daemon: str, limits: Limits) -> DialFa
     return None
 
 
-async def round_trip(ask: m.MeasureLink, within: float) -> float:
+async def round_trip(connector: Connector, ask: m.MeasureLink, within: float) -> float:
     """Seconds there and back, as the kernel saw them: the least of TCP's handshake and some small exchanges.
 
     Raises:
         DialFailed: *ask.daemon* does not answer there.
     """
-    stream = await dial(ask.addresses, within)
-    async with stream:
+    connection = await connector.dial(ask.addresses, ask.daemon, within)
+    with closing(connection):
         for _ in range(_ROUNDS):
-            await _expect(stream, ask.addresses, ask.daemon)
-        info = kernel_view(stream.socket)
+            await _expect(connection, ask.addresses, ask.daemon)
+        info = kernel_view(connection.socket)
     return max(info.min_rtt, 1e-6) if info is not None else 0.0
 
 
-async def burst(ask: m.MeasureLink, within: float) -> float:
-    """Bytes per second that up to *ask.nbytes* showed the path to have; 0: too few.
+async def burst(connector: Connector, ask: m.MeasureLink, within: float) -> float:
+    """Bytes per second that up to *ask.nbytes* showed the path to have; 0: it is not known.
 
     It ends as soon as the speed grows no more. Then, as when it is cancelled or fails, what the network does not have
     yet is taken back.
@@ -76,7 +80,7 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
     Raises:
         DialFailed: *ask.daemon* does not answer there, or no longer.
     """
-    streams: list[trio.SocketStream] = []
+    flows: list[Connection] = []
     samples: list[tuple[float, int]] = []
     stretch = _STRETCH
     failed: list[str] = []
@@ -84,10 +88,10 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
         with trio.move_on_after(_BURST_SECONDS):
             async with trio.open_nursery() as nursery:
                 for _ in range(_FLOWS):
-                    nursery.start_soon(_send_burst, streams, samples, ask, within)
+                    nursery.start_soon(_send_burst, connector, flows, samples, ask, within)
                 while not saturated(samples, stretch) and nursery.child_tasks:
                     await trio.sleep(_GRAIN)
-                    infos = [info for stream in streams if (info := kernel_view(stream.socket)) is not None]
+                    infos = [info for flow in flows if (info := kernel_view(flow.socket)) is not None]
                     if infos:
                         samples.append((trio.current_time(), sum(info.bytes_acked for info in infos)))
                         stretch = max(_STRETCH, *(info.min_rtt for info in infos))
@@ -95,19 +99,23 @@ async def burst(ask: m.MeasureLink, within: float) -> float:
     except* DialFailed as several:
         failed += map(str, several.exceptions)  # what is raised in here would be wrapped into a group
     finally:
-        for stream in streams:
-            stream.socket.close()
+        for flow in flows:
+            flow.close()
     if failed:
         raise DialFailed(failed[0])
     return burst_rate(samples, stretch)
 
 
 async def _send_burst(
-    streams: list[trio.SocketStream], samples: list[tuple[float, int]], ask: m.MeasureLink, within: float
+    connector: Connector,
+    flows: list[Connection],
+    samples: list[tuple[float, int]],
+    ask: m.MeasureLink,
+    within: float,
 ) -> None:
-    """One flow's share. The connection is added to *streams*, whose owner closes it, its start to *samples*."""
-    stream = await dial(ask.addresses, within)
-    streams.append(stream)
+    """One flow's share. The connection is added to *flows*, whose owner closes it, its start to *samples*."""
+    stream = await connector.dial(ask.addresses, ask.daemon, within)
+    flows.append(stream)
     samples.append((trio.current_time(), samples[-1][1] if samples else 0))
     sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)
     sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
@@ -121,16 +129,16 @@ async def _send_burst(
             for at in range(0, part, _CHUNK):
                 await stream.send_all(zeros[: min(_CHUNK, part - at)])
         for _ in range(0, nbytes, _PART):
-            answer = await read_frame(stream.socket, m.LaneAnswer, who=ask.daemon)
+            answer = await read_frame(stream, m.LaneAnswer, who=ask.daemon)
             if isinstance(answer, m.LaneRefused):
                 raise DialFailed(f"{ask.daemon} refused: {answer.reason}")
-    except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
+    except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
         raise DialFailed(f"{ask.daemon}: {bad}") from bad
 
 
-async def _expect(stream: trio.SocketStream, addresses: Sequence[str], daemon: str) -> None:
+async def _expect(connection: Connection, addresses: Sequence[str], daemon: str) -> None:
     where = ", ".join(addresses)
-    found = (await greet(stream, m.ProbeHello(PROTOCOL_VERSION, daemon), where)).daemon
+    found = (await greet(connection, m.ProbeHello(PROTOCOL_VERSION, daemon), where)).daemon
     if found != daemon:
         raise DialFailed(f"{where}: expected daemon {daemon}, got {found}")
 
@@ -138,7 +146,7 @@ async def _expect(stream: trio.SocketStream, addresses: Sequence[str], daemon: s
 # ---- the listener's side ----------------------------------------------------------------------------
 
 
-async def answer_probe(stream: trio.SocketStream, hello: m.ProbeHello, daemon: str, who: str) -> None:
+async def answer_probe(connection: Connection, hello: m.ProbeHello, daemon: str, who: str) -> None:
     """Answer a connection that began with *hello*, and whatever probes follow on it, within bounds.
 
     Raises:
@@ -149,15 +157,15 @@ async def answer_probe(stream: trio.SocketStream, hello: m.ProbeHello, daemon: s
         for _ in range(_ANSWERED_ROUNDS):
             total += hello.nbytes
             if total > _ANSWERED_BYTES:
-                await stream.send_all(encode(m.LaneRefused(f"probes of more than {_ANSWERED_BYTES} bytes")))
+                await connection.send_all(encode(m.LaneRefused(f"probes of more than {_ANSWERED_BYTES} bytes")))
                 return
             left = hello.nbytes
             while left:
-                data = await stream.receive_some(min(left, _CHUNK))
+                data = await connection.recv(min(left, _CHUNK))
                 if not data:
                     return
                 left -= len(data)
-            await stream.send_all(encode(m.LaneWelcome(daemon)))
-            hello = await read_frame(stream.socket, m.ProbeHello, who=who)
+            await connection.send_all(encode(m.LaneWelcome(daemon)))
+            hello = await read_frame(connection, m.ProbeHello, who=who)
     except (DialFailed, trio.BrokenResourceError, trio.ClosedResourceError):
         return  # the dialler has seen enough

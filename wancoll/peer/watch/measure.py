@@ -14,6 +14,7 @@ from wancoll.net.dial import DialFailed
 from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.pacing import Pacer
 from wancoll.peer.core.tcpinfo import Observer, TcpInfo, parse_tcp_info
+from wancoll.peer.links.connections import Connector
 from wancoll.peer.links.hub import WatchedLink
 from wancoll.peer.links.probes import burst, round_trip
 from wancoll.wire import messages as m
@@ -23,7 +24,7 @@ log = structlog.get_logger("wancoll.measure")
 _LOOK = 0.25  # seconds between looks at the lanes
 _REPORT = 1.0  # seconds between reports to the master
 _ASKS = 1024  # of the master, that may wait to be answered
-_BURST_TRIES = 3  # a burst that an operation interrupted is tried again
+_BURST_TRIES = 5  # a burst that an operation interrupted, or beside which this process stood still, is sent again
 _IDLE_WAIT = 30.0  # seconds that a burst waits for the daemon to have no operation under way
 
 
@@ -38,6 +39,7 @@ class Measurer:
         busy: whether an operation is under way.
         here: gives this daemon's addresses; paths within one machine are not measured.
         pace: from now on each lane of a link sends at most so many bytes per second.
+        connector: makes connections.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Measurer:
         busy: Callable[[], bool],
         here: Callable[[], Iterable[str]],
         pace: Callable[[int, int], None],
+        connector: Connector,
     ) -> None:
+        self._connector = connector
         self._limits, self._links, self._look, self._send = limits, links, look, send
         self._busy, self._here, self._pace = busy, here, pace
         self._observer, self._pacer = Observer(), Pacer()
@@ -101,7 +105,8 @@ class Measurer:
 
     def op_started(self) -> None:
         """An operation begins: a burst that is under way gives way at once."""
-        self._burst.cancel()
+        if not self._burst.cancel_called:
+            self._burst.cancel()
 
     async def probe(self) -> None:
         """Task: do what measure() was asked, round trips side by side, bursts one after the other."""
@@ -116,7 +121,7 @@ class Measurer:
         rtt = 0.0
         try:
             with trio.fail_after(self._limits.probe_timeout):
-                rtt = await round_trip(ask, self._limits.probe_timeout)
+                rtt = await round_trip(self._connector, ask, self._limits.probe_timeout)
         except (DialFailed, trio.TooSlowError) as bad:
             log.info("round trip not measured", daemon=ask.daemon, reason=str(bad))
         finally:
@@ -151,7 +156,7 @@ class Measurer:
             rate = 0.0
             try:
                 with self._burst:
-                    rate = await burst(ask, self._limits.probe_timeout)
+                    rate = await burst(self._connector, ask, self._limits.probe_timeout)
             except DialFailed as bad:
                 log.info("bandwidth not measured", daemon=ask.daemon, reason=str(bad))
                 break

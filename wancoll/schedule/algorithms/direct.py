@@ -90,6 +90,14 @@ def scatter(builder: Builder, shape: Shape) -> None:
         builder.send(peer, builder.mine(0, shape.nbytes, shape.starts[peer]))
 
 
+def barrier(builder: Builder, shape: Shape) -> None:
+    """Every rank tells every other one that it is there: one hop, and who has heard all knows that all have called."""
+    for peer in builder.rightwards:
+        builder.send_nothing(peer)
+    for peer in builder.leftwards:
+        builder.recv_nothing(peer)
+
+
 def all_to_all(builder: Builder, shape: Shape) -> None:
     """Every rank sends every other one a block."""
     rank, length = builder.rank, shape.nbytes

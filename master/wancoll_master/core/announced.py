@@ -1,0 +1,81 @@
+"""Whether a daemon may announce that its lanes are dialled there: members dial what is announced. Pure.
+
+Whoever joins tells others where to connect to, and is told whether they could. So that nobody scans ports through the
+members, a verified daemon announces the address that its own connection comes from. Others, as behind a port
+forwarding, only within networks that the master's operator has named.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from wancoll.errors import ConfigError, ProtocolError
+from wancoll.local import split_address
+
+ANY = "any"
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def check(addresses: Sequence[str], source: str, allowed: Sequence[str] = ()) -> None:
+    """Whether each is "host:port", and of this daemon.
+
+    Args:
+        addresses: as announced.
+        source: address that the daemon's own connection comes from; "": not looked at.
+        allowed: networks, as networks() takes them; ANY.
+
+    Raises:
+        ProtocolError: one is not.
+    """
+    for address in addresses:
+        try:
+            host, port = split_address(address)
+        except ConfigError:
+            host, port = "", 0
+        if not host or not port:
+            raise ProtocolError(
+                "cannot be dialled at its address",
+                expected="host:port, IPv6 in brackets: [::1]:7400",
+                got=repr(address),
+                hint="give its daemon --advertise HOST:PORT",
+            )
+        if source and not _is_its_own(host, source, allowed):
+            raise ProtocolError(
+                "announces an address that is not its own",
+                expected=f"{source}, where it connects from{', or ' if allowed else ''}{', '.join(allowed)}",
+                got=address,
+                hint="start the master with --announce NETWORK for addresses that daemons may announce beside",
+            )
+
+
+def networks(texts: Sequence[str]) -> list[Network]:
+    """What an operator allows, read.
+
+    Raises:
+        ConfigError: one is no network.
+    """
+    try:
+        return [ipaddress.ip_network(text) for text in texts if text != ANY]
+    except ValueError as bad:
+        raise ConfigError(
+            "--announce cannot be read", expected="networks such as 10.0.0.0/8 or 2001:db8::/32, or any", got=str(bad)
+        ) from bad
+
+
+def _is_its_own(host: str, source: str, allowed: Sequence[str]) -> bool:
+    if ANY in allowed:
+        return True
+    here, there = _read(source), _read(host)
+    if here is None or there is None:  # a name is whatever its owner's name server says, to each who asks
+        return False
+    return here == there or any(there in network for network in networks(allowed))
+
+
+def _read(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found

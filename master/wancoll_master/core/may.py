@@ -1,0 +1,129 @@
+"""Who may say what to a master: one table, and may(), which reads it at the head of each step. Pure.
+
+Three questions, in this order: may one of this role say such a thing at all? is it about a group that the identity is
+for? and does it speak in its own name? Whether what is said can be true is asked later, by whoever takes it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from wancoll.trust.identity import Identity, Role
+from wancoll.wire import messages as m
+
+EVERYTHING = Identity("", "admin")  # whoever connects, where a master has no certificates; no name of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may say a message.
+
+    Args:
+        roles: that may; admin may say all.
+        groups: gives the groups that it is about.
+        name: gives the daemon in whose name it is said, which a peer's certificate has to name.
+        anybody: may say it, also without a certificate.
+    """
+
+    roles: tuple[Role, ...]
+    groups: Callable[[Any], Iterable[str]] = lambda _: ()
+    name: Callable[[Any], str] = lambda _: ""
+    anybody: bool = False
+
+
+def _its_group(message: Any) -> tuple[str, ...]:
+    return (message.group,)
+
+
+_OF_A_GROUP = Rule(("peer",), _its_group)
+_OF_A_DAEMON = Rule(("peer",))
+
+# By message. docs/security.md shows the same.
+TABLE: dict[type, Rule] = {
+    m.Hello: Rule(("peer",), name=lambda hello: hello.daemon),
+    m.Heartbeat: _OF_A_DAEMON,
+    m.Stopping: _OF_A_DAEMON,
+    m.LinkReport: _OF_A_DAEMON,
+    m.Join: _OF_A_GROUP,
+    m.AskPlace: _OF_A_GROUP,
+    m.Leave: _OF_A_GROUP,
+    m.Ended: Rule(("peer",), lambda ended: {group for group, _ in ended.members}),
+    m.Report: _OF_A_GROUP,
+    m.Done: _OF_A_GROUP,
+    m.UpdateMembership: _OF_A_GROUP,
+    m.Mismatch: _OF_A_GROUP,
+    m.GiveUp: _OF_A_GROUP,
+    m.Grace: _OF_A_GROUP,
+    m.Frozen: _OF_A_GROUP,
+    m.Differs: _OF_A_GROUP,
+    m.LinkDown: _OF_A_GROUP,
+    m.Waits: _OF_A_GROUP,
+    m.P2PCall: _OF_A_GROUP,
+    m.P2PDone: _OF_A_GROUP,
+    m.ProbeResult: _OF_A_GROUP,
+    m.StatusRequest: Rule(("peer", "observer", "chaos")),  # the answer tells of its groups alone
+    m.Arm: Rule(("chaos",)),
+    m.Evict: Rule((), _its_group),
+    m.AskToLeave: Rule((), _its_group),
+    m.AskAuthority: Rule((), anybody=True),
+    m.Enroll: Rule((), anybody=True),  # the token is what counts
+    m.Renew: Rule(("peer",)),
+    m.MakeToken: Rule(()),
+    m.RevokeToken: Rule(()),
+    m.ListTokens: Rule(()),
+    m.AskRotation: Rule(()),
+    m.Rotate: Rule(()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why not, in the words of an error."""
+
+    who: str
+    what: str
+    expected: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; expected {self.expected}; {self.hint}"
+
+
+def may(identity: Identity | None, message: m.FromPeer) -> Refusal | None:
+    """None: it may be taken in.
+
+    Args:
+        identity: of whoever says it, None: not verified.
+        message: any that a master takes.
+    """
+    what = type(message).__name__
+    rule = TABLE[type(message)]
+    if rule.anybody:
+        return None
+    if identity is None:
+        return Refusal(
+            "somebody without a certificate", f"may not say {what}", "a certificate of this master's authority",
+            "start it with --join and a token: `wancoll token create` makes one",
+        )  # fmt: skip
+    who = f"{identity.name} ({identity.role})" if identity.name else identity.role
+    if identity.role != "admin" and identity.role not in rule.roles:
+        allowed = " or ".join((*rule.roles, "admin"))
+        return Refusal(
+            who, f"may not say {what}", f"the role {allowed}, its own is {identity.role}",
+            "a token of that role allows it: `wancoll token create --role`",
+        )  # fmt: skip
+    others = [] if not identity.groups else sorted(set(rule.groups(message)) - set(identity.groups))
+    if others:
+        return Refusal(
+            who, f"may not say {what} of group {others[0]}", f"one of {', '.join(identity.groups)}",
+            "a token for that group allows it: `wancoll token create --group`",
+        )  # fmt: skip
+    name = rule.name(message)
+    if name and identity.name not in ("", name):
+        return Refusal(
+            who, f"may not say {what} as {name}", f"the name {identity.name}, by its certificate",
+            f"start it with --name {identity.name}, or with a token for {name}",
+        )  # fmt: skip
+    return None

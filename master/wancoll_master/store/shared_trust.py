@@ -1,0 +1,212 @@
+"""The trust of masters that share an etcd: one authority, its tokens and names, each value sealed by their key file.
+
+Under the prefix: "trust/authority" (the authorities that are believed, with their keys, how far a rotation is, and an
+id), "trust/ID/token/TOKEN" and "trust/ID/name/NAME" (rows of the registry; what was made under an authority that was
+deleted, or dropped at once, is under another ID, so nothing of it counts). The authority is made once, by whichever
+master's transaction comes first; rows, and rotations, are written by the leader alone, in the fenced writes of
+EtcdStore, a rotation in one transaction however many rows there are: so no two masters rotate differently, and none
+finds half of one. Who stands by looks at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from urllib.parse import quote, unquote
+
+import structlog
+import trio
+
+from wancoll.errors import ConfigError
+from wancoll.trust.authority import Authority
+from wancoll.trust.seal import Seal
+from wancoll_master.core.rotation import Rotation
+from wancoll_master.store.authorities import as_text, from_text
+from wancoll_master.store.etcd import Entry, Etcd, EtcdError, created, delete_under, put
+from wancoll_master.store.etcd_store import EtcdStore
+
+log = structlog.get_logger("wancoll.master")
+
+_PAGE = 512  # rows of one request
+_RETRY = 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTrust:
+    """See the module.
+
+    Attributes:
+        prefix: of all its keys in etcd.
+        seal: opens them.
+        id: of this authority; where it was dropped at once there is more after a dot, for the next one's rows.
+        rotation: the same for all masters, as it was when it was read.
+        revision: of etcd, when that was written.
+    """
+
+    prefix: str
+    seal: Seal
+    id: str
+    rotation: Rotation[Authority]
+    revision: int = 0
+
+    async def newer(self, etcd: Etcd) -> SharedTrust | None:
+        """As it is now; None: nothing is other.
+
+        Raises:
+            EtcdError: it cannot be read, or was changed; or another authority is there.
+        """
+        try:
+            entry = await etcd.get(f"{self.prefix}trust/authority")
+            if entry is not None and entry.modified == self.revision:
+                return None
+            found = _opened(entry, self.prefix, self.seal.path) if entry is not None else None
+            if found is None or found._origin != self._origin:
+                raise ConfigError(
+                    "is not the authority that this master was started with", who=f"{self.prefix}trust/authority",
+                    expected=f"the one with SHA-256 {self.rotation.signs.fingerprint}, or one that it gave way to",
+                    got="another" if found else "none", hint="start all masters again, so that they have the same",
+                )  # fmt: skip
+            return found
+        except ConfigError as bad:
+            raise EtcdError(str(bad)) from bad
+
+    async def rows(self, store: EtcdStore, etcd: Etcd) -> Rows:
+        """What is known of tokens and names, for who leads.
+
+        Raises:
+            EtcdError: it cannot be read, or was changed; or another authority is there.
+        """
+        now = await self.newer(etcd) or self
+        known: dict[str, dict[str, str]] = {}
+        try:
+            for kind in ("token", "name"):
+                under = now._key(kind, "")
+                found = await etcd.under(under, _PAGE)
+                known[kind] = {
+                    unquote(one.key.removeprefix(under)): self.seal.open(one.key, one.value) for one in found
+                }
+        except ConfigError as bad:
+            raise EtcdError(str(bad)) from bad
+        return Rows(now, store, known)
+
+    @property
+    def _origin(self) -> str:
+        """What all have in common that gave way to each other."""
+        return self.id.partition(".")[0]
+
+    def _key(self, kind: str, id: str) -> str:
+        return f"{self.prefix}trust/{self.id}/{kind}/{quote(id, safe='')}"
+
+
+class Rows:
+    """Rows of the registry, and the authorities, while this master leads: a gate's SharedBook."""
+
+    def __init__(self, trust: SharedTrust, store: EtcdStore, known: dict[str, dict[str, str]]) -> None:
+        self._trust, self._store, self._known = trust, store, known
+        self.rotation = trust.rotation
+
+    def trust(self, kind: str) -> dict[str, str]:
+        """See Book."""
+        return self._known[kind]
+
+    def keep_trust(self, kind: str, rows: dict[str, str], gone: Collection[str] = ()) -> None:
+        """See Book; it is written when the store has written all that it was asked for."""
+        changes: dict[str, str | None] = {self._trust._key(kind, id): None for id in gone}
+        for id, row in rows.items():
+            key = self._trust._key(kind, id)
+            changes[key] = self._trust.seal.close(key, row)
+        self._store.keep(changes)
+
+    def keep_rotation(self, rotation: Rotation[Authority], tokens: dict[str, str] | None = None) -> None:
+        """See SharedBook; it is written as rows are, in one transaction."""
+        before, seal = self._trust, self._trust.seal
+        if tokens is not None:
+            self._trust = replace(before, id=f"{before._origin}.{secrets.token_hex(8)}")
+        rows = {f"{before.prefix}trust/authority": as_text(rotation, self._trust.id)}
+        rows |= {self._trust._key("token", id): row for id, row in (tokens or {}).items()}
+        changes = [put(key, seal.close(key, row)) for key, row in rows.items()]
+        if tokens is not None:
+            changes.append(delete_under(f"{before.prefix}trust/{before.id}/"))
+        self._store.keep_whole(changes)
+
+
+async def shared(etcd: Etcd, prefix: str, path: str, clock: Callable[[], float]) -> SharedTrust:
+    """The masters' trust, which is made where there is none; waits for etcd.
+
+    Args:
+        etcd: where.
+        prefix: of all keys of these masters.
+        path: of the key file; where it is missing it is made with the authority.
+        clock: seconds since 1970.
+
+    Raises:
+        ConfigError: the key file is missing, cannot be used, or is another; or what etcd has was changed.
+    """
+    key, said = f"{prefix}trust/authority", False
+    while True:
+        try:
+            entry = await etcd.get(key)
+            return _opened(entry, prefix, path) if entry is not None else await _made(etcd, prefix, path, clock())
+        except EtcdError as bad:
+            if not said:
+                log.warning("etcd cannot be asked for the masters' authority; it is tried again", reason=str(bad))
+            said = True
+        await trio.sleep(_RETRY)
+
+
+async def _made(etcd: Etcd, prefix: str, path: str, now: float) -> SharedTrust:
+    """A new authority, or that of a master which was faster."""
+    seal, new = _key_file(path)
+    key, id, rotation = f"{prefix}trust/authority", secrets.token_hex(8), Rotation((Authority.make(now),))
+    answer = await etcd.txn([created(key, 0)], [put(key, seal.close(key, as_text(rotation, id)))], [key])
+    if answer.succeeded:
+        log.info("a new authority, for all masters of this etcd", sha256=rotation.signs.fingerprint, key_file=path)
+        return SharedTrust(prefix, seal, id, rotation, answer.revision)
+    try:
+        (entry,) = answer.read
+        if entry is None:
+            raise EtcdError(f"{key} was there and is gone")
+        return _opened(entry, prefix, path)
+    except ConfigError:
+        if new:  # nothing is sealed with it
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        raise
+
+
+def _key_file(path: str) -> tuple[Seal, bool]:
+    """The key, and whether it is a new one."""
+    with contextlib.suppress(FileNotFoundError):
+        return Seal.read(path), False
+    try:
+        seal = Seal.make(path)
+    except FileExistsError:  # another master on this machine has made it meanwhile
+        return Seal.read(path), False
+    log.warning(
+        "a new key file: copy it to the machines of the other masters, mode 0600, before they start", file=path,
+        next="to the same path there, or to another one with --seal-key",
+    )  # fmt: skip
+    return seal, True
+
+
+def _opened(entry: Entry, prefix: str, path: str) -> SharedTrust:
+    try:
+        seal = Seal.read(path)
+    except FileNotFoundError as missing:
+        raise ConfigError(
+            "the key file is missing that the masters' authority in etcd is sealed with", who=path,
+            expected="the file of the master that was started first", got="none",
+            hint="copy it from there to this path, mode 0600, or say with --seal-key where it is; where all are lost, "
+            f"`etcdctl del {prefix}trust/authority` begins anew, and all daemons need new tokens",
+        ) from missing  # fmt: skip
+    try:
+        rotation, id = from_text(seal.open(entry.key, entry.value))
+        return SharedTrust(prefix, seal, id, rotation, entry.modified)
+    except ValueError as bad:
+        raise ConfigError(
+            "cannot be read by this version", who=f"{entry.key} in etcd", expected="an authority", got=str(bad),
+            hint="run the same wancoll version everywhere",
+        ) from bad  # fmt: skip

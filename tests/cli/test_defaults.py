@@ -1,0 +1,397 @@
+"""What is in clear and what is sealed where nobody has said so, and what is refused; with real masters and daemons."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import wancoll
+from tests.cli.test_cli import WANCOLL, end, said, started
+from tests.owned import as_if_owned
+from wancoll.cli.asking import Asking
+from wancoll.cli.evict import evict
+from wancoll.cli.master import _makes_authority as makes_authority
+from wancoll.cli.peer import _listen as listen_of
+from wancoll.cli.status import find
+from wancoll.cli.token import create
+from wancoll.engine import Engine
+from wancoll.errors import ConfigError, MasterUnreachable
+from wancoll.limits import DEFAULT
+from wancoll.net.dial import DialFailed
+from wancoll.net.listen import is_loopback_host
+from wancoll.peer.config import PeerConfig
+from wancoll.peer.links.hub import LinkHub
+from wancoll.peer.links.probes import burst, probe, round_trip
+from wancoll.trust.papers import unverified
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
+from wancoll_master.config import MasterConfig
+
+TOKEN = f"WC1{'0' * 64}::abab.{'s' * 43}@h:9"
+OWN = {"ca": "a", "cert": "b", "key": "c"}
+
+
+@pytest.mark.parametrize(
+    ("host", "is_one"),
+    [
+        ("127.0.0.1", True), ("127.3.2.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("localhost", True),
+        ("", False), ("*", False), ("0.0.0.0", False), ("::", False), ("192.0.2.1", False), ("2001:db8::1", False),
+        ("::ffff:192.0.2.1", False), ("nobody.invalid", False), ("no..name", False),
+    ],
+)  # fmt: skip
+def test_which_hosts_mean_this_machine_alone(host: str, is_one: bool) -> None:
+    assert is_loopback_host(host) == is_one
+
+
+def test_a_name_is_this_machine_only_if_all_its_addresses_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"here": ["127.0.1.1", "::1"], "both": ["127.0.0.1", "192.0.2.1"], "far": ["fe80::1%eth0"]}
+    look = lambda host, *_, **__: [(0, 0, 0, "", (address, 0)) for address in known[host]]  # noqa: E731
+    monkeypatch.setattr("socket.getaddrinfo", look)
+    assert [host for host in known if is_loopback_host(host)] == ["here"]
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "makes"),
+    [
+        ("127.0.0.1", {}, False),
+        ("127.0.0.1", {"secure": True}, True),
+        ("", {}, True),
+        ("0.0.0.0", {}, True),
+        ("192.0.2.1", {}, True),
+        ("192.0.2.1", {"insecure": True}, False),
+        ("192.0.2.1", OWN, False),
+    ],
+)
+def test_a_master_beyond_loopback_makes_an_authority(host: str, options: dict[str, Any], makes: bool) -> None:
+    assert makes_authority(MasterConfig(**options), host) == makes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"secure": True, "insecure": True}, "--secure and --insecure exclude each other"),
+        ({"secure": True, "key": "c"}, "--secure and --ca, --cert and --key exclude each other"),
+        ({"insecure": True, "ca": "a"}, "--insecure and --ca, --cert and --key exclude each other"),
+    ],
+)
+def test_what_a_master_cannot_be_at_once(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        makes_authority(MasterConfig(**options), "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("master", "options", "listen"),
+    [
+        ("127.0.0.1:7400", {}, "127.0.0.1:0"),
+        ("localhost:7400,[::1]:7401", {}, "127.0.0.1:0"),
+        ("127.0.0.1:7400", {"advertise": ("localhost", "[::1]:9")}, "127.0.0.1:0"),
+        ("127.0.0.1:7400", {"listen": "[::1]:9"}, "[::1]:9"),
+        ("127.0.0.1:7400", {"insecure": True}, "127.0.0.1:0"),
+        ("127.0.0.1:7400", {"insecure": True, "advertise": ("192.0.2.1",)}, "*:0"),
+        ("127.0.0.1:7400", {"insecure": True, "listen": "*:9"}, "*:9"),
+        ("192.0.2.1:7400", {"insecure": True}, "*:0"),
+        ("192.0.2.1:7400", {"join": TOKEN}, "*:0"),
+        ("127.0.0.1:7400", {"join": TOKEN}, "*:0"),
+        ("192.0.2.1:7400", OWN, "*:0"),
+        ("192.0.2.1:7400", {"join": TOKEN, "listen": "*:9"}, "*:9"),
+    ],
+)
+def test_where_a_daemon_listens(master: str, options: dict[str, Any], listen: str) -> None:
+    assert listen_of(PeerConfig(**options), master) == listen
+
+
+@pytest.mark.parametrize(
+    ("master", "options", "who"),
+    [
+        ("192.0.2.1:7400", {}, "--master 192.0.2.1:7400: goes beyond"),
+        ("127.0.0.1:7400,far.invalid:7400", {}, "--master 127.0.0.1:7400,far.invalid:7400: goes beyond"),
+        ("127.0.0.1:7400", {"listen": "*:9"}, "--listen *:9: goes beyond"),
+        ("127.0.0.1:7400", {"listen": "0.0.0.0:9"}, "--listen 0.0.0.0:9: goes beyond"),
+        ("127.0.0.1:7400", {"listen": ":9"}, "--listen :9: goes beyond"),
+        ("127.0.0.1:7400", {"advertise": ("localhost", "192.0.2.1")}, "--advertise 192.0.2.1: goes beyond"),
+    ],
+)
+def test_a_daemon_in_clear_stays_on_its_machine(master: str, options: dict[str, Any], who: str) -> None:
+    """And both ways out are named."""
+    with pytest.raises(ConfigError) as refused:
+        listen_of(PeerConfig(**options), master)
+    text = str(refused.value)
+    for words in (who, "--join TOKEN (or WANCOLL_JOIN", "`wancoll token create`", "--insecure (or WANCOLL_INSECURE"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("options", "near_only"), [({}, True), ({"insecure": True}, False), ({"join": TOKEN}, False), (OWN, False)]
+)
+async def test_which_daemons_dial_lanes_beyond_their_machine(
+    options: dict[str, Any], *, near_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever addresses a master names: for lanes, for probes, to measure."""
+    dialled: list[str] = []
+
+    async def connect(host: str, port: int) -> trio.SocketStream:
+        dialled.append(host)
+        raise OSError("nothing goes there in tests")
+
+    monkeypatch.setattr(trio, "open_tcp_stream", connect)
+    far, ask = ["192.0.2.1:9"], m.MeasureLink("d2", ["192.0.2.1:9"], 1 << 20)
+    config = PeerConfig(master="127.0.0.1:7400", **options)
+    async with trio.open_nursery() as nursery:
+        with Engine() as engine:
+            connector = LinkHub(engine, config, "d1", nursery).connector
+            for fail in (
+                connector.open(far, 30.0), connector.dial(far, "d2", 30.0), round_trip(connector, ask, 30.0),
+                burst(connector, ask, 30.0),
+            ):  # fmt: skip
+                with pytest.raises(DialFailed, match="is beyond this machine" if near_only else "nothing goes there"):
+                    await fail
+            failed = await probe(connector, far, "d2", DEFAULT)
+            assert "is beyond this machine" in str(failed) or not near_only
+    assert set(dialled) == (set() if near_only else {"192.0.2.1"})
+
+
+@pytest.mark.parametrize("master", ["127.0.0.1", "127.0.0.2", "localhost"])
+def test_a_command_in_clear_does_not_leave_its_machine_for_the_word_of_a_standby(
+    master: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    really, dialled = socket.create_connection, list[str]()
+
+    def connect(where: tuple[str, int], timeout: float) -> socket.socket:
+        dialled.append(where[0])
+        if where[0] == "192.0.2.1":
+            raise OSError("nothing goes there in tests")
+        return really(where, timeout)
+
+    def standby() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with listener.accept()[0] as one:
+                    one.recv(4096)
+                    one.sendall(encode(m.StandsBy("192.0.2.1:7400", 1)))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # no master's state is there
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with socket.create_server(("127.0.0.2" if master == "127.0.0.2" else "127.0.0.1", 0)) as listener:
+        address = f"{master}:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=standby)
+        thread.start()
+        try:
+            why = f"192.0.2.1:7400: .*one beyond this machine, by the word of {address} alone"
+            with pytest.raises(MasterUnreachable, match=why):
+                find([address], 20.0)
+            with pytest.raises(MasterUnreachable, match=why):
+                evict("m", group="g", master=address, timeout=20.0)
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert set(dialled) == {master}
+    assert len(dialled) == 3, "find() asks twice"
+
+
+def test_a_leader_is_asked_with_the_certificates_that_its_standby_was_asked_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They have one authority; in clear it would not answer, and others would read it."""
+    state = tmp_path / "wancoll/master-7400"
+    state.mkdir(parents=True)
+    for name in ("admin.pem", "authority.pem"):
+        (state / name).touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    papers = Asking().papers("127.0.0.1:7400", 1.0)
+    assert papers is not None
+    assert Asking().papers("192.0.2.1:7400", 1.0, named_by="127.0.0.1:7400") == papers
+    assert Asking().papers("192.0.2.1:7400", 1.0, named_by="192.0.2.2:7401") is None, "that went beyond already"
+
+
+def test_a_daemon_is_not_sealed_and_in_clear_at_once() -> None:
+    for given in ({"join": TOKEN}, OWN):
+        with pytest.raises(ConfigError, match="--insecure excludes --join and certificates"):
+            listen_of(PeerConfig(insecure=True, **given), "127.0.0.1:7400")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"group": ("",)},
+            "--group: cannot be used; expected 1 to 128 printable characters; got ''; leave --group out",
+        ),
+        ({"group": ("a", "b\n")}, r"--group: cannot be used.*got 'b\\n'"),
+        ({"group": ("a",) * 65}, "--group: is given too often; expected 64 times; got 65"),
+        ({"name": "x" * 129}, "--name: cannot be used; expected 1 to 128"),
+        ({"expires": 1e30}, "--expires: is too long; expected at most 315360000 s, ten years, .* got 1e[+]30"),
+        ({"uses": 1025}, "--uses: cannot be used; expected at most 1024"),
+    ],
+)
+def test_what_a_token_cannot_be_is_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        create(master="127.0.0.1:9", **options)
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(folder / "home"), "XDG_RUNTIME_DIR": str(folder), **more}
+
+
+@pytest.mark.check
+def test_a_master_beyond_loopback_lets_in_who_has_its_token_and_nobody_else(tmp_path: Path) -> None:
+    env, peer = environment(tmp_path), [*WANCOLL, "peer", "--name", "p", "--socket", str(tmp_path / "s")]
+    listen = ["--listen", "*:0", "--journal", "none"]
+    with started(*WANCOLL, "master", *listen, "--state", str(tmp_path / "authority"), env=env) as master:
+        invited = re.fullmatch(r"wancoll peer --join (WC1\S+)", said(master))
+        assert master.stdout is not None
+        ready = re.fullmatch(r"wancoll master ready \S+:(\d+)\n", master.stdout.readline())
+        assert invited
+        assert ready
+        # The address in the token is that of the machine's network: where there is none, --master says another.
+        token, here = invited[1], f"127.0.0.1:{ready[1]}"
+        with started(*peer, "--master", here, env=env | {"WANCOLL_JOIN": token}) as daemon:
+            assert said(daemon).startswith("wancoll peer started ")
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline().startswith("wancoll peer ready ")
+            command = Path(f"/proc/{daemon.pid}/cmdline").read_bytes()
+            assert token.encode() not in command
+            assert end(daemon, signal.SIGTERM) == 0
+        id, secret = token.split("::")[1].partition("@")[0].split(".")
+        wrong = token.replace(secret, "x" * 43)
+        with started(*peer, "--master", here, "--state", str(tmp_path / "w"), "--join", wrong, env=env) as daemon:
+            assert daemon.wait(20) == 2
+            assert f"token {id}: is not known, or its secret is wrong" in daemon.communicate()[1]
+        with started(*peer, "--master", here, env=env) as daemon:  # in clear
+            assert said(daemon).startswith("wancoll peer started ")
+            assert heard(daemon, "this master speaks TLS only; give --join or WANCOLL_JOIN a token")
+        assert heard(master, "it does not speak TLS: either it was started without certificates")
+
+
+@pytest.mark.check
+def test_a_master_in_clear_and_a_daemon_with_a_token_both_say_so(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    with started(*WANCOLL, "master", "--listen", "*:0", "--insecure", "--journal", "none", env=env) as master:
+        ready = re.fullmatch(r"wancoll master ready \S+:(\d+)", said(master))  # and no token before
+        assert ready
+        peer = [*WANCOLL, "peer", "--socket", str(tmp_path / "s"), "--master", f"127.0.0.1:{ready[1]}"]
+        with started(*peer, "--join", TOKEN, env=env) as daemon:
+            assert said(daemon).startswith("wancoll peer started ")
+            assert heard(daemon, "it does not speak TLS: either it was started without certificates")
+        assert heard(master, "speaks TLS, and this master does not; start the master with --secure")
+
+
+def heard(process: Any, words: str) -> bool:
+    """Whether a line of its log has the *words*; waits for it, as long as the test has."""
+    return any(words in line for line in process.stderr)
+
+
+def test_a_private_master_beyond_loopback_gives_a_token_that_its_environment_alone_shows(tmp_path: Path) -> None:
+    from wancoll.client.private import PrivateDaemon, PrivateMaster
+
+    master = PrivateMaster("*:0")
+    try:
+        assert master.token.startswith("WC1")
+        daemon = PrivateDaemon(f"127.0.0.1:{master.port}", token=master.token)
+        try:
+            assert daemon._process is not None
+            place = Path(f"/proc/{daemon._process.pid}")
+            assert master.token.encode() not in (place / "cmdline").read_bytes()
+            assert f"WANCOLL_JOIN={master.token}".encode() in (place / "environ").read_bytes().split(b"\0")
+        finally:
+            daemon.stop()
+    finally:
+        master.stop()
+    here = PrivateMaster("127.0.0.1:0")
+    try:
+        assert here.token == ""
+    finally:
+        here.stop()
+
+
+@pytest.mark.check
+def test_a_private_master_left_to_itself_renews_its_certificate_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wancoll.client import private
+
+    for name, value in {"TMPDIR": str(tmp_path), "WANCOLL_SECURE": "true", "WANCOLL_STATE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(private.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(private, "_UNUSED_SECONDS", 0.5)
+    master = private.PrivateMaster("127.0.0.1:0")
+    process = master._process
+    assert process is not None
+    try:
+        daemon = private.PrivateDaemon(f"127.0.0.1:{master.port}", token=master.token)
+        try:
+            wancoll.connect(socket=daemon.socket, start_world=1).close()  # the daemon has joined
+            before = shown_by(master.port)
+            master.leave()
+            process.send_signal(signal.SIGHUP)  # makes it anew, as half of its life does
+            deadline = time.monotonic() + 20
+            while shown_by(master.port) == before:
+                assert time.monotonic() < deadline, "the certificate is as before"
+                time.sleep(0.05)
+        finally:
+            daemon.stop()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def shown_by(port: int) -> bytes | None:
+    """The certificate of whoever listens on this machine's *port*."""
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as raw,
+        unverified().wrap_socket(raw, server_hostname="master") as tls,
+    ):
+        return tls.getpeercert(binary_form=True)
+
+
+def test_a_folder_for_keys_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    from wancoll.net.enroll import Wallet
+    from wancoll.trust.papers import own_folder
+    from wancoll.trust.token import parse
+    from wancoll_master.gate import Gate
+    from wancoll_master.store.journal import Journal
+
+    made = tmp_path / "made"
+    own_folder(str(made))
+    assert made.stat().st_mode & 0o777 == 0o700
+    own_folder(str(made))
+    for mode in (0o720, 0o702, 0o1777):
+        os.chmod(made, mode)
+        with pytest.raises(ConfigError, match=r"--state .*: is a folder in which others may .* chown, chmod 700"):
+            own_folder(str(made))
+        with pytest.raises(ConfigError, match="in which others may replace the keys"):  # of a master
+            Gate(str(made), Journal(""))
+        wallet = Wallet(str(made), parse(TOKEN))
+        with pytest.raises(ConfigError, match="in which others may replace the keys"):  # of a daemon
+            wallet.held("d").__enter__()
+        with pytest.raises(ConfigError, match="in which others may replace the keys"):  # of a command
+            wallet.request()
+    assert list(made.iterdir()) == []
+
+
+@pytest.mark.parametrize(("owner", "good"), [(0, True), (7, True), (8, False)])
+def test_a_folder_for_keys_is_its_users_or_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, good: bool
+) -> None:
+    from wancoll.trust.papers import own_folder
+
+    (made := tmp_path / "made").mkdir(mode=0o700)
+    with monkeypatch.context() as patch:
+        as_if_owned(patch, owner, user=7)
+        if good:
+            own_folder(str(made))
+            return
+        with pytest.raises(
+            ConfigError, match=r"expected one of user 7 or root, that .*; got drwx------ of user 8; choose"
+        ):
+            own_folder(str(made))

@@ -1,0 +1,208 @@
+"""`wancoll doctor`: what it says of facts, and the facts themselves over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from importlib.metadata import version
+from io import StringIO
+
+import msgspec
+import pytest
+
+from wancoll.chaos import Cluster
+from wancoll.cli import advice
+from wancoll.cli.advice import FAIL, OK, WARN, Finding, Plans, Way
+from wancoll.cli.main import app
+from wancoll.limits import GIB, KIB, MIB
+from wancoll.local import join_address
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
+
+PLANS = Plans(members=8, lanes=8, rate=125e6, rtt=0.1)  # 7 links of 2 channels of 9 connections: 126; and 128
+UNDER_WAY = 1_562_500  # bytes of a lane
+
+
+def first(found: Iterator[Finding]) -> Finding:
+    return next(iter(found))
+
+
+@pytest.mark.parametrize(
+    ("level", "found"),
+    [
+        (OK, advice.files(100, 254, PLANS)),
+        (FAIL, advice.files(100, 253, PLANS)),
+        (OK, advice.files(-1, -1, PLANS)),
+        (FAIL, advice.files(1024, 4096, replace(PLANS, members=1024))),
+        (OK, advice.locked_memory(64 * KIB, devices=False)),
+        (WARN, advice.locked_memory(64 * KIB, devices=True)),
+        (OK, advice.locked_memory(GIB, devices=True)),
+        (OK, advice.locked_memory(-1, devices=True)),
+        (OK, advice.shared_memory(2 * GIB)),
+        (WARN, advice.shared_memory(2 * GIB - 1)),
+        (WARN, advice.shared_memory(256 * MIB)),
+        (FAIL, advice.shared_memory(256 * MIB - 1)),
+        (OK, first(advice.congestion(["reno", "bbr"], "cubic", "pfifo", (4, 13)))),
+        (WARN, first(advice.congestion(["reno", "cubic"], "cubic", "fq", (6, 1)))),
+        (WARN, first(advice.congestion([], "", "", (6, 1)))),
+        (OK, advice.buffers(2 * UNDER_WAY, 2 * UNDER_WAY, PLANS)),
+        (WARN, advice.buffers(2 * UNDER_WAY, 2 * UNDER_WAY - 1, PLANS)),
+        (WARN, advice.buffers(2 * UNDER_WAY - 1, 2 * UNDER_WAY, PLANS)),
+        (OK, advice.buffers(2 * UNDER_WAY - 1, 2 * UNDER_WAY, replace(PLANS, lanes=9))),
+        (WARN, advice.buffers(0, 0, PLANS)),
+        (OK, advice.ports(32768, 60999, PLANS)),
+        (OK, advice.ports(1, 1024, PLANS)),
+        (WARN, advice.ports(1, 1023, PLANS)),
+        (WARN, advice.ports(1, 2000, replace(PLANS, members=1000))),
+        (OK, advice.kernel((4, 10), "4.10")),
+        (FAIL, advice.kernel((4, 9), "4.9")),
+        (OK, advice.tls("")),
+        (FAIL, advice.tls("not found")),
+        (OK, advice.synchronised(True)),
+        (WARN, advice.synchronised(False)),
+        (WARN, advice.synchronised(None)),
+        (OK, advice.master("h:1", "", 0.01)),
+        (FAIL, advice.master("h:1", "refused", 0.0)),
+        (OK, advice.clock_offset(0.9, 0.0)),
+        (OK, advice.clock_offset(-5.0, 4.1)),  # not surely off
+        (WARN, advice.clock_offset(-1.0, 0.0)),
+        (WARN, advice.clock_offset(600.0, 0.1)),
+        (FAIL, advice.clock_offset(-600.1, 0.1)),
+        (OK, advice.version("a", "1", "1")),
+        (FAIL, advice.version("a", "1", "2")),
+        (FAIL, advice.version("a", "", "2")),
+        (FAIL, advice.certificate("own", 0.0)),
+        (WARN, advice.certificate("own", 3599.0)),
+        (OK, advice.certificate("own", 3600.0)),
+        (FAIL, advice.way(Way("d", "h:1", "refused"))),
+        (OK, advice.way(Way("d", "h:1", "", 0.01, 1500, 1448))),
+        (OK, advice.way(Way("d", "h:1", "", 0.01, 1300, 1248))),
+        (WARN, advice.way(Way("d", "h:1", "", 0.01, 576, 524))),
+        (FAIL, advice.pair("a", "b", "unreachable", "refused")),
+        (WARN, advice.pair("a", "b", "lost", "reset")),
+        (OK, advice.measured("a", "b", 0.1, 0.02)),
+        (WARN, advice.measured("a", "b", 0.1, 0.021)),
+    ],
+)
+def test_how_bad_it_is(level: str, found: Finding) -> None:
+    assert found.level == level
+    assert found.found
+    assert bool(found.advice) == (level != OK)
+
+
+def test_words() -> None:
+    assert "253; 8 members with 8 lanes want 254" in advice.files(1, 253, PLANS).found
+    assert "LimitNOFILE=254" in advice.files(1, 253, PLANS).advice
+    assert "tcp_rmem='4096 131072 3125000'" in advice.buffers(1, 1, PLANS).advice
+    assert advice.clock_offset(-2.5, 0.25).found == "the master's is 2.500 s behind, +- 0.250 s"
+    assert len(list(advice.congestion(["bbr"], "bbr", "pfifo_fast", (4, 12)))) == 2
+    assert advice.way(Way("d", "h:1", "", 0.0123, 1500, 1448)).found == "d at h:1: 12.3 ms, MTU 1500, MSS 1448"
+
+
+def test_one_address_that_works_is_enough() -> None:
+    closed, works = Way("d", "h:1", "refused"), Way("d", "h:2", "", 0.01, 1500, 1448)
+    assert [(one.level, one.found, one.advice) for one in advice.ways([closed, works])] == [
+        (OK, "d at h:1: refused; h:2 works instead", ""),
+        (OK, "d at h:2: 10.0 ms, MTU 1500, MSS 1448", ""),
+    ]
+    assert [one.level for one in advice.ways([closed, closed])] == [FAIL, FAIL]
+
+
+def doctor(*options: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "wancoll", "doctor", *options], capture_output=True, text=True, timeout=120, check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("WANCOLL_")} | {"COLUMNS": "80"},
+    )  # fmt: skip
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+def found(*options: str) -> tuple[int, list[Finding]]:
+    """The same, within this process."""
+    with pytest.MonkeyPatch.context() as environment, redirect_stdout(StringIO()) as text:
+        for name in [name for name in os.environ if name.startswith("WANCOLL_")]:
+            environment.delenv(name)
+        code = app(["doctor", "--json", *options], result_action="return_value", exit_on_error=False)
+    return code, [Finding(**one) for one in json.loads(text.getvalue())]
+
+
+@contextmanager
+def played_master(status: m.Status, ahead: float) -> Iterator[str]:
+    """Answers every connection with *status*, by a clock that is *ahead* of ours by so many seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(encode(msgspec.structs.replace(status, clock=time.time() + ahead)))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield join_address(*listener.getsockname()[:2])
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+
+
+def test_a_clock_that_is_off_another_version_and_a_closed_port() -> None:
+    closed = socket.socket()
+    closed.bind(("127.0.0.1", 0))  # nobody listens, and nobody else gets it
+    with closed, socket.create_server(("127.0.0.1", 0)) as lanes:
+        there, not_there = (join_address(*one.getsockname()[:2]) for one in (lanes, closed))
+        ours = version("wancoll")
+        hosts = [m.DaemonStatus("peer-a", [there], ours), m.DaemonStatus("peer-b", [not_there], "0.0.7")]
+        status = m.Status(1, 1.0, ours, ["peer-a", "peer-b"], [], [], hosts=hosts)
+        with played_master(status, -3600.0) as master:
+            code, lines = found("--master", master)
+    by_topic = {topic: [one for one in lines if one.topic == topic] for topic in ("clock offset", "version", "lanes")}
+    assert code == 1
+    (offset,) = by_topic["clock offset"]
+    assert (offset.level, offset.found[:17]) == (FAIL, "the master's is 3")
+    assert " s behind, +- " in offset.found
+    assert [(one.level, one.found) for one in by_topic["version"]] == [
+        (OK, f"the master has {ours}, as here"),
+        (FAIL, f"peer-b has 0.0.7, here is {ours}"),
+    ]
+    a, b = by_topic["lanes"]
+    assert (a.level, b.level) == (OK, FAIL)
+    assert a.found.startswith(f"peer-a at {there}: ")
+    assert int(a.found.split("MTU ")[1].split(",")[0]) > int(a.found.split("MSS ")[1]) > 0
+    assert b.found == f"peer-b at {not_there}: Connection refused"
+
+
+@pytest.mark.check
+def test_a_master_and_its_daemons_as_they_are() -> None:
+    with Cluster(2, fork=True, lanes=1) as cluster:
+        code, text = doctor("--master", cluster.master_option)
+        assert code == 0, text
+        assert max(map(len, text.splitlines())) <= 80
+        for i in range(2):
+            assert f"lanes         peer-{i} at {join_address(*cluster.peer_address(i))}: " in text
+        assert f"ok    version       the master has {version('wancoll')}, as here" in text
+        gone = cluster.master_option
+    code, text = doctor("--master", gone)
+    assert code == 1
+    assert f"fail  master        {gone}: " in text
+    assert "is it running there" in " ".join(text.split())
+
+
+def test_this_machine_alone() -> None:
+    code, lines = found("--lanes", "256", "--members", "1024", "--rate", "100Gbit/s", "--rtt", "1s")
+    by_topic = {one.topic: one for one in lines}
+    assert code in (0, 1)
+    assert {"kernel", "open files", "shared memory", "OpenSSL", "clock", "TCP buffers"} <= by_topic.keys()
+    assert by_topic["kernel"].found == os.uname().release
+    assert "1024 members with 256 lanes want 525950" in by_topic["open files"].found
+    assert by_topic["TCP buffers"].level == WARN

@@ -1,0 +1,105 @@
+"""Somebody kills a peer, then the master, and sees in `wancoll status` and `events` who it was and that it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wancoll.chaos import Cluster, in_threads
+
+WANCOLL = [sys.executable, "-m", "wancoll"]
+
+
+def until(look: Callable[[], str], good: Callable[[str], bool]) -> str:
+    """The first look that is good."""
+    end = time.monotonic() + 30
+    while not good(found := look()):
+        assert time.monotonic() < end, f"still {found}"
+        time.sleep(0.05)
+    return found
+
+
+class Watching:
+    """Commands that run until the test is over; what they have said is in files."""
+
+    def __init__(self, folder: Path, master: str) -> None:
+        self._folder, self._master = folder, master
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, *options: str) -> Callable[[], str]:
+        with (self._folder / name).open("wb") as file:
+            command = [*WANCOLL, *options, "--master", self._master]
+            self._running.append(
+                subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | {"COLUMNS": "160"})
+            )
+        return (self._folder / name).read_text
+
+    def once(self, *options: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [*WANCOLL, *options, "--master", self._master], capture_output=True, text=True, timeout=30, check=False
+        )
+        return done.returncode, done.stdout
+
+    def end(self) -> None:
+        for one in self._running:
+            one.kill()
+            one.wait()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(3, fork=True, lanes=1, heartbeat_timeout=15) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def watching(cluster: Cluster, tmp_path: Path) -> Iterator[Watching]:
+    found = Watching(tmp_path, cluster.master_option)
+    yield found
+    found.end()
+
+
+@pytest.mark.check
+def test_who_died_and_that_all_is_well_again(cluster: Cluster, watching: Watching) -> None:
+    comms = in_threads(lambda k: cluster.connect(k, group="g", name=f"m{k}", start_world=3), 3, 30)
+    followed = watching.start("events", "events", "--follow", "--group", "g")
+    watched = watching.start("status", "status", "--watch", "0.2", "--events", "0")
+    # Where the machine stood still, they may have been told to be silent by then.
+    before = len(until(watched, lambda text: "all is well: 1 group, 3 members\n" in text))
+    until(followed, lambda text: "joined: m2" in text)
+
+    cluster.pause(1)
+    until(watched, lambda text: "\ngroup g: m1 has been silent for " in text[before - 1 :])
+    cluster.resume(1)
+    cluster.kill(2)
+    in_threads(lambda k: comms[k].all_reduce(np.ones(4, np.float32)), 2, 30)
+    text = until(watched, lambda text: "\nall is well again: 1 group, 2 members\ngroup g lost m2 " in text)[before:]
+    assert text.index("m1 has been silent") < text.index("all is well again: 1 group, 2 members")
+    until(followed, lambda text: "daemon died: lost m2: " in text)
+    code, said = watching.once("status", "--json", "--group", "g")
+    told = json.loads(said)
+    assert (code, told["well"], told["note"].startswith("group g lost m2 ")) == (0, True, True)
+    code, said = watching.once("status", "--group", "h")
+    assert (code, said.splitlines()[0]) == (3, "there is no group h; the master has g")
+
+    cluster.kill_master()
+    until(followed, lambda text: "wancoll: no master answers, asking again: " in text)
+    until(watched, lambda text: "no master answers, asking again: " in text)
+    cluster.start_master()
+    until(followed, lambda text: "wancoll: a master answers again\n" in text)
+    cluster.kill(1)
+    lines = until(followed, lambda text: "lost m1" in text).splitlines()
+    told = [line for line in lines if not line.startswith("wancoll: ")]
+    assert len(set(told)) == len(told), "nothing is told twice"
+    assert sum("daemon died: lost" in line for line in lines) == 2
+    assert all(line.startswith("wancoll: ") or " g, epoch " in line for line in lines)
+    for comm in comms:
+        comm.close()

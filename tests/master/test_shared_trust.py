@@ -1,0 +1,770 @@
+"""Masters that share an etcd share an authority, tokens and revocations there; with a real etcd."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from tests.master.lease import TTL, quick_elections
+from tests.master.test_gate import Master, hello
+from tests.master.test_master import PATIENT
+from wancoll.chaos import Etcd
+from wancoll.cli import token as token_command
+from wancoll.cli.asking import Asking
+from wancoll.errors import ConfigError, ProtocolError
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.local import join_address, split_address
+from wancoll.net.enroll import Refused, Wallet, WrongMaster
+from wancoll.trust.authority import Authority, Request, new_key, request
+from wancoll.trust.identity import Identity
+from wancoll.trust.papers import Papers, fingerprints, write_secret
+from wancoll.trust.seal import Seal
+from wancoll.trust.token import Token, parse
+from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
+from wancoll_master.config import EtcdConfig, MasterConfig
+from wancoll_master.core.ready import Persist
+from wancoll_master.core.rotation import Rotation
+from wancoll_master.gate import Gate
+from wancoll_master.serve import serve
+from wancoll_master.server import Server
+from wancoll_master.store.authorities import as_text
+from wancoll_master.store.etcd import Access, Entry, EtcdError, TxnAnswer, delete, put
+from wancoll_master.store.etcd import Etcd as Client
+from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, first_numbers
+from wancoll_master.store.etcd_store import text as numbers_text
+from wancoll_master.store.facts import Facts
+from wancoll_master.store.journal import Journal
+from wancoll_master.store.shared_trust import Rows, SharedTrust, shared
+
+PATIENCE = 30.0
+
+
+class Masters:
+    """Masters of one etcd, each to be started and ended, with a folder and a key file of its own."""
+
+    def __init__(self, url: str, folder: Path, nursery: trio.Nursery, access: dict[str, str]) -> None:
+        self.url, self.folder, self._nursery, self._access = url, folder, nursery, access
+        self.prefix = f"wancoll-{secrets.token_hex(4)}/"
+        self.tokens: list[str] = []
+
+    def key(self, name: str) -> Path:
+        return self.folder / name / "state" / "seal.key"
+
+    def copy_key(self, one: str, other: str) -> None:
+        self.key(other).parent.mkdir(parents=True)
+        shutil.copy2(self.key(one), self.key(other))
+
+    async def start(self, name: str) -> tuple[Master, Callable[[], None]]:
+        """It, and what ends it."""
+        started: list[tuple[list[str], trio.CancelScope]] = []
+
+        async def run(config: MasterConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    started.append((await nursery.start(serve, config, self.tokens.append), scope))
+                    task_status.started()
+
+        config = MasterConfig(
+            limits=PATIENT, listen="127.0.0.1:0", secure=True, state=str(self.folder / name / "state"),
+            etcd=EtcdConfig(self.url, self.prefix, lease_ttl=TTL, **self._access),
+        )  # fmt: skip
+        await self._nursery.start(run, config)
+        [((address, *_), scope)] = started
+        return Master(address, self.folder / name, ""), scope.cancel
+
+    async def token(self, count: int = 1) -> Any:
+        with trio.fail_after(PATIENCE):
+            while len(self.tokens) < count:  # noqa: ASYNC110 - of a master
+                await trio.sleep(0.01)
+        return parse(self.tokens[-1])
+
+    @contextlib.asynccontextmanager
+    async def etcd(self) -> AsyncIterator[Client]:
+        async with Client(Access([self.url]), 5.0) as client:
+            yield client
+
+    async def kept(self) -> list[Entry]:
+        async with self.etcd() as client:
+            return await client.under(f"{self.prefix}trust/")
+
+    async def change(self, key: str, value: str) -> None:
+        async with self.etcd() as client:
+            assert (await client.txn([], [put(key, value)], [])).succeeded
+
+    async def trust(self, path: Path) -> SharedTrust:
+        async with self.etcd() as client:
+            return await shared(client, self.prefix, str(path), time.time)
+
+
+@contextlib.asynccontextmanager
+async def masters(url: str, folder: Path, **access: str) -> AsyncIterator[Masters]:
+    with quick_elections():
+        async with trio.open_nursery() as nursery:
+            with trio.fail_after(60):
+                yield Masters(url, folder, nursery, access)
+            nursery.cancel_scope.cancel()
+
+
+async def leads(master: Master) -> m.Tokens:
+    """What it says of tokens, once it leads."""
+    with trio.fail_after(PATIENCE):
+        while True:
+            with contextlib.suppress(AssertionError):
+                return await master.admin(m.ListTokens(PROTOCOL_VERSION))
+            await trio.sleep(0.02)
+
+
+async def join(master: Master, name: str, token: Any, within: float = 20.0) -> Wallet:
+    wallet = Wallet(str(master.folder / f"of-{name}"), token)
+    await trio.to_thread.run_sync(wallet.enroll, master.address, name, within)
+    return wallet
+
+
+def authority_of(master: Master) -> bytes:
+    return (master.folder / "state" / "authority.pem").read_bytes()
+
+
+async def test_what_one_master_gave_or_revoked_holds_at_the_next(etcd: Etcd, tmp_path: Path) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        a, end_a = await all_of_them.start("a")
+        first = await all_of_them.token()
+        all_of_them.copy_key("a", "b")
+        b, end_b = await all_of_them.start("b")
+        assert authority_of(a) == authority_of(b)
+        assert not (b.folder / "state" / "authority.key").exists()  # sealed, in etcd alone
+        at_a, at_b = await join(a, "d", first), await join(b, "e", first)  # b sends it to a
+        bad, once = await a.make(), await a.make(uses=1, groups=["g"])
+        evil, _ = await join(a, "evil", bad), await join(a, "only", once)
+        assert isinstance(await a.ask(hello("evil"), evil.papers), m.Welcome)
+        assert isinstance(await b.ask(hello("evil"), evil.papers), m.StandsBy)
+        assert isinstance(await b.ask(m.ListTokens(PROTOCOL_VERSION), at_b.papers), m.StandsBy)
+        assert isinstance(await b.ask(m.Renew(b""), at_b.papers), m.StandsBy)
+        await a.admin(m.RevokeToken(PROTOCOL_VERSION, bad.id))
+        known = sorted((await a.admin(m.ListTokens(PROTOCOL_VERSION))).tokens, key=lambda one: one.id)
+        end_a()
+        assert (await leads(b)).tokens == known  # by id
+        assert [(one.id == bad.id, one.used) for one in known if one.revoked] == [(True, 0)]
+        for wallet, name in ((at_a, "d"), (at_b, "e")):
+            assert isinstance(await b.ask(hello(name), wallet.papers), m.Welcome)
+        answer = await b.ask(hello("evil"), evil.papers)
+        assert answer.final
+        assert "by which it came in is revoked; expected one that is good; got this one; start it with a new" in (
+            answer.reason
+        )
+        with pytest.raises(Refused, match="is revoked"):
+            await join(b, "f", bad)
+        with pytest.raises(Refused, match="is used up"):
+            await join(b, "f", once)
+        with pytest.raises(Refused, match=r"which is another daemon's \(it has another key\)"):
+            await trio.to_thread.run_sync(Wallet(str(tmp_path / "x"), first).enroll, b.address, "d", 20.0)
+        await join(b, "f", first)
+        assert isinstance(await b.ask(hello("evil2"), (await join(b, "evil2", await b.make())).papers), m.Welcome)
+        assert len(all_of_them.tokens) == 1  # b made none of its own
+        end_b()
+        secrets_of = [line.encode() for line in (first.secret, bad.secret, "BEGIN")]
+        assert not [one.key for one in await all_of_them.kept() if any(s.decode() in one.value for s in secrets_of)]
+
+
+async def test_who_came_to_a_standby_is_looked_at_again_when_it_leads(etcd: Etcd, tmp_path: Path) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        a, end_a = await all_of_them.start("a")
+        token = await all_of_them.token()
+        all_of_them.copy_key("a", "b")
+        b, _ = await all_of_them.start("b")
+        wallet = await join(a, "d", token)
+        heard: list[Any] = []
+        context, (host, port) = wallet.papers.to_dial(), split_address(b.address)
+        stream = trio.SSLStream(await trio.open_tcp_stream(host, port), context, server_hostname=host)
+        await stream.do_handshake()
+        await a.admin(m.RevokeToken(PROTOCOL_VERSION, token.id))
+        end_a()
+        decoder: Decoder[Any] = Decoder(m.FromMaster, 1 << 20)
+        with trio.fail_after(PATIENCE), contextlib.suppress(trio.BrokenResourceError):
+            await leads(b)
+            await stream.send_all(encode(hello("d")))
+            while data := await stream.receive_some():
+                heard.extend(decoder.feed(data))
+        await trio.aclose_forcefully(stream)
+        assert len(heard) == 1
+        assert "by which it came in is revoked" in heard[0].reason
+
+
+@pytest.mark.check
+async def test_nothing_is_told_before_etcd_has_it(tmp_path: Path) -> None:
+    with Etcd() as etcd:
+        async with masters(etcd.url, tmp_path) as all_of_them:
+            a, _ = await all_of_them.start("a")
+            token = await all_of_them.token()
+            await trio.to_thread.run_sync(etcd.pause)
+            try:
+                with pytest.raises((ConnectionError, TimeoutError, ProtocolError)):
+                    await join(a, "d", token, 1.0)
+                assert not (a.folder / "of-d" / "certificate.pem").exists()
+            finally:
+                etcd.resume()
+            assert await leads(a)
+            await join(a, "d", token)
+
+
+async def test_two_that_start_at_once_make_one_authority(etcd: Etcd, tmp_path: Path) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        found: list[SharedTrust | ConfigError] = []
+
+        async def start(path: Path) -> None:
+            try:
+                found.append(await all_of_them.trust(path))
+            except ConfigError as bad:
+                found.append(bad)
+
+        async with trio.open_nursery() as nursery:  # with one key file
+            for _ in range(4):
+                nursery.start_soon(start, tmp_path / "one" / "key")
+        prints = {one.rotation.signs.fingerprint for one in found if isinstance(one, SharedTrust)}
+        assert (len(found), len(prints)) == (4, 1), found
+        found.clear()
+        all_of_them.prefix += "next/"
+        async with trio.open_nursery() as nursery:  # each makes one: only the first one's is good
+            for k in range(3):
+                nursery.start_soon(start, tmp_path / f"of-{k}" / "key")
+        [winner] = [one for one in found if isinstance(one, SharedTrust)]
+        refused = [str(one) for one in found if isinstance(one, ConfigError)]
+        assert len(refused) == 2
+        assert all("is not the key that etcd's content is sealed with; expected the key with id " in r for r in refused)
+        left = [str(tmp_path / f"of-{k}" / "key") for k in range(3) if os.listdir(tmp_path / f"of-{k}")]
+        assert left == [winner.seal.path]
+
+
+async def test_a_wrong_or_missing_key_file_is_told(etcd: Etcd, tmp_path: Path) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        await all_of_them.trust(tmp_path / "key")
+        with pytest.raises(
+            ConfigError, match=r"/none: the key file is missing that .*; copy it from there to this path"
+        ):
+            await all_of_them.trust(tmp_path / "none")
+        assert not (tmp_path / "none").exists()
+        all_of_them.prefix += "other/"
+        other = await all_of_them.trust(tmp_path / "other")
+        all_of_them.prefix = all_of_them.prefix.removesuffix("other/")
+        with pytest.raises(ConfigError, match=rf"got one with id {other.seal.id}; copy the key file of a master that"):
+            await all_of_them.trust(tmp_path / "other")
+        os.chmod(tmp_path / "key", 0o644)
+        with pytest.raises(ConfigError, match="the key file could be read or changed by others"):
+            await all_of_them.trust(tmp_path / "key")
+
+
+async def test_a_folder_with_an_authority_of_its_own_is_refused(etcd: Etcd, tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "state"
+    folder.mkdir(parents=True)
+    (folder / "authority.key").touch()
+    with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="is the state folder of a master with an authority"),
+                            flatten_subgroups=True):  # fmt: skip
+        async with masters(etcd.url, tmp_path) as all_of_them:
+            await all_of_them.start("a")
+
+
+async def test_a_master_of_another_authority_does_not_lead(
+    etcd: Etcd, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        _, end_a = await all_of_them.start("a")
+        token = await all_of_them.token()
+        all_of_them.copy_key("a", "b")
+        b, _ = await all_of_them.start("b")
+        async with all_of_them.etcd() as client:
+            await client.txn([], [delete(f"{all_of_them.prefix}trust/authority")], [])
+        end_a()
+        said = ""
+        with trio.fail_after(PATIENCE):
+            while said.count("is not the authority that this master was started with") < 2:  # standing by, leading
+                await trio.sleep(0.02)
+                said += "".join(capfd.readouterr())
+        assert "got none; start all masters again" in said
+        with pytest.raises(ConnectionError, match="stands by"):
+            await join(b, "d", token)
+
+
+async def test_an_authority_that_took_the_place_of_ours_without_a_rotation_is_not_followed(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them, all_of_them.etcd() as client:
+        ours = await all_of_them.trust(tmp_path / "key")
+        assert await ours.newer(client) is None
+        key = f"{all_of_them.prefix}trust/authority"
+        await all_of_them.change(key, ours.seal.close(key, as_text(ours.rotation, ours.id)))  # the same, written again
+        newer = await ours.newer(client)
+        assert newer is not None
+        assert newer.rotation.signs.fingerprint == ours.rotation.signs.fingerprint
+        await all_of_them.change(key, ours.seal.close(key, as_text(ours.rotation, "another")))
+        with pytest.raises(EtcdError, match=r"one that it gave way to; got another; start all masters again"):
+            await newer.newer(client)
+
+
+async def test_what_was_made_under_an_authority_that_was_deleted_counts_no_more(etcd: Etcd, tmp_path: Path) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        a, end_a = await all_of_them.start("a")
+        await join(a, "d", await all_of_them.token())
+        before = {one.key for one in await all_of_them.kept()}
+        end_a()
+        async with all_of_them.etcd() as client:
+            await client.txn([], [delete(f"{all_of_them.prefix}trust/authority")], [])
+        all_of_them.copy_key("a", "b")
+        b, _ = await all_of_them.start("b")
+        token = await all_of_them.token(2)
+        assert [one.id for one in (await leads(b)).tokens] == [token.id]
+        await join(b, "d", token)  # with another key: the name is free
+        kept = {one.key for one in await all_of_them.kept()}
+        assert sorted(key.rsplit("/", 2)[1] for key in kept & before) == ["name", "token", "trust"]
+        assert len(kept) == 5
+
+
+async def test_a_standby_that_names_another_one_is_followed_once(tmp_path: Path) -> None:
+    """Two that name each other would be asked for ever."""
+    made, key = Authority.make(time.time()), new_key()
+    write_secret(str(tmp_path / "ca"), made.certificate)
+    write_secret(str(tmp_path / "m"), made.sign_master(Request.read(request(key)), time.time(), 600) + key)
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+    heard: list[Any] = []
+
+    async def stand_by(stream: trio.SSLStream[trio.SocketStream]) -> None:
+        decoder: Decoder[Any] = Decoder(m.FromPeer, 1 << 20)
+        with contextlib.suppress(trio.BrokenResourceError):
+            heard.extend(decoder.feed(bytes(await stream.receive_some())))
+            asked = isinstance(heard[-1], m.AskAuthority)
+            await stream.send_all(encode(m.AuthorityIs(made.certificate) if asked else m.StandsBy(address, 1)))
+            await stream.receive_some()
+        await trio.aclose_forcefully(stream)
+
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            context = Papers(str(tmp_path / "ca"), str(tmp_path / "m")).to_listen()
+            nursery.start_soon(trio.serve_listeners, stand_by, [trio.SSLListener(one, context) for one in listeners])
+            wallet = Wallet(str(tmp_path / "w"), Token(made.fingerprint, "abcd", "s" * 43, address))
+            with pytest.raises(ConnectionError, match=f"{address} stands by; {address} leads"):
+                await trio.to_thread.run_sync(wallet.enroll, address, "d", 5.0)
+            nursery.cancel_scope.cancel()
+    assert [type(one) for one in heard] == [m.AskAuthority, m.Enroll] * 2
+
+
+async def test_tokens_are_looked_after_at_a_standby_too(
+    etcd: Etcd, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        a, _ = await all_of_them.start("a")
+        token = await all_of_them.token()
+        all_of_them.copy_key("a", "b")
+        b, _ = await all_of_them.start("b")
+        await leads(a)
+        asking = Asking(state=str(b.folder / "state"))
+        await trio.to_thread.run_sync(partial(token_command.show, master=b.address, asking=asking))
+        rows = [line.split()[:5] for line in capsys.readouterr().out.splitlines()]
+        assert [token.id, "peer", "any", "all", "unlimited"] in rows
+        await trio.to_thread.run_sync(partial(token_command.revoke, token.id, master=b.address, asking=asking))
+        assert [one.revoked for one in (await leads(a)).tokens] == [True]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("what", ["authority", "gone", "moved", "row"])
+async def test_what_somebody_else_changed_in_etcd_is_told(
+    etcd: Etcd, tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        a, end_a = await all_of_them.start("a")
+        token = await all_of_them.token()
+        await join(a, "d", token)
+        wallet = await join(a, "e", await a.make())
+        end_a()
+        kept = {one.key: one.value for one in await all_of_them.kept()}
+        [one, other] = sorted(key for key in kept if "/token/" in key)
+        if what == "authority":
+            await all_of_them.change(f"{all_of_them.prefix}trust/authority", kept[one])
+            with pytest.raises(
+                ConfigError, match=r"trust/authority in etcd: was changed .*got what does not open; see"
+            ):
+                await all_of_them.trust(all_of_them.key("a"))
+            return
+        if what == "gone":  # a token that is not there is good for nothing
+            async with all_of_them.etcd() as client:
+                await client.txn([], [delete(key) for key in (one, other)], [])
+            a, _ = await all_of_them.start("a")
+            await all_of_them.token(2)
+            answer = await a.ask(hello("e"), wallet.papers)
+            assert "by which it came in is not known to this master" in answer.reason
+            return
+        await all_of_them.change(one, kept[other] if what == "moved" else kept[one][:-8] + "AAAAAAA=")
+        a, _ = await all_of_them.start("a")
+        said = ""
+        with trio.fail_after(PATIENCE):
+            while f"{one} in etcd: was changed by somebody who has not the masters' key" not in said:
+                await trio.sleep(0.02)
+                said += "".join(capfd.readouterr())
+        answer = await a.ask(m.StatusRequest(PROTOCOL_VERSION), wallet.papers)
+        assert isinstance(answer, m.StandsBy)  # it does not lead
+        await all_of_them.change(one, kept[one])
+        await leads(a)
+
+
+@pytest.mark.check
+async def test_a_rotation_goes_on_with_the_next_leader_and_standbys_follow_it(etcd: Etcd, tmp_path: Path) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        a, end_a = await all_of_them.start("a")
+        old = await all_of_them.token()
+        all_of_them.copy_key("a", "b")
+        b, end_b = await all_of_them.start("b")
+        asking = Asking(state=str(b.folder / "state"))  # who stands by says who leads
+        ca = partial(trio.to_thread.run_sync, asking.ask_as_admin)
+        told = await ca(m.Rotate(PROTOCOL_VERSION, 0.0, False), m.RotationIs, b.address, 5.0)
+        both = [one.sha256 for one in told.authorities]
+        assert (told.phase, len(both)) == ("spreading", 2)
+        await follows(b, both)
+        new = await a.make(seconds=600.0)
+        assert [old.authority, new.authority] == both
+        for name, token in (("at-b-old", old), ("at-b-new", new)):  # b shows each a certificate that it believes
+            assert isinstance(await a.ask(hello(name), (await join(b, name, token)).papers), m.Welcome)
+        refused = await a.ask(
+            m.Rotate(PROTOCOL_VERSION, 0.0, False), Asking(state=str(a.folder / "state")).papers(a.address, 1)
+        )
+        assert "is under way already" in refused.refused
+        end_a()
+        await leads(b)
+        assert await ca(m.AskRotation(PROTOCOL_VERSION), m.RotationIs, b.address, 5.0) == told
+        key = f"{all_of_them.prefix}trust/authority"
+        for phase, believed in (("retiring", both[::-1]), ("steady", both[1:])):
+            end_b()
+            end_a()
+            found = await all_of_them.trust(all_of_them.key("b"))
+            late = replace(found.rotation, until=0.0, period=4.0)  # a phase is over
+            await all_of_them.change(key, found.seal.close(key, as_text(late, found.id)))
+            for name in ("a", "b"):
+                all_of_them.copy_key(name, f"{name}-{phase}")
+            a, end_a = await all_of_them.start(f"a-{phase}")
+            await leads(a)
+            b, end_b = await all_of_them.start(f"b-{phase}")
+            await follows(b, believed)
+            assert (await all_of_them.trust(all_of_them.key("b"))).rotation.phase == phase
+            if phase == "retiring":
+                assert isinstance(await a.ask(hello("late"), (await join(b, "late", old)).papers), m.Welcome)
+        with pytest.raises(WrongMaster, match=r"authority was replaced \(`wancoll ca show`\)"):
+            await join(b, "too-late", old)
+        end_a()
+        await leads(b)
+        await join(b, "later", new)
+
+
+@pytest.mark.check
+async def test_at_once_nothing_of_before_is_left_in_etcd(etcd: Etcd, tmp_path: Path) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        a, end_a = await all_of_them.start("a")
+        old = await all_of_them.token()
+        wallet = await join(a, "d", old)
+        all_of_them.copy_key("a", "b")
+        b, _ = await all_of_them.start("b")
+        told = await a.ask(
+            m.Rotate(PROTOCOL_VERSION, 0.0, True), Asking(state=str(a.folder / "state")).papers(a.address, 1)
+        )
+        new = parse(told.made)
+        assert [new.authority] == [one.sha256 for one in told.authorities]
+        assert new.authority != old.authority
+        await follows(b, [new.authority])
+        end_a()
+        assert [one.id for one in (await leads(b)).tokens] == [new.id]
+        kept = [one.key.split("/")[-2:] for one in await all_of_them.kept()]
+        assert sorted(kept) == [["token", new.id], ["trust", "authority"]]
+        with pytest.raises(ConnectionError, match="where that was replaced, join with a new token"):
+            await b.ask(hello("d"), wallet.papers)
+        await join(b, "d", new)
+
+
+class TakesSome(Client):
+    """An etcd that takes so many transactions, and is away then for as long as a master tries."""
+
+    takes = 10**9
+
+    async def txn(self, *what: Any) -> TxnAnswer:
+        if self.takes <= 0:
+            raise Deposed("etcd is away")
+        self.takes -= 1
+        return await super().txn(*what)
+
+
+@pytest.mark.parametrize("takes", [0, 1])
+async def test_at_once_is_one_transaction_however_many_tokens_and_names_there_are(
+    etcd: Etcd, tmp_path: Path, takes: int
+) -> None:
+    """So where etcd is lost at that moment the next leader has all of it or nothing, and the operator hears which."""
+    async with masters(etcd.url, tmp_path) as all_of_them, TakesSome(Access([etcd.url]), 5.0) as client:
+        trust, keys = await all_of_them.trust(tmp_path / "key"), Keys(all_of_them.prefix)
+        begun = await client.txn([], [put(keys.leader, "me"), put(keys.facts, numbers_text(first_numbers()))], [])
+        store = EtcdStore(client, keys, first_numbers(), begun.revision, 30.0)
+        gate = Gate(str(tmp_path / "one"), None, shared=trust.rotation)
+        gate.address = "h:1"
+        gate.lead(await trust.rows(store, client))
+        admin = gate.renewed(Identity("admin", "admin"))
+        tokens = [gate.answer(m.MakeToken(PROTOCOL_VERSION, "peer", "", [], 0, 60.0), admin) for _ in range(80)]
+        key, of = request(new_key()), parse(tokens[0].made)  # type: ignore[union-attr]
+        for name in map(str, range(30)):
+            enrolled = gate.answer(m.Enroll(PROTOCOL_VERSION, of.id, of.secret, name, key), None)
+            assert isinstance(enrolled, m.Enrolled)
+            assert enrolled.certificate
+
+        async def write() -> bool:
+            """Whether all was; else this master is deposed."""
+            with trio.CancelScope() as scope, contextlib.suppress(Deposed):
+                await store.write_forever(scope.cancel)
+            return store.written == store.asked
+
+        async def next_leader() -> tuple[Gate, dict[str, str], dict[str, str]]:
+            rows = await trust.rows(EtcdStore(client, keys, first_numbers(), 0, 30.0), client)
+            found = Gate(str(tmp_path / "next"), None, shared=trust.rotation)
+            found.lead(rows)
+            return found, rows.trust("token"), rows.trust("name")
+
+        assert await write()
+        found, known, names = await next_leader()
+        assert (len(known), len(names)) == (80, 30)
+        client.takes = takes
+        told = gate.answer(m.Rotate(PROTOCOL_VERSION, 0.0, True), admin)
+        assert isinstance(told, m.RotationIs)
+        assert await write() == bool(takes)
+        found, known, names = await next_leader()
+        assert found.authorities is not None
+        if not takes:
+            assert fingerprints(found.authorities.certificates) == [trust.rotation.signs.fingerprint]
+            assert (len(known), len(names)) == (80, 30)
+            return
+        new = parse(told.made)
+        assert fingerprints(found.authorities.certificates) == [new.authority] != [trust.rotation.signs.fingerprint]
+        assert (list(known), names) == ([new.id], {})
+        assert not found.first_token()  # the operator's is good
+        kept = [one.key.split("/")[-2:] for one in await all_of_them.kept()]
+        assert sorted(kept) == [["token", new.id], ["trust", "authority"]]
+        enroll = m.Enroll(PROTOCOL_VERSION, new.id, new.secret, "0", request(new_key()))  # the name is free
+        enrolled = found.answer(enroll, None)
+        assert isinstance(enrolled, m.Enrolled)
+        assert enrolled.certificate
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("what", ["at once", "a token"])
+async def test_what_was_never_written_is_not_so_and_nobody_is_sent_away(tmp_path: Path, what: str) -> None:
+    """etcd dies at that moment: the master leads no more, and goes on with what etcd has once that is back."""
+    with Etcd() as etcd:
+        async with masters(etcd.url, tmp_path) as all_of_them:
+            a, _ = await all_of_them.start("a")
+            token = await all_of_them.token()
+            wallet = await join(a, "d", token)
+            all_of_them.copy_key("a", "b")
+            b, _ = await all_of_them.start("b")
+            old = fingerprints(authority_of(a))
+            async with a.dial(wallet.papers) as daemon:
+                await daemon.say(hello("d"))
+                await daemon.expect(m.Welcome)
+                await trio.to_thread.run_sync(etcd.kill)
+                rotate, revoke = m.Rotate(PROTOCOL_VERSION, 0.0, True), m.RevokeToken(PROTOCOL_VERSION, token.id)
+                answer = await a.ask(rotate if what == "at once" else revoke, admin_of(a))
+                for said in (answer, await daemon.expect(m.Bye)):
+                    assert "this master leads no more: " in said.reason
+                    assert not said.final
+            for master in (a, b):  # while it stands by
+                told = await master.ask(m.AskAuthority(PROTOCOL_VERSION), None, believe_anybody=True)
+                assert fingerprints(told.certificates) == fingerprints(authority_of(master)) == old
+            await trio.to_thread.run_sync(etcd.start)
+            leader = await either_leads(a, b)
+            assert isinstance(await leader.ask(hello("d"), wallet.papers), m.Welcome)
+            await join(leader, "e", token)
+            assert [one.revoked for one in (await leads(leader)).tokens] == [False]
+
+
+async def either_leads(*masters: Master) -> Master:
+    with trio.fail_after(PATIENCE):
+        while True:
+            for one in masters:
+                if isinstance(await one.ask(m.StatusRequest(PROTOCOL_VERSION), admin_of(one)), m.Status):
+                    return one
+            await trio.sleep(0.05)
+
+
+class Later:
+    """A store whose writes are done when the test says so."""
+
+    def __init__(self) -> None:
+        self.facts = Facts(5, 0, 1, {})
+        self.asked = self.written = 0
+        self.kept: dict[str, str | None] = {}
+
+    def persist(self, what: Persist) -> None:
+        self.asked += 1
+
+    def keep(self, changes: dict[str, str | None]) -> None:
+        self.kept |= changes
+        self.asked += 1
+
+    def keep_whole(self, changes: list[dict[str, Any]]) -> None:
+        self.asked += 1
+
+
+@contextlib.asynccontextmanager
+async def that_writes_later(folder: Path) -> AsyncIterator[tuple[Server, Gate, Later, Master, Token]]:
+    """A master that leads, one of several, and its first token."""
+    rotation, store = Rotation((Authority.make(time.time()),)), Later()
+    trust = SharedTrust("p/", Seal.make(str(folder / "key")), "id", rotation)
+    gate, journal = Gate(str(folder / "state"), None, shared=rotation), Journal("")
+    found = Server(MasterConfig(limits=PATIENT), journal, gate)
+    async with trio.open_nursery() as nursery:
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        gate.address = join_address(*listener.socket.getsockname()[:2])
+        nursery.start_soon(found.keep_trust, gate)
+        nursery.start_soon(trio.serve_listeners, found.accept, [listener])
+        gate.lead(Rows(trust, store, {"token": {}, "name": {}}))  # type: ignore[arg-type]
+        found.lead(store)
+        token = parse(gate.first_token())
+        store.written = store.asked
+        with trio.fail_after(50):
+            yield found, gate, store, Master(gate.address, folder, ""), token
+        nursery.cancel_scope.cancel()
+    journal.close()
+
+
+async def in_hand(store: Later, asked: int) -> None:
+    """The store was asked for more writes than these."""
+    while store.asked <= asked:  # noqa: ASYNC110 - by a master
+        await trio.sleep(0.005)
+
+
+@pytest.mark.parametrize("what", ["at once", "a token"])
+@pytest.mark.parametrize("comes", ["written", "deposed"])
+async def test_rights_end_when_that_is_written_and_not_before(tmp_path: Path, what: str, comes: str) -> None:
+    """Meanwhile who is there stays, who comes is let in, and who asks for another change is to ask again."""
+    async with that_writes_later(tmp_path) as (server, gate, store, master, token):
+
+        async def written(since: int, rows: int = 1) -> None:
+            await in_hand(store, since + rows - 1)
+            store.written = store.asked
+            server.release()
+
+        old = fingerprints(authority_of(master))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(join, master, "d", token)
+            await written(store.asked, 2)  # the token's row and the name's
+        wallet, admin = Wallet(str(tmp_path / "of-d"), token), admin_of(master)
+        assert admin is not None
+        async with (
+            master.dial(wallet.papers) as daemon,
+            master.dial(admin) as one,
+            master.dial(admin) as next,
+            master.dial(wallet.papers) as late,
+        ):
+            await daemon.say(hello("d"))
+            assert isinstance(await daemon.hear(), m.Welcome)
+            assert isinstance(await daemon.hear(), m.AuthorityIs)
+            asked, revoke = store.asked, m.RevokeToken(PROTOCOL_VERSION, token.id)
+            await one.say(m.Rotate(PROTOCOL_VERSION, 0.0, True) if what == "at once" else revoke)
+            await in_hand(store, asked)
+            asked, make = store.asked, m.MakeToken(PROTOCOL_VERSION, "peer", "", [], 0, 60.0)
+            again = "this master: writes another change of its tokens or authority; "
+            assert (await master.ask(make, admin)).refused.startswith(again)
+            told = await master.ask(m.AskAuthority(PROTOCOL_VERSION), None, believe_anybody=True)
+            assert fingerprints(told.certificates) == old
+            with pytest.raises(ProtocolError, match=again):  # neither Refused nor WrongMaster: it asks again
+                await join(master, "e", token)
+            await daemon.say(m.Renew(wallet.request()), m.Heartbeat(7))
+            assert (await daemon.hear()).refused.startswith(again)
+            assert (await daemon.hear()).number == 7
+            await next.say(m.ListTokens(PROTOCOL_VERSION))
+            async with master.dial(wallet.papers) as comes_in:  # who comes is let in
+                await comes_in.say(m.StatusRequest(PROTOCOL_VERSION))
+                assert isinstance(await comes_in.hear(), m.Status)
+            assert store.asked == asked
+            assert fingerprints(authority_of(master)) == old
+            if comes == "deposed":
+                server.step_down("the test says so")
+                for peer in (daemon, one, next, late):
+                    assert await peer.hear() == m.Bye("this master leads no more: the test says so")
+                assert fingerprints(authority_of(master)) == old
+                gate.check(gate.renewed(Identity("d", "peer", (), token.id)))
+                return
+            await written(asked, 0)
+            answer, why = await one.hear(), "authority that was replaced" if what == "at once" else "is revoked"
+            for peer in (daemon, late):
+                bye = await peer.hear()
+                assert bye.final
+                assert why in bye.reason
+            assert [one.revoked for one in (await next.hear()).tokens] == [False], "as it was when it was asked"
+            if what == "at once":
+                assert fingerprints(authority_of(master)) == [parse(answer.made).authority]
+                return
+            assert [one.revoked for one in answer.tokens] == [True]
+            async with master.dial(admin) as last:
+                await last.say(make)
+                await written(asked)
+                assert [one.revoked for one in (await last.hear()).tokens] == [True, False]
+            rows = [json.loads(Seal.read(str(tmp_path / "key")).open(k, v)) for k, v in store.kept.items() if v]
+            assert [row["revoked"] for row in rows if "revoked" in row] == [True, False]
+
+
+async def test_a_folder_that_cannot_be_written_ends_neither_a_lead_nor_a_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = [0.0]
+    monkeypatch.setattr("time.time", partial(lambda now: now() + ahead[0], time.time))
+    async with that_writes_later(tmp_path) as (server, gate, store, master, _):
+        monkeypatch.setattr(gate, "_clock", time.time)
+
+        async def phase(then: str, since: int) -> None:
+            await in_hand(store, since)
+            store.written = store.asked
+            server.release()
+            assert gate.rotating[0] == then
+
+        [old], admin = fingerprints(authority_of(master)), admin_of(master)
+        assert admin is not None
+        async with master.dial(admin) as operator, master.dial(admin) as daemon:
+            await daemon.say(hello("admin"))
+            await daemon.expect(m.AuthorityIs)
+            asked = store.asked
+            await operator.say(m.Rotate(PROTOCOL_VERSION, 0.0, False))
+            await phase("spreading", asked)
+            new = (await operator.expect(m.RotationIs)).authorities[1].sha256
+            assert fingerprints((await daemon.expect(m.AuthorityIs)).certificates) == [old, new]
+            in_the_way = tmp_path / "state" / "authority.pem.new"
+            in_the_way.mkdir()
+            for then in ("retiring", ""):
+                asked, ahead[0] = store.asked, gate._rotation.until - time.time() + ahead[0] + 1  # type: ignore[union-attr]
+                gate._wake()
+                await phase(then, asked)
+                if then:
+                    assert fingerprints((await daemon.expect(m.AuthorityIs)).certificates) == [new, old]
+            assert "of an authority that was replaced" in (await daemon.expect(m.Bye)).reason  # it has not renewed it
+            assert server.state is not None
+            assert fingerprints(authority_of(master)) == [old, new]
+            newest = Rotation((Authority.make(time.time()),))
+            gate.lead(SimpleNamespace(rotation=newest, trust=lambda kind: {}))  # type: ignore[arg-type]
+            in_the_way.rmdir()
+            ahead[0] += 60
+            gate.context()
+            assert fingerprints(authority_of(master)) == [newest.signs.fingerprint]
+
+
+def admin_of(master: Master) -> Papers | None:
+    return Asking(state=str(master.folder / "state")).papers(master.address, 1)
+
+
+async def follows(master: Master, believed: list[str]) -> None:
+    """Return once its folder has these."""
+    with trio.fail_after(PATIENCE):
+        while fingerprints(authority_of(master)) != believed:  # noqa: ASYNC110 - of a master
+            await trio.sleep(0.02)

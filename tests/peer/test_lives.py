@@ -1,0 +1,108 @@
+"""Daemons of one machine know which of them have ended: by locks that end with their processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.owned import as_if_owned
+from wancoll.peer import lives
+
+_LIVES = "import sys; from wancoll.peer import lives; print(lives.begin(int(sys.argv[1]))); sys.stdout.flush(); input()"
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "wancoll" / "lives"
+
+
+def test_who_is_killed_has_ended_and_who_lives_has_not(folder: pathlib.Path) -> None:
+    command = [sys.executable, "-c", _LIVES, "71"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith(", [])\n")
+        mine, ended = lives.begin(72)
+        assert mine is not None
+        assert ended == lives.look(str(folder)) == []
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert lives.look(str(folder)) == [71]
+    later, ended = lives.begin(73)
+    assert (later is not None, ended) == (True, [71])
+    os.close(mine)
+    assert sorted(lives.look(str(folder))) == [71, 72]
+
+
+def test_other_machines_and_what_is_not_locked_yet_say_nothing_and_old_ones_go(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lives, "MOST", 2)
+    mine = [lives.begin(number)[0] for number in (1, 2, 3)]
+    for at, name in enumerate(sorted(os.listdir(folder))):
+        os.utime(folder / name, (at, at))
+    for one in mine:
+        assert one is not None
+        os.close(one)
+    here = min(os.listdir(folder))
+    (folder / f"elsewhere{here}").write_text("7\n")
+    (folder / f"{here[:-1]}9").touch()
+    assert lives.look(str(folder)) == [3, 2]
+    assert len(os.listdir(folder)) == 4
+
+
+def test_what_is_no_daemons_file_says_nothing_and_takes_nothing_away(folder: pathlib.Path) -> None:
+    mine, _ = lives.begin(5)
+    assert mine is not None
+    os.close(mine)
+    named = f"{socket.gethostname()}-"
+    for odd in ("f" * 28, "+ff", "0", "0" * 16, "000000000000000A"):
+        (folder / f"{named}{odd}").write_text("1\n")
+    os.mkfifo(folder / f"{named}0000000000000001")
+    (folder / f"{named}0000000000000002").symlink_to("nowhere")
+    (folder / f"{named}0000000000000003").symlink_to(folder / f"{named}0000000000000005")
+    (folder / f"{named}0000000000000004").mkdir()
+    later, ended = lives.begin(6)
+    assert (later is not None, ended) == (True, [5])
+
+
+def test_what_another_user_wrote_says_nothing(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, _ = lives.begin(5)
+    assert mine is not None
+    os.close(mine)
+    for owner, ended in ((7, [5]), (8, [])):
+        with monkeypatch.context() as patch:
+            as_if_owned(patch, owner, user=7)
+            assert lives.look(str(folder)) == ended
+
+
+def test_who_looks_hides_nothing_from_others_and_no_own_lock_depends_on_it(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, _ = lives.begin(5)
+    assert mine is not None
+    os.close(mine)
+    with open(folder / f"{socket.gethostname()}-{5:016x}") as beside:
+        fcntl.flock(beside, fcntl.LOCK_SH)
+        assert lives.look(str(folder)) == [5]
+
+    def _fails(_: str) -> list[int]:
+        raise OSError("gone")
+
+    monkeypatch.setattr(lives, "look", _fails)
+    lock, ended = lives.begin(6)
+    assert lock is not None
+    assert ended == []
+    assert not [name for name in os.listdir(folder) if name.startswith(".")]
+
+
+def test_without_a_place_nobody_vouches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    assert lives.begin(1) == (None, [])

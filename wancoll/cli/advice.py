@@ -1,0 +1,252 @@
+"""What is to be said of a machine's settings, its clock, a master and the ways to daemons: facts to findings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from wancoll.limits import CLOCKS_DIFFER, GIB, MIB, counted, format_size
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+OWN_FILES = 128  # of a daemon: listeners, clients, handshakes
+LEAST_ARENA = 256 * MIB  # of shared memory, with which one can begin
+SMALL_ARENA = 2 * GIB
+LEAST_PORTS = 1024
+OLDEST_KERNEL = (4, 10)  # whose tcp_info says enough
+PACING_KERNEL = (4, 13)  # from which bbr needs no fq to pace
+FAST_CLOCK = 1.0  # seconds off, from which ages in status and certificates' times mislead
+SHORT_CERTIFICATE = 3600.0  # seconds that are left
+SMALL_MSS = 1220  # bytes of a segment: below, something on the way leaves little room
+USUAL_MSS = 1340
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: how bad, about what, what was found, and what to change ("": nothing)."""
+
+    level: str
+    topic: str
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """What the machine shall do.
+
+    Args:
+        members: of a group.
+        lanes: TCP connections to each.
+        rate: bytes per second of the slowest path.
+        rtt: seconds, of the longest.
+    """
+
+    members: int
+    lanes: int
+    rate: float
+    rtt: float
+
+
+def files(soft: int, hard: int, plans: Plans) -> Finding:
+    """Open files; a limit below 0 is none. A daemon raises its soft limit to the hard one."""
+    need = OWN_FILES + (plans.members - 1) * 2 * (plans.lanes + 1)
+    wanted = f"{plans.members} members with {counted(plans.lanes, 'lane')} want {need}"
+    if hard < 0 or hard >= need:
+        return Finding(OK, "open files", f"{'no limit' if hard < 0 else hard}; {wanted}")
+    return Finding(
+        FAIL, "open files", f"at most {hard}; {wanted}",
+        f"LimitNOFILE={need} in the service, or `ulimit -Hn {need}` as root",
+    )  # fmt: skip
+
+
+def locked_memory(limit: int, *, devices: bool) -> Finding:
+    """How much may be pinned, bytes; below 0: all of it. It matters where there are CUDA devices."""
+    told = "no limit" if limit < 0 else format_size(limit)
+    if limit < 0 or limit >= GIB or not devices:
+        return Finding(OK, "locked memory", told + ("" if devices else "; no CUDA device is here to need it"))
+    return Finding(
+        WARN, "locked memory", f"{told}: copies from and to CUDA devices will be slower",
+        "LimitMEMLOCK=infinity in the service, or `ulimit -l unlimited`",
+    )  # fmt: skip
+
+
+def shared_memory(free: int) -> Finding:
+    """Bytes that arenas may take; they are memfds, for which /dev/shm's size does not count."""
+    told = f"{format_size(free)} free"
+    if free >= SMALL_ARENA:
+        return Finding(OK, "shared memory", told)
+    if free >= LEAST_ARENA:
+        return Finding(WARN, "shared memory", f"{told}: a tensor takes twice its size", "more memory, or --arena-bytes")
+    return Finding(FAIL, "shared memory", told, "give the machine, or the control group, more memory")
+
+
+def congestion(available: Sequence[str], used: str, qdisc: str, kernel: tuple[int, int]) -> Iterator[Finding]:
+    """Of TCP: what the kernel offers, what it uses unless told, and how packets leave."""
+    if "bbr" not in available:
+        yield Finding(
+            WARN, "congestion", f"bbr is not loaded ({', '.join(available) or 'nothing is told'})",
+            "`modprobe tcp_bbr`: over long, lossy paths it makes the difference",
+        )  # fmt: skip
+        return
+    yield Finding(OK, "congestion", f"bbr is there, for lanes that need it; others use {used}")
+    if qdisc != "fq" and kernel < PACING_KERNEL:
+        yield Finding(
+            WARN, "pacing", f"{qdisc or 'unknown'}; bbr of so old a kernel needs fq",
+            "`sysctl net.core.default_qdisc=fq`, then raise the interface anew",
+        )  # fmt: skip
+
+
+def buffers(receive: int, send: int, plans: Plans) -> Finding:
+    """The largest that TCP makes them, bytes, against what is under way on a lane; 0: not known."""
+    under_way = plans.rate * plans.rtt / plans.lanes
+    need = 2 * under_way
+    told = f"{format_size(min(receive, send), 3)}; a lane of {plans.lanes} has {format_size(under_way, 3)} under way"
+    if not receive or not send:
+        return Finding(WARN, "TCP buffers", "not known: /proc/sys/net does not tell", "look at them on the host")
+    if min(receive, send) >= need:
+        return Finding(OK, "TCP buffers", told)
+    wanted = int(need)
+    return Finding(
+        WARN, "TCP buffers", told,
+        f"`sysctl net.ipv4.tcp_rmem='4096 131072 {wanted}' net.ipv4.tcp_wmem='4096 65536 {wanted}'`, or more lanes",
+    )  # fmt: skip
+
+
+def ports(low: int, high: int, plans: Plans) -> Finding:
+    """Those that a dialler may take."""
+    count, need = high - low + 1, max(LEAST_PORTS, (plans.members - 1) * 2 * (plans.lanes + 1))
+    if count >= need:
+        return Finding(OK, "local ports", f"{count}")
+    return Finding(
+        WARN, "local ports", f"{count} ({low} to {high})", "`sysctl net.ipv4.ip_local_port_range='32768 60999'`"
+    )
+
+
+def kernel(version: tuple[int, int], text: str) -> Finding:
+    """Linux's."""
+    if version >= OLDEST_KERNEL:
+        return Finding(OK, "kernel", text)
+    return Finding(
+        FAIL, "kernel", f"{text}: it does not tell enough of its connections",
+        f"{OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]} or newer",
+    )  # fmt: skip
+
+
+def tls(problem: str) -> Finding:
+    """Whether OpenSSL 3 is found; *problem* "": it is."""
+    if not problem:
+        return Finding(OK, "OpenSSL", "libssl.so.3 is there, for encrypted lanes")
+    return Finding(FAIL, "OpenSSL", problem, "install libssl3; without it only --insecure works")
+
+
+def synchronised(state: bool | None) -> Finding:
+    """Whether the kernel's clock follows others; None: it does not say."""
+    if state:
+        return Finding(OK, "clock", "synchronised")
+    told = "the kernel does not say" if state is None else "not synchronised"
+    return Finding(WARN, "clock", told, "run chrony or systemd-timesyncd: certificates and logs go by it")
+
+
+# ---- a master ------------------------------------------------------------------------------------------
+
+
+def master(address: str, problem: str, round_trip: float) -> Finding:
+    """Whether it answers; *problem* "": after so many seconds."""
+    if not problem:
+        return Finding(OK, "master", f"{address} answers in {1e3 * round_trip:.1f} ms")
+    return Finding(
+        FAIL, "master", f"{address}: {problem}",
+        "is it running there, is the port open, and are --master, --join or --state right?",
+    )  # fmt: skip
+
+
+def clock_offset(offset: float, uncertain: float) -> Finding:
+    """Seconds that the master's clock is ahead, known to within *uncertain*."""
+    told = f"the master's is {abs(offset):.3f} s {'ahead' if offset >= 0 else 'behind'}, +- {uncertain:.3f} s"
+    surely = abs(offset) - uncertain
+    if surely >= CLOCKS_DIFFER:
+        return Finding(FAIL, "clock offset", told, "set the clocks: certificates may be refused")
+    if surely >= FAST_CLOCK:
+        return Finding(WARN, "clock offset", told, "set the clocks: ages in `wancoll status` are wrong by as much")
+    return Finding(OK, "clock offset", told)
+
+
+def version(who: str, theirs: str, ours: str) -> Finding:
+    """Of a master or a daemon."""
+    if theirs == ours:
+        return Finding(OK, "version", f"{who} has {theirs}, as here")
+    return Finding(FAIL, "version", f"{who} has {theirs or '(unknown)'}, here is {ours}", "install the same everywhere")
+
+
+def certificate(what: str, left: float) -> Finding:
+    """One of this machine's that ends in *left* seconds."""
+    if left <= 0:
+        return Finding(FAIL, "certificate", f"{what} ended {-left / 3600:.1f} h ago", "join again, with a new token")
+    if left < SHORT_CERTIFICATE:
+        return Finding(WARN, "certificate", f"{what} ends in {left / 60:.0f} min", "is its daemon there, to renew it?")
+    return Finding(OK, "certificate", f"{what} is good for {left / 3600:.1f} h")
+
+
+# ---- daemons -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A connection from here to a daemon's lanes was tried; *problem* "": it was made.
+
+    Args:
+        daemon: its name.
+        address: "host:port".
+        problem: why there is none.
+        rtt: seconds.
+        mtu: bytes of a packet, as the kernel has found out; 0: not known.
+        mss: bytes of a segment.
+    """
+
+    daemon: str
+    address: str
+    problem: str
+    rtt: float = 0.0
+    mtu: int = 0
+    mss: int = 0
+
+
+def ways(tried: Sequence[Way]) -> Iterator[Finding]:
+    """To all addresses of one daemon, which others dial in turn: one that works is enough."""
+    works = next((one.address for one in tried if not one.problem), "")
+    for one in tried:
+        yield way(one, instead=works)
+
+
+def way(one: Way, *, instead: str = "") -> Finding:
+    """Whether it can be dialled, and how large its packets are; *instead*: another address that works."""
+    if one.problem and instead:
+        return Finding(OK, "lanes", f"{one.daemon} at {one.address}: {one.problem}; {instead} works instead")
+    if one.problem:
+        return Finding(
+            FAIL, "lanes", f"{one.daemon} at {one.address}: {one.problem}",
+            "open that port there (--listen), or let it announce another address (--advertise)",
+        )  # fmt: skip
+    told = f"{one.daemon} at {one.address}: {1e3 * one.rtt:.1f} ms, MTU {one.mtu or '?'}, MSS {one.mss}"
+    if 0 < one.mss < SMALL_MSS:
+        return Finding(WARN, "lanes", told, "packets are small: look for a tunnel on the way and its MTU")
+    if 0 < one.mss < USUAL_MSS:
+        return Finding(OK, "lanes", f"{told} (a tunnel, it seems)")
+    return Finding(OK, "lanes", told)
+
+
+def pair(source: str, target: str, kind: str, why: str) -> Finding:
+    """Two members have told the master that their link failed."""
+    return Finding(
+        FAIL if kind == "unreachable" else WARN, "members", f"{source} -> {target} {kind}: {why}",
+        "ports must be open both ways: run `wancoll doctor` on both machines",
+    )  # fmt: skip
+
+
+def measured(source: str, target: str, rtt: float, loss: float) -> Finding:
+    """What the daemons know of a path between them."""
+    told = f"{source} -> {target}: {1e3 * rtt:.1f} ms, {100 * loss:.2g} % sent again"
+    if loss > 0.02:
+        return Finding(WARN, "path", told, "so much loss slows TCP: is the line full, or bbr missing?")
+    return Finding(OK, "path", told)

@@ -1,0 +1,160 @@
+"""Whether all is well, in one line, from what a master answers: what `wancoll status` says first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from wancoll.limits import DEFAULT, counted
+from wancoll.wire.messages import EventRecord, GroupStatus, Status
+
+RECENT = 300.0  # seconds for which a loss is told of
+SILENT = DEFAULT.heartbeat_timeout / 2  # seconds: three heartbeats are missing
+LOSSES = ("client died", "daemon died", "evicted")  # kinds of events
+ENDS = ("left", "stopped")  # those that say that who is gone is not missed: it, or an operator, said so
+_NAMED = 8  # groups that are named where another one was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """*line* says whether all is well, or else what is not; *note* whom a group that goes on has lost lately."""
+
+    well: bool
+    line: str
+    note: str = ""
+
+
+def health(status: Status, now: float, *, group: str = "", mute: Iterable[str] = ()) -> Health:
+    """What to say first.
+
+    Args:
+        status: a master's answer.
+        now: seconds since 1970, to tell how long ago events were.
+        group: of this one alone; "": of all.
+        mute: addresses of masters that give no status, beside the one that does.
+    """
+    others = sorted(each.name for each in status.groups)
+    status = of_group(status, group)
+    tally = Tally(status.events, now)
+    for each in status.groups:
+        tally.add(each)
+    return tally.health(len(status.daemons), wanted=group, others=others, mute=mute)
+
+
+class Tally:
+    """health(), of groups that are taken in one by one: a master of very many does other things in between.
+
+    Args:
+        events: of the status.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, events: Sequence[EventRecord], now: float) -> None:
+        self._events, self._now = events, now
+        recent = _recent(events, now)
+        last = {event.group: event for event in recent}
+        self._lost = {name: event for name, event in last.items() if event.kind in LOSSES}  # and nobody of it is here
+        self._loss = max((one for one in recent if one.kind in LOSSES), key=lambda one: one.time, default=None)
+        self._back = False
+        self._groups = self._members = 0
+        self._slow: list[str] = []
+        self._troubles: list[str] = []
+
+    def add(self, group: GroupStatus) -> None:
+        """One more."""
+        self._groups += 1
+        self._members += sum(member.rank >= 0 for member in group.members)
+        self._slow += _slow(group)
+        self._troubles += _troubles(group)
+        self._lost.pop(group.name, None)
+        if self._loss is not None and group.name == self._loss.group:
+            self._back = _is_back(group, self._events, self._loss)
+
+    def health(self, daemons: int, *, wanted: str = "", others: Sequence[str] = (), mute: Iterable[str] = ()) -> Health:
+        """What to say first.
+
+        Args:
+            daemons: how many there are.
+            wanted: the one group that was asked for; "": all were.
+            others: names of all groups.
+            mute: as health() has it.
+        """
+        troubles = [f"{_loss(event, self._now)}; nobody is left" for event in self._lost.values()]  # the worst first
+        troubles += self._slow + self._troubles
+        if wanted and not self._groups and wanted not in self._lost:
+            troubles.append(no_group(wanted, others))
+        troubles += [f"master {address} gives no status" for address in mute]
+        note = _loss(self._loss, self._now, back=self._back) if self._loss is not None else ""
+        if troubles:
+            more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+            return Health(False, troubles[0] + more, "" if note and note in troubles[0] else note)
+        if not self._groups:
+            return Health(True, f"all is well: no group, {counted(daemons, 'daemon')}", note)
+        here = f"{counted(self._groups, 'group')}, {counted(self._members, 'member')}"
+        return Health(True, f"all is well{' again' if note else ''}: {here}", note)
+
+
+def no_group(wanted: str, others: Sequence[str]) -> str:
+    """That a master has none of this name, but these *others*."""
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return f"there is no group {wanted}; the master has {', '.join(others[:_NAMED]) or 'none'}{more}"
+
+
+def of_group(status: Status, name: str) -> Status:
+    """That group's part, and its daemons' links; "": all."""
+    if not name:
+        return status
+    groups = [group for group in status.groups if group.name == name]
+    daemons = {member.daemon for group in groups for member in group.members}
+    return msgspec.structs.replace(
+        status,
+        groups=groups,
+        daemons=sorted(daemons),
+        events=[event for event in status.events if event.group == name],
+        links=[link for link in status.links if {link.source, link.target} <= daemons],
+    )
+
+
+def _troubles(group: GroupStatus) -> Iterator[str]:
+    """What else is not well there."""
+    for member in group.members:
+        if member.silent_for >= SILENT:
+            yield f"group {group.name}: {member.name} has been silent for {member.silent_for:.1f} s"
+    members = sum(member.rank >= 0 for member in group.members)
+    if group.phase != "running":
+        yield f"group {group.name} is {group.phase}, and waits for {group.waiting_for or 'its members'}"
+    elif members < group.min_world:
+        yield f"group {group.name} waits for joiners: {members} of min_world={group.min_world} members are here"
+
+
+def _slow(group: GroupStatus) -> Iterator[str]:
+    """Its oldest operation that takes long."""
+    for wait in group.waits[:1]:
+        if not wait.causes:
+            yield f"group {group.name}: {wait.op} has not ended after {wait.seconds:.0f} s"
+            return
+        cause = wait.causes[0]
+        who = cause.member if cause.other_rank < 0 else f"the link {cause.member} -> {cause.other}"
+        yield f"group {group.name} waits for {who} ({wait.seconds:.0f} s): {cause.why}"
+
+
+def _recent(events: Sequence[EventRecord], now: float) -> list[EventRecord]:
+    """Those of the last minutes that say that somebody of a group went, lost or not."""
+    return [event for event in events if event.group and event.kind in (*LOSSES, *ENDS) and now - event.time < RECENT]
+
+
+def _loss(event: EventRecord, now: float, *, back: bool = False) -> str:
+    who, _, why = event.text.partition(": ")
+    when = f"{max(0.0, now - event.time):.0f} s ago{', now back' if back else ''}"
+    return f"group {event.group} {who} {when}" + (f": {why}" if why else "")
+
+
+def _is_back(group: GroupStatus, events: Sequence[EventRecord], loss: EventRecord) -> bool:
+    """Whether all who were lost are members again, or the whole group has begun anew since."""
+    who = loss.text.partition(": ")[0].removeprefix("lost ").split(", ")
+    here = {member.name for member in group.members if member.rank >= 0}  # no joiner
+    since = events[events.index(loss) :]
+    anew = any((event.group, event.kind, event.epoch) == (loss.group, "epoch", 1) for event in since)
+    return bool(here) and (anew or here.issuperset(who))

@@ -1,0 +1,1 @@
+"""What the metrics are, and what has to be counted for them. Pure."""

@@ -1,0 +1,96 @@
+"""A daemon's metrics: read from its parts when somebody asks, each family at once, so that none takes long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+import trio
+
+from wancoll.metrics.core import families as f
+from wancoll.metrics.core.operations import Operations
+from wancoll.metrics.papers import Expiry
+from wancoll.peer.control import Control
+from wancoll.peer.links.hub import LinkHub
+from wancoll.peer.links.traffic import Now
+from wancoll.peer.session import Session
+from wancoll.trust.papers import Papers
+
+_LINKS_AT_ONCE = 16  # that are looked at without a pause
+
+
+class Figures:
+    """See the module.
+
+    Args:
+        sessions: gives those that are attached.
+        operations: what was counted.
+        control: the connection to the master.
+        links: the daemon's.
+        doors: by name, gives how many handshakes are pending and how many were refused.
+        papers: gives where its certificates are; None: it has none.
+    """
+
+    def __init__(
+        self,
+        sessions: Callable[[], Sequence[Session]],
+        operations: Operations,
+        control: Control,
+        links: LinkHub,
+        doors: Callable[[], dict[str, tuple[int, int]]],
+        papers: Callable[[], Papers] | None,
+    ) -> None:
+        self._sessions, self._operations, self._control, self._links = sessions, operations, control, links
+        self._doors, self._papers, self._expiry = doors, papers, Expiry()
+
+    def families(self) -> Iterator[f.Family | None]:
+        """All of them; None is a pause."""
+        yield from self._operations.families()
+        now = trio.current_time()
+        yield f.Family(f.CLIENTS, [((), len(self._sessions()))])
+        yield f.Family(f.CONNECTED, [((), int(self._control.connected))])
+        yield self._of_groups(f.IN_FLIGHT, lambda one: one.member.in_flight, sum)
+        yield self._of_groups(f.OLDEST, lambda one: one.waits_since(now), max)
+        yield self._of_groups(f.EPOCH, lambda one: one.member.epoch_number, max)
+        yield self._of_groups(f.MEMBERS, lambda one: len(one.member.member_names), max)
+        yield self._of_groups(f.ARENA_USED, lambda one: one.arena.used, sum)
+        yield self._of_groups(f.ARENA_SIZE, lambda one: one.arena.nbytes, sum)
+        yield from self._of_links()
+        clients = sum(session.queued for session in self._sessions())
+        yield f.Family(f.QUEUED, [(("master",), self._control.queued), (("clients",), clients)])
+        doors = self._doors()
+        yield f.Family(f.HANDSHAKES, [((name,), pending) for name, (pending, _) in doors.items()])
+        yield f.Family(f.REFUSED, [((name,), refused) for name, (_, refused) in doors.items()])
+        papers = self._papers() if self._papers is not None else None
+        yield self._expiry.family(
+            {"own": papers.certificate, "authority": papers.authorities} if papers is not None else {}
+        )
+
+    def _of_groups(
+        self, spec: f.Spec, value: Callable[[Session], float], join: Callable[[list[float]], float]
+    ) -> f.Family:
+        """Of this daemon's members in each group together."""
+        found = defaultdict(list)
+        for session in self._sessions():
+            if not session.member.over:
+                found[session.member.group].append(value(session))
+        return f.Family(spec, [((group,), join(values)) for group, values in found.items()])
+
+    def _of_links(self) -> Iterator[f.Family | None]:
+        """A look at a thousand links takes long, so that there are pauses."""
+        now: dict[str, list[Now]] = defaultdict(list)
+        for i, number in enumerate(self._links.numbers()):
+            if (found := self._links.look_at(number)) is not None:
+                now[found[0]].append(found[1])
+            if i % _LINKS_AT_ONCE == _LINKS_AT_ONCE - 1:
+                yield None
+        lanes = [((daemon,), sum(one.lanes for one in looks)) for daemon, looks in now.items()]
+        yield f.Family(f.LANES, lanes)
+        trips = [
+            ((daemon,), min(filter(None, (one.round_trip for one in looks)), default=0.0))
+            for daemon, looks in now.items()
+        ]
+        yield f.Family(f.ROUND_TRIP, [(daemon, seconds) for daemon, seconds in trips if seconds])
+        for i, spec in enumerate((f.LINK_SENT, f.LINK_RECEIVED, f.SEGMENTS, f.RESENT, f.CORRUPT)):
+            totals = self._links.traffic.totals if self._links.traffic is not None else {}
+            yield f.Family(spec, [((daemon,), counts[i]) for daemon, counts in totals.items()])
