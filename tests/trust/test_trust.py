@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import os
 import ssl
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,6 +227,31 @@ def test_a_secret_goes_into_no_file_that_was_there_before(tmp_path: Path) -> Non
 
 
 # ---- certificates ------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_of_one_time(tmp_path: Path) -> None:
+    """A master makes admin.pem anew at each phase of a rotation, while commands read it."""
+    ends, path, over = Ends(tmp_path, time.time()), tmp_path / "admin.pem", threading.Event()
+    made = [ends.papers(name, Identity(name, "admin"), time.time(), 60.0) for name in ("a", "b")]
+    texts = [Path(one.certificate).read_bytes() + Path(one.key).read_bytes() for one in made]
+    both = [ends.file(f"both-{i}", one) for i, one in enumerate(texts)]
+
+    def replace_it() -> None:
+        for one in itertools.cycle(both):
+            os.link(one, tmp_path / "next")
+            os.replace(tmp_path / "next", path)
+            if over.is_set():
+                return
+
+    os.link(both[1], path)
+    with ThreadPoolExecutor(1) as other:
+        done = other.submit(replace_it)
+        try:
+            for _ in range(500):
+                Papers(ends.ca, str(path)).to_dial()
+        finally:
+            over.set()
+        done.result()
 
 
 class Ends:

@@ -79,7 +79,9 @@ class Papers:
         try:
             context.load_verify_locations(self.authorities)
             if self.certificate:
-                context.load_cert_chain(self.certificate, self.key or None, password=no_password)
+                with open(self.certificate, "rb") as file:  # for the key OpenSSL opens it again: another may be there
+                    same = f"/proc/self/fd/{file.fileno()}"
+                    context.load_cert_chain(same, self.key or None, password=no_password)
         except (OSError, ValueError) as bad:  # SSLError is an OSError
             raise ConfigError(
                 "certificates cannot be used", who=f"{self.certificate}, {self.key}, {self.authorities}",
