@@ -20,7 +20,7 @@ from wancoll.chaos import Cluster, Etcd, in_threads
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.net.ask import ask
-from wancoll.trust.authority import issuer_of
+from wancoll.trust.authority import issuer_of, times
 from wancoll.trust.papers import Papers, fingerprints
 from wancoll.wire import messages as m
 
@@ -145,6 +145,24 @@ def test_a_master_that_is_killed_at_each_change_of_phase_goes_on_with_it(point: 
             lambda: [believed(cluster, i) for i in range(2)] == [[new]] * 2, PATIENCE, "the old one is forgotten"
         )
         assert {one[1:] for one in work(comms, lambda: False)} == {(2, 1, 11.0)}
+
+
+def test_a_daemon_whose_certificate_ended_in_a_rotation_while_the_master_was_away_comes_back() -> None:
+    """It has its key, a token of before and what it was told; the old authority is gone when it finds a master."""
+    with cluster_of(1) as cluster:
+        new = asked(cluster, m.Rotate(PROTOCOL_VERSION, LIFETIME, False)).authorities[1].sha256
+        wait_until(lambda: believed(cluster, 0)[0] == new, PATIENCE, "the new one signs, and the daemon is told")
+        cluster.kill_master()
+        cluster.pause(0)  # longer than the phase goes on for those who come back
+        cluster.start_master()
+        wait_until(lambda: phase(cluster) == "steady", PATIENCE, "the old one is dropped")
+        ended = times(state(cluster, 0, "certificate.pem"))[1]
+        wait_until(lambda: time.time() > ended, PATIENCE, "its certificate ends")
+        assert cluster.name(0) not in cluster.status().daemons
+        cluster.resume(0)
+        wait_until(lambda: cluster.name(0) in cluster.status().daemons, PATIENCE, "it is let in")
+        assert believed(cluster, 0) == [new]
+        assert "a certificate was got with the token" in cluster.logs(0)
 
 
 def test_a_leader_that_is_killed_before_etcd_has_the_next_phase_leaves_it_to_the_other_one(etcd: Etcd) -> None:

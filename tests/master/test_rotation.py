@@ -32,7 +32,7 @@ from wancoll.net.hot import Hot
 from wancoll.net.tls import Tls
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
-from wancoll.trust.authority import Authority, Request, issuer_of, new_key, request
+from wancoll.trust.authority import Authority, Request, issuer_of, new_key, owner, request
 from wancoll.trust.identity import Identity, Role
 from wancoll.trust.papers import Papers, fingerprints, write_secret
 from wancoll.trust.token import Token, parse
@@ -234,7 +234,7 @@ async def test_a_rotation_from_its_begin_to_its_end(office: Office) -> None:
     assert office.phase() == ("steady", [b], [b])
     assert sorted(os.listdir(office.folder)) == ["admin.pem", "authority.key", "authority.pem", "master.pem"]
     assert len(from_text((office.folder / "authority.key").read_bytes())[0].authorities) == 1  # its key is gone, too
-    refused = office.come(before).refused
+    refused = office.come(before, "newcomer").refused
     assert "names no authority of this master's any more; expected a token that is good; got one of an aut" in refused
     assert "`wancoll token create` makes a new one" in refused
     assert not office.come(between).refused
@@ -262,6 +262,26 @@ def test_a_master_that_leads_late_in_a_phase_leaves_daemons_time_to_come_back(tm
     assert not found.due
     clock[0] += 60
     assert found.due
+
+
+async def test_who_was_away_when_its_certificate_ended_comes_back_by_a_token_that_was_replaced(office: Office) -> None:
+    """With its key and its name; not where all began anew at once."""
+    token = office.token()
+    first, key = office.come(token), office.key
+    office.rotate()
+    assert office.pass_time(DAY + 600)
+    assert office.pass_time(DAY + 600)
+    (b,) = office.phase()[1]
+    office.again()
+    found = office.come(token)
+    assert (fingerprints(found.authorities), issuer_of(found.certificate, found.authorities)) == ([b], 0)
+    assert owner(found.certificate) == owner(first.certificate) == Identity("d", "peer", (), token.id)
+    office.key = new_key()
+    for name in ("d", "e"):
+        assert "names no authority of this master's any more" in office.come(token, name).refused
+    office.key = key
+    office.rotate(now=True)
+    assert "is not known, or its secret is wrong" in office.come(token).refused
 
 
 async def test_who_came_by_a_token_that_was_replaced_renews_all_the_same(office: Office) -> None:
@@ -548,6 +568,9 @@ async def test_tokens_and_certificates_through_a_rotation(tmp_path: Path) -> Non
                         ConnectionError, match="the certificate shown is of another authority: join wit"
                     ):
                         await master.ask(hello(wallet.name), wallet.papers)
+                    again = partial(wallet.enroll, master.address, wallet.name, 20.0)
+                    await trio.to_thread.run_sync(again)  # it was told of the new one, and has its key
+                    assert isinstance(await master.ask(hello(wallet.name), wallet.papers), m.Welcome)
                 else:
                     assert wallet.good(wallet.name, time.time())
                     assert isinstance(await master.ask(hello(wallet.name), wallet.papers), m.Welcome)

@@ -95,6 +95,26 @@ def test_a_used_up_token_takes_only_those_who_came_before() -> None:
     assert admit(found, "n1", "k1", now=NOW + 5000).name == "n1"  # it was away
 
 
+@pytest.mark.parametrize("late", [50.0, 5000.0])  # its certificate is good, and has ended
+def test_a_replaced_token_takes_only_whom_it_has_given_a_name_with_the_same_key(late: float) -> None:
+    found = registry(authority="a", expires=NOW + 6000)
+    found.believed = ["a"]
+    admit(found, "n1", "k1")
+    found = found.believing(["b"])
+    assert admit(found, "n1", "k1", now=NOW + late) == Identity("n1", "peer", ("a",), "tok1")
+    for name, key in (("n1", "k2"), ("n2", "k1"), ("n2", "k2")):
+        with pytest.raises(ConfigError, match="names no authority of this master's any more"):
+            admit(found, name, key, now=NOW + 5000)
+    with pytest.raises(ConfigError, match="or its secret is wrong"):
+        admit(found, "n1", "k1", secret="t" * 43, now=NOW + late)
+    with pytest.raises(ConfigError, match="has expired"):
+        admit(found, "n1", "k1", now=NOW + 6000)
+    assert not found.good(found.grants["tok1"], NOW)
+    found.revoke("tok1")
+    with pytest.raises(ConfigError, match="is revoked"):
+        admit(found, "n1", "k1", now=NOW + late)
+
+
 def test_a_key_that_comes_under_another_name_is_another_daemon() -> None:
     found = registry(uses=2)
     first = admit(found, "n1", "k1")

@@ -74,7 +74,7 @@ def show(
     """Show all tokens, one a line, without their secrets.
 
     USES: how many daemons have come with it, of how many that may. "replaced" instead of a time: it names an authority
-    that `wancoll ca rotate` has replaced, and lets nobody in.
+    that `wancoll ca rotate` has replaced, and lets nobody new in.
     """
     from wancoll.cli.tables import columns, terminal
 

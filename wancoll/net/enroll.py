@@ -1,9 +1,10 @@
 """How somebody gets a certificate from a master with a token, and keeps it with its key in a folder of its own.
 
-First the authorities are fetched from whoever answers, and that one is believed whose hash is the token's. Over a
-second connection, to a master that shows a certificate of it, the secret and a request go; the certificate comes back,
-and all authorities that the master believes: a new one may be about to take the other's place. Blocking: for commands,
-and for a thread of a daemon.
+First the authorities are fetched from whoever answers, and that one is believed whose hash is the token's; or, where
+the token got a certificate before, one of which its master has told since, in a rotation. Over a second connection, to
+a master that shows a certificate of it, the secret and a request go; the certificate comes back, and all authorities
+that the master believes: a new one may be about to take the other's place. Blocking: for commands, and for a thread of
+a daemon.
 """
 
 from __future__ import annotations
@@ -260,6 +261,8 @@ class Wallet:
                 raise ValueError("nothing of the kind")
         except ValueError as bad:
             raise ProtocolError("sent what is no certificate", who=who, got=str(bad)) from bad
+        if not believed and self.came_before():
+            believed = self._told_of(found.certificates)
         if not believed:
             raise WrongMaster(
                 "is not the master that the token is of", who=who, got=", ".join(shown[:_MOST_SHOWN]),
@@ -292,6 +295,14 @@ class Wallet:
         if answer.refused:
             raise Refused("does not take the token", who=who, got=answer.refused)
         self.keep(answer.certificate, answer.authorities)
+
+    def _told_of(self, shown: bytes) -> bytes:
+        """That of the authorities *shown* (PEM) of which the master has told in a rotation; empty: of none."""
+        with contextlib.suppress(ValueError):  # a damaged file tells of none
+            for one in fingerprints(_read(self._path(AUTHORITY))):
+                if mine := named(shown, one):
+                    return mine
+        return b""
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)

@@ -70,10 +70,13 @@ class Holder:
 class Registry:
     """See the module. What changes it returns the id or name whose row is to be written.
 
+    A token that names an authority which was replaced lets no newcomer in. Who has a name by it, with that key, comes
+    back with it: its certificate may have ended while no master was there to renew it.
+
     Args:
         grants: rows of before, by id, as text() gave them.
         holders: the same by name.
-        believed: SHA-256 of the authorities that are believed: a token that names another is worthless.
+        believed: SHA-256 of the authorities that are believed: a token that names another is for nobody new.
 
     Raises:
         ConfigError: a row cannot be read.
@@ -120,18 +123,18 @@ class Registry:
         """Whether newcomers may come with it."""
         return self._unfit(grant, now) is None
 
-    def _unfit(self, grant: Grant, now: float) -> tuple[str, str] | None:
-        """Why no newcomer may come with it, and what it is; None: one may."""
+    def _unfit(self, grant: Grant, now: float, *, comes_back: bool = False) -> tuple[str, str] | None:
+        """Why a newcomer, or who came with it before, may not come with it, and what it is; None: it may."""
         if grant.revoked:
             return "is revoked", "this one"
-        if self.replaced(grant):
+        if self.replaced(grant) and not comes_back:
             return "names no authority of this master's any more", "one of an authority that was replaced"
         if 0 < grant.expires <= now:
             return "has expired", f"one that ended {now - grant.expires:.0f} s ago by the master's clock"
         return None
 
     def replaced(self, grant: Grant) -> bool:
-        """Whether nobody can come with it, since the authority that it names is gone."""
+        """Whether no newcomer can come with it, since the authority that it names is gone."""
         return bool(grant.authority) and grant.authority not in self.believed
 
     def revoke(self, id: str) -> None:
@@ -177,7 +180,9 @@ class Registry:
             ConfigError: it is refused, and why.
         """
         grant = self.check_secret(id, secret)
-        if (unfit := self._unfit(grant, now)) is not None:
+        held = self.holders.get(name)
+        comes_back = held is not None and (held.token, held.key) == (id, key)
+        if (unfit := self._unfit(grant, now, comes_back=comes_back)) is not None:
             raise _refused(id, unfit[0], "a token that is good", unfit[1], _LIST)
         if grant.name and name != grant.name:
             hint = f"start it with --name {grant.name}, or make a token for it"
