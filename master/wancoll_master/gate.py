@@ -33,8 +33,10 @@ from wancoll.trust.papers import (
     AUTHORITY,
     AUTHORITY_KEY,
     LIFETIME,
+    MASTER,
     Papers,
     identity_of,
+    in_memory,
     own_folder,
     server_name,
     write_secret,
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("wancoll.master")
 
-_MASTER, _OTHER = "master", "master-other"  # by the authority that signs, and by the other one that is believed
 _ID_BYTES, _SECRET_BYTES = 4, 32
 _LONGEST_NAME = chr(0x10FFFF) * DEFAULT.name_chars  # in a certificate
 _LEAST_RENEWED = 10.0  # seconds, or a quarter of a certificate's life: what a renewal has to win
@@ -119,7 +120,8 @@ class Gate:
         self._pending: Callable[[], tuple[str, str]] | None = None  # what counts once the book has it
         self._rotation = None if own else self._adopt(shared) if shared else self._load()
         self._registry = self._remembered(self._believed)
-        self._context = self._renewed()
+        self._context: ssl.SSLContext
+        self._make_anew()
 
     # ---- files ---------------------------------------------------------------------------------------
 
@@ -216,34 +218,46 @@ class Gate:
     def reload(self) -> None:
         """Read the operator's certificates again, or make the master's own anew; what cannot be used is logged."""
         try:
-            self._context = self._renewed()
+            self._make_anew()
             log.info("certificates are new")
-        except (ConfigError, OSError) as bad:
+        except ConfigError as bad:
             log.error("certificates are as before: the new ones cannot be used", reason=str(bad))
+        except OSError as bad:
+            self._try_later(bad)
 
-    def _renewed(self) -> ssl.SSLContext:
+    def _make_anew(self) -> None:
+        """Listen with new certificates from now on; and only then have new ones in the folder, for commands.
+
+        Raises:
+            ConfigError: the operator's own cannot be used.
+            OSError: the folder cannot be written.
+        """
         if self._own is not None or self._rotation is None:
             assert self._own is not None
-            return self._own.to_listen()
+            self._context = self._own.to_listen()
+            return
         now, rotation = self._clock(), self._rotation
+        context, mine = self._shows(rotation, rotation.signs, now)
+        for one in rotation.believed[1:]:  # who dials says which one it knows, and is shown a certificate of that
+            context.sni_callback = _chooser(server_name(one.fingerprint), self._shows(rotation, one, now)[0])
+        self._context, self._fresh_until = context, now + LIFETIME / 2
         if self.shares:  # else they are there, or it had not become so
             write_secret(self._path(AUTHORITY), _bundle(rotation))
-        wants = [(_MASTER, None, rotation.signs), (ADMIN, Identity("admin", "admin"), rotation.signs)]
-        wants += [(_OTHER, None, one) for one in rotation.believed[1:]]
-        for name, who, sign in wants:
-            key = new_key()
-            wanted = Request.read(request(key))
-            pem = sign.sign(wanted, who, now, LIFETIME) if who else sign.sign_master(wanted, now, LIFETIME)
-            write_secret(self._path(f"{name}.pem"), pem + key)  # one file: whoever reads has both of one time
-        if len(wants) == 2:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(f"{_OTHER}.pem"))
-        self._fresh_until = now + LIFETIME / 2
-        context = Papers(self._path(AUTHORITY), self._path(f"{_MASTER}.pem")).to_listen()
-        for one in rotation.believed[1:]:  # who dials says which one it knows, and is shown a certificate of that
-            other, name = Papers(self._path(AUTHORITY), self._path(f"{_OTHER}.pem")), server_name(one.fingerprint)
-            context.sni_callback = _chooser(name, other.to_listen())
-        return context
+        key = new_key()
+        admin = rotation.signs.sign(Request.read(request(key)), Identity("admin", "admin"), now, LIFETIME)
+        write_secret(self._path(f"{ADMIN}.pem"), admin + key)  # one file: whoever reads has both of one time
+        write_secret(self._path(MASTER), mine)  # for metrics, which say when it ends
+
+    def _try_later(self, bad: OSError) -> None:
+        self._fresh_until = self._clock() + _LOOK_SECONDS  # not for each stranger who connects
+        log.error("certificates for commands on this machine cannot be written; it is tried again", reason=str(bad))
+
+    def _shows(self, rotation: Rotation[Authority], sign: Authority, now: float) -> tuple[ssl.SSLContext, bytes]:
+        """To listen with, and its certificate by *sign*. In memory: the folder may be unwritable now."""
+        key = new_key()
+        mine = sign.sign_master(Request.read(request(key)), now, LIFETIME)
+        with in_memory(_bundle(rotation)) as believed, in_memory(mine + key) as own:
+            return Papers(believed, own).to_listen(), mine
 
     # ---- rotation ------------------------------------------------------------------------------------
 
@@ -371,10 +385,9 @@ class Gate:
         """To listen with, now."""
         if self._own is None and self._clock() >= self._fresh_until:
             try:
-                self._context = self._renewed()
-            except (ConfigError, OSError) as bad:
-                self._fresh_until = self._clock() + _LOOK_SECONDS  # not for each stranger who connects
-                log.error("the master's certificate cannot be made anew", reason=str(bad))
+                self._make_anew()
+            except OSError as bad:
+                self._try_later(bad)
         return self._context
 
     def close(self) -> None:

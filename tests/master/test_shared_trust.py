@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -28,9 +29,9 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
 from wancoll.net.enroll import Refused, Wallet, WrongMaster
-from wancoll.trust.authority import Authority, Request, new_key, request
+from wancoll.trust.authority import Authority, Request, issuer_of, new_key, request
 from wancoll.trust.identity import Identity
-from wancoll.trust.papers import Papers, fingerprints, write_secret
+from wancoll.trust.papers import Papers, fingerprints, unverified, write_secret
 from wancoll.trust.seal import Seal
 from wancoll.trust.token import Token, parse
 from wancoll.wire import messages as m
@@ -751,12 +752,28 @@ async def test_a_folder_that_cannot_be_written_ends_neither_a_lead_nor_a_rotatio
             assert "of an authority that was replaced" in (await daemon.expect(m.Bye)).reason  # it has not renewed it
             assert server.state is not None
             assert fingerprints(authority_of(master)) == [old, new]
+            assert gate.authorities is not None
+            assert fingerprints(gate.authorities.certificates) == [new]
+            shown = ssl.DER_cert_to_PEM_cert(shown_by(gate.context())).encode()  # to daemons, whatever the folder has
+            assert issuer_of(shown, gate.authorities.certificates) == 0
             newest = Rotation((Authority.make(time.time()),))
             gate.lead(SimpleNamespace(rotation=newest, trust=lambda kind: {}))  # type: ignore[arg-type]
             in_the_way.rmdir()
             ahead[0] += 60
             gate.context()
             assert fingerprints(authority_of(master)) == [newest.signs.fingerprint]
+
+
+def shown_by(context: ssl.SSLContext) -> bytes:
+    """The certificate (DER) of who listens with it."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    dials, listens = unverified().wrap_bio(down, up), context.wrap_bio(up, down, server_side=True)
+    for end in (dials, listens, dials):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    found = dials.getpeercert(binary_form=True)
+    assert found is not None
+    return found
 
 
 def admin_of(master: Master) -> Papers | None:

@@ -23,7 +23,7 @@ LIFETIME = 24 * 3600.0  # seconds, of a certificate, unless the master is told o
 # NAME's key; all authorities with their keys.
 AUTHORITY, ADMIN = "authority.pem", "admin"
 AUTHORITY_KEY = "authority.key"
-MASTER = "master.pem"  # in its folder, too: its own certificate and key
+MASTER = "master.pem"  # in its folder, too: its own certificate
 _LOCK = "lock"
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
 _ROLES: tuple[Role, ...] = ("peer", "observer", "chaos", "admin")
@@ -93,6 +93,15 @@ class Papers:
     def is_master(self, certificate: Mapping[str, Any]) -> bool:
         """Whether the verified *certificate* (as ssl tells it) is a master's. By host name ssl has looked already."""
         return self.by_host or "role/master" in _facts(certificate)
+
+
+@contextlib.contextmanager
+def in_memory(data: bytes) -> Iterator[str]:
+    """The path, for as long, of a file with this *data* that is on no disk: `ssl` takes certificates from files."""
+    with open(os.memfd_create("wancoll-papers"), "wb") as file:
+        file.write(data)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def unverified() -> ssl.SSLContext:
