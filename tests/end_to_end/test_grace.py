@@ -131,7 +131,7 @@ def test_many_may_be_under_way_and_nobody_waits_longer_than_the_first(comms: lis
         return took
 
     took = in_threads(call, 3, 60)
-    assert GRACE <= max(took[:2]) < 5 * GRACE  # of the one that called first; ten times as long, one after the other
+    assert GRACE <= max(took[:2]) < 9 * GRACE  # of the one that called first; ten times as long, one after the other
 
 
 def test_what_cannot_have_a_grace_time_is_refused(comms: list[Any]) -> None:

@@ -828,7 +828,7 @@ def test_an_engine_at_rest_costs_no_time(neighbour: Neighbour) -> None:
     wait_until(lambda: statistics(neighbour.engine, 9).parked)
     before = time.process_time()
     assert not select.select([neighbour.engine.fd], [], [], 0.3)[0]
-    assert time.process_time() - before < 0.03
+    assert time.process_time() - before < 0.15  # who spins takes 0.3
 
 
 def test_closing_lets_go_of_descriptors_and_of_ops_under_way() -> None:

@@ -305,7 +305,7 @@ async def test_a_probe_measures_the_round_trip_and_then_the_bandwidth(monkeypatc
         await room.wait_for(2)
     trip, bandwidth, *_ = room.reports
     assert (trip.daemon, trip.bandwidth, trip.lanes, bandwidth.rtt, bandwidth.lanes) == ("b", 0, 0, 0, 0)
-    assert 0 < trip.rtt < 1
+    assert 0 < trip.rtt < 30  # seconds; the machine may stand still meanwhile
     assert bandwidth.bandwidth >= 0.1 * MB
 
 

@@ -88,7 +88,7 @@ def test_metrics_say_what_was_done_and_who_was_lost() -> None:
         assert before.all("wancoll_link_lanes") == lanes
         for name in ("sent", "received"):
             assert before.value(f"wancoll_link_{name}_bytes_total", daemon="peer-2") > 10_000
-        assert before.value("wancoll_link_round_trip_seconds", daemon="peer-2") < 1
+        assert before.value("wancoll_link_round_trip_seconds", daemon="peer-2") < 10
         assert before.value("wancoll_link_segments_total", daemon="peer-2") > 0
         assert 0 < before.value("wancoll_arena_used_bytes", group="g") < 100e6
         assert before.value("wancoll_arena_size_bytes", group="g") > 100e6
@@ -105,7 +105,7 @@ def test_metrics_say_what_was_done_and_who_was_lost() -> None:
         assert after.value("wancoll_epochs_total", group="g") == 2
         assert after.value("wancoll_lost_members_total", group="g") == 1
         assert after.value("wancoll_recovery_seconds_count", group="g") == 1
-        assert 0 < after.value("wancoll_recovery_seconds_sum", group="g") < 10
+        assert 0 < after.value("wancoll_recovery_seconds_sum", group="g") < 30
         assert after.value("wancoll_members", group="g") == 2
         assert after.all("wancoll_link_lanes") == {("peer-1",): 3}
         for name in ("sent", "received"):  # what went to the dead one is not forgotten

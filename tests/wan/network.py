@@ -28,7 +28,7 @@ BUILD = FilePath(__file__).parents[2] / "build" / "wan"
 MAX_HOSTS = 64
 LEAST_QUEUE = 256 << 10  # bytes: some super-packets
 LEAST_QUEUE_SECONDS = 0.01
-ANSWER_TIMEOUT = 10.0
+ANSWER_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,9 @@ def test_a_loss_needs_no_new_links(cluster: Cluster) -> None:
     others = [k for k in range(PEERS) if k != victim]
     last.close()
     reduce_all([comms[k] for k in others], others)
-    assert [lanes(k) for k in others] == [2 * (LANES + 1)] * 3
+    wait_until(
+        lambda: [lanes(k) for k in others] == [2 * (LANES + 1)] * 3, 60, "the links to the one that left are closed"
+    )
     close_all(comms)
 
 
