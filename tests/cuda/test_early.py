@@ -126,7 +126,7 @@ def test_what_was_copied_early_is_in_the_result(
     manual.show(post, 1)
     manual.drop(post)
     manual.send(manual.result(post))
-    assert work.wait(5).out is out
+    assert work.wait(60).out is out
     same(out.get(), wanted)
     same(out.seen(late), numbers(COUNT, 7) if into == "out" else numbers(COUNT))
 
@@ -147,7 +147,7 @@ def test_users_of_the_tensor_come_before_the_result(
     manual.send(manual.result(post))
     until(work.done)
     gpu.lib.standin_release()
-    work.wait(5)
+    work.wait(60)
     same(out.seen(seen), numbers(COUNT, 7))
     same(out.get(), 2 * numbers(COUNT))
 
@@ -170,7 +170,7 @@ def test_another_attempt_voids_what_was_copied(gpu: Any, held: Communicator, man
     manual.show(post, 2, 0, 1)
     manual.drop(post)
     manual.send(manual.result(post, attempts=2))
-    work.wait(5)
+    work.wait(60)
     same(x.get(), 2 * numbers(COUNT))
 
 
@@ -189,7 +189,7 @@ def test_an_abort_voids_what_was_copied(gpu: Any, held: Communicator, manual: Fa
     begun(work, 4)
     manual.fail(first)
     with refused(error=WorldTooSmall):
-        work.wait(5)
+        work.wait(60)
     work = held.all_reduce(y, async_op=True)
     post = manual.next_post()
     assert first.back not in (post.front, post.back)
@@ -199,7 +199,7 @@ def test_an_abort_voids_what_was_copied(gpu: Any, held: Communicator, manual: Fa
     gpu.lib.standin_drain()
     assert gpu.counts()["memory"] == before + 1  # the pool
     manual.answer(post)
-    work.wait(5)
+    work.wait(60)
     same(x.get(), numbers(COUNT))
     same(y.get(), 2 * numbers(COUNT, 50))
 
@@ -215,7 +215,7 @@ def test_who_looks_late_begins_nothing(gpu: Any, held: Communicator, manual: Fak
     until(work.done)
     placement.look()
     assert placement._early[0].stream is None
-    work.wait(5)
+    work.wait(60)
     same(x.get(), 2 * numbers(COUNT))
 
 
@@ -238,7 +238,7 @@ def test_several_devices_and_the_host_in_one_result(gpu: Any, held: Communicator
     back[: 2 * BLOCK] = 0xDD
     manual.drop(post)
     manual.send(manual.result(post))
-    works.wait(5)
+    works.wait(60)
     for tensor, part in zip(tensors, parts, strict=True):
         same(tensor if isinstance(tensor, np.ndarray) else tensor.get(), 2 * part)
 
@@ -257,7 +257,7 @@ def test_without_memory_it_is_copied_after_the_commit(
         assert not copied(work)
     manual.drop(post)
     manual.send(manual.result(post))
-    work.wait(5)
+    work.wait(60)
     same(x.get(), 2 * numbers(COUNT))
 
 
@@ -291,7 +291,7 @@ def test_no_more_than_the_limit_is_under_way(
     manual.drop(second)
     manual.send(manual.result(second))
     for work in works:
-        work.wait(5)
+        work.wait(60)
     same(x.get(), 2 * numbers(COUNT))
     same(y.get(), 2 * numbers(COUNT, 9))
 
@@ -310,7 +310,7 @@ def test_a_stream_that_waits_finds_the_result(gpu: Any, held: Communicator, manu
     manual.drop(post)
     manual.send(manual.result(post))
     same(x.seen(late), 2 * numbers(COUNT))
-    work.wait(5)
+    work.wait(60)
 
 
 def test_nothing_grows(gpu: Any, held: Communicator, manual: FakeDaemon) -> None:
@@ -327,11 +327,11 @@ def test_nothing_grows(gpu: Any, held: Communicator, manual: FakeDaemon) -> None
         if k % 3:
             manual.drop(post)
             manual.send(manual.result(post))
-            work.wait(5)
+            work.wait(60)
         else:
             manual.fail(post)
             with refused(error=WorldTooSmall):
-                work.wait(5)
+                work.wait(60)
         same(x.get(), numbers(COUNT, k) * (2 if k % 3 else 1))
         gpu.lib.standin_drain()
         found = gpu.counts()
@@ -380,7 +380,7 @@ def test_any_call_of_the_driver_may_fail_before_the_commit(shared: Any, tmp_path
                 daemon.send(daemon.result(post))
             else:
                 daemon.fail(post)
-            said = attempt(lambda work=work: work.wait(5)).error
+            said = attempt(lambda work=work: work.wait(60)).error
             done = gpu.lib.standin_calls() - calls < number // 2
             gpu.lib.standin_fail(0, 0)
             comm.close()

@@ -95,7 +95,7 @@ def test_what_is_told_is_there(gpu: Any, held: Communicator, manual: FakeDaemon,
     watch(manual, post, numbers(count, 3).tobytes())
     until(lambda: bell(held) - before == 3)  # once for each piece, since nobody waited for all
     manual.answer(post)
-    work.wait(5)
+    work.wait(60)
     same(x.get(), 2 * numbers(count, 3))
 
 
@@ -119,7 +119,7 @@ def test_several_devices_and_the_host_in_one_input(gpu: Any, held: Communicator,
     gpu.lib.standin_release()
     watch(manual, post, b"".join(part.tobytes() for part in parts))
     manual.answer(post)
-    works.wait(5)
+    works.wait(60)
     for tensor, part in zip(tensors, parts, strict=True):
         same(tensor if isinstance(tensor, np.ndarray) else tensor.get(), 2 * part)
 
@@ -132,7 +132,7 @@ def test_what_a_failed_call_left_behind_opens_no_other_gate(gpu: Any, held: Comm
     first = manual.next_post()
     manual.fail(first)
     with refused(error=WorldTooSmall):
-        work.wait(5)
+        work.wait(60)
     gc.collect()  # of what the error holds
     work = held.all_reduce(y, async_op=True)
     post = manual.next_post()
@@ -141,7 +141,7 @@ def test_what_a_failed_call_left_behind_opens_no_other_gate(gpu: Any, held: Comm
     gpu.lib.standin_release()
     watch(manual, post, numbers(1000, 50).tobytes())
     manual.answer(post)
-    work.wait(5)
+    work.wait(60)
     same(y.get(), 2 * numbers(1000, 50))
 
 
@@ -153,7 +153,7 @@ def test_a_tensor_that_is_read_may_not_be_a_target(gpu: Any, held: Communicator,
         held.recv(x, 1)
     gpu.lib.standin_release()
     manual.answer(manual.next_post())
-    work.wait(5)
+    work.wait(60)
     same(out.get(), 2 * numbers(10))
 
 
@@ -170,7 +170,7 @@ def test_a_device_that_breaks_before_its_input_is_there(
     try:
         with refused("719", "an operation was under way, so this member has left", error=DeviceError):
             if waits:
-                work.wait(5)
+                work.wait(60)
             else:
                 wait_until(work.done, 5, "it is found out")
                 work.wait(0)

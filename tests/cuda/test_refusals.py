@@ -181,7 +181,7 @@ def test_torchs_current_stream(gpu: Any, comm: Communicator, monkeypatch: pytest
     x.stream = current[0] = gpu.stream()
     first = gpu.on(0, "cuStreamSynchronize", x.stream)
     assert first == []
-    work.wait(5)
+    work.wait(60)
     same(x.get(), 2 * numbers(1000, 5))
     gpu.on(0, "cuStreamDestroy", x.stream)
 

@@ -349,7 +349,7 @@ def test_update_membership(cluster: Cluster) -> None:
     assert sum_of_ones(comms) == [2.0, 2.0]  # a joiner never blocks an op
     assert not joiner.done()
     in_threads(lambda k: comms[k].update_membership(), 2)
-    comms.append(joiner.result(10))
+    comms.append(joiner.result(60))
     assert comms[0].epoch > epoch
     assert {comm.epoch for comm in comms} == {comms[0].epoch}
     assert {comm.members for comm in comms} == {comms[0].members}

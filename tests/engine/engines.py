@@ -16,7 +16,7 @@ from wancoll.schedule.choose import make, sizes
 from wancoll.seal import Sealed, Seals
 
 KIB = 1024
-DEADLINE = 20.0
+DEADLINE = 60.0
 FINGERPRINT = 0xF00D
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.check
 
 LIFETIME = 5.0  # seconds, of a certificate, and of a phase
 MEMBERS = 3
-PATIENCE = 40.0  # seconds
+PATIENCE = 60.0  # seconds
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from wancoll.wire import messages as m
 
 PEERS = 3
 TAKEOVER = 5.0  # seconds from the leader's end to the next commit, as a rule
-PATIENCE = 20.0  # for what takes a moment; where other programs leave no time to etcd, leaders change more often
+PATIENCE = 60.0  # for what takes a moment; where other programs leave no time to etcd, leaders change more often
 OPTIONS: dict[str, Any] = {
     "masters": 2,
     "listen": "127.0.0.{i}:0",

@@ -11,7 +11,7 @@ from wancoll.chaos import Cluster, Etcd
 from wancoll.errors import ConfigError
 
 PEERS = 2
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 pytestmark = pytest.mark.check
 

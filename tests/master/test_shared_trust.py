@@ -51,7 +51,7 @@ from wancoll_master.store.facts import Facts
 from wancoll_master.store.journal import Journal
 from wancoll_master.store.shared_trust import Rows, SharedTrust, shared
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Masters:

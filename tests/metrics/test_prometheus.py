@@ -25,7 +25,7 @@ from wancoll.chaos import Cluster, in_threads
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS, DASHBOARD = DEPLOY / "alerts.yml", DEPLOY / "grafana-dashboard.json"
 TOKEN = "a-token-of-24-characters"
-DEADLINE = 30.0  # seconds for anything that Prometheus has to find out
+DEADLINE = 60.0  # seconds for anything that Prometheus has to find out
 METRIC = re.compile(r"\bwancoll_\w+")
 # What this small cluster has no reason to tell: nobody is waited for, lost or refused, and it has no certificates.
 NO_DATA = {"Waits for", "Slow operations that wait for a member", "Operations that fail", "Certificates end in"}
