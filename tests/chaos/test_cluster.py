@@ -109,6 +109,8 @@ def test_signals(monkeypatch: pytest.MonkeyPatch) -> None:
             cluster.pause_master()
         with pytest.raises(ConfigError, match="master"):
             cluster.status()
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind(address)  # the kernel gives it to no connection, either
         cluster.start_master()
         assert cluster.master_address == address
 

@@ -648,7 +648,7 @@ def test_a_timeout_loses_nothing(held: Communicator, manual: FakeDaemon) -> None
     took = time.monotonic() - started
     assert 0.1 <= took < 10
     [said] = re.findall(r"is still pending (\S+) s", str(caught.value))
-    assert 0.1 <= float(said) <= took
+    assert 0.1 <= float(said) <= 1.01 * took  # it is said with three digits
     assert type(caught.value) is wancoll.TimeoutError
     assert isinstance(caught.value, wancoll.WancollError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

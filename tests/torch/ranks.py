@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from wancoll.process import die_with_parent
+from wancoll.testing.ports import port_of, reserve
 
 ROOT = Path(__file__).parents[2]
 HANGS = 150.0  # seconds after which a rank will never answer, on a machine that does much else
@@ -37,6 +38,7 @@ HANGS = 150.0  # seconds after which a rank will never answer, on a machine that
 _PRELOAD = ("torch.nn.parallel", "torch._dynamo", "torch.distributed.distributed_c10d", "wancoll.client.connect",
             "wancoll.torch.process_group")  # fmt: skip
 _nursery: subprocess.Popen[bytes] | None = None
+_reserved: list[socket.socket] = []  # what free_port() has given out
 
 
 class Ranks:
@@ -139,10 +141,9 @@ def run(
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """Nobody else gets it as long as this process lives; torch, which sets SO_REUSEADDR, can listen there."""
+    _reserved.append(reserve())
+    return port_of(_reserved[-1])
 
 
 # ---- the process that forks ---------------------------------------------------------------------------

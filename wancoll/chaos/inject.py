@@ -135,7 +135,7 @@ class Injector:
                 self._cluster.resume(i)
         with contextlib.suppress(WancollError):
             self._cluster.resume_master()
-        with contextlib.suppress(ConfigError):
+        if not self._cluster.master_running():  # one that does not start is this tool's failure, not the product's
             self._cluster.start_master()
 
     # ---- members -------------------------------------------------------------------------------------

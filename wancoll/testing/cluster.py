@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -22,6 +23,7 @@ from wancoll.net.ask import ask
 from wancoll.net.listen import is_loopback_host
 from wancoll.process import Child, end, is_stopped, start
 from wancoll.testing.network import Host, Network, inside
+from wancoll.testing.ports import port_of, reserve
 from wancoll.testing.processes import ClientProcess, fork_service
 from wancoll.trust.papers import ADMIN, AUTHORITY, Papers
 from wancoll.trust.token import parse
@@ -107,6 +109,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._masters: list[Child | None] = [None] * masters
         self._master_addresses = [("", 0)] * masters
+        self._ports = contextlib.ExitStack()  # of the masters, kept while they are down
         self._peers: list[Child] = []
         self._names: list[str] = []
         self._extra_args: list[list[str]] = []  # of each peer, for its restart
@@ -378,7 +381,7 @@ class Cluster:
         if self.master_running(k):
             raise ConfigError("the master runs already", who=f"master {k}", hint="kill_master() first")
         address = self._master_addresses[k]
-        listen = join_address(*address) if address[1] else self._listen_on("master")
+        listen = join_address(*address) if address[1] else self._keep_port()
         label = f"master-{k}" if k else "master"
         journal = os.path.join(self._folder, f"journal-{k}.sqlite") if k else self.journal
         if lose_journal:
@@ -440,6 +443,7 @@ class Cluster:
             client.close()
         services = [*self._peers, *(master for master in self._masters if master is not None)]
         end(services, _END_TIMEOUT)
+        self._ports.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ---- inside --------------------------------------------------------------------------------------
@@ -462,6 +466,12 @@ class Cluster:
         if self._network is not None:
             return join_address(self._network.address(host), 0)
         return self._listen.format(i=1 if host == "master" else host + 1)
+
+    def _keep_port(self) -> str:
+        """Where a master listens for as long as this cluster lives."""
+        host, _ = split_address(self._listen_on("master"))
+        with inside(self._network, "master"):
+            return join_address(host, port_of(self._ports.enter_context(reserve(host))))
 
     def _start(self, label: str, arguments: list[str], environment: Mapping[str, str], host: Host) -> Child:
         environment = {**self._env, "WANCOLL_FAILPOINTS": self._token, **environment}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import ssl
 import tempfile
 import urllib.error
@@ -13,8 +12,7 @@ from typing import Self
 
 from wancoll.errors import ConfigError
 from wancoll.process import Child, start
-
-_TRIES = 3  # to find two ports that stay free until it has bound them
+from wancoll.testing.ports import port_of, reserve
 
 
 class Etcd:
@@ -41,16 +39,9 @@ class Etcd:
         self._folder = tempfile.mkdtemp(prefix="wancoll-etcd-")
         self._process: Child | None = None
         self._ca, self._cert, self._key = ca, cert, key
-        self._ports = (0, 0)
+        self._reserved = reserve(), reserve()
         try:
-            for left in reversed(range(_TRIES)):
-                self._ports = _free_ports()
-                try:
-                    self.start()
-                    return
-                except ConfigError:
-                    if not left:
-                        raise
+            self.start()
         except BaseException:
             self.close()
             raise
@@ -64,7 +55,7 @@ class Etcd:
     @property
     def url(self) -> str:
         """Where clients ask."""
-        return f"{'https' if self._ca else 'http'}://127.0.0.1:{self._ports[0]}"
+        return f"{'https' if self._ca else 'http'}://127.0.0.1:{port_of(self._reserved[0])}"
 
     def start(self) -> None:
         """Start it, on the ports and the data that it had; returns when it answers.
@@ -72,7 +63,7 @@ class Etcd:
         Raises:
             ConfigError: it does not come up.
         """
-        peers = f"http://127.0.0.1:{self._ports[1]}"
+        peers = f"http://127.0.0.1:{port_of(self._reserved[1])}"
         options = {
             "name": "one",
             "data-dir": os.path.join(self._folder, "data"),
@@ -124,11 +115,6 @@ class Etcd:
     def close(self) -> None:
         """End it and remove its data. Idempotent."""
         self.kill()
+        for one in self._reserved:
+            one.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
