@@ -223,6 +223,8 @@ BOUNDS = {
     "wancoll/trust/registry.py: Registry.grants": "MOST_TOKENS, each with MOST_USES keys",
     "wancoll/trust/registry.py: Registry.holders": "MOST_NAMES",
     "wancoll/net/listen.py: Handshakes._open": "pending_connections",
+    "wancoll/net/turns.py: Turns._cost": "the thread's time until it is forgotten, of which each took _LEAST",
+    "wancoll/net/turns.py: Turns._waiting": "pending_connections",
     "wancoll/net/hot.py: Hot._serve": "engine, notes, control connection and clients: each removes what it added",
     "wancoll/net/tls.py: Tls._came": "a stream's _READ_BYTES: it reads where there is no more",
     "wancoll/net/stream.py: Stream._unread": "one: who looks finds nothing until it is received",

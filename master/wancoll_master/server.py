@@ -26,9 +26,10 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import MASTER, Failpoints
 from wancoll.metrics.core import families as f
 from wancoll.net.contain import contained, shown, trace
-from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose
+from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose, why_ended
 from wancoll.net.stream import LINGER, Queues, Stream
 from wancoll.net.tls import Tls, TlsFailed
+from wancoll.net.turns import Turns
 from wancoll.trust.identity import Identity
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, begins_tls, encode
@@ -121,7 +122,7 @@ class Server:
         self._numbers = itertools.count(1)
         limits = config.limits
         self._greeting = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
-        self._shaking = trio.CapacityLimiter(1)  # threads for steps of their handshakes
+        self._shaking = Turns()  # in the thread for steps of their handshakes
         self._leaving = Handshakes(limits.pending_connections, LINGER)  # strangers that have yet to read their answer
         self._strangers: set[int] = set()  # connections on which no daemon has introduced itself
         self._of_strangers = Sparing()
@@ -566,7 +567,7 @@ class Server:
                     messages = decoder.feed(data)
             # Outside, nothing ends it for being late: what came in time may be read late, where we stood still.
             if greeting.cancelled_caught:
-                raise ProtocolError("did not introduce itself in time", expected="Hello first")
+                raise ProtocolError(f"did not introduce itself, it {why_ended(greeting)}", expected="Hello first")
             if not messages:
                 reason = connection.ended if connection.ending else ""
                 self._of_strangers.say(log.info, "connection ended", who=who, reason=reason or "said nothing")

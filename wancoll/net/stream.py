@@ -14,7 +14,9 @@ from functools import partial
 
 import trio
 
+from wancoll.net.listen import whose
 from wancoll.net.tls import Tls, TlsFailed
+from wancoll.net.turns import Turns
 
 _READ_BYTES = 64 * 1024
 _CLOSED = "the connection was closed by the other end"
@@ -196,7 +198,7 @@ class Stream:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RD)
 
-    async def shake_hands(self, turns: trio.CapacityLimiter | None = None) -> None:
+    async def shake_hands(self, turns: Turns | None = None) -> None:
         """TLS's handshake, before anything else is sent or received.
 
         What the other end sends may take long to judge: in a thread, so that nobody else waits for it. What has begun
@@ -210,13 +212,13 @@ class Stream:
         """
         if self.tls is None:
             return
-        turns = turns or trio.CapacityLimiter(1)
+        turns, address = turns or Turns(), whose(self.socket)
         data: bytes | None = b""
         while not self._gone():
             if data is not None:
                 try:
                     if data:
-                        await trio.to_thread.run_sync(self.tls.shake, data, limiter=turns)
+                        await turns.run(address, self.tls.shake, data)
                     else:
                         self.tls.shake(data)  # who dials begins
                 finally:

@@ -6,15 +6,19 @@ import socket
 
 
 def reserve(host: str = "127.0.0.1") -> socket.socket:
-    """A socket that is bound to a free port of *host*, an IP address, and does not listen: close it to let the port go.
+    """A socket that is bound to a free port of *host* and does not listen: close it to let the port go.
 
     A service that sets SO_REUSEADDR, as all do that are started again, listens there all the same. The kernel gives
     the port to no connection meanwhile: it would keep the service out until a minute after its end, and one in some
     hundred starts on a busy machine met that.
     """
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind((host, 0))
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(("" if host == "*" else host, 0))
+    except OSError:
+        made.close()
+        raise
     return made
 
 

@@ -12,7 +12,9 @@ import trio
 from wancoll.engine import Engine
 from wancoll.errors import ConfigError
 from wancoll.net.dial import DialFailed, dial, read_frame
+from wancoll.net.listen import whose
 from wancoll.net.tls import explained
+from wancoll.net.turns import Turns
 from wancoll.seal import READS, Sealed, Seals
 from wancoll.trust.papers import Papers, identity_of
 from wancoll.wire import messages as m
@@ -106,7 +108,7 @@ class SealedConnection(Connection):
         self._tls: Sealed = seals.begin(self.socket.fileno(), accepts=accepts)
         self.key = b""  # hash of the other end's public key
 
-    async def shake_hands(self, turns: trio.CapacityLimiter) -> None:
+    async def shake_hands(self, turns: Turns) -> None:
         """Raise DialFailed if the other end does not prove who it is.
 
         What it sends may take long to judge: in a thread, by *turns*. What has begun there ends there, also for who is
@@ -114,8 +116,9 @@ class SealedConnection(Connection):
         """
         from wancoll.trust.presented import key_of, presented  # loads `cryptography`
 
+        address = whose(self.socket)
         try:
-            while waits := await trio.to_thread.run_sync(self._tls.handshake, limiter=turns):
+            while waits := await turns.run(address, self._tls.handshake):
                 await self._wait(reads=waits == READS)
             der = self._tls.certificate()
             self.identity, self.key, self.expired = identity_of(presented(der)), key_of(der), self._tls.expired
@@ -170,7 +173,7 @@ class Connector:
         self._papers, self._near_only = papers, near_only
         self._read: object = None  # the files that the seals are of, as they were
         self._seals: Seals | None = None
-        self._accepting, self._dialling = trio.CapacityLimiter(1), trio.CapacityLimiter(1)  # handshakes
+        self._accepting, self._dialling = Turns(), Turns()  # handshakes
         self._keys: dict[str, bytes] = {}  # by daemon: of its newest certificate that was good when it was shown
 
     def seals(self) -> Seals | None:
