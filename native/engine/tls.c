@@ -40,7 +40,7 @@ enum {
     NOTICES = 128,           /* room for a few words about the connection, after those */
     NOTICE_BYTES = 5,        /* of the longest: new keys */
     MOST_BARREN = 32 << 10,  /* the engine's */
-    MOST_SHAKING = 12 << 10, /* of a handshake: certificates. net/tls.py has the same */
+    MOST_SHAKING = 16 << 10, /* of a handshake: certificates. net/tls.py has the same */
     MOST_EARLY = 256,        /* after them, until the engine has it */
     NO_DATA = 4 << 10,       /* what a record counts for that holds none */
     SHAKING = 256,           /* and one of the handshake, beside what it holds */

@@ -452,6 +452,7 @@ def test_results_of_real_daemons(gpu: Any, cluster: Cluster, kind: str, monkeypa
     close_all(comms)
 
 
+@pytest.mark.nightly  # where all is moved before the daemon that is to die has looked, it is no loss
 def test_a_loss_while_blocks_go_to_devices(gpu: Any, cluster: Cluster) -> None:
     """Words say the attempt that the receipt has; the result is that of who is left."""
     repair(cluster)
