@@ -141,8 +141,11 @@ def run(
 
 
 def free_port() -> int:
-    """Nobody else gets it as long as this process lives; torch, which sets SO_REUSEADDR, can listen there."""
-    _reserved.append(reserve())
+    """Nobody else gets it as long as this process lives; torch, which sets SO_REUSEADDR, can listen there.
+
+    Kept at all addresses, as torch listens: else one at 127.0.0.2 may get the same number.
+    """
+    _reserved.append(reserve("*"))
     return port_of(_reserved[-1])
 
 
