@@ -88,6 +88,26 @@ async def test_who_is_cancelled_is_left_out(held: Held) -> None:
     assert (held.order, held.turns._waiting) == (["a", "b", "c"], {})
 
 
+async def test_who_is_cancelled_just_before_its_turn_gives_it_on() -> None:
+    turns, order, gone = Turns(), list[str](), trio.CancelScope()
+
+    async def who_is_cancelled() -> None:
+        with gone:
+            await turns.run("gone", order.append, "gone")
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await turns._turn("held")
+            nursery.start_soon(who_is_cancelled)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(turns.run, "b", order.append, "b")
+            await trio.testing.wait_all_tasks_blocked()
+            gone.cancel()
+            turns._next()  # its turn, and it has not heard yet that it is cancelled
+    assert gone.cancelled_caught
+    assert (order, turns._waiting, turns._busy) == (["b"], {}, False)
+
+
 async def test_a_step_that_fails_gives_its_turn_on(held: Held) -> None:
     with pytest.raises(ZeroDivisionError):
         await held.turns.run("a", lambda: 1 // 0)

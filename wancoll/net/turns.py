@@ -50,8 +50,11 @@ class Turns:
         self._waiting.setdefault(address, deque()).append(mine)
         try:
             await mine.wait()
-        except trio.Cancelled:  # it is not set
-            self._remove(address, mine)
+        except trio.Cancelled:
+            if mine.is_set():  # it was this task's turn between the cancellation and now
+                self._next()
+            else:
+                self._remove(address, mine)
             raise
 
     def _next(self) -> None:
