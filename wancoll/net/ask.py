@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import time
 from typing import Any
 
 import msgspec
 
 from wancoll.limits import DEFAULT
-from wancoll.net.tls import explained
+from wancoll.net.tls import Tls, TlsFailed
 from wancoll.net.unix import connect_local
 from wancoll.trust.papers import Papers, unverified
 from wancoll.wire.framing import Decoder, encode
@@ -44,37 +43,80 @@ def ask(
         OSError: no connection, or no answer in time.
         ProtocolError: what came back cannot be read.
     """
-    deadline = time.monotonic() + timeout
     decoder: Decoder[Any] = Decoder(answers, DEFAULT.message_bytes, who=who)
-    with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(_connect(where, timeout))
-        if papers is not None or believe_anybody:
-            connection = stack.enter_context(_over_tls(connection, where[0], None if believe_anybody else papers))
-        connection.sendall(encode(question))
-        while (left := deadline - time.monotonic()) > 0:
-            connection.settimeout(left)
+    ends = time.monotonic() + timeout
+    with contextlib.closing(_connect(where, timeout)) as connection:
+        try:
+            line = _Line(connection, ends)
+            if papers is not None or believe_anybody:
+                line.seal(where[0], None if believe_anybody else papers)
+            line.send(encode(question))
+            while data := line.receive():
+                for answer in decoder.feed(data):
+                    return answer
+        except TlsFailed as failed:
+            raise ConnectionError(str(failed)) from failed
+        except TimeoutError as late:
+            raise TimeoutError(f"no answer within {timeout:g} s") from late
+    raise ConnectionError("it closed the connection without an answer")
+
+
+class _Line:
+    """A blocking socket, over TLS from seal() on, that raises TimeoutError once it is *ends* by time.monotonic()."""
+
+    def __init__(self, connection: socket.socket, ends: float) -> None:
+        self._connection, self._ends = connection, ends
+        self._tls: Tls | None = None
+
+    def seal(self, host: str, papers: Papers | None) -> None:
+        """To a master, which proves that it is one; *papers* None: nobody looks."""
+        context = unverified() if papers is None else papers.to_dial()
+        self._tls = tls = Tls(context, listens=False, host=papers.asks_for(host) if papers else host)
+        data = b""  # who dials begins
+        while True:
             try:
-                data = connection.recv(_RECEIVE_BYTES)
-            except ssl.SSLError as refused:  # in TLS 1.3 it comes this late
-                raise ConnectionError(explained(refused)) from refused
-            if not data:
-                raise ConnectionError("it closed the connection without an answer")
-            for answer in decoder.feed(data):
-                return answer
-        raise TimeoutError(f"no answer within {timeout:g} s")
+                tls.shake(data)
+            except TlsFailed:
+                with contextlib.suppress(OSError):
+                    self._send(tls.outgoing())  # an alert
+                raise
+            self._send(tls.outgoing())
+            if tls.done:
+                break
+            if not (data := self._receive()):
+                raise ConnectionError("it closed the connection in the middle of TLS's handshake")
+        if papers is not None and not papers.is_master(tls.certificate()):
+            raise ConnectionError("its certificate is not a master's: somebody else answers at this address")
 
+    def send(self, data: bytes) -> None:
+        """All of it."""
+        self._send(self._tls.seal(data) if self._tls else data)
 
-def _over_tls(connection: socket.socket, host: str, papers: Papers | None) -> ssl.SSLSocket:
-    """*connection* to a master, which has proved that it is one; *papers* None: nobody has looked."""
-    context = unverified() if papers is None else papers.to_dial()
-    try:
-        sealed = context.wrap_socket(connection, server_hostname=papers.asks_for(host) if papers else host)
-    except ssl.SSLError as failed:
-        raise ConnectionError(explained(failed)) from failed
-    if papers is not None and not papers.is_master(sealed.getpeercert() or {}):
-        sealed.close()
-        raise ConnectionError("its certificate is not a master's: somebody else answers at this address")
-    return sealed
+    def receive(self) -> bytes:
+        """Some bytes; b"" at the end."""
+        if self._tls is None:
+            return self._receive()
+        data = b"" if self._tls.more else self._receive()
+        while not self._tls.over and (data or self._tls.more):
+            if opened := self._tls.open(data):
+                return opened
+            self._send(self._tls.outgoing())
+            data = b"" if self._tls.more else self._receive()
+        return b""
+
+    def _send(self, data: bytes) -> None:
+        self._connection.settimeout(self._left())
+        self._connection.sendall(data)
+
+    def _receive(self) -> bytes:
+        self._connection.settimeout(self._left())
+        return self._connection.recv(_RECEIVE_BYTES)
+
+    def _left(self) -> float:
+        """Seconds."""
+        if (left := self._ends - time.monotonic()) <= 0:
+            raise TimeoutError
+        return left
 
 
 def _connect(where: tuple[str, int] | str, timeout: float) -> socket.socket:
