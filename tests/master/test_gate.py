@@ -593,3 +593,23 @@ async def test_a_token_for_one_group_reads_and_changes_nothing_of_another(tmp_pa
         assert [one.name for one in group.members] == ["m"]
         assert known.resources["messages_refused"] == 4
         await trio.aclose_forcefully(stream)
+
+
+async def test_commands_that_come_together_with_a_token_of_one_use_are_one(tmp_path: Path) -> None:
+    """They share a folder: one that took the key of another's certificate away would be nobody."""
+    async with secure(tmp_path) as master:
+        token = await master.make(role="observer", uses=1)
+        asking, names = Asking(join=str(token)), []
+
+        async def ask() -> None:
+            papers = await trio.to_thread.run_sync(asking.papers, master.address, 20.0)
+            assert papers is not None
+            answer = await master.ask(m.StatusRequest(PROTOCOL_VERSION), papers)
+            assert isinstance(answer, m.Status), answer
+            names.append(Path(papers.certificate).read_bytes())
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(ask)
+        assert len(names) == 6
+        assert len(set(names)) == 1

@@ -141,15 +141,17 @@ class Asking:
     def _joined(self, master: str, timeout: float) -> Papers:
         token = parse(self.join)
         wallet = Wallet(default_state(f"asks-{token.id}"), token)
-        name = wallet.name or f"{socket.gethostname()[:60]}-asks-{secrets.token_hex(3)}"
-        if not wallet.good(name, time.time()):
-            try:
-                wallet.enroll(master, name, timeout)
-            except OSError as bad:
-                raise MasterUnreachable(
-                    "the master gives no certificate", who=master, got=str(bad) or type(bad).__name__,
-                    hint="is `wancoll master` running there, not in clear, and is --master right?",
-                ) from bad  # fmt: skip
+        # All commands with this token have one folder. Who is before this one asks twice.
+        with wallet.held(f"a command, process {os.getpid()}", 3 * timeout):
+            name = wallet.name or f"{socket.gethostname()[:60]}-asks-{secrets.token_hex(3)}"
+            if not wallet.good(name, time.time()):
+                try:
+                    wallet.enroll(master, name, timeout)
+                except OSError as bad:
+                    raise MasterUnreachable(
+                        "the master gives no certificate", who=master, got=str(bad) or type(bad).__name__,
+                        hint="is `wancoll master` running there, not in clear, and is --master right?",
+                    ) from bad  # fmt: skip
         return wallet.papers
 
 

@@ -113,18 +113,18 @@ class Wallet:
         return found
 
     @contextlib.contextmanager
-    def held(self, owner: str) -> Iterator[None]:
-        """The folder is one daemon's for as long; *owner* says which to another one that wants it.
+    def held(self, owner: str, wait: float = 0.0) -> Iterator[None]:
+        """The folder is one daemon's, or command's, for as long; *owner* says which to another one that wants it.
 
         Raises:
-            ConfigError: another daemon has it, or it cannot be written to.
+            ConfigError: another one has it for *wait* seconds, or it cannot be written to.
         """
         if self.own is not None:
             yield
             return
         with contextlib.ExitStack() as holding:
             try:
-                holding.enter_context(held_folder(self.folder, "daemon", owner))
+                holding.enter_context(held_folder(self.folder, "daemon", owner, wait))
             except OSError as bad:
                 raise self._unwritable(bad) from bad
             yield

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ AUTHORITY, ADMIN = "authority.pem", "admin"
 AUTHORITY_KEY = "authority.key"
 MASTER = "master.pem"  # in its folder, too: its own certificate
 _LOCK = "lock"
+_AGAIN = 0.02  # seconds until a lock is tried again
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
 _ROLES: tuple[Role, ...] = ("peer", "observer", "chaos", "admin")
 
@@ -188,30 +190,39 @@ def own_folder(path: str) -> None:
 
 
 @contextlib.contextmanager
-def held_folder(path: str, whose: str, owner: str) -> Iterator[None]:
+def held_folder(path: str, whose: str, owner: str, wait: float = 0.0) -> Iterator[None]:
     """A folder for keys that is one *whose*, "daemon" or "master", for as long; *owner* says which to another one.
 
     Raises:
-        ConfigError: another one has it, or others may write to it.
+        ConfigError: another one has it for *wait* seconds, or others may write to it.
         OSError: it cannot be made, or written to.
     """
     own_folder(path)
     lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    ends = time.monotonic() + wait
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as bad:
-            other = os.pread(lock, 1000, 0).decode(errors="replace") or "one that starts"
-            raise ConfigError(
-                f"is the state folder of another {whose}, which runs", who=path, got=other,
-                expected=f"one of this {whose}'s own",
-                hint=f"give each {whose} its own --state (or WANCOLL_STATE), or none",
-            ) from bad  # fmt: skip
+        while not _locked(lock):
+            if time.monotonic() >= ends:
+                other = os.pread(lock, 1000, 0).decode(errors="replace") or "one that starts"
+                raise ConfigError(
+                    f"is the state folder of another {whose}, which runs", who=path, got=other,
+                    expected=f"one of this {whose}'s own",
+                    hint=f"give each {whose} its own --state (or WANCOLL_STATE), or none",
+                )  # fmt: skip
+            time.sleep(_AGAIN)
         os.ftruncate(lock, 0)
         os.write(lock, owner.encode())
         yield
     finally:
         os.close(lock)
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_secret(path: str, data: bytes) -> None:
