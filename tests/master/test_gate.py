@@ -18,7 +18,7 @@ import trio
 import trustme
 
 from tests.master.test_master import PATIENT, Peer
-from wancoll.cli.asking import Asking
+from wancoll.cli.asking import Asking, ask_leader
 from wancoll.errors import ConfigError
 from wancoll.health import health
 from wancoll.limits import PROTOCOL_VERSION
@@ -606,10 +606,26 @@ async def test_commands_that_come_together_with_a_token_of_one_use_are_one(tmp_p
             assert papers is not None
             answer = await master.ask(m.StatusRequest(PROTOCOL_VERSION), papers)
             assert isinstance(answer, m.Status), answer
-            names.append(Path(papers.certificate).read_bytes())
+            names.append(await trio.Path(papers.certificate).read_bytes())
 
         async with trio.open_nursery() as nursery:
             for _ in range(6):
                 nursery.start_soon(ask)
         assert len(names) == 6
         assert len(set(names)) == 1
+
+
+async def test_where_another_master_answers_at_one_of_the_addresses_the_next_one_is_asked(tmp_path: Path) -> None:
+    question = m.Evict(PROTOCOL_VERSION, "g", "nobody", False, "")
+    for one in ("a", "b"):
+        (tmp_path / one).mkdir()
+    async with secure(tmp_path / "a") as other, secure(tmp_path / "b") as master:
+        asking = Asking(join=str(await master.make(role="admin")))
+
+        async def ask_at(*addresses: str) -> m.EvictAnswer:
+            return await trio.to_thread.run_sync(ask_leader, question, list(addresses), 20.0, asking)
+
+        with pytest.raises(WrongMaster, match="is not the master that the token is of"):
+            await ask_at(other.address)
+        answer = await ask_at(other.address, master.address)
+        assert (answer.done, answer.what) == (False, "has no such group"), answer

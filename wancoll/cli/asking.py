@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError
 from wancoll.local import MASTER_PORT, default_state, split_address
 from wancoll.net.ask import ask
-from wancoll.net.enroll import Wallet
+from wancoll.net.enroll import Wallet, WrongMaster
 from wancoll.net.listen import is_loopback_host
 from wancoll.options import DEFAULT_MASTER, address, addresses
 from wancoll.trust.papers import ADMIN, AUTHORITY, Papers, fingerprints
@@ -161,6 +161,7 @@ def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], timeout: fl
     Raises:
         ProtocolError: an answer makes no sense.
         MasterUnreachable: none takes it.
+        WrongMaster: the only one is not the one that the token is of.
     """
     failed: dict[str, str] = {}
     todo = [(address, "") for address in masters]  # and the standby that has named it
@@ -169,7 +170,9 @@ def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], timeout: fl
         try:
             where, papers = split_address(address), asking.papers(address, timeout, named_by=named_by)
             answer = ask(where, question, m.FromMaster, timeout=timeout, who=f"master {address}", papers=papers)
-        except (OSError, MasterUnreachable) as error:
+        except (OSError, MasterUnreachable, WrongMaster) as error:
+            if isinstance(error, WrongMaster) and masters == [address]:
+                raise
             failed[address] = str(error) or type(error).__name__
             continue
         if isinstance(answer, m.EvictAnswer):
