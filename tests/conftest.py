@@ -6,10 +6,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from wancoll import _native
 from wancoll.chaos import Etcd
 
 # Ctrl-C in tests of it has to reach them also where a shell started us in the background, with SIGINT ignored.
@@ -30,6 +32,16 @@ for _name in ("COLUMNS", "LINES"):
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("nightly", settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure() -> None:
+    """An extension that is older than its sources fails in ways that look like anything else."""
+    root, made = Path(__file__).parents[1], Path(_native.__file__)
+    if made.is_relative_to(root):
+        built = made.stat().st_mtime
+        for source in sorted((root / "native").rglob("*.[ch]*")):
+            if source.stat().st_mtime > built:
+                raise pytest.UsageError(f"{made.name} is older than {source.relative_to(root)}: `pip install -e .`")
 
 
 @pytest.fixture(scope="session")
