@@ -99,6 +99,18 @@ def test_a_blocked_lane_is_excused() -> None:
     assert looks.stuck() == [(LINK, False)]
 
 
+def test_a_lane_that_was_blocked_has_begun_to_move_where_bytes_are_on_the_way() -> None:
+    """The other end called late, and a look falls between the first bytes and their acknowledgement."""
+    looks = Looks()
+    while looks.now < 3 * TIMEOUT:
+        looks.until(looks.now + 0.5, lane(backlog=50))
+        looks.stalls.excuse(LINK, looks.now)
+    looks.until(looks.now + TIMEOUT, lane(unacked=40, backlog=10))
+    assert looks.stuck() == []
+    looks.until(looks.now + 0.25, lane(unacked=40, backlog=10))
+    assert looks.stuck() == [(LINK, True)]
+
+
 def test_a_dead_lane_is_not_excused() -> None:
     looks = Looks()
     looks.until(0.25 + TIMEOUT, lane(unacked=50))

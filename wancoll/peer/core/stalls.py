@@ -83,7 +83,7 @@ class Stuck(NamedTuple):
 @dataclass(slots=True)
 class _Lane:
     look: LaneLook
-    progress_at: float  # when the kernel's backlog last shrank, or there was none
+    progress_at: float  # when bytes were last acknowledged, or none waited, or the first of those that wait went
     viewed_at: float  # when the kernel was asked last
     parked_at: float = inf
 
@@ -134,7 +134,8 @@ class Stalls:
         lane = link.lanes.get(index)
         if lane is None:
             lane = link.lanes[index] = _Lane(look, now, now)
-        before, lane.look = lane.look, look
+        before, state = lane.look, lane.state
+        lane.look = look
         if look.stale:
             lane.progress_at = now
             return
@@ -143,7 +144,8 @@ class Stalls:
         if _segments(look) != _segments(before):
             link.heard_at = max(link.heard_at, lane.viewed_at) if before.stale else now  # it came after that
         lane.viewed_at = now
-        if _acked(look) != _acked(before) or not lane.state:
+        # Once bytes of a blocked lane are on the way it has begun to move: to be acknowledged takes them a round trip.
+        if _acked(look) != _acked(before) or not lane.state or (state, lane.state) == ("blocked", "dead"):
             lane.progress_at = now
         lane.parked_at = min(lane.parked_at, now) if look.parked else inf
 
