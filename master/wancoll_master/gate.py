@@ -115,6 +115,7 @@ class Gate:
         self._shared: SharedBook | None = None  # while this master leads
         self._lifetime, self._clock = lifetime, clock
         self._refusals = Sparing()
+        self._unwritten: dict[str, dict[str, str]] = {}  # rows for the book, by kind and id
         self.address = ""
         self._fresh_until = 0.0
         self._pending: Callable[[], tuple[str, str]] | None = None  # what counts once the book has it
@@ -336,6 +337,7 @@ class Gate:
                 raise
             registry = self._remembered(_prints(rotation))
             if anew is not None:
+                self._unwritten.clear()
                 self._write("token", tokens or {})
                 registry = anew
         self._pending = partial(self._turned, rotation, registry)
@@ -524,8 +526,13 @@ class Gate:
         elif isinstance(message, m.RevokeToken):
             registry = registry.believing(registry.believed)
             registry.revoke(message.token)
-            self._write("token", {message.token: text(registry.grants[message.token])})
+            unwritten = self._write("token", {message.token: text(registry.grants[message.token])})
             self._pending = partial(self._revoked, registry, message.token)
+            if unwritten:  # it counts all the same, as far as it can
+                return m.Tokens(refused=str(ConfigError(
+                    "is revoked only until this master ends: that cannot be written", who=f"token {message.token}",
+                    got=unwritten, hint="put that right where the master has its --journal, and revoke it again",
+                )))  # fmt: skip
         shown = [
             m.TokenInfo(one.id, one.role, one.name, list(one.groups), one.uses, len(one.used), one.expires, one.revoked,
                         registry.replaced(one))
@@ -541,7 +548,12 @@ class Gate:
     def _make(self, grant: Grant, registry: Registry, authority: Authority) -> str:
         """The text of a new token, which the *registry* knows from now on; its row is written."""
         made, id, gone = self._draw(grant, registry, authority)
-        self._write("token", {id: text(registry.grants[id])}, gone)
+        if unwritten := self._write("token", {id: text(registry.grants[id])}, gone):
+            del registry.grants[id], self._unwritten["token"][id]
+            raise ConfigError(
+                "a new token cannot be written", who="this master", got=unwritten,
+                hint="put that right where it has its --journal, and ask again",
+            )  # fmt: skip
         return made
 
     def _draw(self, grant: Grant, registry: Registry, authority: Authority) -> tuple[str, str, list[str]]:
@@ -569,12 +581,20 @@ class Gate:
             self._write("name", {who.name: text(held[who.name])}, self._registry.forgotten)
             self._registry.forgotten.clear()
 
-    def _write(self, kind: str, rows: dict[str, str], gone: list[str] | None = None) -> None:
+    def _write(self, kind: str, rows: dict[str, str], gone: list[str] | None = None) -> str:
+        """Why they are not written now, but with the next ones; "": they are."""
         assert self._book is not None
+        waiting = self._unwritten.setdefault(kind, {})
+        for id in gone or ():
+            waiting.pop(id, None)
+        waiting.update(rows)
         try:
-            self._book.keep_trust(kind, rows, gone or ())
+            self._book.keep_trust(kind, waiting, gone or ())
         except sqlite3.Error as bad:
             log.error("tokens cannot be written; a restart of the master may forget", reason=str(bad))
+            return str(bad)
+        waiting.clear()
+        return ""
 
 
 def _bundle(rotation: Rotation[Authority]) -> bytes:

@@ -27,6 +27,7 @@ typedef struct {
 } wc_param; /* OSSL_PARAM */
 typedef int wc_judge(int good, X509_STORE_CTX *check);
 typedef void wc_secret_line(const SSL *ssl, const char *line);
+typedef void wc_message(int writes, int version, int type, const void *bytes, size_t n, SSL *ssl, void *given);
 typedef int wc_password(char *out, int size, int writes, void *given);
 
 enum {
@@ -76,6 +77,7 @@ enum {
     F(void, SSL_set_connect_state, (SSL *))                                                                             \
     F(int, SSL_do_handshake, (SSL *))                                                                                   \
     F(void, SSL_CTX_set_keylog_callback, (SSL_CTX *, wc_secret_line *))                                                \
+    F(void, SSL_CTX_set_msg_callback, (SSL_CTX *, wc_message *))                                                       \
     F(int, SSL_set_ex_data, (SSL *, int, void *))                                                                      \
     F(void *, SSL_get_ex_data, (const SSL *, int))                                                                     \
     F(const SSL_CIPHER *, SSL_get_current_cipher, (const SSL *))                                                       \

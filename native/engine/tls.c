@@ -44,9 +44,10 @@ enum {
     MOST_EARLY = 256,        /* after them, until the engine has it */
     NO_DATA = 4 << 10,       /* what a record counts for that holds none */
     SHAKING = 256,           /* and one of the handshake, beside what it holds */
+    MOST_SHOWN = 4,          /* certificates: its own, two between, and the authority's */
 };
 
-enum { NEW_KEYS = 24, CLOSE_NOTIFY = 0, UNEXPECTED = 10, BAD_RECORD = 20, TOO_LONG = 22, INTERNAL = 80 };
+enum { HANDSHAKE = 22, CERTIFICATE = 11, NEW_KEYS = 24, CLOSE_NOTIFY = 0, UNEXPECTED = 10, BAD_RECORD = 20, TOO_LONG = 22, INTERNAL = 80 };
 
 struct wc_tls_identity {
     SSL_CTX *context;
@@ -65,6 +66,7 @@ struct wc_tls {
     bool resting; /* nothing is taken from the socket */
     bool drained; /* nor is there anything in it: epoll says when there is */
     bool renews;  /* the other end wants new keys of this one */
+    bool crowded; /* it shows more certificates than anybody has */
     wc_keys sends, receives;
     uint8_t secrets[2][WC_SECRET_BYTES]; /* of the handshake: of who dialled, of who accepted */
     uint64_t records;                    /* that one key seals */
@@ -297,6 +299,35 @@ static void take_secret(const SSL *ssl, const char *line)
     }
 }
 
+static size_t number(const uint8_t *at, int bytes)
+{
+    size_t found = 0;
+    for (int i = 0; i < bytes; i++)
+        found = found << 8 | at[i];
+    return found;
+}
+
+/* OpenSSL tells of a message before it reads it. All certificates that are shown are read before anybody asks whom they
+   are of, and one may be made to take a tenth of a second: where there are too many none can be found in there. */
+static void count_shown(int writes, int version, int type, const void *bytes, size_t n, SSL *ssl, void *given)
+{
+    (void)version, (void)given;
+    uint8_t *message = (uint8_t *)bytes; /* OpenSSL's buffer, which it goes on to read */
+    if (writes || type != HANDSHAKE || n < 5 || message[0] != CERTIFICATE)
+        return;
+    size_t list = 5 + message[4], at = list + 3;
+    int shown = 0;
+    while (at + 3 <= n && shown <= MOST_SHOWN) {
+        at += 3 + number(message + at, 3);
+        at += at + 2 <= n ? 2 + number(message + at, 2) : 0; /* its extensions */
+        shown++;
+    }
+    if (shown > MOST_SHOWN) {
+        memset(message + list, 0xff, 3);
+        ((wc_tls *)wc_openssl_load()->SSL_get_ex_data(ssl, 0))->crowded = true;
+    }
+}
+
 static bool set_groups(const wc_openssl *o, SSL_CTX *context, const char *names)
 {
     return o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_GROUPS_LIST, 0, (void *)names) == 1;
@@ -319,6 +350,7 @@ static const char *prepare(const wc_openssl *o, SSL_CTX *context, const char *au
     o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_SESS_CACHE_MODE, 0, NULL);
     o->SSL_CTX_ctrl(context, WC_SSL_CTRL_MODE, WC_SSL_MODE_RELEASE_BUFFERS, NULL);
     o->SSL_CTX_set_keylog_callback(context, take_secret);
+    o->SSL_CTX_set_msg_callback(context, count_shown);
     o->SSL_CTX_set_verify(context, WC_SSL_VERIFY_PEER | WC_SSL_VERIFY_FAIL_IF_NO_PEER_CERT, judge);
     if (certificates(o, context, authorities, believe) < 1)
         return "the authorities";
@@ -428,7 +460,8 @@ static bool waits(wc_tls *tls, int result)
         cut_off(tls);
     } else if (!tls->error) {
         tls->error = EBADMSG;
-        snprintf(tls->reason, sizeof tls->reason, "TLS: %s%s%s", first_reason(o), verified ? ": " : "",
+        snprintf(tls->reason, sizeof tls->reason, "TLS: %s%s%s",
+                 tls->crowded ? "it shows more than 4 certificates" : first_reason(o), verified ? ": " : "",
                  verified ? o->X509_verify_cert_error_string(verified) : "");
     }
     o->ERR_clear_error();

@@ -6,9 +6,21 @@ import time
 
 import pytest
 
+from tests.faults.support import (
+    Background,
+    attempt,
+    check_agreed,
+    close_all,
+    contribution,
+    join,
+    reduce_all,
+    untouched,
+    wait_until,
+)
 from wancoll.chaos import Cluster
 from wancoll.cli.main import app
-from wancoll.errors import Evicted, PeerDaemonLost
+from wancoll.errors import Evicted, OutcomeUnknown, PeerDaemonLost
+from wancoll.process import is_stopped
 
 
 def leave(cluster: Cluster, *options: str) -> int:
@@ -38,3 +50,24 @@ def test_who_stands_still_has_not_left_and_who_comes_in_its_place_can(
             time.sleep(0.05)
         assert leave(cluster, "peer-1") == 0
         assert capsys.readouterr().out == "daemon peer-1 was asked to leave\ndaemon peer-1 has left\n"
+
+
+@pytest.mark.check
+def test_what_others_may_commit_with_its_share_is_not_denied() -> None:
+    """It leaves when the time is over in which what runs may end; then the one that it waited for goes on."""
+    with Cluster(3, fork=True, lanes=1, heartbeat_timeout=20, peer_args=["--drain-timeout=1"]) as cluster:
+        comms = join(cluster, range(3), group="g")
+        reduce_all(comms, range(3))
+        tensors = [contribution(k, 1000) for k in range(3)]
+        cluster.failpoint(1, "before_done", "pause")
+        calls = Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), 3)
+        wait_until(lambda: is_stopped(cluster.pid(1)), 30, "m1's daemon has finished, and has not said so")
+        time.sleep(0.3)  # m2 has finished, and said so: then too nobody tells it what m1 has done
+        assert leave(cluster, "m2", "--group", "g", "--within", "0.1") == 0
+        cluster.resume(1)
+        first, second, third = calls.results()
+        assert isinstance(third.error, OutcomeUnknown), third
+        assert "an operator asked this member to leave" in str(third.error)
+        assert untouched(tensors[2], 2)
+        check_agreed([first, second], tensors[:2])
+        close_all(comms)

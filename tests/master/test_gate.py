@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sqlite3
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -629,3 +630,38 @@ async def test_where_another_master_answers_at_one_of_the_addresses_the_next_one
             await ask_at(other.address)
         answer = await ask_at(other.address, master.address)
         assert (answer.done, answer.what) == (False, "has no such group"), answer
+
+
+async def test_a_revocation_that_cannot_be_written_counts_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written with what is written next; a new token is not given out at all."""
+    journal = Journal(str(tmp_path / "journal"))
+    found = Gate(str(tmp_path / "state"), journal)
+    found.address = "h:1"
+    admin = found.renewed(Identity("admin", "admin"))
+
+    def ask(question: Any) -> m.Tokens:
+        answer = found.answer(question, admin)
+        found.settle()
+        assert isinstance(answer, m.Tokens)
+        return answer
+
+    make = m.MakeToken(PROTOCOL_VERSION, "peer", "", [], 0, 60.0)
+    token, other = parse(ask(make).made), parse(ask(make).made)
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(journal, "keep_trust", full)
+        said = ask(m.RevokeToken(PROTOCOL_VERSION, token.id)).refused
+        assert said.startswith(f"token {token.id}: is revoked only until this master ends: that cannot be written")
+        assert "got database or disk is full" in said
+        assert [one.id for one in ask(m.ListTokens(PROTOCOL_VERSION)).tokens if one.revoked] == [token.id]
+        assert "a new token cannot be written; got database or disk is full" in ask(make).refused
+        assert {one.id for one in ask(m.ListTokens(PROTOCOL_VERSION)).tokens} == {token.id, other.id}
+    assert not ask(m.RevokeToken(PROTOCOL_VERSION, other.id)).refused
+    journal.close()
+    journal = Journal(str(tmp_path / "journal"))
+    found = Gate(str(tmp_path / "state"), journal)
+    assert {one.id for one in ask(m.ListTokens(PROTOCOL_VERSION)).tokens if one.revoked} == {token.id, other.id}
+    journal.close()

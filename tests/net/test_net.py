@@ -457,3 +457,14 @@ def test_who_may_change_what_is_one_rule(mode: int, owner: int, open_to: str, mo
     broken = {"w": {}, "r": {"reads": True}, "s": {"sticky": True}}
     assert "".join(name for name, rule in broken.items() if local.open_to_others(found, **rule)) == open_to
     assert local.standing(found).endswith(f" of user {owner}")
+
+
+async def test_a_dial_for_which_no_thread_can_be_started_fails_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is looked up in one, and a container may have all the processes that it may."""
+
+    async def none_left(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", none_left)
+    with pytest.raises(DialFailed, match="can't start new thread"):
+        await dial(["some.name.invalid:1"], 5.0, near_only=False)

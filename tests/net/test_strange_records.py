@@ -18,6 +18,7 @@ import trio.testing
 
 from tests.dear import Dear, LongestStep
 from tests.records import ALERT, DATA, HANDSHAKE, NEW_KEYS, ByHand, in_pieces
+from wancoll.net import tls
 from wancoll.net.stream import Stream
 from wancoll.net.tls import Tls, TlsFailed
 from wancoll.net.turns import Turns
@@ -177,6 +178,32 @@ async def test_what_is_dear_to_read_holds_up_nobody(listens: Callable[[], ssl.SS
                 await made.shake_hands()
             made.close()
     assert 0 < longest.seconds < stranger.cost / 4
+
+
+async def test_who_connects_while_a_step_is_dear_does_not_hold_up_the_loop(
+    listens: Callable[[], ssl.SSLContext],
+) -> None:
+    """A thread that reads what is dear has what all steps of those who listen need."""
+    held, ends, late = threading.Event(), threading.Event(), list[bool]()
+
+    def read() -> None:
+        with tls._HOOKED:
+            held.set()
+            late.append(not ends.wait(20))
+
+    near, far = socket.socketpair()
+    made = Stream(near, "d", 1 << 20, tls=Tls(listens(), listens=True))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, read)
+            await trio.to_thread.run_sync(held.wait)
+            nursery.start_soon(made.shake_hands)
+            await trio.testing.wait_all_tasks_blocked()
+            ends.set()
+            far.close()
+            nursery.cancel_scope.cancel()
+    made.close()
+    assert late == [False]
 
 
 async def test_strangers_of_one_address_do_not_keep_out_another(

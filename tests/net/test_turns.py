@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import AsyncIterator
 
 import pytest
 import trio
 import trio.testing
 
-from wancoll.net.turns import Turns
+from wancoll.net.turns import _DEAR, Turns
 
 
 class Held:
@@ -58,13 +57,28 @@ async def test_who_came_first_is_first_among_equals(held: Held) -> None:
     assert await held.let_go(3) == ["a", "b", "c"]
 
 
-async def test_an_address_that_has_cost_much_waits_for_others(held: Held) -> None:
-    for _ in range(2):
-        await held.turns.run("dear", time.sleep, 0.05)
-    await held.turns.run("cheap", time.sleep, 0.001)
+async def test_of_dear_addresses_that_is_next_which_has_cost_least(held: Held) -> None:
+    held.turns._charge("", 0.0, trio.current_time())
+    held.turns._cost = {"dear": 2 * _DEAR, "dearer": 3 * _DEAR, "first": 9 * _DEAR}
     await held.hold()
-    await held.come("dear", "dear", "dear", "cheap", "new")
-    assert await held.let_go(5) == ["new", "cheap", "dear", "dear", "dear"]
+    await held.come("dearer", "dear", "dearer", "dear")
+    assert await held.let_go(4) == ["dear", "dear", "dearer", "dearer"]
+
+
+async def test_dear_addresses_keep_nobody_else_waiting(held: Held) -> None:
+    """Those of which somebody waited before it was known that they are dear leave the line, too."""
+    held.turns._charge("", 0.0, trio.current_time())
+    held.turns._cost = {"dear": 2 * _DEAR}
+    async with trio.open_nursery() as nursery:
+        ends = threading.Event()
+        nursery.start_soon(held.turns.run, "dear", ends.wait, 60)  # in the one thread
+        await held.hold()  # in the other
+        await held.come("new", "dear", "a", "new", "b")
+        held.turns._cost["new"] = 2 * _DEAR
+        assert await held.let_go(2) == ["a", "b"]
+        ends.set()
+        assert sorted(await held.let_go(3)) == ["a", "b", "dear", "new", "new"]
+    assert (held.turns._waiting, held.turns._busy) == ({}, set())
 
 
 async def test_what_an_address_has_cost_is_forgotten() -> None:
@@ -103,9 +117,24 @@ async def test_who_is_cancelled_just_before_its_turn_gives_it_on() -> None:
             nursery.start_soon(turns.run, "b", order.append, "b")
             await trio.testing.wait_all_tasks_blocked()
             gone.cancel()
-            turns._next()  # its turn, and it has not heard yet that it is cancelled
+            turns._give_on(False)  # its turn, and it has not heard yet that it is cancelled
     assert gone.cancelled_caught
-    assert (order, turns._waiting, turns._busy) == (["b"], {}, False)
+    assert (order, turns._waiting, turns._busy) == (["b"], {}, set())
+
+
+async def test_where_no_thread_can_be_started_it_fails_and_the_next_one_may_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def none_left(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    turns, order = Turns(), list[str]()
+    with monkeypatch.context() as machine:
+        machine.setattr(trio.to_thread, "run_sync", none_left)
+        with pytest.raises(OSError, match="no thread can be started"):
+            await turns.run("a", order.append, "a")
+    await turns.run("b", order.append, "b")
+    assert (order, turns._busy) == (["b"], set())
 
 
 async def test_a_step_that_fails_gives_its_turn_on(held: Held) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
@@ -14,7 +15,7 @@ from tests.peer.test_member import KEY
 from wancoll.engine import Engine, LaneDown
 from wancoll.limits import DEFAULT, Limits
 from wancoll.local import join_address
-from wancoll.net.dial import read_frame
+from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.hot import Hot
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
@@ -139,3 +140,35 @@ async def test_a_lane_that_is_welcome_gives_way_to_no_stranger(monkeypatch: pyte
             nursery.cancel_scope.cancel()
     end.hub.step(core.Leave(end.owner))
     end.engine.close()
+
+
+async def test_a_bug_of_one_lane_ends_no_daemon_where_the_dial_is_given_up_in_the_same_moment() -> None:
+    """The link is closed by another lane's failure, a third one is still dialling, and the group has both of it."""
+    told, all_dial = list[core.Event](), trio.Event()
+
+    class Fails:
+        dials = 0
+
+        async def dial(self, *_: object) -> Connection:
+            self.dials += 1
+            number = self.dials
+            if number == 3:
+                all_dial.set()
+                await trio.sleep_forever()
+            await all_dial.wait()
+            raise DialFailed("refused") if number == 1 else NotImplementedError
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            end, given_up = End(1, nursery), trio.CancelScope()
+
+            def step(event: core.Event) -> None:
+                told.append(event)
+                given_up.cancel()
+
+            end.hub.connector, end.hub.step = Fails(), step  # type: ignore[assignment, method-assign]
+            other = m.MemberInfo(2, "m2", "d2", ["127.0.0.1:1"], "")
+            hellos = tuple(SimpleNamespace(lane=lane) for lane in range(3))
+            await end.hub._dial(core.Dial(1, other, hellos), given_up)  # type: ignore[arg-type]
+            nursery.cancel_scope.cancel()
+    assert [event.reason for event in told if isinstance(event, core.Broken)][:1] == ["refused"]

@@ -47,10 +47,12 @@ class Office:
         self.folder.mkdir()
         (self.folder / "ca.pem").write_bytes(self.authority.certificate)
 
-    def papers(self, name: str, role: Role = "peer", at: float = 0.0, lifetime: float = 3600.0) -> Papers:
+    def papers(
+        self, name: str, role: Role = "peer", at: float = 0.0, lifetime: float = 3600.0, groups: tuple[str, ...] = ()
+    ) -> Papers:
         """For *name*; *at*: seconds from now, when they are made."""
         key = new_key()
-        owner = Identity(name, role)
+        owner = Identity(name, role, groups)
         made = self.authority.sign(Request.read(request(key)), owner, time.time() + at, lifetime)
         (self.folder / f"{name}.pem").write_bytes(made)
         (self.folder / f"{name}.key").write_bytes(key)

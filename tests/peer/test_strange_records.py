@@ -78,19 +78,21 @@ def test_a_handshake_has_few_records(ends: tuple[Sealed, socket.socket, ByHand])
         sealed.handshake()
 
 
-@pytest.mark.parametrize(("copies", "refused"), [(20, False), (42, True)])
-def test_a_handshake_has_few_bytes(tmp_path: Path, copies: int, refused: bool) -> None:
-    """A chain that is longer than three certificates of RSA-4096, and one that is too long."""
-    office = Office(tmp_path)
-    papers = office.papers("d1")
+@pytest.mark.parametrize(
+    ("groups", "more", "why"),
+    [(64, 0, ""), (0, 3, ""), (0, 4, "it shows more than 4 certificates"), (120, 0, "far more records than data")],
+)
+def test_a_handshake_has_few_bytes_and_certificates(tmp_path: Path, groups: int, more: int, why: str) -> None:
+    """Those of all groups, or its authority and two in between, and no more."""
+    papers = Office(tmp_path).papers("d1", groups=tuple(f"{k:03}" * 40 for k in range(groups)))
     texts = [Path(path).read_bytes() for path in (papers.authorities, papers.certificate, papers.key)]
-    write_secret(str(tmp_path / "long"), texts[1] + texts[0] * copies)
+    write_secret(str(tmp_path / "long"), texts[1] + texts[0] * more)
     other = ByHand(Papers(papers.authorities, str(tmp_path / "long"), papers.key).to_dial(), tmp_path)
     near, far = socket.socketpair()
     near.setblocking(False)
     with near, far, contextlib.closing(Seals(*texts).begin(near.fileno(), accepts=True)) as sealed:
-        if refused:
-            with pytest.raises(OSError, match="far more records than data"):
+        if why:
+            with pytest.raises(OSError, match=why):
                 shake(sealed, far, other)
         else:
             shake(sealed, far, other)
@@ -109,7 +111,7 @@ def test_a_group_that_is_dear_is_refused(
 
 
 async def test_certificates_that_are_dear_to_read_hold_up_nobody(tmp_path: Path) -> None:
-    stranger, longest = Dear(tmp_path), LongestStep()
+    stranger, longest = Dear(tmp_path, 3), LongestStep()
     papers = Office(tmp_path).papers("d1")
     near, far = socket.socketpair()
     with trio.fail_after(60):

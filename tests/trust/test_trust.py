@@ -11,15 +11,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtensionOID
 
 from wancoll.errors import ConfigError
 from wancoll.limits import CLOCKS_DIFFER
-from wancoll.trust.authority import Authority, Request, new_key, request, times
+from wancoll.trust.authority import Authority, Request, new_key, owner, request, times
 from wancoll.trust.identity import Identity
 from wancoll.trust.papers import Papers, fingerprints, identity_of, unverified, write_secret
+from wancoll.trust.presented import presented
 from wancoll.trust.registry import Grant, Holder, NotNow, Registry, hash_of, text
 from wancoll.trust.token import parse
 
@@ -439,3 +445,27 @@ def test_certificates_of_ones_own_name_a_peer() -> None:
     assert identity_of(names(("commonName", "c"), dns="d")) == Identity("d", "peer")
     assert identity_of(names(("commonName", "c"), ("organizationalUnitName", "admin"))) == Identity("c", "admin")
     assert identity_of(names(("organizationalUnitName", "admin"))) is None
+
+
+@pytest.mark.parametrize("name", [b"\xa3\x02\x30\x00", b"\xa5\x02\x30\x00"], ids=["x400Address", "ediPartyName"])
+def test_a_certificate_with_names_that_nobody_uses_cannot_be_read(name: bytes, now: float) -> None:
+    """An authority of the operator's own may sign any."""
+    names = b"\x82\x01d" + name
+    key, when = ec.generate_private_key(ec.SECP256R1()), datetime.fromtimestamp(now, UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(x509.Name([]))
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(when)
+        .not_valid_after(when + timedelta(days=1))
+        .add_extension(
+            x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes([0x30, len(names)]) + names), False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    with pytest.raises(ValueError, match="not supported types"):
+        presented(made.public_bytes(serialization.Encoding.DER))
+    with pytest.raises(ValueError, match="not supported types"):
+        owner(made.public_bytes(serialization.Encoding.PEM))

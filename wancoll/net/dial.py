@@ -44,7 +44,8 @@ async def dial(addresses: Sequence[str], within: float, *, near_only: bool) -> t
         for address in addresses:
             try:
                 return await (_open_near if near_only else trio.open_tcp_stream)(*split_address(address))
-            except (OSError, ValueError, ConfigError) as bad:  # ValueError: no name that can be looked up
+            # ValueError: no name that can be looked up; RuntimeError: no thread to look it up in.
+            except (OSError, ValueError, ConfigError, RuntimeError) as bad:
                 cause = bad.__cause__
                 inner = cause.exceptions if isinstance(cause, BaseExceptionGroup) else (cause or bad,)
                 refused &= all(isinstance(one, ConnectionRefusedError) for one in inner)

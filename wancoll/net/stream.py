@@ -213,23 +213,25 @@ class Stream:
         if self.tls is None:
             return
         turns, address = turns or Turns(), whose(self.socket)
-        data: bytes | None = b""
+        if not self.tls.listens:  # who dials begins
+            self.tls.shake(b"")
+            self._send(self.tls.outgoing())
         while not self._gone():
-            if data is not None:
-                try:
-                    if data:
-                        await turns.run(address, self.tls.shake, data)
-                    else:
-                        self.tls.shake(data)  # who dials begins
-                finally:
-                    self._send(self.tls.outgoing())  # an alert, too
-                if self.tls.done:
-                    if early := self._opened(b""):  # came right behind it
-                        self._unread.append(early)
-                    return
             data = await self._read()
             if data == b"":
                 break
+            if data is None:
+                continue
+            try:
+                await turns.run(address, self.tls.shake, data)
+            except OSError as bad:
+                raise TlsFailed(str(bad)) from bad
+            finally:
+                self._send(self.tls.outgoing())  # an alert, too
+            if self.tls.done:
+                if early := self._opened(b""):  # came right behind it
+                    self._unread.append(early)
+                return
         raise TlsFailed(f"{self.ended or 'it ended here'}, in the middle of TLS's handshake")
 
     # ---- receiving -----------------------------------------------------------------------------------

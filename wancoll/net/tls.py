@@ -31,7 +31,7 @@ _OTHER = (
 )
 _PURPOSE = "is for other purposes: where it lists extended key usages it needs serverAuth and clientAuth"
 _LONG = "its handshake goes on and on"
-_HOOKED = threading.Lock()  # of who has put another sys.unraisablehook in its place
+_HOOKED = threading.Lock()  # of who has put another sys.unraisablehook in its place, for as long as a step may take
 _UNKNOWN = (2, 18, 19, 20)  # OpenSSL's codes for the same
 _WHY = {  # of OpenSSL's words, what there is to do
     "certificate expired": "the certificate shown has expired: look at the clocks of both machines, and join again",
@@ -87,7 +87,7 @@ class Tls:
             )
         except (ValueError, TypeError) as bad:
             raise TlsFailed(f"{host[:100]!r} is no host's name ({bad})") from bad
-        self._listens = listens
+        self.listens = listens
         self.done = False  # the handshake
         self.over = False  # the other end has said goodbye: nothing else that it sends is looked at
         self._first = b""  # that came
@@ -97,7 +97,7 @@ class Tls:
         self._spare = _SHAKING  # so many records more may hold no data
 
     def shake(self, data: bytes) -> None:
-        """Take what came, during the handshake.
+        """Take what came, during the handshake. Where this end listens only a thread may wait for it.
 
         Raises:
             TlsFailed: it is over.
@@ -105,7 +105,7 @@ class Tls:
         self._first = self._first or data[:2]
         self._came += data
         try:
-            with _names_unheard() if self._listens else contextlib.nullcontext():
+            with _names_unheard() if self.listens else contextlib.nullcontext():
                 while not self._shaken():
                     if not self._give():
                         return

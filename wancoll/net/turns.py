@@ -1,4 +1,4 @@
-"""Whose turn it is: steps of handshakes run in one thread, and whose address has cost much of late waits for others."""
+"""Whose turn it is: steps of handshakes run in threads, and whose address has cost much of late waits for others."""
 
 from __future__ import annotations
 
@@ -8,64 +8,81 @@ from typing import TypeVar
 
 import trio
 
+from wancoll.net.threads import in_thread
+
 T = TypeVar("T")
 
 _HALF = 10.0  # seconds after which half of what an address has cost is forgotten
 _LOOK = 1.0  # seconds between such looks
 _LEAST = 0.001  # seconds; less is nothing
+_DEAR = 1.0  # seconds that no honest address costs: hundreds of handshakes
 
 
 class Turns:
     """See the module.
 
     A stranger can make one step as long as a second, and come again at once. Were who came first always the next one,
-    a few of them would keep out everybody else.
+    a few of them would keep out everybody else. So there are two threads: for addresses that have cost little, in the
+    order in which they came, and for dear ones, of which that is next which has cost least.
     """
 
     def __init__(self) -> None:
-        self._thread = trio.CapacityLimiter(1)
-        self._busy = False
-        self._waiting: dict[str, deque[trio.Event]] = {}  # by address, that of who came first before others
+        self._threads = trio.CapacityLimiter(2)
+        self._busy: set[bool] = set()  # whether the thread for dear ones is, and that for the others
+        self._waiting: dict[str, deque[_Turn]] = {}  # by address, that of who came first before others
         self._cost: dict[str, float] = {}  # seconds, by address
         self._looked = 0.0
 
     async def run(self, address: str, step: Callable[..., T], *arguments: object) -> T:
-        """`step(*arguments)` in the thread, when it is *address*'s turn.
+        """`step(*arguments)` in a thread, when it is *address*'s turn.
 
         What has begun there ends there, also for who is cancelled.
+
+        Raises:
+            OSError: no thread can be started now.
         """
-        await self._turn(address)
+        dear = await self._turn(address)
         began = trio.current_time()
         try:
-            return await trio.to_thread.run_sync(step, *arguments, limiter=self._thread)
+            return await in_thread(step, *arguments, limiter=self._threads)
         finally:
             self._charge(address, began, trio.current_time())
-            self._next()
+            self._give_on(dear)
 
-    async def _turn(self, address: str) -> None:
-        if not self._busy:
-            self._busy = True
-            return
-        mine = trio.Event()
+    async def _turn(self, address: str) -> bool:
+        """Wait; in which thread it is then."""
+        dear = self._is_dear(address)
+        if dear not in self._busy:
+            self._busy.add(dear)
+            return dear
+        mine = _Turn()
         self._waiting.setdefault(address, deque()).append(mine)
         try:
-            await mine.wait()
+            await mine.has_come.wait()
         except trio.Cancelled:
-            if mine.is_set():  # it was this task's turn between the cancellation and now
-                self._next()
+            if mine.has_come.is_set():  # between the cancellation and now
+                self._give_on(mine.dear)
             else:
                 self._remove(address, mine)
             raise
+        return mine.dear
 
-    def _next(self) -> None:
-        self._busy = bool(self._waiting)
-        if self._busy:
-            address = min(self._waiting, key=lambda one: self._cost.get(one, 0.0))
-            first = self._waiting[address][0]
-            self._remove(address, first)
-            first.set()
+    def _give_on(self, done: bool) -> None:
+        self._busy.discard(done)
+        for dear in {False, True} - self._busy:  # who waits may have become dear meanwhile, or cheap
+            found = [one for one in self._waiting if self._is_dear(one) is dear]
+            if found:
+                address = min(found, key=lambda one: self._cost[one]) if dear else found[0]
+                first = self._waiting[address][0]
+                self._remove(address, first)
+                self._busy.add(dear)
+                first.dear = dear
+                first.has_come.set()
 
-    def _remove(self, address: str, one: trio.Event) -> None:
+    def _is_dear(self, address: str) -> bool:
+        return self._cost.get(address, 0.0) >= _DEAR
+
+    def _remove(self, address: str, one: _Turn) -> None:
         self._waiting[address].remove(one)
         if not self._waiting[address]:
             del self._waiting[address]
@@ -76,3 +93,10 @@ class Turns:
             left = 0.5 ** ((now - self._looked) / _HALF)
             self._cost = {one: cost * left for one, cost in self._cost.items() if cost * left > _LEAST}
             self._looked = now
+
+
+class _Turn:
+    """Of one who waits."""
+
+    def __init__(self) -> None:
+        self.has_come, self.dear = trio.Event(), False

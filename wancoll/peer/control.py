@@ -22,6 +22,7 @@ from wancoll.net.dial import DialFailed, dial
 from wancoll.net.enroll import Refused, Wallet, WrongMaster
 from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
+from wancoll.net.threads import in_thread
 from wancoll.net.tls import Tls, TlsFailed
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.grid import next_on_grid
@@ -291,7 +292,7 @@ class Control:
         if address in self._others:
             self._others[address] = ""  # what it says now counts
         try:
-            await trio.to_thread.run_sync(enroll)  # each answer has a deadline; a thread left behind ends the process
+            await in_thread(enroll)  # each answer has a deadline; a thread left behind ends the process
         except WrongMaster as bad:
             if address in self._masters.addresses:
                 if address not in self._others:

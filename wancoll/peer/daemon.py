@@ -26,6 +26,7 @@ from wancoll.local import default_socket, default_state, join_address
 from wancoll.metrics.core.operations import Operations
 from wancoll.metrics.listen import listeners
 from wancoll.net.contain import contained
+from wancoll.net.dial import DialFailed
 from wancoll.net.enroll import Wallet
 from wancoll.net.hot import Hot
 from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
@@ -355,7 +356,14 @@ class Daemon:
 
     async def _probe(self, ask: m.Probe) -> None:
         self._probes += 1
-        failed = await probe(self.links.connector, ask.addresses, ask.daemon, self.config.limits)
+        failed: DialFailed | None = None
+
+        def met(bug: str) -> None:
+            nonlocal failed
+            failed = DialFailed(bug)
+
+        with contained("a probe", lambda: ask, met):
+            failed = await probe(self.links.connector, ask.addresses, ask.daemon, self.config.limits)
         self._probes -= 1
         about = ask.group, ask.joiner, ask.prober, ask.target
         refused = failed is not None and failed.refused

@@ -195,8 +195,8 @@ class Session:
             reason = str(bad)
             log.warning("client sent nonsense", member=self.member.name, reason=reason)
             self.tell(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
-        except trio.Cancelled:  # what ends in order has left its group by then
-            daemon_died = True
+        except BaseException as bad:  # cancelled, alone or with a task: what ends in order has left its group by then
+            daemon_died = not isinstance(bad, Exception)
             raise
         finally:
             hot.remove(fd)

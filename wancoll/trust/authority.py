@@ -7,10 +7,9 @@ wancoll:name/NAME, wancoll:role/ROLE, wancoll:group/GROUP for each group, wancol
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from cryptography import x509
@@ -23,13 +22,11 @@ from wancoll.errors import ConfigError
 from wancoll.limits import CLOCKS_DIFFER
 from wancoll.trust.identity import Identity
 from wancoll.trust.papers import fingerprints, identity_of
-from wancoll.trust.presented import hash_of_key, presented
+from wancoll.trust.presented import hash_of_key, presented, whole
 
 _AUTHORITY_DAYS = 3650
 _MOST_REQUEST_BYTES = 4096
 _VARIES = 64  # bytes by which certificates differ that say the same: serial numbers, times, signatures
-
-_Found = TypeVar("_Found")
 
 
 def new_key() -> bytes:
@@ -70,7 +67,7 @@ def issuer_of(certificate: bytes, authorities: bytes) -> int | None:
         ValueError: it is none, or they are none.
     """
     found = _read(certificate)
-    for i, one in enumerate(_whole(lambda: x509.load_pem_x509_certificates(authorities))):
+    for i, one in enumerate(whole(lambda: x509.load_pem_x509_certificates(authorities))):
         try:
             found.verify_directly_issued_by(one)
         except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
@@ -85,19 +82,11 @@ def owner(certificate: bytes) -> Identity | None:
     Raises:
         ValueError: it is none.
     """
-    return identity_of(_whole(lambda: presented(_read(certificate).public_bytes(serialization.Encoding.DER))))
+    return identity_of(presented(_read(certificate).public_bytes(serialization.Encoding.DER)))
 
 
 def _read(certificate: bytes) -> x509.Certificate:
-    return _whole(lambda: x509.load_pem_x509_certificate(certificate))
-
-
-def _whole(read: Callable[[], _Found]) -> _Found:
-    """What *read* finds in a certificate, or ValueError, whatever is wrong there: a file may be damaged anywhere."""
-    try:
-        return read()
-    except (x509.InvalidVersion, x509.DuplicateExtension, UnsupportedAlgorithm) as bad:
-        raise ValueError(str(bad)) from bad
+    return whole(lambda: x509.load_pem_x509_certificate(certificate))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import NameOID
 
+_Found = TypeVar("_Found")
 _SUBJECT = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATIONAL_UNIT_NAME: "organizationalUnitName"}
+
+
+def whole(read: Callable[[], _Found]) -> _Found:
+    """What *read* finds in a certificate, or ValueError, whatever is wrong there: anybody may have made it."""
+    try:
+        return read()
+    except (x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm) as bad:
+        raise ValueError(str(bad)) from bad
 
 
 def key_of(der: bytes) -> bytes:
     """SHA-256 of the public key that it is for.
 
     Raises:
-        ValueError: it is no certificate.
+        ValueError: it is no certificate, or one that cannot be read.
     """
-    return hash_of_key(x509.load_der_x509_certificate(der).public_key())
+    return whole(lambda: hash_of_key(x509.load_der_x509_certificate(der).public_key()))
 
 
 def hash_of_key(key: Any) -> bytes:
@@ -32,8 +42,12 @@ def presented(der: bytes) -> Mapping[str, Any]:
     """What identities are made of: its subject's names and its other ones.
 
     Raises:
-        ValueError: it is no certificate.
+        ValueError: it is no certificate, or one that cannot be read.
     """
+    return whole(lambda: _presented(der))
+
+
+def _presented(der: bytes) -> Mapping[str, Any]:
     found = x509.load_der_x509_certificate(der)
     subject = tuple(((_SUBJECT[one.oid], one.value),) for one in found.subject if one.oid in _SUBJECT)
     try:

@@ -554,7 +554,7 @@ class TokenInfo(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """Answer to the three before. With *refused* nothing was done; *made*: the whole text of a new token."""
+    """Answer to the three before. *refused*: why it is not done, or not for good; *made*: the text of a new token."""
 
     tokens: list[TokenInfo] = []
     made: str = ""

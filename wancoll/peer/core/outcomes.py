@@ -97,14 +97,20 @@ def left(name: str, reason: str) -> Ending:
 
 
 def asked_to_leave(name: str, reason: str, *, daemon: bool) -> Ending:
-    """An operator wants the member, or all of its *daemon*, to leave in order."""
+    """An operator wants the member, or all of its *daemon*, to leave in order.
+
+    What it has begun and was not done with in time may be done with its share by those who stay.
+    """
     what = f"an operator asked this {'daemon' if daemon else 'member'} to leave{f': {reason}' if reason else ''}"
     start = "start `wancoll peer` again and " if daemon else ""
     hint = f"what was committed counts; end here, or {start}connect again to rejoin as a new member"
-    return Ending(
-        lambda op: m.Failure(op.client_id, "AskedToLeave", what, who=name, hint=hint),
-        m.Failure(0, "AskedToLeave", what, who=name, hint=hint),
-    )
+
+    def end(op: Op) -> m.Failure:
+        if _may_count(op):
+            return _unknown(op, {"who": name, "got": what, "hint": hint})
+        return m.Failure(op.client_id, "AskedToLeave", what, who=name, hint=hint)
+
+    return Ending(end, m.Failure(0, "AskedToLeave", what, who=name, hint=hint))
 
 
 def refused(name: str, reason: str, *, evicted: bool = False) -> Ending:

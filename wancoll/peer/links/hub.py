@@ -289,7 +289,8 @@ class LinkHub:
 
     async def _dial(self, what: core.Dial, scope: trio.CancelScope) -> None:
         broken = partial(core.Broken, what.number)
-        with scope, contained("a dial", partial(str, what.other), lambda why: self.step(broken(why))):
+        # The scope within: what is left of a group in which a lane was cancelled, too, is a bug of its own.
+        with contained("a dial", partial(str, what.other), lambda why: self.step(broken(why))), scope:
             async with trio.open_nursery() as nursery:
                 for hello in what.hellos:
                     nursery.start_soon(self._dial_lane, what, hello)

@@ -10,6 +10,7 @@ import trio
 
 from wancoll.limits import Limits
 from wancoll.local import split_address
+from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
 from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.pacing import Pacer
@@ -118,11 +119,11 @@ class Measurer:
                 nursery.start_soon(self._measure_round_trip, ask, bursts)
 
     async def _measure_round_trip(self, ask: m.MeasureLink, bursts: trio.MemorySendChannel[m.MeasureLink]) -> None:
-        rtt = 0.0
+        rtt, known = 0.0, (DialFailed, trio.TooSlowError)
         try:
-            with trio.fail_after(self._limits.probe_timeout):
+            with contained("a round trip", lambda: ask, expected=known), trio.fail_after(self._limits.probe_timeout):
                 rtt = await round_trip(self._connector, ask, self._limits.probe_timeout)
-        except (DialFailed, trio.TooSlowError) as bad:
+        except known as bad:
             log.info("round trip not measured", daemon=ask.daemon, reason=str(bad))
         finally:
             self._room.release()
@@ -155,7 +156,7 @@ class Measurer:
             self._burst = trio.CancelScope()
             rate = 0.0
             try:
-                with self._burst:
+                with contained("a burst", lambda: ask, expected=(DialFailed,)), self._burst:
                     rate = await burst(self._connector, ask, self._limits.probe_timeout)
             except DialFailed as bad:
                 log.info("bandwidth not measured", daemon=ask.daemon, reason=str(bad))
