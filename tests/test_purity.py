@@ -34,6 +34,7 @@ IMPURE = {
     "trio",
     "wancoll._native",
     "wancoll.engine",
+    "wancoll.native",
 }
 
 # Pure: what lies in a folder called core or plan, and these. One rule, so that a new file has its law from birth.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from wancoll._native import ffi, lib
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.limits import BLOCK, KIB
+from wancoll.native import ffi, lib
 from wancoll.schedule.steps import Place, Schedule, Step
 from wancoll.seal import Sealed
 

@@ -9,8 +9,8 @@ import errno
 import os
 from typing import TYPE_CHECKING, Literal
 
-from wancoll._native import ffi, lib
 from wancoll.errors import ConfigError
+from wancoll.native import ffi, lib
 
 if TYPE_CHECKING:
     from wancoll import _native as c

@@ -293,6 +293,33 @@ def test_an_example_says_what_to_install_where_torch_is_missing(tmp_path):
     )
 
 
+def test_without_its_extension_each_command_says_how_to_build_it(tmp_path):
+    """One that imports it at once, one inside trio; doctor, which goes on; and a program."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['wancoll._native'] = None\n")
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    for command in (["perf"], ["peer", "--socket", str(tmp_path / "peer.sock")]):
+        done = run(*command, env=env)
+        errors = done.stderr.splitlines()
+        assert (done.returncode, len(errors)) == (2, 1), done.stderr
+        assert errors[0].startswith("wancoll: NotBuilt: the C engine is not built; got ")
+        assert errors[0].endswith("; run, in the source folder: pip install .")
+    done = run("doctor", "--json", env=env)
+    found = {one["topic"]: one for one in json.loads(done.stdout)}
+    assert (done.returncode, found["engine"]["level"], done.stderr) == (1, "fail", "")
+    assert found["engine"]["advice"] == "run, in the source folder: pip install ."
+    assert {"wancoll", "kernel", "clock"} <= found.keys()
+    program = "import wancoll\ntry: wancoll.connect('g')\nexcept wancoll.ConfigError as bad: print(bad)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
+    assert done.stdout.startswith("the C engine is not built; ")
+
+
 def test_a_bad_option_is_one_line_and_exit_code_2():
     done = run("master", "--listen", "nonsense:port")
     bad_option(done.returncode, done.stdout, done.stderr, "--listen")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from wancoll.errors import ConfigError
 from wancoll.limits import CLOCKS_DIFFER, GIB, MIB, counted, format_size
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -131,6 +132,12 @@ def kernel(version: tuple[int, int], text: str) -> Finding:
         FAIL, "kernel", f"{text}: it does not tell enough of its connections",
         f"{OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]} or newer",
     )  # fmt: skip
+
+
+def engine(problem: ConfigError) -> Finding:
+    """Why the C engine does not run: it is not built, or WANCOLL_CPU names what this machine does not have."""
+    found = f"{problem.who}: {problem.what}" if problem.who else problem.what
+    return Finding(FAIL, "engine", f"{found} ({problem.got})", problem.hint or problem.expected)
 
 
 def tls(problem: str) -> Finding:

@@ -94,13 +94,19 @@ def _print(one: Finding) -> None:
 
 def machine(plans: Plans) -> Iterator[Finding]:
     """What there is to say of it."""
-    from wancoll.engine import kernel_name
-    from wancoll.seal import check_possible
-
     release = platform.release()
     numbers = [int("0" + "".join(filter(str.isdigit, part))) for part in [*release.split("."), "0", "0"][:2]]
     linux = numbers[0], numbers[1]
-    yield Finding(advice.OK, "wancoll", f"{version('wancoll')}, Python {platform.python_version()}, {kernel_name()}")
+    packages, problem = f"{version('wancoll')}, Python {platform.python_version()}", None
+    try:
+        from wancoll.engine import kernel_name
+
+        packages += f", {kernel_name()}"
+    except ConfigError as bad:
+        problem = bad
+    yield Finding(advice.OK, "wancoll", packages)
+    if problem is not None:
+        yield advice.engine(problem)
     yield advice.kernel(linux, release)
     yield advice.files(*resource.getrlimit(resource.RLIMIT_NOFILE), plans)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
@@ -112,13 +118,19 @@ def machine(plans: Plans) -> Iterator[Finding]:
     yield advice.buffers(int(receive[-1]) if receive else 0, int(send[-1]) if send else 0, plans)
     if len(span := _words("ipv4/ip_local_port_range")) == 2:
         yield advice.ports(int(span[0]), int(span[1]), plans)
-    problem = ""
+    if problem is None:
+        yield advice.tls(_why_no_tls())
+    yield advice.synchronised(_synchronised())
+
+
+def _why_no_tls() -> str:
+    from wancoll.seal import check_possible
+
     try:
         check_possible()
     except ConfigError as bad:
-        problem = str(bad)
-    yield advice.tls(problem)
-    yield advice.synchronised(_synchronised())
+        return str(bad)
+    return ""
 
 
 def _words(name: str) -> list[str]:

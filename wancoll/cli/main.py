@@ -79,6 +79,8 @@ def expected_failures(error: BaseException) -> list[WancollError]:
     """The WancollErrors inside *error*, or nothing if it holds anything else: that is a bug and gets its traceback."""
     if isinstance(error, WancollError):
         return [error]
+    if isinstance(error, ImportError) and error.__cause__ is not None:
+        return expected_failures(error.__cause__)  # cyclopts' own, for what a command raises when it is imported
     if isinstance(error, BaseExceptionGroup):
         parts = [expected_failures(inner) for inner in error.exceptions]
         if all(parts):
@@ -100,7 +102,7 @@ def run(tokens: Sequence[str] | None = None) -> NoReturn:
         # The reader of stdout (`wancoll status | head`) has left: nothing more to say, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
-    except (WancollError, BaseExceptionGroup) as error:
+    except (WancollError, ImportError, BaseExceptionGroup) as error:
         failures = expected_failures(error)
         if not failures:
             raise

@@ -15,9 +15,9 @@ from collections import deque
 from typing import Any
 
 from wancoll import resources
-from wancoll._native import ffi, lib
 from wancoll.errors import ArenaFull, ConfigError
 from wancoll.limits import MIB, format_size
+from wancoll.native import ffi, lib
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LARGE = 2 * MIB  # from here on aligned such that page tables move as a whole

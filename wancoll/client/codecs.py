@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from wancoll._native import ffi, lib
 from wancoll.client.checks import unavailable, whole
 from wancoll.collective import ROUNDINGS, Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
+from wancoll.native import ffi, lib
 from wancoll.schedule.build import takes
 from wancoll.schedule.codec import block, coded_bytes
 from wancoll.schedule.numbers import narrowed, storage, widened

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from wancoll._native import ffi, lib
 from wancoll.client.arena import Arena, Block, Lease
 from wancoll.client.codecs import Feed
 from wancoll.client.cuda.early import Early, Numbers
@@ -16,6 +15,7 @@ from wancoll.client.cuda.staging import Filling, Landing, Staging
 from wancoll.client.tensors import Region
 from wancoll.errors import ArenaFull
 from wancoll.limits import WORD, blocks
+from wancoll.native import ffi, lib
 
 _SOONEST, _LATEST = 0.001, 0.016  # seconds between two looks for blocks of a result that are final
 

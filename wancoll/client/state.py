@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from wancoll._native import ffi, lib
 from wancoll.client.arena import Arena, Block, Lease
 from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Pinned
@@ -33,6 +32,7 @@ from wancoll.client.tensors import (
 from wancoll.collective import DType
 from wancoll.errors import ConfigError, DeviceError
 from wancoll.limits import MIB
+from wancoll.native import ffi, lib
 from wancoll.sync.manifest import STRIPE, Content, Entry, lengths, stripe_count
 from wancoll.sync.verdict import Goal
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from wancoll._native import ffi
 from wancoll.client.arena import Arena, ArrayMemory
 from wancoll.client.cuda.origin import NO_SYNC, Origin, of_dlpack, of_interface, of_torch
 from wancoll.collective import DType
 from wancoll.errors import ConfigError, DeviceError
+from wancoll.native import ffi
 
 _NATIVE = {np.dtype(d.name): d for d in DType if d is not DType.bfloat16}
 _BY_DTYPE: dict[Any, DType] = dict(_NATIVE)  # and ml_dtypes' bfloat16, once seen

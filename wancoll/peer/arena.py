@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from wancoll import resources
-from wancoll._native import ffi, lib
+from wancoll.native import ffi, lib
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PIECE = 16 << 20  # bytes copied at once: what the daemon's end has to wait for

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from wancoll._native import ffi, lib
 from wancoll.client.cuda.driver import Driver
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, DeviceError
+from wancoll.native import ffi, lib
 from wancoll.schedule.build import takes
 from wancoll.schedule.codec import block
 

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from wancoll._native import ffi, lib
 from wancoll.client.arena import Arena, Lease
 from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, Memory, driver, until
 from wancoll.client.cuda.early import LEAST, Early, Numbers
@@ -38,6 +37,7 @@ from wancoll.client.cuda.pinned import Pinned, Pool
 from wancoll.client.tensors import DeviceView, Region
 from wancoll.errors import ConfigError, DeviceError, TimeoutError
 from wancoll.limits import BLOCK, DEFAULT, MIB, blocks, format_size
+from wancoll.native import ffi, lib
 
 log = logging.getLogger("wancoll")
 
