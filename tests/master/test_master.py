@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import resource
 import socket
 import sqlite3
 import struct
@@ -585,6 +586,16 @@ def test_the_journal_keeps_the_newest_events(monkeypatch):
     assert [event.epoch for event in found] == list(range(103 - len(found), 103))
     assert journal.events(2) == found[-2:]
     journal.close()
+
+
+def test_a_journal_on_a_full_disk_is_named(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=f"{tmp_path}/journal: the journal cannot be used; .* File too large"):
+            Journal(str(tmp_path / "journal"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("kind", ["a folder", "no database", "another format", "nowhere", "no number", "no group"])

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import itertools
 import os
+import resource
 import ssl
 import threading
 import time
@@ -250,6 +251,18 @@ def test_a_secret_goes_into_no_file_that_was_there_before(tmp_path: Path) -> Non
         write_secret(str(secret), b"ours")
         assert (secret.read_bytes(), others.read_bytes()) == (b"ours", b"theirs")
         assert secret.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_of_a_full_disk_the_file_is_named(tmp_path: Path, size: int) -> None:
+    """What the kernel says of a write names none, and a master that starts passes it on."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/key"):
+            write_secret(str(tmp_path / "key"), bytes(size))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 # ---- certificates ------------------------------------------------------------------------------------------

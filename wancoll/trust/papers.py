@@ -234,10 +234,14 @@ def write_secret(path: str, data: bytes) -> None:
     new = f"{path}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)  # what was there may be open elsewhere, or a link
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as bad:
+        bad.filename = new  # a full disk's error names none
+        raise
     os.replace(new, path)
 
 

@@ -246,8 +246,12 @@ def _lock(path: str) -> int:
             got=f"{path}.lock is held: {bad.strerror}",
             hint="stop the other one, or choose another path with --journal",
         ) from bad
-    if not os.pread(lock, 1, 0):
-        os.pwrite(lock, _WHOLE, 0)  # has its place on the disk from now on, also on a full one
+    try:
+        if not os.pread(lock, 1, 0):
+            os.pwrite(lock, _WHOLE, 0)  # has its place on the disk from now on, also on a full one
+    except OSError as bad:
+        os.close(lock)
+        raise _unusable(path, str(bad)) from bad
     return lock
 
 
