@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cyclopts import CycloptsError
 
 from wancoll.cli import leave, trace
 from wancoll.cli.asking import Asking
@@ -49,7 +50,18 @@ def test_no_variable_says_who_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"got peer-1 and --socket /run/own\.sock"):
         call("peer-1", "--socket", "/run/own.sock")
     with pytest.raises(ConfigError, match="got --group alone"):
+        call("--group", "g")
+    with pytest.raises(ConfigError, match="expected the member's name .* got --group g and --socket /run/own.sock"):
         call("--group", "g", "--socket", "/run/own.sock")
+
+
+def test_what_it_advises_after_a_wait_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[m.AskToLeave] = []
+    monkeypatch.setattr(leave, "_here", lambda path, question, patience: asked.append(question))
+    assert call("--socket", "/run/own.sock", "--within", "0") == 0
+    assert [one.within for one in asked] == [0.0]
+    with pytest.raises(CycloptsError, match="0 or above"):
+        call("--socket", "/run/own.sock", "--within", "-1")
 
 
 @pytest.mark.parametrize("command", ["leave", "trace"])

@@ -15,7 +15,7 @@ from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.net.ask import ask
 from wancoll.net.unix import connect_local, what_to_do
-from wancoll.options import NO_MASTER, Flat, Seconds
+from wancoll.options import NO_MASTER, Flat, Seconds, SecondsOrNone
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -28,7 +28,8 @@ def leave(
     *,
     group: Annotated[str, Parameter(help="Of the member; its daemon goes on.", show_env_var=False)] = "",
     within: Annotated[
-        Seconds, Parameter(help="Seconds to wait for the next update_membership, before it leaves anyhow.")
+        SecondsOrNone,
+        Parameter(help="Seconds to wait for the next update_membership, before it leaves anyhow; 0: not at all."),
     ] = 30.0,
     reason: Annotated[str, Parameter(help="What its training process is told, and the log.")] = "",
     socket: Annotated[
@@ -50,6 +51,12 @@ def leave(
 
     Waits until that is done. Exit code 1: it has not left yet, or was lost before it did, and may come back.
     """
+    if group and socket and not name:
+        raise ConfigError(
+            "does not know who shall leave", who="wancoll leave", expected="the member's name with --group",
+            got=f"--group {group} and --socket {socket}",
+            hint="`wancoll status` shows the names; with --socket alone that daemon leaves, with all its members",
+        )  # fmt: skip
     if not name and (group or not socket):
         raise ConfigError(
             "does not know who shall leave", who="wancoll leave", expected="a name, or --socket of a daemon here",
