@@ -26,6 +26,7 @@ from wancoll.cli import logs, service, token
 from wancoll.cli import status as status_command
 from wancoll.cli.asking import Asking
 from wancoll.cli.main import COMMANDS, app, expected_failures, one_line
+from wancoll.cli.main import run as cli_run
 from wancoll.cli.model.training import training
 from wancoll.cli.peer import peer
 from wancoll.errors import ConfigError, Evicted, WancollError
@@ -323,6 +324,20 @@ def test_without_its_extension_each_command_says_how_to_build_it(tmp_path):
 def test_a_bad_option_is_one_line_and_exit_code_2():
     done = run("master", "--listen", "nonsense:port")
     bad_option(done.returncode, done.stdout, done.stderr, "--listen")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["evict", "m1"], 'wancoll: Command "evict" needs --group, which is missing. (--help lists the options)\n'),
+        (["evict", "m1", "--group"], 'wancoll: Command "evict" parameter --group requires an argument. (--help'),
+        (["perf"], 'wancoll: Command "perf" needs COLLECTIVE, which is missing. (--help'),
+    ],
+)
+def test_an_option_that_is_missing_is_not_one_without_a_value(capsys, arguments, says):
+    with pytest.raises(SystemExit):
+        cli_run(arguments)
+    assert capsys.readouterr().err.startswith(says)
 
 
 @pytest.mark.check

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import App, ArgumentCollection, CycloptsError
+from cyclopts import App, ArgumentCollection, CycloptsError, MissingArgumentError
 from cyclopts.config import Env
 
 from wancoll.errors import ConfigError, WancollError
@@ -88,13 +88,21 @@ def expected_failures(error: BaseException) -> list[WancollError]:
     return []
 
 
+def _missing(error: CycloptsError) -> str:
+    """Of an option that was not given at all; cyclopts says the same of one that was given without a value."""
+    if not isinstance(error, MissingArgumentError) or error.argument is None or error.keyword or error.tokens_so_far:
+        return ""
+    command = " ".join(error.command_chain or ())
+    return "" if error.argument.tokens else f'Command "{command}" needs {error.argument.name}, which is missing.'
+
+
 def run(tokens: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 fine, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
     try:
         code = app(tokens, result_action="return_value", exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
-        print(f"wancoll: {one_line(error)} (--help lists the options)", file=sys.stderr)
+        print(f"wancoll: {_missing(error) or one_line(error)} (--help lists the options)", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
