@@ -114,6 +114,11 @@ def split_address(text: str, *, what: str = "address", default_port: int | None 
     Raises:
         ConfigError: not of that form.
     """
+    if text.isascii() and text.isdigit():  # a host to getaddrinfo: 7600 is 0.0.29.176
+        raise ConfigError(
+            f"{what} cannot be read", expected="host:port", got=f"{text!r}, a port alone",
+            hint=f"write 127.0.0.1:{text}, or another host before it; to listen on all interfaces :{text}",
+        )  # fmt: skip
     host, separator, port = text.rpartition(":")
     if text.endswith("]") or not separator:
         host, port = text, ""

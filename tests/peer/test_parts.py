@@ -57,6 +57,14 @@ def test_bad_addresses_say_what_is_expected(text: str) -> None:
         split_address(text)
 
 
+@pytest.mark.parametrize("default_port", [None, 0, 7400])
+def test_a_port_alone_is_no_host(default_port: int | None) -> None:
+    """It would be one of number-and-dots notation, and nobody means that."""
+    with pytest.raises(ConfigError, match="got '7600', a port alone; write 127"):
+        split_address("7600", what="--listen", default_port=default_port)
+    assert split_address("10.1", default_port=7400) == ("10.1", 7400)
+
+
 def test_listeners_bind_and_refuse_clearly() -> None:
     with open_listeners("127.0.0.1:0")[0] as taken:
         port = taken.getsockname()[1]
