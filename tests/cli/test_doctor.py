@@ -14,6 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib.metadata import version
 from io import StringIO
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -135,8 +136,8 @@ def found(*options: str) -> tuple[int, list[Finding]]:
 
 
 @contextmanager
-def played_master(status: m.Status, ahead: float) -> Iterator[str]:
-    """Answers every connection with *status*, by a clock that is *ahead* of ours by so many seconds."""
+def played_master(answer: m.Status | m.Bye, ahead: float = 0.0) -> Iterator[str]:
+    """Answers every connection with *answer*, by a clock that is *ahead* of ours by so many seconds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -147,7 +148,8 @@ def played_master(status: m.Status, ahead: float) -> Iterator[str]:
                     return
                 with connection:
                     connection.recv(4096)
-                    connection.sendall(encode(msgspec.structs.replace(status, clock=time.time() + ahead)))
+                    at = {"clock": time.time() + ahead} if isinstance(answer, m.Status) else {}
+                    connection.sendall(encode(msgspec.structs.replace(answer, **at)))
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -180,6 +182,23 @@ def test_a_clock_that_is_off_another_version_and_a_closed_port() -> None:
     assert a.found.startswith(f"peer-a at {there}: ")
     assert int(a.found.split("MTU ")[1].split(",")[0]) > int(a.found.split("MSS ")[1]) > 0
     assert b.found == f"peer-b at {not_there}: Connection refused"
+
+
+def test_of_a_master_that_answers_nobody_asks_whether_it_runs() -> None:
+    with played_master(m.Bye("this master speaks TLS only; give --join a token")) as master:
+        code, lines = found("--master", master)
+    (line,) = [one for one in lines if one.topic == "master"]
+    assert (code, line.level) == (1, FAIL)
+    assert line.found == f"{master}: this master speaks TLS only; give --join a token"
+    assert line.advice == "what it says: it answers, so address and port are right"
+
+
+def test_what_an_error_advises_is_the_advice(tmp_path: Path) -> None:
+    _, lines = found("--master", "127.0.0.1:1", "--state", str(tmp_path))
+    (line,) = [one for one in lines if one.topic == "master"]
+    assert "is no state folder of a master" in line.found
+    assert line.advice.startswith("give what the master was given")
+    assert line.advice not in line.found
 
 
 @pytest.mark.check

@@ -26,7 +26,7 @@ from wancoll import resources
 from wancoll.cli import advice
 from wancoll.cli.advice import Finding, Plans, Way
 from wancoll.cli.asking import Asking
-from wancoll.errors import ConfigError, ProtocolError, WancollError
+from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION, counted
 from wancoll.local import split_address
 from wancoll.net.ask import ask
@@ -160,10 +160,14 @@ def _of_master(address: str, timeout: float, asking: Asking) -> Iterator[Finding
         who = f"master {address}"
         answer = ask(split_address(address), question, m.FromMaster, timeout=timeout, who=who, papers=papers)
         took = time.monotonic() - began
-        if isinstance(answer, m.Bye):
-            raise ProtocolError(answer.reason)
-    except (OSError, WancollError) as bad:
+    except OSError as bad:
         yield advice.master(address, str(bad) or type(bad).__name__, 0.0)
+        return
+    except WancollError as bad:
+        yield advice.master(address, str(bad).removesuffix(f"; {bad.hint}"), 0.0, bad.hint)
+        return
+    if isinstance(answer, m.Bye):
+        yield advice.refused(address, answer.reason)
         return
     yield advice.master(address, "", took)
     if papers is not None:
