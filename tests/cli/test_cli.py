@@ -29,6 +29,7 @@ from wancoll.cli.main import COMMANDS, app, expected_failures, one_line
 from wancoll.cli.main import run as cli_run
 from wancoll.cli.model.training import training
 from wancoll.cli.peer import peer
+from wancoll.cli.variables import alike, variable
 from wancoll.errors import ConfigError, Evicted, WancollError
 from wancoll.local import split_address
 from wancoll.options import address
@@ -378,6 +379,33 @@ def test_a_bad_variable_is_named():
     assert done.stderr.count("\n") == 1
     assert "WANCOLL_LANES" in done.stderr
     assert "many" in done.stderr
+
+
+def test_a_misspelt_variable_is_told_of_at_the_start(tmp_path):
+    env = {"WANCOLL_LINKTIMEOUT": "3", "WANCOLL_LINK_TIMEOUT": "4", "WANCOLL_LANE": "2", "WANCOLL_WHATEVER": "1"}
+    done = run("peer", "--congestion-control", "no_such", "--socket", str(tmp_path / "s"), env=env)
+    told = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert {one["variable"]: one["did_you_mean"] for one in told if one["level"] == "warning"} == {
+        "WANCOLL_LINKTIMEOUT": "WANCOLL_LINK_TIMEOUT", "WANCOLL_LANE": "WANCOLL_LANES",
+    }  # fmt: skip
+
+
+def test_no_variable_that_something_reads_is_called_misspelt():
+    """They may be set in one place for all commands."""
+    read = {command: of_options(app[command]) for command in ("master", "peer")}
+    every = {"WANCOLL_CPU", "WANCOLL_FAILPOINTS", "WANCOLL_ETCD_PASSWORD", "WANCOLL_MOVE_BUCKETS"}
+    for command in COMMANDS:
+        parts = [app[command], *(app[command][each] for each in app[command] if not each.startswith("-"))]
+        every.update(*(of_options(part) for part in parts if part.default_command is not None))
+    for here in read.values():
+        assert alike(every, here) == {}
+        joined = {f"WANCOLL_{one.removeprefix('WANCOLL_').replace('_', '')}": one for one in here if one.count("_") > 1}
+        assert alike(joined, here) == joined
+
+
+def of_options(command):
+    found = command.assemble_argument_collection(parse_docstring=False)
+    return {variable(name) for argument in found if argument.parse for name in argument.names}
 
 
 def test_a_variable_sets_an_option_and_the_option_wins():

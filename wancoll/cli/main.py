@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import App, ArgumentCollection, CycloptsError, MissingArgumentError
-from cyclopts.config import Env
+from cyclopts import App, CycloptsError, MissingArgumentError
 
+from wancoll.cli.variables import Variables
 from wancoll.errors import ConfigError, WancollError
 
 COMMANDS = {
@@ -54,15 +54,6 @@ def one_line(error: BaseException) -> str:
     """An error as a single line of printable text."""
     text = " ".join(str(error).split())
     return "".join(c if c.isprintable() else "?" for c in text) or type(error).__name__
-
-
-class Variables(Env):
-    """WANCOLL_... for each option, but where it shows none: what was set for other commands must not decide that."""
-
-    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Fill in what the command line leaves open."""
-        open_to = (one for one in arguments if one.parameter.show_env_var is not False)
-        super().__call__(app, commands, ArgumentCollection(open_to))  # type: ignore[no-untyped-call]
 
 
 app = App(

@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from wancoll.cli.notify import Notifier
+from wancoll.cli.variables import misspelt
 from wancoll.errors import ConfigError
 
 log = structlog.get_logger("wancoll.service")
@@ -93,6 +94,8 @@ def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable
         ConfigError: in an exception group; the system refused something before the service had started (an address in
             use, for example).
     """
+    for variable, meant in misspelt.items():
+        log.warning("a variable is no option of this command", variable=variable, did_you_mean=meant)
     notifier = Notifier.from_environment()
     gc.collect()
     gc.freeze()  # what was imported stays: later collections, which interrupt operations, need not walk it
