@@ -167,6 +167,22 @@ async def test_what_cannot_be_read_now_is_no_reason_for_another_certificate(
     assert all("127.0.0.1:9: no certificate: " in one and "Too many open files" in one for one in daemon.lost)
 
 
+@pytest.mark.parametrize("joins", [True, False])
+async def test_where_nobody_listens_it_says_what_to_look_at(tmp_path: Path, *, joins: bool) -> None:
+    """A newcomer, which asks for a certificate first, and a daemon that has one."""
+    made = Authority.make(time.time())
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens, and nobody else gets it
+        address = join_address(*closed.getsockname())
+        wallet = Wallet(str(tmp_path / "new"), token_of(made, address)) if joins else papers(tmp_path, made)
+        os.makedirs(wallet.folder, exist_ok=True)
+        daemon = Daemon([address], wallet)
+        async with daemon.running():
+            await until(lambda: daemon.lost)
+    assert daemon.lost[0].startswith(f"{address}: {'no certificate: ' if joins else ''}[Errno 111] ")
+    assert daemon.lost[0].endswith("Connection refused; is `wancoll master` running there, and is the port right?")
+
+
 @pytest.mark.parametrize("file", ["certificate.pem", "certificate.key", "authority.pem"])
 def test_a_file_that_is_damaged_anywhere_is_as_good_as_none(tmp_path: Path, file: str) -> None:
     wallet, now = papers(tmp_path, Authority.make(time.time())), time.time()

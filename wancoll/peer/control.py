@@ -37,6 +37,7 @@ from wancoll.wire.kept import Kept, counts
 log = structlog.get_logger("wancoll.control")
 
 _RENEW_AGAIN = 10.0  # seconds until it is asked again for a certificate that did not come
+_NOBODY = "; is `wancoll master` running there, and is the port right?"
 _CLOCKS = 8  # comparisons with the master's that are kept: the newest
 _ABOUT_OPS = m.Commit | m.Matched | m.Settled
 
@@ -242,13 +243,14 @@ class Control:
         except WrongMaster as bad:
             return str(bad)
         except (ConfigError, ProtocolError, OSError) as bad:
-            return f"{address}: no certificate: {bad}"
+            nobody = isinstance(bad, ConnectionRefusedError | TimeoutError)
+            return f"{address}: no certificate: {bad}{_NOBODY if nobody else ''}"
         except (DialFailed, TlsFailed) as bad:
             if isinstance(bad, TlsFailed) and bad.unknown and address in self._masters.addresses:
                 self._doubted.add(address)
-            return str(bad) if isinstance(bad, DialFailed) else f"{address}: {bad}"
+            return f"{bad}{_NOBODY if bad.refused else ''}" if isinstance(bad, DialFailed) else f"{address}: {bad}"
         except trio.TooSlowError:
-            return f"{address}: no answer within {patience:.1f} s"
+            return f"{address}: no answer within {patience:.1f} s{_NOBODY}"
         finally:
             self._stream = None
             if stream is not None:
