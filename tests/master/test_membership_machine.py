@@ -411,6 +411,8 @@ class Cluster(RuleBasedStateMachine):
         epoch = client.core.epoch
         assert epoch is not None
         mids = [member.mid for member in epoch.members]
+        if client.knows[0]:
+            client.knows = epoch.epoch, tuple(mids)  # it has read it, for its next call, too
         client.exchanges += 1
         number = P2P_IDS + client.exchanges
         what = Descriptor(Kind.send if sends else Kind.recv, count=4)
