@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any
@@ -161,11 +162,16 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return self.counts or (self.count,) * world_size
 
     def __str__(self) -> str:
+        return self.told(())
+
+    def told(self, names: Sequence[str]) -> str:
+        """As str(), with who the root is by the members' *names*: ranks change, and torch's are others."""
         if self.kind in DATALESS:
             return f"{self.kind.name}({f'label={self.label}' if self.label else ''})"
         size = f"{list(self.counts)}" if self.counts else str(self.count)
         extra = f", op={self.op.name}" if self.kind in REDUCING else ""
         extra += f", root={self.root}" if self.kind in ROOTED else ""
+        extra += f" ({names[self.root]})" if self.kind in ROOTED and 0 <= self.root < len(names) else ""
         extra += "".join(
             f", {name}={value}"
             for name, value, default in (

@@ -421,6 +421,16 @@ def test_the_master_asks_for_a_call_that_comes_later() -> None:
     assert answer == cmd.ToMaster(m.Mismatch("g", 1, 1, 1, str(data()), data().fingerprint()))
 
 
+def test_of_a_mismatch_the_root_is_named() -> None:
+    """Its rank is the ring's, which is not torch's."""
+    d = Driver(1, 2)
+    d.member.abort(m.Abort("g", 1, 1, "mismatch"))
+    [answer] = d.post(Descriptor(Kind.broadcast, DType.float32, count=4, root=1))
+    assert isinstance(answer, cmd.ToMaster)
+    assert isinstance(answer.message, m.Mismatch)
+    assert answer.message.call == "broadcast(4 x float32, root=1 (m2))"
+
+
 def test_on_failure_raise_asks_the_master_to_give_the_op_up() -> None:
     d = Driver(1, 2, 3)
     d.post(data(on_failure="raise"))

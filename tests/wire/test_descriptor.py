@@ -73,6 +73,8 @@ def test_sizes_and_text():
     assert str(Descriptor(Kind.update_membership)) == "update_membership()"
     assert str(Descriptor(Kind.barrier, label="all_to_all")) == "barrier(label=all_to_all)"
     assert str(Descriptor(Kind.broadcast, DType.int8, count=5, root=2)) == "broadcast(5 x int8, root=2)"
+    named = Descriptor(Kind.reduce, DType.int8, count=5, root=1, grace=1.0).told(["a", "b"])
+    assert named == "reduce(5 x int8, op=sum, root=1 (b), grace=1.0)"
     uneven = Descriptor(Kind.all_gather, counts=(1, 2))
     assert (str(uneven), uneven.nbytes, uneven.block_counts(2)) == ("all_gather([1, 2] x float32)", 12, (1, 2))
     assert replace(BASE, kind=Kind.scatter).block_counts(3) == (1000, 1000, 1000)

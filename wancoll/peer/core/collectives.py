@@ -631,7 +631,7 @@ class Collectives(Book):
 
     def _answer(self, op: Op) -> cmd.Command:
         meaning = self.meaning(op)
-        call = str(meaning.descriptor)[:4000]
+        call = meaning.descriptor.told(self.seat.world.names)[:4000]
         return self._standing.say(m.Mismatch(*self.seat.head, op.seq, call, meaning.fingerprint))
 
     def _result(self, op: Op, now: float, *, alone: bool = False) -> m.Result:
@@ -639,7 +639,8 @@ class Collectives(Book):
         return replace(result, asked_master=False) if alone and op.seq in self._alone else result
 
     def _voided(self, op: Op, void: m.Void) -> m.Failure:
-        return outcomes.voided(op, void, self.seat.epoch.group, str(self.meaning(op).descriptor))
+        here = self.meaning(op).descriptor.told(self.seat.world.names)
+        return outcomes.voided(op, void, self.seat.epoch.group, here)
 
     def _small(self, op: Op) -> m.Failure:
         return outcomes.too_small(op, self.seat.world.names[self.seat.rank], self.seat.epoch)
