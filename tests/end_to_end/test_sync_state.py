@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -461,12 +462,14 @@ def test_bytes_that_are_not_those_of_the_digest_are_not_taken(cluster: Cluster) 
             states = [{"x": numbers(STRIPE, 1), "y": numbers(999, 1), "z": numbers(9, 1)} for _ in range(holders + 1)]
             for x in states[-1].values():
                 x[...] = 0
-            right = snapshot(states[0])
+            right, changed = snapshot(states[0]), threading.Event()
 
             def member(k: int) -> Any:
                 if k > holders:  # noqa: B023
                     return None
                 revision = 1 if k < holders else 0  # noqa: B023
+                if k == holders:  # noqa: B023
+                    assert changed.wait(60)  # noqa: B023 - else it may have all before that
                 if k:
                     return comms[k].sync_state(states[k], revision=revision, timeout=60)  # noqa: B023
                 with pytest.raises(TimeoutError) as caught:
@@ -474,6 +477,7 @@ def test_bytes_that_are_not_those_of_the_digest_are_not_taken(cluster: Cluster) 
                 if holders == 2:  # noqa: B023
                     states[0]["x"][5] ^= 1  # noqa: B023
                 states[0]["y"][5] ^= 1  # noqa: B023
+                changed.set()  # noqa: B023
                 return caught.value.work.wait(60)  # type: ignore[attr-defined]
 
             if holders == 1:
