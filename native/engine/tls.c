@@ -47,7 +47,8 @@ enum {
     MOST_SHOWN = 4,          /* certificates: its own, two between, and the authority's */
 };
 
-enum { HANDSHAKE = 22, CERTIFICATE = 11, NEW_KEYS = 24, CLOSE_NOTIFY = 0, UNEXPECTED = 10, BAD_RECORD = 20, TOO_LONG = 22, INTERNAL = 80 };
+enum { CERTIFICATE = 11, NEW_KEYS = 24 }; /* messages of a handshake */
+enum { CLOSE_NOTIFY = 0, UNEXPECTED = 10, BAD_RECORD = 20, TOO_LONG = 22, INTERNAL = 80 }; /* alerts */
 
 struct wc_tls_identity {
     SSL_CTX *context;
@@ -313,7 +314,7 @@ static void count_shown(int writes, int version, int type, const void *bytes, si
 {
     (void)version, (void)given;
     uint8_t *message = (uint8_t *)bytes; /* OpenSSL's buffer, which it goes on to read */
-    if (writes || type != HANDSHAKE || n < 5 || message[0] != CERTIFICATE)
+    if (writes || type != WC_TYPE_HANDSHAKE || n < 5 || message[0] != CERTIFICATE)
         return;
     size_t list = 5 + message[4], at = list + 3;
     int shown = 0;

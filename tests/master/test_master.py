@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import random
-import resource
 import socket
 import sqlite3
 import struct
@@ -20,6 +19,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.full_disk import full_disk
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
@@ -589,13 +589,9 @@ def test_the_journal_keeps_the_newest_events(monkeypatch):
 
 
 def test_a_journal_on_a_full_disk_is_named(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        with pytest.raises(ConfigError, match=f"{tmp_path}/journal: the journal cannot be used; .* File too large"):
-            Journal(str(tmp_path / "journal"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    says = f"{tmp_path}/journal: the journal cannot be used; .* File too large"
+    with full_disk(), pytest.raises(ConfigError, match=says):
+        Journal(str(tmp_path / "journal"))
 
 
 @pytest.mark.parametrize("kind", ["a folder", "no database", "another format", "nowhere", "no number", "no group"])

@@ -15,7 +15,6 @@ import pytest
 
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.ask import ask
-from wancoll.trust.authority import Authority, Request, new_key, request
 from wancoll.trust.papers import Papers, write_secret
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
@@ -23,16 +22,6 @@ from wancoll.wire.framing import encode
 QUESTION = m.AskAuthority(PROTOCOL_VERSION)
 ANSWER = m.AuthorityIs(b"certificates")
 LATE = 30.0  # seconds; an answer that comes sooner has not waited for what never ends
-
-
-@pytest.fixture
-def papers(tmp_path: Path) -> Papers:
-    """A master's."""
-    now, key = time.time(), new_key()
-    authority = Authority.make(now)
-    write_secret(str(tmp_path / "ca"), authority.certificate)
-    write_secret(str(tmp_path / "m"), authority.sign_master(Request.read(request(key)), now, 3600) + key)
-    return Papers(str(tmp_path / "ca"), str(tmp_path / "m"))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import socket
 import ssl
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,10 @@ from wancoll.net import tls
 from wancoll.net.stream import Stream
 from wancoll.net.tls import Tls, TlsFailed
 from wancoll.net.turns import Turns
-from wancoll.trust.authority import Authority, Request, new_key, request
 from wancoll.trust.papers import Papers, unverified, write_secret
 
 GOODBYE = b"\1\0"
 SMALL = 200  # records of a byte
-
-
-@pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    """A master's."""
-    folder, now, key = tmp_path_factory.mktemp("papers"), time.time(), new_key()
-    authority = Authority.make(now)
-    write_secret(str(folder / "ca"), authority.certificate)
-    write_secret(str(folder / "m"), authority.sign_master(Request.read(request(key)), now, 3600) + key)
-    return Papers(str(folder / "ca"), str(folder / "m"))
 
 
 @pytest.fixture

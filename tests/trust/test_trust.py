@@ -6,7 +6,6 @@ import base64
 import contextlib
 import itertools
 import os
-import resource
 import ssl
 import threading
 import time
@@ -21,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtensionOID
 
+from tests.full_disk import full_disk
 from wancoll.errors import ConfigError
 from wancoll.limits import CLOCKS_DIFFER
 from wancoll.trust.authority import Authority, Request, new_key, owner, request, times
@@ -256,13 +256,8 @@ def test_a_secret_goes_into_no_file_that_was_there_before(tmp_path: Path) -> Non
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_of_a_full_disk_the_file_is_named(tmp_path: Path, size: int) -> None:
     """What the kernel says of a write names none, and a master that starts passes it on."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/key"):
-            write_secret(str(tmp_path / "key"), bytes(size))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(), pytest.raises(OSError, match=f"File too large: '{tmp_path}/key"):
+        write_secret(str(tmp_path / "key"), bytes(size))
 
 
 # ---- certificates ------------------------------------------------------------------------------------------
