@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
