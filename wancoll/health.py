@@ -11,6 +11,7 @@ from wancoll.limits import DEFAULT, counted
 from wancoll.wire.messages import EventRecord, GroupStatus, Status
 
 RECENT = 300.0  # seconds for which a loss is told of
+REFUSED = 60.0  # seconds after its last refusal for which a joiner counts that was refused more than once
 SILENT = DEFAULT.heartbeat_timeout / 2  # seconds: three heartbeats are missing
 LOSSES = ("client died", "daemon died", "evicted")  # kinds of events
 ENDS = ("left", "stopped")  # those that say that who is gone is not missed: it, or an operator, said so
@@ -58,6 +59,7 @@ class Tally:
         self._lost = {name: event for name, event in last.items() if event.kind in LOSSES}  # and nobody of it is here
         self._loss = max((one for one in recent if one.kind in LOSSES), key=lambda one: one.time, default=None)
         self._back = False
+        self._refused = _refusals(events, now)
         self._groups = self._members = 0
         self._slow: list[str] = []
         self._troubles: list[str] = []
@@ -69,6 +71,9 @@ class Tally:
         self._slow += _slow(group)
         self._troubles += _troubles(group)
         self._lost.pop(group.name, None)
+        here = {member.name for member in group.members if member.rank >= 0}
+        if any(_who(event) in here for event in self._refused.get(group.name, ())[-1:]):  # it is a member now
+            del self._refused[group.name]
         if self._loss is not None and group.name == self._loss.group:
             self._back = _is_back(group, self._events, self._loss)
 
@@ -82,6 +87,7 @@ class Tally:
             mute: as health() has it.
         """
         troubles = [f"{_loss(event, self._now)}; nobody is left" for event in self._lost.values()]  # the worst first
+        troubles += [_refused(events, self._now) for events in self._refused.values()]
         troubles += self._slow + self._troubles
         if wanted and not self._groups and wanted not in self._lost:
             troubles.append(no_group(wanted, others))
@@ -143,6 +149,30 @@ def _slow(group: GroupStatus) -> Iterator[str]:
 def _recent(events: Sequence[EventRecord], now: float) -> list[EventRecord]:
     """Those of the last minutes that say that somebody of a group went, lost or not."""
     return [event for event in events if event.group and event.kind in (*LOSSES, *ENDS) and now - event.time < RECENT]
+
+
+def _refusals(events: Sequence[EventRecord], now: float) -> dict[str, list[EventRecord]]:
+    """By group ("": daemons), the last minutes' refusals, where there are several and the newest is fresh.
+
+    They are counted by group: a private daemon may have another name each time.
+    """
+    found: dict[str, list[EventRecord]] = {}
+    for event in events:
+        if event.kind == "refused" and now - event.time < RECENT:
+            found.setdefault(event.group, []).append(event)
+    return {name: each for name, each in found.items() if len(each) > 1 and now - each[-1].time < REFUSED}
+
+
+def _refused(events: Sequence[EventRecord], now: float) -> str:
+    last = events[-1]
+    where, why = f"group {last.group}" if last.group else "the master", last.text.partition(": ")[2]
+    ago = max(0.0, now - last.time)
+    return f"{where} refused {_who(last)} {ago:.0f} s ago, refusal {len(events)} in {now - events[0].time:.0f} s: {why}"
+
+
+def _who(event: EventRecord) -> str:
+    """The joiner that a refusal is about. Its text is "NAME of daemon DAEMON: WHY", or "daemon DAEMON: WHY"."""
+    return event.text.partition(": ")[0].partition(" of daemon ")[0]
 
 
 def _loss(event: EventRecord, now: float, *, back: bool = False) -> str:

@@ -583,7 +583,7 @@ class Server:
             self._of_strangers.say(log.info, "connection ended", who=who, reason=str(failed))
             if connection.tls is not None and connection.tls.plain:
                 connection.tls = None  # it may as well read why
-                connection.send(encode(m.Bye(_ONLY_TLS)))
+                connection.send(encode(m.Bye(_ONLY_TLS, True)))
             connection.end()
             return str(failed)
         except ProtocolError as nonsense:

@@ -310,6 +310,27 @@ def test_whom_a_group_waits_for():
     assert says(forming)[1] == "group g is forming, and waits for 1 more member to start: 1 of 2 are here"
 
 
+def refusal(time: float, who: str, *, group: str = "g", why: str = "m0 cannot reach it: timed out") -> m.EventRecord:
+    return m.EventRecord(time, group, 3 if group else 0, "refused", f"{who}: {why}")
+
+
+def test_a_joiner_that_is_refused_again_and_again_comes_first():
+    """By whichever name it comes, until it is in, or has not come for a minute. Once only is for itself to know."""
+    first, second = refusal(960.0, "p1 of daemon d1"), refusal(990.0, "p2 of daemon d2")
+    line = "group g refused p2 10 s ago, refusal 2 in 40 s: m0 cannot reach it: timed out"
+    note = "group g lost m2 4 s ago: daemon d2: its connection broke"
+    for world in (running("g", 2), running("g", 1), running("g", 2, silent=0.2)):
+        assert says(world, events=[LOST, first, second])[1].removesuffix(" (and 1 more)") == line
+    assert says(running("g", 2), events=[first, second, LOST]) == (False, line, note)
+    assert says(running("g", 2), running("h", 2), events=[first, second], group="h")[0]
+    assert says(running("g", 2), events=[first, refusal(990.0, "p2 of daemon d2", group="h")])[0], "once each"
+    assert says(running("g", 2), events=[refusal(100.0, "p1 of daemon d1"), second])[0], "that was long ago"
+    assert says(running("g", 2), events=[refusal(930.0, "p1 of daemon d1"), refusal(935.0, "p1 of daemon d1")])[0]
+    assert says(running("g", 2), events=[first, refusal(990.0, "m1 of daemon d2")])[0], "it is in"
+    away = [refusal(each, "daemon d1", group="", why="another's address") for each in (980.0, 990.0)]
+    assert says(events=away)[1] == "the master refused daemon d1 10 s ago, refusal 2 in 20 s: another's address"
+
+
 def test_one_group_alone_and_masters_that_are_mute():
     sick = running("sick", 1)
     assert says(running("g", 4), sick, group="g") == (True, "all is well: 1 group, 4 members", "")

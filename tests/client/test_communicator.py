@@ -193,7 +193,7 @@ def test_a_daemon_that_may_not_be_used(path: str, monkeypatch: pytest.MonkeyPatc
         raise PermissionError("Permission denied")
 
     monkeypatch.setattr(connect_module, "connect_local", forbidden)
-    with refused("Permission denied", error=PeerDaemonLost):
+    with refused("Permission denied", error=ConfigError):
         wancoll.connect(socket=path, timeout=3600)
 
 

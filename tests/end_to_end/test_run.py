@@ -125,3 +125,13 @@ def test_who_waits_for_the_group_is_told_who_is_there(caplog: pytest.LogCaptureF
         with pytest.raises(wancoll.TimeoutError, match=f"{here} \\(here: (a, b|b, a)\\)"):
             in_threads(lambda i: cluster.connect(i, name="ab"[i], start_world=3, timeout=6), 2, 30)
         assert f"still waiting for a place: {here} (here:" in caplog.text
+
+
+@pytest.mark.check
+def test_it_ends_where_trying_again_cannot_help() -> None:
+    """A daemon that has no token for the master that it names: it would wait for ever."""
+    with (
+        Cluster(0, secure=True) as cluster,
+        pytest.raises(wancoll.ConfigError, match="this master speaks TLS only; give --join"),
+    ):
+        wancoll.run(lambda comm: None, "g", master=cluster.master_option)

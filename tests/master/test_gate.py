@@ -209,7 +209,7 @@ async def test_without_a_certificate_nothing_is_read_or_changed(tmp_path: Path) 
             assert "a certificate of this master's authority" in str(answer)
         answer = await master.ask(m.StatusRequest(PROTOCOL_VERSION), None)  # in clear
         assert answer == m.Bye(
-            "this master speaks TLS only; give --join or WANCOLL_JOIN a token: `wancoll token create` makes one"
+            "this master speaks TLS only; give --join or WANCOLL_JOIN a token: `wancoll token create` makes one", True
         )
         for admin in (m.ListTokens(PROTOCOL_VERSION), m.RevokeToken(PROTOCOL_VERSION, joined.token.id)):  # type: ignore[union-attr]
             for papers in (known, joined.papers):

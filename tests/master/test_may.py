@@ -249,9 +249,23 @@ def test_who_announces_what_is_not_its_own_is_nobody_to_dial() -> None:
     ready = master.hear(3, hello("d3", "192.0.2.7:9", "192.0.2.8:22"), source="192.0.2.7")
     assert "192.0.2.8:22" in ready.closes[0].reason
     assert "--announce" in ready.closes[0].reason
+    assert "--advertise 192.0.2.7:22; or" in ready.closes[0].reason
+    [told] = ready.log
+    assert (told.kind, told.kept, told.text) == ("refused", True, f"daemon d3: {ready.closes[0].reason}")
     assert "d3" not in master.state.daemons
     master.hear(3, hello("d3", "192.0.2.7:9", "10.9.0.1:22"), source="192.0.2.7")
     assert "d3" in master.state.daemons
+
+
+@pytest.mark.parametrize("bad", [{"addresses": ["192.0.2.8:22"]}, {"protocol": PROTOCOL_VERSION + 1}])
+def test_what_no_wait_makes_right_ends_a_newcomer_and_no_daemon_that_was_here(bad: dict[str, Any]) -> None:
+    """One that was here before may be a machine whose master is being replaced by another version."""
+    for before in ({}, {"term": 1}, {"master": 7}):
+        master = Master()
+        master.who[3] = Identity("d3", "peer", ("a",))
+        ready = master.hear(3, msgspec.structs.replace(hello("d3"), **bad, **before), source="192.0.2.9")
+        assert [(close.conn, close.final) for close in ready.closes] == [(3, not before)]
+        assert [(one.kind, one.kept) for one in ready.log] == [("refused", not before)]
 
 
 def test_networks_that_are_none_are_refused() -> None:

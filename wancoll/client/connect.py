@@ -96,8 +96,8 @@ def connect(
         peer_options: a list of more options of `wancoll peer`, of a private daemon.
 
     Raises:
-        ConfigError: an argument that cannot be used, an option that the private daemon refuses, or a socket of another
-            user.
+        ConfigError: an argument that cannot be used, an option that the private daemon or its master refuses, or a
+            socket of another user.
         PeerDaemonLost: no daemon answers at the socket (within *timeout*), or the private one did not start.
         TimeoutError: the group did not start, or did not admit this joiner, within *timeout*.
         WancollError: refused, or no master.
@@ -379,7 +379,8 @@ def _no_daemon(path: str, bad: OSError, waited: float) -> PeerDaemonLost | Confi
             "the path is too long for a unix socket", who="connect(socket=...)",
             expected=f"at most {_LONGEST_PATH} bytes", got=f"{len(os.fsencode(path))}: {path}",
         )  # fmt: skip
-    return PeerDaemonLost(
+    wrong = isinstance(bad, PermissionError)  # no other try would do better
+    return (ConfigError if wrong else PeerDaemonLost)(
         "no peer daemon answers" + (f", {waited:.1f} s long" if waited else ""),
         who=f"connect(socket={path!r})",
         expected="a running `wancoll peer` at that path",

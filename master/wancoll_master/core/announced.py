@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Sequence
 
 from wancoll.errors import ConfigError, ProtocolError
-from wancoll.local import split_address
+from wancoll.local import join_address, split_address
 
 ANY = "any"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -45,7 +45,8 @@ def check(addresses: Sequence[str], source: str, allowed: Sequence[str] = ()) ->
                 "announces an address that is not its own",
                 expected=f"{source}, where it connects from{', or ' if allowed else ''}{', '.join(allowed)}",
                 got=address,
-                hint="start the master with --announce NETWORK for addresses that daemons may announce beside",
+                hint=f"behind NAT start its daemon with --advertise {join_address(source, port)}; or the master with "
+                "--announce NETWORK for addresses that daemons may announce beside",
             )
 
 

@@ -217,7 +217,14 @@ def _first_message(step: Step, event: Received) -> None:
         _check_protocol(message.protocol)
         leaving.ask_to_leave(step, conn, message)
     elif isinstance(message, m.Hello):
-        announced.check(message.addresses, event.source, step.state.announce)
+        try:
+            _check_protocol(message.protocol)
+            announced.check(message.addresses, event.source, step.state.announce)
+        except ProtocolError as bad:
+            newcomer = not (message.master or message.term)  # for it no wait makes that right
+            step.close(conn, f"this connection {bad}", final=newcomer)
+            step.record(None, "refused", f"daemon {message.daemon}: this connection {bad}", kept=newcomer)
+            return
         _hello(step, conn, message)
     else:
         raise ProtocolError("did not introduce itself", expected="Hello first", got=type(message).__name__)
@@ -234,7 +241,6 @@ def _check_protocol(theirs: int) -> None:
 
 
 def _hello(step: Step, conn: int, hello: m.Hello) -> None:
-    _check_protocol(hello.protocol)
     state = step.state
     if hello.master not in (0, state.identity) and state.term <= hello.term <= state.believable:  # the journal was lost
         if state.elected:
