@@ -115,6 +115,7 @@ BOUNDS = {
     "master/wancoll_master/core/state.py: P2PBook.running": "CALLS_PER_MEMBER for each member",
     "master/wancoll_master/core/state.py: P2PBook.waiting": "CALLS_PER_MEMBER for each member",
     "master/wancoll_master/core/state.py: Pending.done": "group_members",
+    "master/wancoll_master/core/state.py: ProbePair.failed": "the two of the pair",
     "master/wancoll_master/core/state.py: Reported.goodbyes": "group_members",
     "master/wancoll_master/core/state.py: Rebuild.epochs": "group_members: epochs that somebody has reported",
     "master/wancoll_master/core/state.py: Rebuild.reports": "group_members",

@@ -83,7 +83,7 @@ def first(found: Iterator[Finding]) -> Finding:
         (FAIL, advice.certificate("own", 0.0)),
         (WARN, advice.certificate("own", 3599.0)),
         (OK, advice.certificate("own", 3600.0)),
-        (FAIL, advice.way(Way("d", "h:1", "refused"))),
+        (WARN, advice.way(Way("d", "h:1", "refused"))),
         (OK, advice.way(Way("d", "h:1", "", 0.01, 1500, 1448))),
         (OK, advice.way(Way("d", "h:1", "", 0.01, 1300, 1248))),
         (WARN, advice.way(Way("d", "h:1", "", 0.01, 576, 524))),
@@ -114,7 +114,7 @@ def test_one_address_that_works_is_enough() -> None:
         (OK, "d at h:1: refused; h:2 works instead", ""),
         (OK, "d at h:2: 10.0 ms, MTU 1500, MSS 1448", ""),
     ]
-    assert [one.level for one in advice.ways([closed, closed])] == [FAIL, FAIL]
+    assert [one.level for one in advice.ways([closed, closed])] == [WARN, WARN]
 
 
 def doctor(*options: str) -> tuple[int, str]:
@@ -178,7 +178,7 @@ def test_a_clock_that_is_off_another_version_and_a_closed_port() -> None:
         (FAIL, f"peer-b has 0.0.7, here is {ours}"),
     ]
     a, b = by_topic["lanes"]
-    assert (a.level, b.level) == (OK, FAIL)
+    assert (a.level, b.level) == (OK, WARN)
     assert a.found.startswith(f"peer-a at {there}: ")
     assert int(a.found.split("MTU ")[1].split(",")[0]) > int(a.found.split("MSS ")[1]) > 0
     assert b.found == f"peer-b at {not_there}: Connection refused"

@@ -237,8 +237,9 @@ def way(one: Way, *, instead: str = "") -> Finding:
         return Finding(OK, "lanes", f"{one.daemon} at {one.address}: {one.problem}; {instead} works instead")
     if one.problem:
         return Finding(
-            FAIL, "lanes", f"{one.daemon} at {one.address}: {one.problem}",
-            "open that port there (--listen), or let it announce another address (--advertise)",
+            WARN, "lanes", f"{one.daemon} at {one.address}: {one.problem}",
+            "nothing, if `wancoll doctor` there reaches the daemon here; else open that port (--listen), or let it "
+            "announce another address (--advertise)",
         )  # fmt: skip
     told = f"{one.daemon} at {one.address}: {1e3 * one.rtt:.1f} ms, MTU {one.mtu or '?'}, MSS {one.mss}"
     if 0 < one.mss < SMALL_MSS:
@@ -252,7 +253,7 @@ def pair(source: str, target: str, kind: str, why: str) -> Finding:
     """Two members have told the master that their link failed."""
     return Finding(
         FAIL if kind == "unreachable" else WARN, "members", f"{source} -> {target} {kind}: {why}",
-        "ports must be open both ways: run `wancoll doctor` on both machines",
+        "one of the two must reach the other: run `wancoll doctor` on both machines",
     )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def doctor(
     """Look at this machine's settings, and say what to change: a line each, ok, warn or fail.
 
     With --master or --join also at that master, its clock and version, and at the lanes of every daemon that it knows,
-    which are dialled from here. Run it on each machine: that shows the ports both ways. Changes nothing.
+    which are dialled from here. Run it on each machine: of each two one has to reach the other. Changes nothing.
 
     Exit code 1: something fails.
     """

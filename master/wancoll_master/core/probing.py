@@ -1,4 +1,8 @@
-"""Whether a joiner and the members reach each other, asked before it is admitted. Pure."""
+"""Whether a joiner and the members reach each other, asked before it is admitted. Pure.
+
+Of each pair one has to reach the other: a dial that comes through shows that packets go both ways, and a link is
+dialled by either end (R17).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Daemon, Group, Member, ProbePair, Step, clip
 
-_HINT = "start its daemon with --advertise HOST:PORT, an address that the others can dial"
+_HINT = "start one of the two daemons with --advertise HOST:PORT, an address that the other can dial"
 
 
 def ensure_probes(step: Step, group: Group) -> None:
@@ -36,13 +40,9 @@ def result(step: Step, daemon: Daemon, message: m.ProbeResult) -> Group | None:
     prober, target = (joiner, pair.member) if outward else (pair.member, joiner)
     if prober.daemon is not daemon:
         raise ProtocolError("answered a probe of another daemon", expected=f"daemon {prober.daemon.name}")
-    if message.ok:
-        if outward:
-            pair.from_joiner = True
-        else:
-            pair.to_joiner = True
-    else:
-        _failed(step, joiner, pair, f"{_cannot_reach(prober, target)}: {message.reason}")
+    pair.ok |= message.ok
+    if not message.ok:
+        _failed(step, joiner, pair, {prober.mid: f"{_cannot_reach(prober, target)}: {message.reason}"})
     return joiner.group
 
 
@@ -55,9 +55,10 @@ def overdue(step: Step, group: Group) -> None:
             if not pair.asked and not _silent(step, pair.member.daemon):
                 _ask(step, joiner, pair)
                 continue
-            prober, target = (pair.member, joiner) if pair.to_joiner is None else (joiner, pair.member)
-            waited = f"daemon {prober.daemon.name} gave no answer within {step.limits.probe_timeout:g} s"
-            if _failed(step, joiner, pair, f"{_cannot_reach(prober, target)}: {waited}"):
+            ends = (pair.member, joiner), (joiner, pair.member)
+            waited = f"gave no answer within {step.limits.probe_timeout:g} s"
+            late = {a.mid: f"{_cannot_reach(a, b)}: daemon {a.daemon.name} {waited}" for a, b in ends}
+            if _failed(step, joiner, pair, late):
                 break
 
 
@@ -79,7 +80,7 @@ def refuse(step: Step, joiner: Member, reason: str, *, evicted: bool = False) ->
 
 
 def _ask(step: Step, joiner: Member, pair: ProbePair) -> None:
-    pair.asked, pair.to_joiner, pair.from_joiner = True, None, None
+    pair.asked, pair.ok, pair.failed = True, False, {}
     # The daemons themselves give up after probe_timeout; their word says more than their silence.
     pair.deadline = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval
     step.alarm(pair.deadline)
@@ -90,14 +91,23 @@ def _ask(step: Step, joiner: Member, pair: ProbePair) -> None:
         step.send(prober.daemon.conn, ask)
 
 
-def _failed(step: Step, joiner: Member, pair: ProbePair, text: str) -> bool:
-    """Refuse the joiner, unless the member is about to be found dead. Returns whether it is refused."""
+def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) -> bool:
+    """Refuse the joiner if neither end reaches the other, unless the member is about to be found dead.
+
+    Returns whether it is refused.
+    """
+    if pair.ok:
+        return False
     if _silent(step, pair.member.daemon):
         pair.asked = False
         pair.deadline = step.now + step.limits.heartbeat_interval
         step.alarm(pair.deadline)
         return False
-    refuse(step, joiner, f"{text}; {_HINT}")
+    for prober, text in why.items():
+        pair.failed.setdefault(prober, text)
+    if len(pair.failed) < 2:
+        return False
+    refuse(step, joiner, f"{'; '.join(pair.failed.values())}; {_HINT}")
     return True
 
 

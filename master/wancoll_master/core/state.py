@@ -73,7 +73,7 @@ class Daemon:
 
 @dataclass(slots=True)
 class ProbePair:
-    """Whether a joiner and *member*'s daemon reach each other. None: not known yet.
+    """Whether a joiner or *member*'s daemon has dialled the other: one way is enough for a link.
 
     A pair that is not *asked* waits at *deadline* for a silent daemon to be heard again or to be given up.
     """
@@ -81,13 +81,8 @@ class ProbePair:
     member: Member
     asked: bool = False
     deadline: float = inf
-    to_joiner: bool | None = None
-    from_joiner: bool | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Both directions answered."""
-        return self.to_joiner is True and self.from_joiner is True
+    ok: bool = False
+    failed: dict[int, str] = field(default_factory=dict)  # by the prober's mid: why it reached nobody
 
 
 @dataclass(frozen=True, slots=True)
