@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import time
+from functools import cache
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -14,19 +16,21 @@ import pytest
 import wancoll
 from tests.client.fake_daemon import ARENA, FakeDaemon
 from tests.client.tools import BIG, numpy_kind, refused
+from tests.later import later
 from wancoll.client import codecs
-from wancoll.client.codecs import FLOATS, NOMINAL_ERROR, cheapest, exact_part, lossy
+from wancoll.client.codecs import FLOATS, NOMINAL_ERROR, cheapest, coding, exact_part, lossy
 from wancoll.client.communicator import Communicator
 from wancoll.client.many import buckets
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError, PeerDaemonLost, WorldTooSmall
 from wancoll.schedule import choose, codec
 from wancoll.schedule.build import takes
-from wancoll.schedule.numbers import narrowed, storage
+from wancoll.schedule.numbers import narrowed, storage, widened
 from wancoll.schedule.reference import execute
 from wancoll.schedule.steps import Action, Buffer
 from wancoll.wire import messages as m
 
+ALL_REDUCES = choose.ALGORITHMS[Kind.all_reduce]
 INTS = [dtype for dtype in DType if dtype not in FLOATS]
 
 
@@ -93,15 +97,40 @@ def test_the_nominal_errors_hold() -> None:
     assert cheapest("all_reduce", DType.float32, math.nextafter(0.15, 0)) is Codec.int8
 
 
-def test_the_nominal_errors_hold_for_an_all_reduce() -> None:
-    world, count = 8, 1 << 14
-    fronts = [gaussian(count, seed) for seed in range(world)]
-    exact = np.sum(np.array(fronts, np.float64), axis=0)
-    for each, nominal in NOMINAL_ERROR:
-        descriptor = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, count, codec=each)
-        schedules = [choose.make(descriptor, "direct", rank, world) for rank in range(world)]
-        result = execute(schedules, fronts, DType.float32, ReduceOp.sum, codec=each)[0]
-        assert np.linalg.norm(result - exact) < nominal * np.linalg.norm(exact), each
+@pytest.mark.parametrize("world", [2, 8, *later(3, 4, 5, 6, 7)])
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16, *later(DType.float64, DType.float16)])
+def test_no_error_is_above_the_callers_limit(dtype: DType, world: int) -> None:
+    """Whatever the algorithm, the rounding and the limit are: the call is refused, or its error is within the limit."""
+    count, sites = 1 << 12, tuple("ab"[rank % 3 == 2] for rank in range(world))
+    fronts = [narrowed(dtype, gaussian(count, seed, dtype=_wide(dtype))) for seed in range(world)]
+    exact = np.sum([widened(dtype, front) for front in fronts], axis=0, dtype=np.float64)
+    noise, refusals = [(rank, 100 + rank) for rank in range(world)], set()
+
+    @cache
+    def error(codec: Codec, rounding: str, algorithm: str) -> Any:
+        descriptor = Descriptor(Kind.all_reduce, dtype, ReduceOp.sum, count, codec=codec)
+        schedules = [choose.make(descriptor, algorithm, rank, world, sites=sites) for rank in range(world)]
+        keys = noise if rounding == "stochastic" else None
+        result = widened(dtype, execute(schedules, fronts, dtype, ReduceOp.sum, codec=codec, noise=keys)[0])
+        return np.linalg.norm(result.astype(np.float64) - exact) / np.linalg.norm(exact)
+
+    for limit, rounding, algorithm in product(
+        (0.22, 0.15, 0.0145, 0.01, 0.0043, 0.003, 0.0005), ("nearest", "stochastic"), ALL_REDUCES
+    ):
+        if algorithm == "hierarchical" and not choose.has_sites(sites):
+            continue
+        try:
+            how = coding("all_reduce", dtype, "none", limit, rounding, 7, algorithm)
+        except ConfigError:
+            refusals.add(algorithm)
+            continue
+        if how.codec is not Codec.none:
+            assert 0 < error(how.codec, rounding, algorithm) <= limit, (algorithm, rounding, how)
+    assert refusals == {"ring", "halving_doubling", "tree", "double_tree"}
+
+
+def _wide(dtype: DType) -> Any:
+    return np.float64 if dtype is DType.float64 else np.float32
 
 
 @pytest.mark.parametrize(("each", "dtype"), [(c, d) for c in Codec for d in FLOATS if takes(c, d)])
@@ -127,6 +156,11 @@ def test_what_the_client_thinks_that_the_wire_does(each: Codec, dtype: DType) ->
         (tensor(DType.float32), {"max_rel_error": math.nan}, ("max_rel_error cannot be used", "got nan")),
         (tensor(DType.float32), {"max_rel_error": True}, ("max_rel_error cannot be used",)),
         (tensor(DType.float32), {"max_rel_error": "1"}, ("max_rel_error cannot be used",)),
+        (
+            tensor(DType.float32),
+            {"max_rel_error": 0.01, "algorithm": "ring"},
+            ("encodes sums again", "auto, direct, full_exchange, naive, hierarchical", "'ring'", "codec='int8'"),
+        ),
         (tensor(DType.float32), {"codec": "int8", "rounding": "up"}, ("rounding is not available", "nearest or stoch")),
         (tensor(DType.float32), {"rounding": "stochastic"}, ("without a codec", "codec= or max_rel_error=")),
         (tensor(DType.float32), {"codec": "int8", "rounding": "stochastic", "seed": -1}, ("seed", "64 bits", "got -1")),

@@ -16,6 +16,7 @@ from wancoll.collective import ROUNDINGS, Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.native import ffi, lib
 from wancoll.schedule.build import takes
+from wancoll.schedule.choose import ENCODE_ONCE
 from wancoll.schedule.codec import block, coded_bytes
 from wancoll.schedule.numbers import narrowed, storage, widened
 from wancoll.schedule.steps import chunk_bounds
@@ -23,8 +24,8 @@ from wancoll.schedule.steps import chunk_bounds
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = (DType.float32, DType.float64, DType.float16, DType.bfloat16)
-# Relative L2 error of an all-reduce of Gaussian data, cheapest first; of the same size, the better one first. Nominal,
-# so that all members choose the same.
+# Relative L2 error of an all-reduce of Gaussian data that encodes contributions once, rounded to nearest; cheapest
+# first; of the same size, the better one first. Nominal, so that all members choose the same.
 NOMINAL_ERROR = (
     (Codec.int4, 0.15),
     (Codec.int8, 0.01),
@@ -32,6 +33,9 @@ NOMINAL_ERROR = (
     (Codec.bf16, 0.003),
     (Codec.fp16, 0.0005),
 )
+
+BOUNDED = ("auto", *ENCODE_ONCE, "hierarchical")  # algorithms whose error does not grow with the number of members
+_STOCHASTIC = math.sqrt(2)  # times the error of rounding to nearest: the variance is 1/6 of a step's square, not 1/12
 
 _CODECS = Codec.__members__
 _AT_ONCE = 1 << 17  # elements, whole blocks of every codec: what is made of so many stays in a cache
@@ -48,7 +52,9 @@ class Coding(NamedTuple):
 RAW = Coding()
 
 
-def coding(call: str, dtype: DType, codec: str, max_rel_error: float | None, rounding: str, seed: int) -> Coding:
+def coding(
+    call: str, dtype: DType, codec: str, max_rel_error: float | None, rounding: str, seed: int, algorithm: str = "auto"
+) -> Coding:
     """What the codec arguments of *call* mean."""
     if codec == "none" and max_rel_error is None and rounding == "nearest":
         return RAW
@@ -63,9 +69,15 @@ def coding(call: str, dtype: DType, codec: str, max_rel_error: float | None, rou
                 "codec and max_rel_error exclude each other", who=f"{call}(max_rel_error=...)",
                 expected="one of them", got=f"codec={codec!r} and max_rel_error={max_rel_error!r}",
             )  # fmt: skip
-        wanted = cheapest(call, dtype, max_rel_error)
+        wanted = cheapest(call, dtype, max_rel_error, rounding)
         if wanted is Codec.none:
             return RAW
+        if algorithm not in BOUNDED:
+            raise ConfigError(
+                "the algorithm encodes sums again, and its error grows with the members: max_rel_error cannot hold",
+                who=f"{call}(max_rel_error=..., algorithm=...)", expected=f"one of {', '.join(BOUNDED)}",
+                got=repr(algorithm), hint=f"codec={wanted.name!r} takes this format without a limit",
+            )  # fmt: skip
     if wanted is Codec.none:
         raise ConfigError(
             "without a codec nothing is rounded for the wire", who=f"{call}(rounding=...)",
@@ -81,17 +93,15 @@ def coding(call: str, dtype: DType, codec: str, max_rel_error: float | None, rou
     return Coding(wanted, rounding, _seed(call, seed) if rounding == "stochastic" else 0)
 
 
-def coding_where_taken(
-    call: str, dtype: DType, codec: str, max_rel_error: float | None, rounding: str, seed: int
-) -> Coding:
+def coding_where_taken(call: str, dtype: DType, codec: str, max_rel_error: float | None, *how: Any) -> Coding:
     """As coding, but elements that the codec does not take travel as they are."""
-    wire = coding(call, DType.float32, codec, max_rel_error, rounding, seed)
+    wire = coding(call, DType.float32, codec, max_rel_error, *how)
     if max_rel_error is None and not takes(wire.codec, dtype):
         return RAW
-    return coding(call, dtype, codec, max_rel_error, rounding, seed)
+    return coding(call, dtype, codec, max_rel_error, *how)
 
 
-def cheapest(call: str, dtype: DType, max_rel_error: float) -> Codec:
+def cheapest(call: str, dtype: DType, max_rel_error: float, rounding: str = "nearest") -> Codec:
     """The smallest format whose nominal error is at most *max_rel_error*; else none, which is exact."""
     bound: Any = max_rel_error
     if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 <= bound < math.inf:
@@ -99,8 +109,9 @@ def cheapest(call: str, dtype: DType, max_rel_error: float) -> Codec:
             "max_rel_error cannot be used", who=f"{call}(max_rel_error=...)",
             expected="a relative error, such as 0.01", got=repr(max_rel_error),
         )  # fmt: skip
+    factor = _STOCHASTIC if rounding == "stochastic" else 1
     for codec, error in NOMINAL_ERROR:
-        if error <= bound and takes(codec, dtype):
+        if error * factor <= bound and takes(codec, dtype):
             return codec
     return Codec.none
 

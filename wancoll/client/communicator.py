@@ -138,8 +138,9 @@ _ARGUMENTS = {
     "codec": """how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only), "int8",
         "int4", "fp8" (e4m3).""",
     "max_rel_error": """instead of codec: take the smallest format whose error is at most this. Nominal relative L2
-        errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005; fp8, of int8's size, has 0.04 and is
-        never taken. All members must say the same.""",
+        errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005; 1.42 times these with stochastic
+        rounding; fp8, of int8's size, has 0.04 and is never taken. Not with algorithms that encode sums again ("ring",
+        "halving_doubling", "tree", "double_tree"). All members must say the same.""",
     "rounding": """of the codec: "nearest", or "stochastic", whose random bits depend on seed, seq and element only.""",
     "seed": "of stochastic rounding, 64 bits; the same on all members.",
     "feedback": """add what the codec lost of this tensor in earlier calls, and keep what it loses now. For sum and avg,
@@ -267,7 +268,7 @@ class Communicator:
         call = _Call(self._connection, Kind.all_reduce, async_op, on_failure, timeout, algorithm, op)
         source, target = call.source_and_target(x, out)
         require_writable(target, "all_reduce(x)" if target is source else "all_reduce(out=...)")
-        how = coding("all_reduce", source.dtype, codec, max_rel_error, rounding, seed)
+        how = coding("all_reduce", source.dtype, codec, max_rel_error, rounding, seed, algorithm)
         waits = check_grace(grace, call.op)
         late = waits > 0
         fed = feed("all_reduce", feedback, name, source.dtype, source.count, call.op, how, late=late)
@@ -314,7 +315,7 @@ class Communicator:
         check_options(call, async_op, on_failure, timeout, algorithm)
 
         def how(dtype: DType) -> Coding:
-            return coding_where_taken(call, dtype, codec, max_rel_error, rounding, seed)
+            return coding_where_taken(call, dtype, codec, max_rel_error, rounding, seed, algorithm)
 
         like = Descriptor(Kind.all_reduce, op=reduction, algorithm=algorithm, on_failure=on_failure)
         work = ManyWork(self._connection, tensors, like, how, bucket_bytes, feedback, name)
