@@ -98,7 +98,7 @@ def test_the_nominal_errors_hold() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 8, *later(3, 4, 5, 6, 7)])
-@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16, *later(DType.float64, DType.float16)])
+@pytest.mark.parametrize("dtype", [DType.float32, *later(DType.bfloat16, DType.float16, DType.float64)])
 def test_no_error_is_above_the_callers_limit(dtype: DType, world: int) -> None:
     """Whatever the algorithm, the rounding and the limit are: the call is refused, or its error is within the limit."""
     count, sites = 1 << 12, tuple("ab"[rank % 3 == 2] for rank in range(world))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import wancoll
+from tests.faults.support import wait_until
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli import main
 from wancoll.wire import messages as m
@@ -48,6 +49,11 @@ def seen(cluster: Cluster, group: str) -> m.GroupStatus:
     return next(found for found in cluster.status().groups if found.name == group)
 
 
+def done(cluster: Cluster, group: str) -> list[int]:
+    """Up to where the master knows each member to have come."""
+    return [one.done_upto for one in seen(cluster, group).members]
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_master_hears_nothing_of_sums_and_says_nothing(cluster: Cluster, world: int) -> None:
     group, comms = join(cluster, world)
@@ -58,13 +64,13 @@ def test_the_master_hears_nothing_of_sums_and_says_nothing(cluster: Cluster, wor
     known = seen(cluster, group)
     assert known.plan is not None
     assert known.plan.plan.commit == "members"
-    assert [one.done_upto for one in known.members] == [0] * world  # heartbeats tell what is committed; no Done came
+    # Heartbeats tell what is committed: no Done came.
+    wait_until(lambda: done(cluster, group) == [50] * world, 10, "the members' heartbeats")
     cluster.master_failpoint("before_commit", "clear")
     tensors = [np.full(10, comm.rank, np.float32) for comm in comms]
     in_threads(lambda k: comms[k].broadcast(tensors[k], root=1), world, 30)  # that is the master's to commit
     assert all((tensor == 1).all() for tensor in tensors)
-    known = seen(cluster, group)
-    assert (known.committed_upto, [one.done_upto for one in known.members]) == (51, [51] * world)
+    assert (seen(cluster, group).committed_upto, done(cluster, group)) == (51, [51] * world)
     sums(comms, 2)
     for comm in comms:
         comm.close()

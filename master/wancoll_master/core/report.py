@@ -96,7 +96,7 @@ def _member(member: Member, rank: int, now: float) -> m.MemberStatus:
         state="member" if member.in_epoch else "joining",
         rank=rank,
         addresses=member.daemon.addresses,
-        done_upto=member.done_upto,
+        done_upto=max(member.done_upto, member.committed),
         silent_for=max(0.0, now - member.daemon.heard_at),
     )
 
