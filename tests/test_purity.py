@@ -121,7 +121,14 @@ MAY_IMPORT = {
         "wancoll_master.core",
         "wancoll_master.plan",
     ),
-    "wancoll_master.plan": (*BASE, "wancoll.local", "wancoll.schedule.cost", "wancoll.wire", "wancoll_master.plan"),
+    "wancoll_master.plan": (
+        *BASE,
+        "wancoll.local",
+        "wancoll.schedule.cost",
+        "wancoll.units",
+        "wancoll.wire",
+        "wancoll_master.plan",
+    ),
     "wancoll_master": (
         *BASE,
         "wancoll.failpoints",

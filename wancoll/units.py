@@ -104,6 +104,7 @@ def format_bytes(nbytes: float, digits: int = 3) -> str:
 
 def format_duration(seconds: float, digits: int = 6) -> str:
     """Such as "5 us", "40 ms" or "1.5 s"."""
+    seconds = float(f"{seconds:.{digits}g}")  # first: 999.9 ms to three digits is 1 s
     for unit in ("s", "ms", "us"):
         if seconds >= 10.0 ** DURATIONS[unit]:
             return f"{seconds * 10.0 ** -DURATIONS[unit]:.{digits}g} {unit}"
@@ -112,6 +113,7 @@ def format_duration(seconds: float, digits: int = 6) -> str:
 
 def format_rate(rate: float, digits: int = 6) -> str:
     """Such as "100 GB/s" or "62.5 MB/s", powers of 1000."""
+    rate = float(f"{rate:.{digits}g}")  # first: 999.9 MB/s to three digits is 1 GB/s
     for unit in ("TB/s", "GB/s", "MB/s", "kB/s"):
         if rate >= RATES[unit]:
             return f"{rate / RATES[unit]:.{digits}g} {unit}"

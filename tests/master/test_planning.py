@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -271,6 +273,21 @@ def test_the_ring_goes_around_the_slow_path(net):
     assert any("ring order bottleneck 5 MB/s -> 50 MB/s" in text for text in net.said("plan"))
     assert "plan: ring order" in epoch.reason
     assert net.pass_update() is None  # it stays
+
+
+def test_the_event_names_no_change_that_cannot_be_seen(net):
+    """Latencies that differ by less than is shown, and rates above a thousand megabytes per second."""
+    net.rtts = {frozenset({"d0", "d1"}): 0.08004}
+    net.start(4)
+    net.speeds = {("d1", "d2"): 5 * MB}
+    net.tell("d1", m.LinkMeasure("d2", 0, 5 * MB, 0, 0))
+    for one, other in (("d0", "d2"), ("d2", "d1"), ("d1", "d3"), ("d3", "d0"), ("d0", "d1"), ("d2", "d3")):
+        for source, target in ((one, other), (other, one)):
+            if (source, target) != ("d1", "d2"):
+                net.tell(source, m.LinkMeasure(target, 0, 12_500 * MB, 0, 0))
+    assert net.pass_update() is not None
+    [text] = [text for text in net.said("plan") if "ring order" in text]
+    assert re.search(r"ring order bottleneck 5 MB/s -> 12.5 GB/s(;|$)", text), text
 
 
 def test_a_pair_that_could_not_meet_may_be_neighbours_again_after_a_while(net):

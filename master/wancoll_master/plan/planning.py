@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from wancoll.limits import KIB
 from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted, usable
+from wancoll.units import format_duration, format_rate
 from wancoll.wire import messages as m
 from wancoll_master.plan.measures import Measures
 from wancoll_master.plan.topology import (
@@ -215,8 +216,7 @@ def _differences(old: m.Plan, new: m.Plan, world: int, cost: LinkCost | None) ->
         found.append(f"lanes {old.lanes} -> {new.lanes}")
     if old.congestion != new.congestion:
         found.append(f"congestion control {old.congestion or 'as set'} -> {new.congestion or 'as set'}")
-    if old.pacing != new.pacing:
-        found.append(f"pacing of a lane {_speed(old.pacing)} -> {_speed(new.pacing)}")
+    found += _changed("pacing of a lane", _speed(old.pacing), _speed(new.pacing))
     if old.choices != new.choices and cost is not None:
         gain, nbytes = _gain(old, new, world, cost)
         if gain >= MATERIAL:
@@ -260,9 +260,8 @@ def _order(
     old, new = ring_of(measures, members), ring_of(measures, ordered)
     gains = []
     if new.bottleneck > old.bottleneck > 0:
-        gains.append(f"bottleneck {_speed(old.bottleneck)} -> {_speed(new.bottleneck)}")
-    if old.latency != new.latency:
-        gains.append(f"once around {1e3 * old.latency:.3g} -> {1e3 * new.latency:.3g} ms")
+        gains += _changed("bottleneck", _speed(old.bottleneck), _speed(new.bottleneck))
+    gains += _changed("once around", format_duration(old.latency, 3), format_duration(new.latency, 3))
     return ordered, [f"ring order {', '.join(gains)}"] if gains else ["ring order"]
 
 
@@ -522,4 +521,9 @@ def _two_digits(value: float) -> float:
 
 
 def _speed(value: float) -> str:
-    return f"{value / 1e6:.3g} MB/s" if value else "unlimited"
+    return format_rate(value, 3) if value else "unlimited"
+
+
+def _changed(what: str, old: str, new: str) -> list[str]:
+    """The change in words; nothing where both ends read the same."""
+    return [f"{what} {old} -> {new}"] if old != new else []
