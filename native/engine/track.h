@@ -11,6 +11,7 @@ struct wc_track {
     uint64_t epoch;
     uint64_t next_seq;     /* 1 + the last seq posted here in this epoch; 0: none */
     wc_share *head, *tail; /* of ops that are under way, in the order of their posts */
+    wc_track *next_left;   /* in a list of tracks that an op which is being cancelled has left */
     bool more;             /* a lane has left something that others, or itself, could take at once */
     uint64_t renewed_at;   /* ms: when the last of its lanes was, see window.c */
 };

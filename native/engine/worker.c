@@ -128,16 +128,22 @@ static void cancel(wc_worker *worker, wc_work *work)
         if (part->direction == WC_LOCAL && part->listed)
             wc_list_remove(&worker->locals, part);
     }
+    wc_track *left = NULL;
     for (size_t i = 0; i < work->shares_count; i++) {
         wc_track *track = work->shares[i].worker == worker->index ? work->shares[i].track : NULL;
         if (!track)
             continue;
         wc_track_forget(track, work);
-        wc_track_go(track);
+        track->next_left = left;
+        left = track;
     }
     *remaining = 0;
     wc_gate_leave(worker, work);
     wc_work_let_go(worker->engine, work, true);
+    /* Last: a track that goes on moves other ops, and these move other tracks. Where this op still had parts, they
+       would be sent, and the op would end a second time. */
+    for (; left; left = left->next_left)
+        wc_track_go(left);
 }
 
 static void set_epoch(wc_worker *worker, wc_link *link, uint64_t epoch)

@@ -513,6 +513,58 @@ static void put_frame(int fd, wc_frame frame, const uint8_t *payload)
         return; /* the engine has closed its end */
 }
 
+/* Two neighbours of an engine, which the test plays. The op that is cancelled (1) has sent what A needs, and half of
+   what B needs; op 2 waits for a frame of A, and sends to B after it. A cancel lets op 2 go on, over B's lane, where op
+   1 has a part that could be sent by now: it must have left that lane before. */
+static void test_cancel_leaves_all_tracks_first(void)
+{
+    enum { A = 201, B = 202, HALF = WC_DIGEST_BLOCK, BYTES = 2 * HALF };
+    wc_config config = {.workers = 1, .segment = HALF, .stripe = BYTES};
+    wc_engine *engine = wc_engine_new(&config);
+    int a[2], b[2];
+    tcp_pair(a), tcp_pair(b);
+    must(wc_link_open(engine, A, 1, 1, 1) == 0 && wc_link_open(engine, B, 1, 1, 1) == 0, "link");
+    must(wc_lane_attach(engine, A, 0, a[0], 1) == 0 && wc_lane_attach(engine, B, 0, b[0], 1) == 0, "attach");
+    static uint8_t front[2][BYTES], back[2][BYTES], filled[2][2], payload[HALF], heard[4 * BYTES];
+    memset(filled, 0, sizeof filled);
+    filled[0][0] = 1;
+    const wc_step first[] = {
+        {.link = A, .length = HALF, .left = {.buffer = WC_FRONT}, .after = {-1, -1}, .direction = WC_SEND},
+        {.link = B, .length = BYTES, .left = {.buffer = WC_FRONT}, .after = {-1, -1}, .direction = WC_SEND},
+    };
+    const wc_step second[] = {
+        {.link = A, .length = HALF, .to = {.buffer = WC_BACK}, .left = {.buffer = WC_FRONT}, .after = {-1, -1},
+         .direction = WC_RECV, .action = WC_REDUCE},
+        {.link = B, .length = HALF, .left = {.buffer = WC_BACK}, .after = {0, -1}, .direction = WC_SEND},
+    };
+    for (int i = 0; i < 2; i++) {
+        wc_op op = {.id = 1 + (uint64_t)i, .epoch = 1, .seq = 1 + (uint64_t)i, .fingerprint = 7, .front = front[i], .back = back[i],
+                    .bytes = {BYTES, BYTES}, .dtype = WC_I32, .op = WC_SUM, .divisor = 1, .lanes = 1, .tracks = 1, .stripe = BYTES,
+                    .steps_count = 2, .steps = i ? second : first, .filled = filled[i]};
+        must(wc_post(engine, &op) == 0, "post");
+    }
+    put_frame(a[1], (wc_frame){.version = WC_FRAME_VERSION, .epoch = 1, .seq = 2, .fingerprint = 7, .length = HALF}, payload);
+    wc_lane_stats to_a = {0}, to_b = {0};
+    for (int i = 0; i < DEADLINE_MS && !(to_a.parked && to_b.frames_sent); i++) {
+        usleep(1000);
+        CHECK(wc_lane_statistics(engine, A, 0, &to_a) == 0 && wc_lane_statistics(engine, B, 0, &to_b) == 0);
+    }
+    CHECK(to_a.parked && to_b.frames_sent == 1); /* op 2's frame waits for its front; op 1 has sent B one of two */
+    __atomic_store_n(&filled[0][1], 1, __ATOMIC_RELEASE); /* no bell says so: the cancel is what looks next */
+    __atomic_store_n(&filled[1][0], 1, __ATOMIC_RELEASE);
+    CHECK(wc_cancel(engine, 1) == 0);
+    wc_event event = next_event(engine, DEADLINE_MS);
+    CHECK(event.type == WC_EV_CANCELLED && event.op == 1);
+    event = next_event(engine, DEADLINE_MS);
+    CHECK(event.type == WC_EV_DONE && event.op == 2);
+    CHECK(wc_lane_statistics(engine, B, 0, &to_b) == 0 && to_b.frames_sent == 2);
+    fcntl(b[1], F_SETFL, 0);
+    CHECK(recv(b[1], heard, 2 * (sizeof(wc_frame) + HALF), MSG_WAITALL) == 2 * (sizeof(wc_frame) + HALF));
+    CHECK(((wc_frame *)(heard + sizeof(wc_frame) + HALF))->seq == 2);
+    wc_engine_free(engine);
+    close(a[1]), close(b[1]);
+}
+
 static void test_frames(void)
 {
     enum { V = WC_FRAME_VERSION };
@@ -1309,6 +1361,7 @@ int main(void)
     for (int round = 0; round < 20; round++)
         test_quantized(round);
     test_cancel();
+    test_cancel_leaves_all_tracks_first();
     for (int round = 0; round < 20; round++)
         test_gate(round);
     test_lane_loss();
