@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -104,20 +105,25 @@ static int move(uint64_t from, uint64_t to, uint64_t bytes)
     return mremap(at(from), bytes, bytes, how, at(to)) == MAP_FAILED ? -errno : 0;
 }
 
+/* After a move to it that failed. False: the system has not unmapped it, or somebody else has it by now. */
+static bool reserve_again(uint64_t address, uint64_t bytes)
+{
+    int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    return mmap(at(address), bytes, PROT_NONE, how, -1, 0) == at(address);
+}
+
 int wc_pages_exchange(wc_block *a, wc_block *b, uint64_t wanted, uint64_t spare, int fd)
 {
     if (a->offset == wanted)
         return 0;
     if (b->offset != wanted || a->bytes != b->bytes)
         return -EINVAL;
-    int error = move(a->address, spare, a->bytes);
+    int error = move(a->address, spare, a->bytes); /* the system may have unmapped the target before it gave up */
     if (error)
-        return error;
+        return error == -EINVAL || reserve_again(spare, a->bytes) ? error : 3; /* EINVAL: it has not begun */
     error = move(b->address, a->address, a->bytes);
-    if (error) {
-        wc_pages_bind(a, fd); /* the system may have unmapped it before it gave up */
-        return error;
-    }
+    if (error)
+        return wc_pages_bind(a, fd) && move(spare, a->address, a->bytes) ? 2 : error;
     b->offset = a->offset;
     a->offset = wanted;
     if (move(spare, b->address, b->bytes) && wc_pages_bind(b, fd))

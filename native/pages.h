@@ -31,8 +31,10 @@ int wc_pages_fill(const wc_block *block, uint64_t start, uint64_t bytes, int fd)
 /* Exchanges what two blocks of equal size show, and their offsets with it. Page tables move along, so warm pages stay
    warm, and the addresses are mapped at every instant. `spare` is reserved space of the same size. Does nothing if `a`
    shows offset `wanted` already: a caller who does not know how far it came can call again. Negative errno: nothing
-   changed. 1: `a` shows `wanted`, but `b` shows it too (its own part could not be mapped) and must not be used
-   again. */
+   changed. 1: `a` shows `wanted`, but `b` shows it too (its own part could not be mapped) and must not be used again.
+   2: nothing could be mapped at `a` any more, and its addresses must not be touched. 3: nothing changed, but `spare` is
+   not reserved any more. After 1, 2 and 3 somebody else's memory may lie in the reserved space: never exchange again, and
+   never release it. */
 int wc_pages_exchange(wc_block *a, wc_block *b, uint64_t wanted, uint64_t spare, int fd);
 /* Memcpy, for large sizes past the caches (about 1.5 times as fast). A call into C lets other Python threads run. */
 void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes);

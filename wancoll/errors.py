@@ -104,7 +104,7 @@ class ArenaFull(WancollError):
 
 
 class DeviceError(WancollError):
-    """A CUDA device or its driver failed. A tensor that took a committed result has undefined contents then."""
+    """A device or the system's memory failed. A tensor that took a committed result has undefined contents then."""
 
 
 class TimeoutError(WancollError, builtins.TimeoutError):

@@ -24,7 +24,7 @@ from wancoll import resources
 from wancoll._native import ffi, lib
 from wancoll.client import arena as arena_module
 from wancoll.client.arena import IDLE_BYTES, LARGE, PAGE, Arena, ArrayMemory, Block, Lease, Ranges, size_class
-from wancoll.errors import ArenaFull
+from wancoll.errors import ArenaFull, DeviceError
 from wancoll.peer.arena import Arena as DaemonArena
 
 MIB = 1 << 20
@@ -494,6 +494,38 @@ def test_a_block_that_shows_anothers_pages_is_never_used_again(arena: Arena, mon
     assert arena.take(2 * MIB).block is not block
     assert arena.find(block.address, 1) is None
     del a
+
+
+def test_a_swap_that_the_system_refuses_leaves_no_address_unowned(arena: Arena) -> None:
+    """At a limit of address space the system unmaps the target of a move, and then refuses to move."""
+    a, b = arena.take(2 * MIB), arena.take(2 * MIB)
+    view(a)[:], view(b)[:] = 1, 2
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used - MIB, limits[1]))  # less than there is
+    try:
+        done = arena.swap(a.block, b.block, b.block.offset)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert not done
+    assert (view(a) == 1).all()
+    assert (view(b) == 2).all()
+    assert arena._holed or _reserved(arena._spare)  # it has the spare room, or never swaps again
+    assert arena.swap(a.block, b.block, b.block.offset) is not arena._holed
+
+
+def _reserved(address: int) -> bool:
+    mapped = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return any(int(start, 16) <= address < int(end, 16) for start, end in mapped)
+
+
+def test_a_tensor_whose_memory_the_system_took_away_is_named(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = arena.take(2 * MIB), arena.take(2 * MIB)
+    with monkeypatch.context() as taken:
+        taken.setattr("wancoll.client.arena.lib", SimpleNamespace(wc_pages_exchange=lambda *_: 2))
+        with pytest.raises(DeviceError, match="took a tensor's memory away"):
+            arena.swap(a.block, b.block, b.block.offset)
+    assert arena.find(a.block.address, 1) is None
 
 
 # ---- copying ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections import deque
 from typing import Any
 
 from wancoll import resources
-from wancoll.errors import ArenaFull, ConfigError
+from wancoll.errors import ArenaFull, ConfigError, DeviceError
 from wancoll.limits import MIB, format_size
 from wancoll.native import ffi, lib
 
@@ -171,6 +171,7 @@ class Arena:
         self._idle: dict[int, dict[Block, None]] = {}  # size -> blocks nobody holds, the last one is the warmest
         self._returned: deque[_Returning] = deque()  # their leases died, not in _idle yet
         self._lock, self._swapping = threading.Lock(), threading.Lock()
+        self._holed = False  # part of the address space may be somebody else's: no swaps, and it stays mapped
         self._stamp = 0
         self._leased = self._peak = 0  # bytes of blocks that are held; their recent maximum
         self._promised = 0  # bytes that have been asked for in blocks that are bound
@@ -333,12 +334,28 @@ class Arena:
 
         Returns:
             False if the system refused: nothing has changed then.
+
+        Raises:
+            DeviceError: the system refused when it had taken away what *a* showed.
         """
         with self._swapping:  # there is one spare room
+            if self._holed:
+                return a.offset == wanted
             status = lib.wc_pages_exchange(a.pages, b.pages, wanted, self._spare, self._fd)
-        if status > 0:
+            self._holed = status > 0
+        if status == 2:
+            self._abandon(a)
+            raise DeviceError(
+                "the system took a tensor's memory away while a committed result was put there",
+                who=f"the tensor at {a.address:#x}",
+                expected="that the system maps memory again which was mapped before",
+                got="it refused",
+                hint="end this process without touching the tensor: reading it is a segmentation fault; give it more "
+                "memory, address space (ulimit -v) and mappings (vm.max_map_count)",
+            )
+        if status == 1:
             self._abandon(b)
-        return bool(status >= 0)
+        return status in (0, 1)
 
     def _abandon(self, block: Block) -> None:
         """*block* shows what another one owns: never use its addresses again, nor its part of the file."""
@@ -384,7 +401,8 @@ class Arena:
 
     def __del__(self) -> None:
         if self._base:
-            lib.wc_pages_release(self._base, 2 * self.nbytes)
+            if not self._holed:
+                lib.wc_pages_release(self._base, 2 * self.nbytes)
             if self._fd >= 0:
                 os.close(self._fd)
                 os.close(self.bell)
