@@ -22,6 +22,7 @@ from tests.client.tools import in_thread, refused, until
 from tests.cuda.test_order import array, numbers, same
 from tests.cuda.test_refusals import fake_torch
 from wancoll.client.communicator import Communicator
+from wancoll.client.cuda.staging import Staging
 from wancoll.errors import ConfigError, DeviceError, PeerDaemonLost, TimeoutError, WancollError, WorldTooSmall
 
 KNOWN = ("interface", "legacy", "per thread")  # the tensor says which stream it is used on
@@ -440,3 +441,22 @@ def test_the_end_of_the_process_lets_go(standin: Any, manual: FakeDaemon) -> Non
         check=False,
     )  # fmt: skip
     assert done.stdout == "waits\nwent on [1.0, 1.0, 1.0]\n", done.stderr
+
+
+def test_a_stream_that_begins_to_wait_while_the_result_is_written(
+    gpu: Any, held: Communicator, manual: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread writes it: were the wait not seen, the copy would wait for the stream that waits for it."""
+    x = array(gpu, numbers(100))
+    work = held.all_reduce(x, async_op=True)
+    real = Staging.write
+
+    def write(self: Staging, *args: Any) -> Any:
+        in_thread(lambda: work.wait_stream(timeout=3.0))()
+        return real(self, *args)
+
+    monkeypatch.setattr(Staging, "write", write)
+    manual.answer(manual.next_post())
+    assert work.wait(20).out is x
+    same(x.get(), 2 * numbers(100))
+    assert not held._connection.regrets

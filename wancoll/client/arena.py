@@ -213,9 +213,12 @@ class Arena:
         """The block that holds these bytes, if they lie in the arena."""
         if not self._base <= address < self._spare:
             return None
-        at = bisect_right(self._starts, address) - 1
-        block = self._blocks.get(self._starts[at]) if at >= 0 else None
-        return block if block is not None and address + nbytes <= block.address + block.nbytes else None
+        with self._lock:  # other threads bind and unbind blocks
+            at = bisect_right(self._starts, address) - 1
+            block = self._blocks[self._starts[at]] if at >= 0 else None
+        if block is None or not block.address <= address <= address + nbytes <= block.address + block.nbytes:
+            return None
+        return block
 
     def swappable(self, address: int, nbytes: int) -> Block | None:
         """The block that a result for these bytes may be swapped with; None: copy it.

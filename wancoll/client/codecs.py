@@ -181,12 +181,12 @@ class ErrorFeedback:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the tensors that have a residual."""
-        return tuple(self._residuals)
+        return tuple(self._residuals.copy())  # a copy at once, here and below: calls of other threads end meanwhile
 
     @property
     def nbytes(self) -> int:
         """Memory that the residuals take."""
-        return sum(residual.nbytes for residual in self._residuals.values())
+        return sum(residual.nbytes for residual in self._residuals.copy().values())
 
     def residual(self, name: str) -> Array:
         """A copy of the tensor's residual: float64 for float64, else float32; flat, shape (count,).
@@ -198,7 +198,7 @@ class ErrorFeedback:
 
     def reset(self, names: Iterable[str] | None = None) -> None:
         """Forget the residuals of *names*; None: all."""
-        for name in tuple(self._residuals) if names is None else names:
+        for name in self.names if names is None else names:
             self._residuals.pop(name, None)
 
     def current(self, name: str) -> Array | None:
@@ -214,7 +214,7 @@ class ErrorFeedback:
 
     def state_dict(self) -> dict[str, Array]:
         """A copy of every residual, by name."""
-        return {name: residual.copy() for name, residual in self._residuals.items()}
+        return {name: residual.copy() for name, residual in self._residuals.copy().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the residuals from *state*, as state_dict() gave them, and forget all others.
@@ -238,22 +238,27 @@ class ErrorFeedback:
 class Feed:
     """One call's use of a residual. A ConfigError: the residual of that name belongs to another tensor."""
 
-    __slots__ = ("_codec", "_count", "_dtype", "_feedback", "_name", "_next", "_rounded", "_sent")
+    __slots__ = ("_call", "_codec", "_count", "_dtype", "_feedback", "_name", "_next", "_rounded", "_sent")
 
     def __init__(self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec) -> None:
-        self._feedback, self._name, self._codec = feedback, name, codec
+        self._call, self._feedback, self._name, self._codec = call, feedback, name, codec
         self._dtype, self._count = dtype, count
         self._next: Array | None = None
         self._sent: Array | None = None  # the tensor with what was added, where the daemon reads it
         self._rounded: Array | None = None  # of half types: what adding the residual lost
-        residual = feedback._residuals.get(name)
-        if residual is not None and (residual.size != count or residual.dtype != _kept(dtype)):
+        self._residual()
+
+    def _residual(self) -> Array | None:
+        """What is to be added. Looked at anew when it is: a call of another thread may have ended since."""
+        name, residual = self._name, self._feedback._residuals.get(self._name)
+        if residual is not None and (residual.size != self._count or residual.dtype != _kept(self._dtype)):
             raise ConfigError(
-                "the residual of that name belongs to another tensor", who=f"{call}(name={name!r})",
+                "the residual of that name belongs to another tensor", who=f"{self._call}(name={name!r})",
                 expected=f"{residual.size} elements, kept as {residual.dtype}",
-                got=f"{count} of {dtype.name}, kept as {_kept(dtype)}",
+                got=f"{self._count} of {self._dtype.name}, kept as {_kept(self._dtype)}",
                 hint=f"take another name, or feedback.reset([{name!r}]) if the tensor begins anew",
             )  # fmt: skip
+        return residual
 
     def conflicts(self, other: Feed) -> bool:
         """Whether both use the same residual."""
@@ -267,7 +272,7 @@ class Feed:
         sent = np.frombuffer(ffi.buffer(ffi.cast("char *", address), nbytes), storage(self._dtype))
         lost = np.empty(self._count, _kept(self._dtype))
         rounded = None if sent.dtype == lost.dtype else np.empty_like(lost)
-        residual = self._feedback._residuals.get(self._name)
+        residual = self._residual()
         with np.errstate(all="ignore"):
             for start in range(0, self._count, _AT_ONCE):
                 at = slice(start, start + _AT_ONCE)

@@ -80,7 +80,7 @@ class Connection:
     @property
     def pending(self) -> tuple[Work, ...]:
         """Calls that are not finished, in program order."""
-        return tuple(self._pending.values())
+        return tuple(self._pending.copy().values())  # a copy at once: other threads post and finish
 
     @property
     def daemon(self) -> str:
@@ -91,14 +91,16 @@ class Connection:
     @property
     def share(self) -> tuple[int, int]:
         """Which share of an input a ring begins with here, and of how many."""
-        return self.place.rank, len(self.place.members)
+        place = self.place  # one look: the thread that reads replaces it
+        return place.rank, len(place.members)
 
     @property
     def state(self) -> str:
         """For people: the place in the group, or why there is none."""
         if self._over is not None:
             return f"over ({self._over.error})"
-        return f"rank {self.place.rank} of {len(self.place.members)}, epoch {self.place.epoch}"
+        place = self.place
+        return f"rank {place.rank} of {len(place.members)}, epoch {place.epoch}"
 
     def await_place(self, deadline: float | None, look: Callable[[], None] | None = None) -> None:
         """Block until the group's first epoch stands, or this joiner has been admitted.
@@ -136,7 +138,7 @@ class Connection:
     # ---- posting -------------------------------------------------------------------------------------
 
     def post(self, work: Work, deadline: float | None = None) -> None:
-        """Send a call to the daemon; an answer will finish it.
+        """Send a call to the daemon, unless that was done already; an answer will finish it.
 
         Raises:
             ConfigError: its memory is in use, or the arena is full; nothing was sent.
@@ -154,6 +156,8 @@ class Connection:
             while len(pending) >= DEFAULT.ops_in_flight:
                 self._wait_for_room(work, deadline)
         with self._posting:
+            if work.finished or self._pending.get(work.id) is work:
+                return  # by another thread, or before an interruption
             if work.placement is not None:
                 self.check_free(work.placement, work.descriptor)
                 work.placement.prepare(deadline)
@@ -203,7 +207,7 @@ class Connection:
             if sent:
                 self._last_id = number
             else:
-                del self._pending[number]
+                self._pending.pop(number, None)  # the connection's end, in another thread, takes it away as well
         return True
 
     def _wait_for_room(self, work: Work, deadline: float | None) -> None:

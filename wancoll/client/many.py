@@ -85,18 +85,16 @@ class ManyWork:
             TimeoutError: not by *deadline*, a time.monotonic(); wait() goes on.
             WancollError: the connection is over, or the arena has no room for one bucket.
         """
-        while self._posted < len(self.works):
-            work = self.works[self._posted]
+        while (number := self._posted) < len(self.works):  # other threads may do the same: what is posted stays so
             try:
-                if not work.finished and work not in self._connection.pending:  # else an interruption came in between
-                    self._connection.post(work, deadline)
+                self._connection.post(self.works[number], deadline)
             except ArenaFull:
-                flying = next((each for each in self.works[: self._posted] if not each.finished), None)
+                flying = next((each for each in self.works[:number] if not each.finished), None)
                 if flying is None:
                     raise
                 self._connection.wait(flying, seconds_left(deadline))
             else:
-                self._posted += 1
+                self._posted = max(self._posted, number + 1)
 
     def wait(self, timeout: float | None = None) -> ManyReceipt:
         """Block until all buckets have ended.

@@ -13,7 +13,7 @@ from wancoll.client.cuda.held import Holding, check_holdable
 from wancoll.client.cuda.pinned import Pinned
 from wancoll.client.cuda.staging import Filling, Landing, Staging
 from wancoll.client.tensors import Region
-from wancoll.errors import ArenaFull
+from wancoll.errors import ArenaFull, ProtocolError
 from wancoll.limits import WORD, blocks
 from wancoll.native import ffi, lib
 
@@ -140,9 +140,15 @@ class Placement:
             for each in {*self.sources, *self.targets}:
                 self._staging.settle(each, deadline)
         nbytes = sum(target.nbytes for target in self.targets) or self._unwanted
-        if self._fresh:
+        if self._fresh and nbytes:
             block = arena.find(self.targets[0].address, nbytes)
-            self.back = block.offset + self.targets[0].address - block.address if block is not None else 0
+            if block is None:
+                raise ProtocolError(
+                    "the memory that was made for a result is not in the arena", who="wancoll client",
+                    expected=f"a block with {nbytes} bytes at {self.targets[0].address:#x}", got="none",
+                    hint="this is a bug of wancoll; nothing was sent",
+                )  # fmt: skip
+            self.back = block.offset + self.targets[0].address - block.address
         elif nbytes:
             one = self.targets[0] if len(self.targets) == 1 else None
             self._swapped = arena.swappable(one.address, one.nbytes) if one is not None else None
@@ -179,8 +185,8 @@ class Placement:
         Raises:
             DeviceError: it will not.
         """
-        staging, back, words = self._staging, self._back, self._words
-        if self._filling is not None and staging is not None and staging.filled(self._filling):
+        staging, filling, back, words = self._staging, self._filling, self._back, self._words  # several threads look
+        if filling is not None and staging is not None and staging.filled(filling):
             self._filling = None
         if staging is not None and words is not None and isinstance(back, Pinned):
             now = words.copy()
@@ -264,7 +270,7 @@ class Placement:
     ) -> None:  # fmt: skip
         if target.device is None or self._staging is None:
             lib.wc_pages_copy(target.address, at, nbytes)
-        elif landing := self._staging.write(target, at, nbytes, back, self._holding, early, attempt):
+        elif landing := self._staging.write(target, at, nbytes, back, lambda: self._holding, early, attempt):
             self.landings.append(landing)
 
 

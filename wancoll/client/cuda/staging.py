@@ -452,12 +452,14 @@ class Staging:
                     device.return_after(stream, mark)
 
     def write(
-        self, target: Region, source: int, nbytes: int, held: Lease | Pinned, holding: Holding | None = None,
+        self, target: Region, source: int, nbytes: int, held: Lease | Pinned,
+        holding: Callable[[], Holding | None] = lambda: None,
         early: Early | None = None, attempt: int = 0,
     ) -> Landing | None:  # fmt: skip
         """Queue the copy of a result from *source*, in the block that is *held*; None: it is done. In any thread.
 
-        Streams of *holding* wait for it already. What *attempt* has made may have gone to the device *early*.
+        Streams of *holding* wait for it already; it is asked for late, since another thread may have just made it. What
+        *attempt* has made may have gone to the device *early*.
 
         Raises:
             DeviceError: the device fails.
@@ -470,7 +472,8 @@ class Staging:
         lasting = origin.lasting
         with self._lock, device.current():
             if isinstance(held, Pinned):
-                waiting = holding.before[device.ordinal] if holding is not None and not holding.released else None
+                now = holding()
+                waiting = now.before[device.ordinal] if now is not None and not now.released else None
                 ahead = early.stop() if early is not None else None
                 ours = ahead if ahead is not None else device.lend() if waiting is not None else device.outward
                 if waiting is not None:
