@@ -6,6 +6,8 @@ import array
 import ctypes
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +17,17 @@ import pytest
 from tests.client.tools import refused
 from wancoll.client.communicator import Communicator
 from wancoll.client.state import tensors_of
-from wancoll.client.tensors import Exported, check_out, check_pair, numpy_dtype, region, require_writable, what_instead
+from wancoll.client.tensors import (
+    Exported,
+    _pointer,
+    _Versioned,
+    check_out,
+    check_pair,
+    numpy_dtype,
+    region,
+    require_writable,
+    what_instead,
+)
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
 
@@ -217,6 +229,69 @@ def test_torch_refusals(torch: Any) -> None:
     assert "meta" in refusal(torch.zeros(3, device="meta"))
 
 
+def shrunk(x: Any, nbytes: int) -> Any:
+    """*x*, whose storage has *nbytes* left, as FSDP frees it."""
+    x.untyped_storage().resize_(nbytes)
+    return x
+
+
+def fake(torch: Any) -> Any:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(4)
+
+
+NOT_ITS_OWN: dict[str, tuple[Callable[[Any], Any], str]] = {  # all of them say that they have elements
+    "fake": (fake, "FakeTensor, a subclass that stands for other tensors"),
+    "masked": (lambda torch: torch.masked.masked_tensor(torch.ones(3), torch.ones(3) > 0), "MaskedTensor, a subclass"),
+    "functional": (lambda torch: torch._to_functional_tensor(torch.ones(4)), "with 0 of 16 bytes"),
+    "zero": (lambda torch: torch._efficientzerotensor(4), "with 0 of 16 bytes"),
+    "freed": (lambda torch: shrunk(torch.ones(4), 0), "with 0 of 16 bytes; its memory was freed"),
+    "shorter": (lambda torch: shrunk(torch.ones(4), 12), "with 12 of 16 bytes"),
+    "a part of what is shorter": (lambda torch: shrunk(torch.ones(8)[4:], 28), "with 28 of 32 bytes"),
+    "nested": (lambda torch: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "x.unbind()"),
+    "jagged": (
+        lambda torch: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "x.unbind()",
+    ),
+    "quantized": (lambda torch: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "x.dequantize()"),
+    "lazy": (lambda torch: torch.nn.parameter.UninitializedBuffer(), "UninitializedBuffer"),
+    "negated": (lambda torch: torch.ones(4)._neg_view(), "x.resolve_conj().resolve_neg()"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", NOT_ITS_OWN)
+def test_torch_tensors_without_memory_of_their_own(torch: Any, which: str) -> None:
+    make, words = NOT_ITS_OWN[which]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested and quantized tensors are a prototype, masked ones too
+        x = make(torch)
+    for look in (lambda: region(x, "all_reduce(x)"), lambda: tensors_of({"w": x, "v": x}, changing=True)):
+        with refused("the tensor's values do not lie in its own memory", words):
+            look()
+
+
+def test_torch_tensors_that_are_mapped_over(torch: Any) -> None:
+    seen: list[str] = []
+
+    def reduce(x: Any) -> Any:
+        seen.append(refusal(x))
+        return x
+
+    torch.vmap(reduce)(torch.ones(2, 3))
+    assert "Cannot access data pointer" in seen[0]
+
+
+def test_memory_that_is_not_mapped() -> None:
+    for nowhere in (0, 4096):  # nothing is ever mapped there
+        x = (ctypes.c_byte * 40).from_address(nowhere)
+        assert f"at address {nowhere:#x}; its memory was freed" in refusal(x)
+    with refused("sync_state(state['w'])", "memory is not there"):
+        tensors_of({"w": x}, changing=False)
+    assert "memory is not there" in refusal(np.lib.stride_tricks.as_strided(np.ones(1), (1 << 40,), (8,)))
+    assert region((ctypes.c_byte * 0).from_address(0), "x").count == 0
+
+
 def test_torch_is_never_imported() -> None:
     code = (
         "import sys, numpy; from wancoll.client.tensors import region;"
@@ -298,6 +373,50 @@ def test_dlpack_refusals() -> None:
     assert "AttributeError" in text
     not_a_capsule = type("T", (), {"__dlpack__": lambda self, **o: 3, "__dlpack_device__": lambda self: (1, 0)})
     assert "not a DLPack capsule" in refusal(not_a_capsule())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("data", None, "at address 0x0"),
+        ("ndim", -1, "-1 dimensions"),
+        ("ndim", 1000, "1000 dimensions"),
+        ("shape", ctypes.POINTER(ctypes.c_int64)(), "1 dimensions without sizes"),
+        ("shape", ctypes.pointer(ctypes.c_int64(-3)), "shape (-3,)"),
+        ("shape", ctypes.pointer(ctypes.c_int64(1 << 44)), "memory is not there"),
+        ("shape", ctypes.pointer(ctypes.c_int64(1 << 62)), "memory is not there"),
+        ("byte_offset", 1 << 62, "memory is not there"),
+        ("device_type", 2, "gives memory of device type 2, __dlpack_device__ says 1"),
+    ],
+)
+def test_dlpack_that_lies(field: str, value: Any, words: str) -> None:
+    class Liar(Exporter):
+        def __dlpack__(self, **options: Any) -> Any:
+            capsule = super().__dlpack__(**options)
+            described = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned")).tensor
+            setattr(described, field, value)
+            return capsule
+
+    assert words in refusal(Liar(np.ones(3)))
+    with refused(words):
+        tensors_of({"w": Liar(np.ones(3))}, changing=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"data": (0, False)}, "at address 0x0"),
+        ({"data": (None, False)}, "at address 0x0"),
+        ({"shape": (-3,)}, "shape (-3,)"),
+        ({"shape": ("three",)}, "TypeError"),
+        ({"strides": (4, 4)}, "strides (4, 4)"),
+    ],
+)
+def test_array_interfaces_that_lie(said: dict[str, Any], words: str) -> None:
+    liar = type("Liar", (), {"__cuda_array_interface__": {**OnDevice.__cuda_array_interface__, **said}})()
+    assert words in refusal(liar)
+    with refused(words):
+        tensors_of({"w": liar}, changing=False)
 
 
 def test_dlpack_memory_is_kept_and_then_freed() -> None:

@@ -109,12 +109,31 @@ def fake_torch(gpu: Any, x: Any, current: list[int]) -> Any:
     class Tensor:
         dtype = "torch.float32"
         layout = "torch.strided"
-        requires_grad = False
+        requires_grad = is_nested = is_quantized = False
         device = SimpleNamespace(type="cuda", index=x.device)
         shape = x.shape
 
+        def __torch_dispatch__(self) -> None: ...
+
         def is_contiguous(self) -> bool:
             return True
+
+        def is_conj(self) -> bool:
+            return False
+
+        is_neg = is_conj
+
+        def stride(self) -> tuple[int, ...]:
+            return tuple(step // 4 for step in np.empty(x.shape, np.float32).strides)
+
+        def storage_offset(self) -> int:
+            return 0
+
+        def element_size(self) -> int:
+            return 4
+
+        def untyped_storage(self) -> Any:
+            return SimpleNamespace(nbytes=lambda: 4 * self.numel())
 
         def data_ptr(self) -> int:
             return int(x.address)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import wancoll
+from tests.client.tools import refused
 from wancoll.chaos import Cluster, in_threads
 from wancoll.client.communicator import Communicator
 
@@ -66,6 +67,31 @@ def in_turn(members: list[Any], call: Callable[[int], Any]) -> list[Any]:
 
 
 # ---- values ------------------------------------------------------------------------------------------
+
+
+def test_parameters_that_stand_for_others_are_refused(cluster: Cluster) -> None:
+    """A DTensor has no memory of its own: it was read at address 0."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    from wancoll.torch import ElasticDataParallel
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        module = torch.nn.Linear(2, 2)
+        whole = DTensor.from_local(torch.ones(2, 2), init_device_mesh("cpu", (1,)))
+        module.weight = torch.nn.Parameter(whole)
+        with refused("DiLoCo(parameters)", "DTensor", "tensor.to_local()"):
+            DiLoCo(module.parameters(), every=2)
+        with cluster.connect(0, group=f"g{next(NAMES)}", name="m0", start_world=1) as comm:
+            for call in (comm.all_reduce, comm.broadcast, lambda x: comm.all_reduce_many([x])):
+                with refused("DTensor", "tensor.to_local()"):
+                    call(whole)
+            with refused("ElasticDataParallel(module): a parameter", "DTensor", "tensor.to_local()"):
+                ElasticDataParallel(module, comm)
+            assert comm.all_reduce(whole.to_local()).out.tolist() == [[1, 1], [1, 1]]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_an_outer_step_is_nesterov_sgd_on_the_average_by_tokens(cluster: Cluster, joined: Any) -> None:

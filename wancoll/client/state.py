@@ -27,6 +27,7 @@ from wancoll.client.tensors import (
     name_of,
     open_dlpack,
     open_interface,
+    there,
     unknown_dtype,
 )
 from wancoll.collective import DType
@@ -66,6 +67,7 @@ def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
     for key in sorted(state):
         who = f"{_CALL}(state[{key!r}])"
         memory, dtype, shape = look(state[key], who)
+        there(memory, who)
         if changing and not memory.writable:
             raise ConfigError(
                 "a read-only tensor cannot be brought up to date", who=who, expected="a writable tensor",
@@ -161,12 +163,6 @@ def _array(
 
 def _torch(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
     origin = check_torch(x, who, _ORDERED)
-    if x.is_quantized or x.is_conj() or x.is_neg():
-        raise ConfigError(
-            "the tensor's bytes are not all there is to it", who=who, expected="a plain tensor",
-            got="a quantized tensor" if x.is_quantized else "a conjugated or negated view",
-            hint="pass x.resolve_conj().resolve_neg(), or the parts of a quantized tensor",
-        )  # fmt: skip
     nbytes = x.numel() * x.element_size()
     return _bytes(x, None, x.data_ptr(), nbytes, True, origin), str(x.dtype).removeprefix("torch."), tuple(x.shape)
 

@@ -7,10 +7,12 @@ protocol; in host memory or on CUDA devices. What cannot be used is refused with
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -31,12 +33,16 @@ _BY_FORMAT = {
 }
 _KNOWN = ", ".join(d.name for d in DType)
 _COPY = "pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous()), and copy the result back if needed"
+_NO_VALUES = "its memory was freed, or it never had any: pass a tensor that holds its values"
 _IMMUTABLE_MODULES = ("jax", "jaxlib", "tensorflow")  # their DLPack does not always say that it is read-only
 
 _CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _TO_HOST = "copy it to the host first: x.get() (CuPy), x.copy_to_host() (Numba), jax.device_get(x)"
 
 _from_buffer, _cast = ffi.from_buffer, ffi.cast
+_msync = ctypes.PyDLL(None).msync  # short: Python's lock is kept
+_msync.argtypes, _msync.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+_MS_ASYNC = 1  # of Linux: it only looks whether all pages are mapped
 
 
 class Region:
@@ -84,14 +90,29 @@ class Region:
 def region(x: Any, who: str) -> Region:
     """Look at *x* without copying it; *who* names it in errors, for example "all_reduce(out=...)"."""
     if isinstance(x, np.ndarray):
-        return _numpy(x, who)
+        return there(_numpy(x, who), who)
     if is_torch(x):
-        return _torch(x, who)
+        return there(_torch(x, who), who)
     if hasattr(type(x), "__cuda_array_interface__") and (found := _interface(x, who)) is not None:
-        return found
+        return there(found, who)
     if hasattr(type(x), "__dlpack__"):
-        return _dlpack(x, who)
-    return _buffer(x, who)
+        return there(_dlpack(x, who), who)
+    return there(_buffer(x, who), who)
+
+
+def there(found: Region, who: str) -> Region:
+    """*found*, unless its elements lie at address 0 or in host memory that is not mapped: reading them is a SIGSEGV."""
+    start = found.address - found.address % mmap.PAGESIZE
+    end = found.address + found.nbytes
+    if found.nbytes and (
+        not found.address or end >> 64 or (found.device is None and _msync(start, end - start, _MS_ASYNC))
+    ):
+        raise ConfigError(
+            "the tensor's memory is not there", who=who, expected=f"{found.nbytes} bytes that this process may read",
+            got=f"{kind_of(found.owner)} at address {found.address:#x}",
+            hint=_NO_VALUES,
+        )  # fmt: skip
+    return found
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:
@@ -211,9 +232,7 @@ def check_torch(x: Any, who: str, instead: str = _COPY) -> Origin | None:
     Returns:
         Of a tensor on a CUDA device how its users are ordered.
     """
-    if x.device.type not in ("cpu", "cuda"):
-        hint = "it has no values: module.to_empty(device='cpu') gives it memory" if x.is_meta else "pass x.cpu()"
-        raise not_on_cpu(who, f"a torch tensor on {x.device}", hint)
+    check_plain(x, who)
     if x.requires_grad:
         raise ConfigError(
             "the tensor requires grad: autograd would not see the result",
@@ -222,17 +241,43 @@ def check_torch(x: Any, who: str, instead: str = _COPY) -> Origin | None:
             got=f"a torch tensor of shape {tuple(x.shape)} with requires_grad=True",
             hint="pass x.detach(), which shares the memory",
         )
-    if str(x.layout) != "torch.strided":
-        raise ConfigError(
-            "the tensor has no plain layout",
-            who=who,
-            expected="torch.strided",
-            got=str(x.layout),
-            hint="pass x.to_dense()",
-        )
     if not x.is_contiguous():
         raise not_contiguous(who, f"a torch tensor with shape {tuple(x.shape)} and strides {x.stride()}", hint=instead)
+    if x.is_conj() or x.is_neg():
+        raise _not_plain(who, "a conjugated or negated view", "pass x.resolve_conj().resolve_neg()")
     return of_torch(x, sys.modules["torch"]) if x.device.type == "cuda" else None
+
+
+def check_plain(x: Any, who: str) -> None:
+    """Refuse a torch tensor whose elements do not lie in memory of its own, on a CPU or a CUDA device."""
+    kind = type(x)
+    if x.is_nested:
+        raise _not_plain(who, "a nested tensor", "pass the tensors of x.unbind()")
+    if kind.__torch_dispatch__ is not sys.modules["torch"].Tensor.__torch_dispatch__:
+        hint = "pass tensor.to_local(), this rank's part" if hasattr(x, "to_local") else "pass a plain tensor"
+        raise _not_plain(who, f"{kind_of(x)}, a subclass that stands for other tensors", hint)
+    if x.device.type not in ("cpu", "cuda"):
+        hint = "it has no values: module.to_empty(device='cpu') gives it memory" if x.is_meta else "pass x.cpu()"
+        raise not_on_cpu(who, f"a torch tensor on {x.device}", hint)
+    if str(x.layout) != "torch.strided":
+        raise _not_plain(who, str(x.layout), "pass x.to_dense()")
+    if x.is_quantized:
+        raise _not_plain(who, "a quantized tensor", "pass x.int_repr(), or x.dequantize()")
+    try:
+        last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+        needed = (x.storage_offset() + last + 1) * x.element_size() if x.numel() else 0
+        has = x.untyped_storage().nbytes() if needed and x.data_ptr() else 0
+        got = f"a torch tensor of shape {tuple(x.shape)} with {has} of {needed} bytes"
+    except (RuntimeError, ValueError) as bad:  # under torch.vmap; lazy parameters before the first forward
+        has, needed, got = 0, 1, f"{kind_of(x)}: {bad}"
+    if has < needed:
+        raise _not_plain(who, got, _NO_VALUES)
+
+
+def _not_plain(who: str, got: str, hint: str) -> ConfigError:
+    return ConfigError(
+        "the tensor's values do not lie in its own memory", who=who, expected="a plain tensor", got=got, hint=hint
+    )
 
 
 def _dlpack(x: Any, who: str) -> Region:
@@ -254,7 +299,7 @@ def open_dlpack(x: Any, who: str) -> tuple[Exported, bool, Origin | None]:
         name = _DEVICE_NAMES.get(kind, f"device type {kind}")
         raise not_on_cpu(who, f"{kind_of(x)} on {name}:{number}", _TO_HOST)
     try:
-        found = _open_capsule(x, {} if origin is None else {"stream": NO_SYNC})
+        found = _open_capsule(x, {} if origin is None else {"stream": NO_SYNC}, kind)
     except Exception as bad:  # whatever the exporter finds wrong with it: it is the caller's tensor
         raise ConfigError(
             "the tensor cannot be exported", who=who, expected="a tensor whose __dlpack__ works",
@@ -289,9 +334,14 @@ def open_interface(x: Any, who: str) -> tuple[Exported, int, bool, Origin] | Non
     has_other = hasattr(type(x), "__dlpack__")
     try:
         said = x.__cuda_array_interface__
-        address, read_only = said["data"]
-        shape, strides = tuple(said["shape"]), said.get("strides")
-        code, version = said["typestr"], said["version"]
+        (address, read_only), strides, code, version = (
+            said["data"],
+            said.get("strides"),
+            said["typestr"],
+            said["version"],
+        )
+        steps = None if strides is None else tuple(strides)
+        found = Exported(None, index(address or 0), code, tuple(map(index, said["shape"])), steps, bool(read_only))
     except Exception as bad:  # torch and CuPy raise an AttributeError for what is not on a device
         if has_other:
             return None
@@ -312,12 +362,11 @@ def open_interface(x: Any, who: str) -> tuple[Exported, int, bool, Origin] | Non
             "the tensor's array interface cannot be used", who=who, expected="version 3 or newer, without a mask",
             got=f"version {version}" + (", with a mask" if said.get("mask") is not None else ""),
         )  # fmt: skip
-    found = Exported(
-        None, address or 0, name_of(dtype), shape,
-        None if strides is None else tuple(stride / dtype.itemsize for stride in strides), bool(read_only),
-    )  # fmt: skip
+    found = replace(
+        found, dtype=name_of(dtype), strides=None if steps is None else tuple(step / dtype.itemsize for step in steps)
+    )
     if not found.contiguous:
-        raise not_contiguous(who, f"{kind_of(x)} with shape {shape} and strides {strides} in bytes")
+        raise not_contiguous(who, f"{kind_of(x)} with shape {found.shape} and strides {strides} in bytes")
     return found, dtype.itemsize, _is_writable(x, found), of_interface(said, who)
 
 
@@ -405,6 +454,7 @@ _DEVICE_NAMES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13
 _CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
 _READ_ONLY, _IS_COPIED = 1, 2
 _VERSION = (1, 0)
+_MOST_DIMENSIONS = 64  # as numpy has
 
 
 class _Tensor(ctypes.Structure):
@@ -459,6 +509,10 @@ class Exported:
     strides: tuple[float, ...] | None
     read_only: bool
 
+    def __post_init__(self) -> None:
+        if min(self.shape, default=0) < 0 or (self.strides is not None and len(self.strides) != len(self.shape)):
+            raise ValueError(f"shape {self.shape} with strides {self.strides}")
+
     @property
     def contiguous(self) -> bool:
         """Whether the elements are C-contiguous."""
@@ -472,8 +526,8 @@ class Exported:
         return True
 
 
-def _open_capsule(x: Any, stream: dict[str, int]) -> Exported:
-    """Call x.__dlpack__ and read what it returns; raises whatever the exporter raises."""
+def _open_capsule(x: Any, stream: dict[str, int], kind: int) -> Exported:
+    """Call x.__dlpack__ and read what it returns, memory of that *kind*; raises whatever the exporter raises."""
     try:
         capsule = x.__dlpack__(max_version=_VERSION, **stream)
     except TypeError:
@@ -482,13 +536,17 @@ def _open_capsule(x: Any, stream: dict[str, int]) -> Exported:
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.major != _VERSION[0]:
             raise ValueError(f"DLPack {versioned.major}.{versioned.minor} is not known, only {_VERSION[0]}.x")
-        return _read(capsule, versioned.tensor, bool(versioned.flags & (_READ_ONLY | _IS_COPIED)))
+        return _read(capsule, versioned.tensor, bool(versioned.flags & (_READ_ONLY | _IS_COPIED)), kind)
     if _is_valid(capsule, b"dltensor"):
-        return _read(capsule, _Tensor.from_address(_pointer(capsule, b"dltensor")), False)
+        return _read(capsule, _Tensor.from_address(_pointer(capsule, b"dltensor")), False, kind)
     raise TypeError(f"__dlpack__ returned {type(capsule).__name__}, not a DLPack capsule")
 
 
-def _read(capsule: Any, tensor: _Tensor, read_only: bool) -> Exported:
+def _read(capsule: Any, tensor: _Tensor, read_only: bool, kind: int) -> Exported:
+    if (tensor.device_type in _HOST_DEVICES) != (kind in _HOST_DEVICES):
+        raise ValueError(f"__dlpack__ gives memory of device type {tensor.device_type}, __dlpack_device__ says {kind}")
+    if not 0 <= tensor.ndim <= _MOST_DIMENSIONS or (tensor.ndim and not tensor.shape):
+        raise ValueError(f"{tensor.ndim} dimensions" + (" without sizes" if not tensor.shape else ""))
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
     name = f"{_CODES.get(tensor.code, f'code {tensor.code}')}{tensor.bits}"

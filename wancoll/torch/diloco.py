@@ -34,7 +34,7 @@ import torch
 from wancoll.client.checks import check_seconds, whole
 from wancoll.client.codecs import ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator
-from wancoll.client.tensors import kind_of
+from wancoll.client.tensors import check_plain, kind_of
 from wancoll.client.work import Work
 from wancoll.collective import DType, Receipt
 from wancoll.errors import ConfigError, WancollError
@@ -425,7 +425,10 @@ def _trained(parameters: Any) -> list[torch.nn.Parameter]:
             raise ConfigError(
                 "these are no parameters", who="DiLoCo(parameters)", expected="model.parameters()", got=kind_of(each)
             )
-    return [each for each in given if each.requires_grad]
+    trained = [each for each in given if each.requires_grad]
+    for each in trained:
+        check_plain(each, "DiLoCo(parameters)")
+    return trained
 
 
 def _settings(values: Iterable[float]) -> str:

@@ -27,6 +27,7 @@ from wancoll.client.codecs import FLOATS, ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator, Op
 from wancoll.client.connection import deadline_after, seconds_left
 from wancoll.client.many import ManyReceipt
+from wancoll.client.tensors import check_plain
 from wancoll.client.work import Work
 from wancoll.collective import Codec, DType, Receipt
 from wancoll.errors import ArenaFull, ConfigError, TimeoutError, WancollError
@@ -531,6 +532,7 @@ def _packed(sizes: Sequence[tuple[DType, int]], limit: int) -> list[list[int]]:
 
 
 def _dtype(parameter: nn.Parameter) -> DType:
+    check_plain(parameter, f"{_WHO}: a parameter")
     found = DType.__members__.get(str(parameter.dtype).removeprefix("torch."))
     if found is None or found not in FLOATS:
         raise ConfigError(

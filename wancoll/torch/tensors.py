@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from wancoll.client.tensors import check_plain
 from wancoll.collective import MOST_LABEL
 from wancoll.errors import ConfigError
 from wancoll.torch.errors import raised
@@ -29,13 +30,12 @@ def flat(tensor: torch.Tensor, call: str) -> torch.Tensor:
     """*tensor* in one dimension, contiguous: a view where it can be, else a copy.
 
     Raises:
-        ConfigError: its layout cannot be used.
+        ConfigError: its elements do not lie in memory of its own.
     """
-    if tensor.layout is not torch.strided:
-        raise raised(ConfigError(
-            "the tensor has no plain layout", expected="torch.strided", got=str(tensor.layout),
-            hint="pass x.to_dense()",
-        ), call)  # fmt: skip
+    try:
+        check_plain(tensor, "")
+    except ConfigError as bad:
+        raise raised(bad, call) from None
     found = tensor.detach()
     if found.is_conj() or found.is_neg():
         found = found.resolve_conj().resolve_neg()
