@@ -125,7 +125,8 @@ class Election:
         self._ttl = math.ceil(config.lease_ttl)
         self._server, self._address = server, address
         self._id = secrets.token_hex(8)
-        self._heard = 0  # the highest term that a daemon has named
+        self._heard = 0  # the highest term that a daemon has named, or that was seen in etcd
+        self._lease, self._seen_at = "", -math.inf  # of the leader that was seen in etcd last
         self._known = ""  # leader that was logged last
         self._trouble = self._untrusted = ""  # that was logged last
 
@@ -159,12 +160,13 @@ class Election:
         if entry is not None:
             leader = read(entry, Leader)
             address, term = leader.address, leader.term
+            self._lease, self._seen_at, self._heard = entry.lease, _clock(), max(self._heard, term)
         self._server.stand_by(address, term, wait=True)
         if address != self._known:
             log.info("stands by", leader=address or "nobody", term=term)
         self._known = address
         await self._follow(etcd)
-        return entry is None
+        return entry is None and not (self._lease and await etcd.lives(self._lease))  # somebody has deleted its key
 
     async def _follow(self, etcd: Etcd) -> None:
         """The authorities that the leader has now: daemons ask a standby, too, who leads."""
@@ -185,6 +187,8 @@ class Election:
         entry = await etcd.get(keys.facts)
         numbers = read(entry, Numbers) if entry is not None else first_numbers()
         lost = self._heard > numbers.term
+        if lost and _clock() < self._seen_at + self._ttl:
+            return None  # the lease may be lost, too, and its leader does not know yet
         numbers.term = max(numbers.term, self._heard) + 1
         numbers.write += 1
         me = text(Leader(self._address, numbers.term, self._id))
@@ -212,7 +216,7 @@ class Election:
         reign = _Reign(won.leadership)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._renew, etcd, won.lease, reign)
+                nursery.start_soon(self._renew, etcd, won, reign)
                 nursery.start_soon(self._watch, reign)
                 nursery.start_soon(self._write, etcd, won, reign)
                 await reign.over.wait()
@@ -220,7 +224,7 @@ class Election:
         finally:
             won.leadership.over()
             self._server.step_down(reign.reason)
-            self._heard = max(self._heard, reign.heard)
+            self._heard = max(self._heard, reign.heard, won.numbers.term)
             log.warning("leads no more", reason=reign.reason)
             self._known = ""
             await give_back(etcd, won.lease)
@@ -249,14 +253,15 @@ class Election:
             self._server.step_down(str(bad))
             reign.end(str(bad))
 
-    async def _renew(self, etcd: Etcd, lease: Lease, reign: _Reign) -> None:
-        """Task: keep the lease."""
+    async def _renew(self, etcd: Etcd, won: Won, reign: _Reign) -> None:
+        """Task: keep the lease, as long as the leader's key is this leadership's."""
         leadership = reign.leadership
         while True:
             await trio.sleep(max(0.0, leadership.renew_at - _clock()))
             sent_at = _clock()
             try:
-                ttl = await etcd.keep_alive(lease.id)
+                ttl = await etcd.keep_alive(won.lease.id)
+                key = await etcd.get(self._keys.leader)
             except EtcdError as bad:
                 left = leadership.until - _clock()
                 log.warning("the lease was not renewed; it is tried again", left=round(left, 2), reason=str(bad))
@@ -264,6 +269,9 @@ class Election:
                 continue
             if ttl <= 0:
                 reign.end("its lease ran out")
+                return
+            if key is None or key.created != won.revision:
+                reign.end(f"somebody else has changed {self._keys.leader} in etcd")
                 return
             leadership.renewed(ttl, sent_at)
 

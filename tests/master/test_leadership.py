@@ -31,6 +31,7 @@ from wancoll.local import join_address
 from wancoll.peer.core import masters
 from wancoll.peer.core.masters import Masters
 from wancoll.wire import messages as m
+from wancoll_master import election
 from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.core.leadership import SAFETY, Leadership
 from wancoll_master.core.ready import Announce, Broadcast, Close, Former, Held, Persist, Ready, Record, Send, Used
@@ -885,6 +886,90 @@ async def test_a_higher_term_than_etcd_knows(etcd: chaos.Etcd) -> None:
         assert "may come back" in (await peer.expect(m.Joined)).reason
         for each in connect.peers:
             each.stream.socket.close()
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("gone", ["leader", ""], ids=["the leader's key", "all keys"])
+async def test_who_leads_while_its_key_is_deleted_steps_down_before_another_leads(
+    etcd: chaos.Etcd, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """The lease lives: the key is gone for another reason."""
+    led: list[tuple[Server, bool, int]] = []
+    seen = trio.Event()
+    lead, step_down, stand_by = Server.lead, Server.step_down, Server.stand_by
+
+    def stands_by(self: Server, leader: str, term: int, *, wait: bool) -> None:
+        if leader:
+            seen.set()
+        stand_by(self, leader, term, wait=wait)
+
+    def leads(self: Server, store: Any, *what: Any, **more: Any) -> None:
+        led.append((self, True, store.facts.term))
+        lead(self, store, *what, **more)
+
+    def stops(self: Server, reason: str, heard: int = 0) -> None:
+        if self.state is not None:
+            led.append((self, False, self.state.term))
+        step_down(self, reason, heard)
+
+    monkeypatch.setattr(Server, "lead", leads)
+    monkeypatch.setattr(Server, "step_down", stops)
+    monkeypatch.setattr(Server, "stand_by", stands_by)
+    async with rivals(etcd.url) as found, Etcd(Access([etcd.url]), 5.0) as client:
+        for _ in range(2):
+            await found.start()
+        with trio.fail_after(30):
+            await seen.wait()
+            for entry in await client.under(f"{found.prefix}{gone}"):
+                await client.txn([], [delete(entry.key)], [])
+            while len(led) < 3:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        (first, *_), *others = led
+        assert [(what, term) for _, what, term in led] == [(True, 1), (False, 1), (True, 2)]
+        assert others[0][0] is first
+
+
+async def test_a_standby_waits_for_a_lease_that_lives_and_where_all_is_lost_for_as_long(
+    etcd: chaos.Etcd, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that the test moves, and an etcd that says what the test wants."""
+    said: dict[str, Any] = {}
+
+    class Says(Etcd):
+        async def get(self, key: str) -> Entry | None:
+            return said.get(key)
+
+        async def lives(self, lease: str) -> bool:
+            return lease in said
+
+        async def grant(self, ttl: int) -> Lease:
+            return Lease("1", ttl)
+
+        async def txn(self, *what: Any) -> TxnAnswer:
+            return TxnAnswer(True, 9, [])
+
+    now = [100.0]
+    monkeypatch.setattr(election, "_clock", lambda: now[0])
+    config, keys = EtcdConfig(etcd.url, "w/", TTL), Keys("w/")
+    async with server() as (found, _), Says(Access([etcd.url]), 5.0) as client:
+        one = election.Election(config, found, "me:1")
+        numbers = Entry(keys.facts, text(Numbers(7, 8, 9, 10)), 1, 4)
+        said |= {keys.leader: Entry(keys.leader, text(Leader("it:1", 7, "x")), 3, 3, "77"), keys.facts: numbers}
+        assert not await one._look(client)
+        said |= {keys.leader: None, "77": True}
+        assert not await one._look(client), "its lease lives"
+        del said["77"]
+        assert await one._look(client)
+        won = await one._campaign(client)
+        assert won is not None
+        assert (won.numbers.term, won.lost_facts) == (8, False)
+        said[keys.facts] = None
+        now[0] += TTL - 0.1
+        assert await one._campaign(client) is None, "etcd has lost all, and its leader may not know"
+        now[0] += 0.1
+        won = await one._campaign(client)
+        assert won is not None
+        assert (won.numbers.term, won.lost_facts) == (8, True)
 
 
 @pytest.mark.parametrize(

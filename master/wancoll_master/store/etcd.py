@@ -34,12 +34,13 @@ class EtcdError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value and revisions."""
+    """A key's value and revisions, and the lease with which it ends; "": none."""
 
     key: str
     value: str
     created: int
     modified: int
+    lease: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,10 @@ class Etcd:
         """Renew; returns the seconds that it holds from now on, 0 if there is no such lease any more."""
         return await self._ask("lease/keepalive", {"ID": lease}, lambda answer: float(answer["result"].get("TTL", 0)))
 
+    async def lives(self, lease: str) -> bool:
+        """Whether the lease has yet to end."""
+        return await self._ask("lease/timetolive", {"ID": lease}, lambda answer: float(answer.get("TTL", 0)) >= 0)
+
     async def revoke(self, lease: str) -> None:
         """End a lease, and with it its keys."""
         await self._ask("lease/revoke", {"ID": lease}, lambda answer: None)
@@ -324,7 +329,7 @@ def _entry(found: dict[str, Any]) -> Entry:
             "to etcd, and delete it"
         ) from bad
     value = base64.b64decode(found.get("value", "")).decode(errors="replace")
-    return Entry(key, value, int(found["create_revision"]), int(found["mod_revision"]))
+    return Entry(key, value, int(found["create_revision"]), int(found["mod_revision"]), str(found.get("lease", "")))
 
 
 def _txn_answer(answer: dict[str, Any]) -> TxnAnswer:
