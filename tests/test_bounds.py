@@ -175,6 +175,7 @@ BOUNDS = {
     "wancoll/peer/core/links.py: MemberLinks.links": "two for each member of the epoch",
     "wancoll/peer/core/links.py: MemberLinks.needed": "two for each member of the epoch",
     "wancoll/peer/core/masters.py: Masters.addresses": "the option's",
+    "wancoll/peer/core/masters.py: Masters.met": "the option's addresses, and those of leaders of the same origin",
     "wancoll/peer/core/op.py: Op.live": "attempts in the engine",
     "wancoll/peer/core/p2p.py: P2P._asked": "group_members",
     "wancoll/peer/core/p2p.py: P2P._up": "group_members",

@@ -161,7 +161,7 @@ class Election:
             leader = read(entry, Leader)
             address, term = leader.address, leader.term
             self._lease, self._seen_at, self._heard = entry.lease, _clock(), max(self._heard, term)
-        self._server.stand_by(address, term, wait=True)
+        self._server.stand_by(address, term, wait=True, elected_by=self._keys.elected_by(etcd))
         if address != self._known:
             log.info("stands by", leader=address or "nobody", term=term)
         self._known = address

@@ -157,6 +157,7 @@ class Server:
             used=facts.used,
             now=trio.current_time(),
             elected=store is not self._journal,
+            elected_by=facts.elected_by,
             lost_journal=lost_facts,
             announce=self._announce,
         )
@@ -165,9 +166,9 @@ class Server:
             self.apply(event)
         self.flush()
 
-    def stand_by(self, leader: str, term: int, *, wait: bool) -> None:
+    def stand_by(self, leader: str, term: int, *, wait: bool, elected_by: str = "") -> None:
         """Tell those who ask that *leader* leads, with *term*; "": nobody does, and daemons may *wait* for who will."""
-        for conn in self._lobby.leader_is(leader, term, wait=wait):
+        for conn in self._lobby.leader_is(leader, term, wait=wait, elected_by=elected_by):
             self._close(conn, encode(self._lobby.answer))
 
     def step_down(self, reason: str, heard: int = 0) -> None:

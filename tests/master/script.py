@@ -311,6 +311,7 @@ class Script(Room):
         elif isinstance(value, m.Welcome):
             usual = {name: getattr(self.limits, name) for name in ("heartbeat_interval", "heartbeat_timeout")}
             usual |= {"protocol": PROTOCOL_VERSION, "session": value.session, "resumed": False, "heard": 0}
+            usual |= {"elected_by": ""}
         elif isinstance(value, m.Pong):
             usual |= {"heard": value.heard, "clock": value.clock}
         elif isinstance(value, m.Epoch):

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.master.lease import TTL, quick_elections
-from tests.master.test_master import PATIENT, Connect, Peer, hello
+from tests.master.test_master import PATIENT, Connect, Peer, hello, master
 from wancoll import chaos
 from wancoll.cli import status
 from wancoll.errors import ConfigError, MasterUnreachable
@@ -186,6 +187,48 @@ def test_masters_that_name_each_other_are_followed_a_few_times() -> None:
     assert {"a", "b", "c", "d"} <= set(order)
     pauses = [found.failed(away.get(found.address, "a")) for _ in range(40)]
     assert sum(pause > 0 for pause in pauses) >= 40 // (4 + masters.HINTS_PER_ROUND) - 1
+
+
+def test_another_master_that_nothing_elects_is_taken_only_where_the_followed_one_was_met() -> None:
+    found = Masters(["a", "b"])
+    assert found.refuses("journal 1") == ""
+    found.failed()
+    assert found.address == "b"
+    told = found.refuses("journal 2")
+    assert "two masters, and nothing elects one of them: b is of journal 2, a of journal 1; " in told
+    assert found.followed == "journal 1"
+    found.failed()
+    assert (found.address, found.refuses("journal 3")) == ("a", ""), "the same one, started anew without its journal"
+    found.failed()
+    assert "a of journal 3" in found.refuses("journal 2")
+    assert (found.refuses("journal 3"), found.met) == ("", {"a": "journal 3", "b": "journal 3"})
+
+
+@pytest.mark.parametrize("anew", ["journal 1", "journal 2"])
+def test_one_master_at_two_addresses_is_followed_at_both_though_it_is_started_anew(anew: str) -> None:
+    found = Masters(["a", "b"])
+    found.met |= {"a": "journal 1", "b": "journal 1"}  # it was asked
+    assert found.refuses("journal 1") == ""
+    for _ in range(4):
+        found.failed()
+        assert found.refuses(anew) == ""
+
+
+def test_masters_that_differ_are_refused_before_one_is_followed() -> None:
+    found = Masters(["a", "b", "c"])
+    found.met |= {"a": "etcd 7 under w/", "b": "etcd 8 under w/"}  # c has not answered
+    for _ in range(3):
+        assert "expected one master, or masters of one etcd" in found.refuses(found.met.get(found.address, "journal 1"))
+        found.failed()
+    assert found.followed == ""
+
+
+def test_a_leader_elsewhere_is_followed_if_the_same_etcd_elects_it() -> None:
+    found = Masters(["a"])
+    assert found.refuses("etcd 7 under w/") == ""
+    found.failed("elsewhere")
+    assert found.refuses("etcd 8 under w/") != ""
+    assert found.refuses("etcd 7 under w/") == ""
 
 
 # ---- what is held ---------------------------------------------------------------------------------------
@@ -846,6 +889,28 @@ async def rivals(url: str) -> AsyncIterator[Rivals]:
             nursery.cancel_scope.cancel()
 
 
+async def elected_by(address: str) -> str:
+    peer = await Connect(address)()
+    await peer.say(m.AskElection(PROTOCOL_VERSION))
+    answer = await peer.hear()
+    peer.stream.socket.close()
+    assert isinstance(answer, m.Welcome | m.StandsBy)
+    return answer.elected_by
+
+
+async def test_a_master_that_nothing_elects_is_known_by_its_journal(tmp_path: Path) -> None:
+    told = []
+    for journal in (str(tmp_path / "one"), str(tmp_path / "one"), str(tmp_path / "two"), "none", "none"):
+        async with master(journal="" if journal == "none" else journal) as connect:
+            told.append(await elected_by(join_address(connect.host, connect.port)))
+            peer = await connect()
+            await peer.say(hello("d"))
+            assert (await peer.expect(m.Welcome)).elected_by == told[-1]
+    assert told[0] == told[1]
+    assert len(set(told)) == 4
+    assert all(one.startswith("journal ") for one in told)
+
+
 async def test_one_leads_and_who_is_stopped_hands_over_at_once(etcd: chaos.Etcd, capsys: Any) -> None:
     async with rivals(etcd.url) as found, Etcd(Access([etcd.url]), 5.0) as client:
         terms = []
@@ -855,6 +920,9 @@ async def test_one_leads_and_who_is_stopped_hands_over_at_once(etcd: chaos.Etcd,
             answer, roles = await found.ask()
             terms.append(answer.term)
             assert sorted(role.state for role in roles) == [f"leads, term {answer.term}", "stands by"]
+            await client.get("what its id is")
+            elect = {await elected_by(address) for address in found.addresses}
+            assert elect == {f"etcd {client.cluster} under {found.prefix}"}
             leader = next(role.address for role in roles if role.state.startswith("leads"))
             other = next(address for address in found.addresses if address != leader)
             alone, _ = await found.ask(other)
@@ -898,10 +966,10 @@ async def test_who_leads_while_its_key_is_deleted_steps_down_before_another_lead
     seen = trio.Event()
     lead, step_down, stand_by = Server.lead, Server.step_down, Server.stand_by
 
-    def stands_by(self: Server, leader: str, term: int, *, wait: bool) -> None:
+    def stands_by(self: Server, leader: str, *what: Any, **more: Any) -> None:
         if leader:
             seen.set()
-        stand_by(self, leader, term, wait=wait)
+        stand_by(self, leader, *what, **more)
 
     def leads(self: Server, store: Any, *what: Any, **more: Any) -> None:
         led.append((self, True, store.facts.term))

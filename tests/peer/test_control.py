@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import pytest
@@ -177,6 +178,48 @@ async def test_a_leader_that_nobody_can_look_up_is_left_alone(
             nursery.cancel_scope.cancel()
     assert leader in reasons[0]
     assert not control.refused
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+async def test_of_two_masters_that_nothing_elects_a_daemon_obeys_one(*, at_start: bool) -> None:
+    """Where both answer at its start it ends; else it goes on to look for the one that it knows."""
+    reasons: list[str] = []
+    hellos: list[int] = []
+    over, there = trio.Event(), {0, 1} if at_start else {0}
+
+    async def master(number: int, stream: trio.SocketStream) -> None:
+        async with stream:
+            [said] = Decoder[m.FromPeer](m.FromPeer, 1 << 20).feed(await stream.receive_some())
+            if number not in there:
+                return
+            if isinstance(said, m.Hello):
+                hellos.append(number)
+                there.symmetric_difference_update({0, 1} if len(hellos) == 1 else {0})  # 0 goes, and comes back
+            answer = m.Welcome(PROTOCOL_VERSION, 1, 1.0, 5.0, 7 + number, 3, elected_by=f"journal {number}")
+            await stream.send_all(encode(answer))
+
+    def lost(reason: str, *, live: bool) -> None:
+        reasons.append(reason)
+        if len(reasons) == 3:
+            over.set()
+
+    listeners = [(await trio.open_tcp_listeners(0, host="127.0.0.1"))[0] for _ in range(2)]
+    addresses = [join_address(*one.socket.getsockname()[:2]) for one in listeners]
+    with socket.create_server(("127.0.0.1", 0)) as lanes, trio.fail_after(20):
+        some = "d", 1, [], lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat
+        control = Control(PeerConfig(master=",".join(addresses)), *some)
+        async with trio.open_nursery() as nursery:
+            for k, listener in enumerate(listeners):
+                nursery.start_soon(trio.serve_listeners, partial(master, k), [listener])
+            if at_start:
+                await control.run()
+            else:
+                nursery.start_soon(control.run)
+                await over.wait()
+            nursery.cancel_scope.cancel()
+    told = [reason.startswith("two masters, and nothing elects one of them: ") for reason in reasons]
+    assert (hellos, told) == (([0], [True]) if at_start else ([0, 1, 0], [False, True, False]))
+    assert control.refused == (reasons[0] if at_start else "")
 
 
 async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, WITHOUT_END
 from wancoll.local import split_address, split_addresses
+from wancoll.net.ask import ask
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
 from wancoll.net.enroll import Refused, Wallet, WrongMaster
@@ -198,6 +200,9 @@ class Control:
         try:
             with trio.fail_after(patience):
                 tls = await self._tls(address, patience)
+            if len(self._masters.addresses) > 1 and not self._masters.followed:
+                await self._ask_all(patience)
+            with trio.fail_after(patience):
                 raw = (await dial([address], patience, near_only=self._config.near_only)).socket
                 local_host = raw.getsockname()[0]
                 sock, most = socket.socket(fileno=raw.detach()), limits.message_bytes * 16
@@ -255,6 +260,22 @@ class Control:
             self._stream = None
             if stream is not None:
                 stream.close()
+
+    async def _ask_all(self, patience: float) -> None:
+        """What elects the masters at all addresses. Who does not answer in time is not waited for."""
+        papers = self._wallet.papers if self._wallet is not None else None
+
+        async def look(address: str) -> None:
+            some = split_address(address), m.AskElection(PROTOCOL_VERSION), m.FromMaster
+            with contextlib.suppress(ConfigError, ProtocolError, OSError):
+                answer = await in_thread(partial(ask, *some, timeout=patience, who=address, papers=papers))
+                if isinstance(answer, m.Welcome | m.StandsBy) and answer.elected_by:
+                    self._masters.met[address] = answer.elected_by
+
+        self._masters.met.clear()
+        async with trio.open_nursery() as nursery:
+            for address in self._masters.addresses:
+                nursery.start_soon(look, address)
 
     async def _tls(self, address: str, patience: float) -> Tls | None:
         """To dial with, after a certificate was got where there is none that is good.
@@ -406,6 +427,9 @@ class Control:
                 if isinstance(message, m.Welcome):
                     if message.term < self.term:  # R6
                         return f"an old master answers: its term is {message.term}, {self.term} was seen"
+                    if refusal := self._masters.refuses(message.elected_by):
+                        self.refused = "" if self._masters.followed else refusal
+                        return refusal
                     welcome.deadline, self._welcomed_at = float("inf"), self._heard_at
                     self._vouching.answered()
                     if message.master != self.master:

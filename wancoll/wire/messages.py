@@ -649,6 +649,12 @@ class Hello(Message, frozen=True):
     ended: Annotated[list[Bits], Meta(max_length=256)] = []  # incarnations whose processes have ended, on its machine
 
 
+class AskElection(Message, frozen=True):
+    """What elects this master? Asked before Hello by a daemon with several addresses. Welcome answers, or StandsBy."""
+
+    protocol: int
+
+
 class Join(Message, frozen=True):
     """A client of this daemon asks to become *member* of *group*."""
 
@@ -984,6 +990,7 @@ FromPeer = (
     | ProbeResult
     | LinkReport
     | StatusRequest
+    | AskElection
     | Evict
     | AskToLeave
     | Arm
@@ -1005,6 +1012,7 @@ class Welcome(Message, frozen=True):
     session: Number = 0  # names this connection, should it break
     resumed: bool = False  # Hello.session goes on: both say again what the other has not heard
     heard: Number = 0  # messages that the master took in over it (wire/kept.py)
+    elected_by: Text = ""  # an etcd and its prefix; where nothing elects the master, its journal (R6)
 
 
 class Pong(Message, frozen=True):
@@ -1175,6 +1183,7 @@ class StandsBy(Message, frozen=True):
 
     leader: Annotated[str, Meta(max_length=300)]
     term: Number  # of the leader; 0: not known
+    elected_by: Text = ""  # Welcome.elected_by of whoever leads; "": not known
 
 
 class Bye(Message, frozen=True):

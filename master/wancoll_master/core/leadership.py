@@ -61,9 +61,9 @@ class Lobby:
         self._waiting: dict[int, Received] = {}
         self.answer = m.StandsBy("", 0)
 
-    def leader_is(self, leader: str, term: int, *, wait: bool) -> list[int]:
+    def leader_is(self, leader: str, term: int, *, wait: bool, elected_by: str = "") -> list[int]:
         """Take in who leads ("": nobody) and whether that will be known soon; returns connections to send away."""
-        self.answer = m.StandsBy(leader, term)
+        self.answer = m.StandsBy(leader, term, elected_by)
         self._open = wait and not leader
         return [] if self._open else [event.conn for event in self.empty()]
 

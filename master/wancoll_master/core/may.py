@@ -64,6 +64,7 @@ TABLE: dict[type, Rule] = {
     m.P2PDone: _OF_A_GROUP,
     m.ProbeResult: _OF_A_GROUP,
     m.StatusRequest: Rule(("peer", "observer", "chaos")),  # the answer tells of its groups alone
+    m.AskElection: _OF_A_DAEMON,
     m.Arm: Rule(("chaos",)),
     m.Evict: Rule((), _its_group),
     m.AskToLeave: Rule((), _its_group),

@@ -102,6 +102,7 @@ def new_state(
     used: dict[str, Used] | None = None,
     now: float = 0.0,
     elected: bool = False,
+    elected_by: str = "",
     lost_journal: bool = False,
     announce: Sequence[str] = (),
 ) -> State:
@@ -121,6 +122,7 @@ def new_state(
         rejoin_until=now + limits.rejoin_grace,
         alone={name: now + one.alone for name, one in (used or {}).items() if one.former},
         elected=elected,
+        elected_by=elected_by,
         lost_journal=lost_journal,
         announce=tuple(announce),
     )
@@ -209,6 +211,10 @@ def _first_message(step: Step, event: Received) -> None:
         raise ProtocolError("introduces itself twice", got="Hello")
     if isinstance(message, m.StatusRequest):
         _status(step, event, message)
+        step.close(conn, "")
+    elif isinstance(message, m.AskElection):
+        _check_protocol(message.protocol)
+        step.ready.answers.append(Send(conn, presence.welcome(step, None)))
         step.close(conn, "")
     elif isinstance(message, m.Evict):
         _check_protocol(message.protocol)

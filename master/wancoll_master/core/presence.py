@@ -71,12 +71,13 @@ def heard(step: Step, daemon: Daemon, message: m.FromPeer, *, counts: bool) -> N
         step.record(None, "refused", text, kept=newcomer)
 
 
-def welcome(step: Step, daemon: Daemon, *, resumed: bool = False) -> m.Welcome:
-    """The answer to its Hello."""
+def welcome(step: Step, daemon: Daemon | None, *, resumed: bool = False) -> m.Welcome:
+    """The answer to its Hello; None: to somebody who only asks."""
     limits, state = step.limits, step.state
     times = limits.heartbeat_interval, limits.heartbeat_timeout
-    heard = daemon.heard if resumed else 0
-    return m.Welcome(PROTOCOL_VERSION, state.term, *times, state.identity, daemon.conn, resumed, heard)
+    session, heard = (daemon.conn, daemon.heard if resumed else 0) if daemon is not None else (0, 0)
+    told = PROTOCOL_VERSION, state.term, *times, state.identity, session, resumed, heard
+    return m.Welcome(*told, state.elected_by)
 
 
 # ---- a connection breaks ----------------------------------------------------------------------------

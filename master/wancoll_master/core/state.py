@@ -436,6 +436,7 @@ class State:
     # Groups of which all were lost, or of earlier masters: until then their members, who are in used, may go on (C8).
     alone: dict[str, float] = field(default_factory=dict)
     elected: bool = False  # it leads by a lease; its term is not its own to raise
+    elected_by: str = ""  # Welcome's
     lost_journal: bool = False  # daemons knew a master that the journal does not
     missing: dict[tuple[str, int], m.Evicted] = field(
         default_factory=dict

@@ -169,6 +169,7 @@ class Etcd:
         self._access, self._endpoints = access, list(access.endpoints)
         self.timeout = timeout
         self._at = 0
+        self.cluster = ""  # its id, as it said last
         self._token = ""  # of the user; etcd forgets it after a while
         self._context = access.context()
         # No proxies of the environment: what decides who leads is not to depend on them.
@@ -189,7 +190,9 @@ class Etcd:
                 with trio.fail_after(self.timeout):
                     response = await self._post(endpoint, path, body)
                 if response.status_code == httpx.codes.OK:
-                    return read(response.json())
+                    answer = response.json()
+                    self.cluster = str(answer.get("header", {}).get("cluster_id", self.cluster))
+                    return read(answer)
                 reasons.append(f"{endpoint}: {response.status_code} {response.text[:300]}")
             except (trio.TooSlowError, httpx.TimeoutException):
                 reasons.append(f"{endpoint}: no answer within {self.timeout:.2g} s")

@@ -10,7 +10,7 @@ deposed leader writes nothing, and of a write that was tried again nothing comes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -65,6 +65,10 @@ class Keys:
     def groups(self) -> str:
         """Prefix of a key for each group."""
         return f"{self.prefix}groups/"
+
+    def elected_by(self, etcd: Etcd) -> str:
+        """Welcome.elected_by, once *etcd* has answered."""
+        return f"etcd {etcd.cluster} under {self.prefix}"
 
 
 class Unreadable(EtcdError):
@@ -141,7 +145,7 @@ class EtcdStore:
         self._kept: dict[str, str | None] = {}  # the same, of others; None: to be deleted
         self._whole: list[dict[str, Any]] = []  # the same: all in one transaction, or none of it
         self._wake = trio.Event()
-        self.facts = Facts(numbers.term, numbers.epoch, numbers.mid, {})
+        self.facts = Facts(numbers.term, numbers.epoch, numbers.mid, {}, keys.elected_by(etcd))
         self.asked = self.written = 0
 
     async def load(self) -> None:
@@ -167,7 +171,7 @@ class EtcdStore:
             changes = [delete(self._keys.groups + name) for name in old[i : i + _GROUPS_PER_WRITE]]
             await self._etcd.txn([created(self._keys.leader, self._leading_since)], changes, [])
         kept = {name: used[name] for name in list(used)[-GROUPS_KEPT:]}
-        self.facts = Facts(self.facts.term, self.facts.highest_epoch, self.facts.next_mid, kept)
+        self.facts = replace(self.facts, used=kept)
 
     def persist(self, what: Persist) -> None:
         """See Store."""

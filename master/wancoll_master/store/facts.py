@@ -54,12 +54,13 @@ def used_from(numbers: Sequence[object], voids: str, former: str) -> Used:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a master starts from. term is its own, above all that were before."""
+    """What a master starts from. term is its own, above all that were before; elected_by is Welcome's."""
 
     term: int
     highest_epoch: int
     next_mid: int
     used: dict[str, Used]  # by group, oldest epoch first
+    elected_by: str = ""
 
 
 class Store(Protocol):

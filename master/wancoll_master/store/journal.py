@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import sqlite3
 from collections.abc import Collection
 from typing import Any
@@ -100,8 +101,9 @@ class Journal:
             used = dict(map(_group, rows))
             self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
             highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
-            self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used)
-            self._write({"format": FORMAT, "term": self.facts.term})
+            id = known.setdefault("id", secrets.randbits(60))
+            self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used, f"journal {id:x}")
+            self._write({"format": FORMAT, "term": self.facts.term, "id": id})
         if missed:
             log.warning("the journal had missed epochs, and knows no group now", journal=self._path)
             self._mark(_WHOLE)

@@ -23,6 +23,8 @@ class Masters:
         self._at = 0
         self._named = ""  # by a standby, tried now and none of the above
         self._failed = ""  # last
+        self.followed = ""  # what elects the master that this daemon follows; "": none yet
+        self.met: dict[str, str] = {}  # by address: what elects those that answered there
         self._begin()
 
     def _begin(self) -> None:
@@ -50,6 +52,18 @@ class Masters:
     def welcomed(self) -> None:
         """The one at *address* leads: tries begin anew when it is lost."""
         self._begin()
+
+    def refuses(self, elected_by: str) -> str:
+        """Why the master at *address* is not followed; "": it is, from now on (R6)."""
+        at, known = self.address, self.followed
+        others = [f"{where} of {by}" for where, by in self.met.items() if by != elected_by]
+        if others and known != elected_by and (not known or self.met.get(at) != known):
+            return (
+                f"two masters, and nothing elects one of them: {at} is of {elected_by}, {', '.join(others)}; "
+                "expected one master, or masters of one etcd; start them with --etcd, or name one alone in --master"
+            )
+        self.followed = self.met[at] = elected_by
+        return ""
 
     def failed(self, hint: str = "") -> float:
         """The try, or the connection, is over; chooses the next one.
