@@ -36,7 +36,7 @@ def bench_diloco(
     step: float = 0.1,
     every: int = 50,
     rounds: int = 4,
-    codecs: Annotated[tuple[str, ...], Parameter(negative=())] = ("int8", "none"),
+    codecs: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = ("int8", "none"),
 ) -> int:
     """Train with outer steps, in fragments under way and plain, and print tokens per second beside compute alone.
 

@@ -35,7 +35,7 @@ class Point:
 @app.default
 def bench_lanes(
     *,
-    lanes: Annotated[tuple[int, ...], Parameter(negative=())] = (1, 2, 4, 8, 16, 32, 64, 128),
+    lanes: Annotated[tuple[int, ...], Parameter(negative=(), consume_multiple=True)] = (1, 2, 4, 8, 16, 32, 64, 128),
     delay: str = "40ms",
     buffer: int = 32 * KIB,
     each: int = MIB,
@@ -45,7 +45,7 @@ def bench_lanes(
     """Measure an all-reduce of two ranks with each number of lanes. Exit code 1 if a value was wrong.
 
     Args:
-        lanes: connections between the two.
+        lanes: connections between the two, as in --lanes 1 4 16.
         delay: one way. The link itself has no limit.
         buffer: bytes of each socket's buffers, which bound what is on its way.
         each: bytes of the tensor for each lane, so that every point takes about as long.

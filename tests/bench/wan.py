@@ -91,13 +91,15 @@ def payload(size: int, ranks: int) -> float:
 @app.default
 def bench_wan(
     *,
-    ranks: Annotated[tuple[int, ...], Parameter(help="Numbers of ranks.", negative=())] = (2, 4),
+    ranks: Annotated[
+        tuple[int, ...], Parameter(help="Numbers of ranks, as in --ranks 2 4 8.", negative=(), consume_multiple=True)
+    ] = (2, 4),
     losses: Annotated[tuple[str, ...], Parameter(name="--loss", negative=())] = ("0", "0.1%"),
     delay: str = "40ms",
     rate: str = "500Mbit",
     congestion_control: str = "",
     rounds: int = 3,
-    contenders: Annotated[tuple[str, ...], Parameter(negative=())] = (WANCOLL, GLOO, *RINGS),
+    contenders: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = (WANCOLL, GLOO, *RINGS),
     perf: bool = True,
     in_flight: int = 4,
     as_json: Annotated[str, Parameter(name="--json")] = "",
