@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.model.question import EXTRA, Question, column_names, shown
+from wancoll.cli.model.question import EXTRA, Question, column_names, print_columns, shown
 from wancoll.errors import ConfigError
 from wancoll.limits import format_size
 from wancoll.options import between, check_picture
@@ -243,13 +243,12 @@ def _print_table(columns: list[str], rows: list[Row]) -> None:
     varies_world = len(rows) == 1 or rows[0].world != rows[1].world
     title = format_size(rows[0].size) + (f", K = {rows[0].world}" if len(rows) == 1 else "")
     print(f"\n{title if varies_world else f'K = {rows[0].world}'}")
-    widths = [max(12, len(name) + 2) for name in columns]
-    heads = "".join(f"{name:>{width}}" for name, width in zip(columns, widths, strict=True))
-    print(f"{'K' if varies_world else 'size':>8}{heads}" + ("  winner" if rows[0].times else ""))
-    for row in rows:
-        values = {**row.times, **row.extra}
-        cells = "".join(f"{shown(name, values[name]):>{width}}" for name, width in zip(columns, widths, strict=True))
-        print(f"{row.world if varies_world else format_size(row.size):>8}{cells}  {row.winner}".rstrip())
+    left = [f"{row.world if varies_world else format_size(row.size):>8}" for row in rows]
+    values = [{**row.times, **row.extra} for row in rows]
+    table = [[name, *(shown(name, each[name]) for each in values)] for name in columns]
+    winners = ["winner", *(row.winner for row in rows)]
+    table += [[f"{name:<{max(10, *map(len, winners))}}" for name in winners]] if rows[0].times else []
+    print_columns([f"{'K' if varies_world else 'size':>8}", *left], table, least=12)
 
 
 def _print_crossings(pair: tuple[str, str], crossings: dict[int, float | None], question: Question) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from wancoll.schedule.cost import HALVED, LinkCost, Sites, crossover, lower_bound, seconds
 from wancoll.schedule.training import all_reduce_twice
 from wancoll.units import format_bytes, format_rate
 
+WIDTH = 80  # of a terminal
 EXTRA = {
     "bound": "the least time, of bytes that every member has to receive whatever the algorithm",
     "bytes": "these bytes",
@@ -73,6 +75,17 @@ def column_names(kind: str, algorithms: tuple[str, ...]) -> list[str]:
     names = [name for name in algorithms if kind == "all_reduce" or name in HALVED]
     extra = EXTRA if kind == "all_reduce" else ("bound", "bytes")
     return [*names, *extra, *(f"{name}/bound" for name in names)]
+
+
+def print_columns(left: Sequence[str], columns: Iterable[Sequence[str]], least: int = 0) -> None:
+    """Print the *columns*, heads first, beside *left*: in blocks, one below the other, of at most WIDTH characters."""
+    blocks: list[list[str]] = []
+    for cells in columns:
+        width = max(least, *(len(cell) + 2 for cell in cells))
+        if not blocks or len(blocks[-1][0]) + width > WIDTH:
+            blocks.append(list(left))
+        blocks[-1] = [f"{line}{cell:>{width}}" for line, cell in zip(blocks[-1], cells, strict=True)]
+    print("\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks))
 
 
 def shown(column: str, value: float) -> str:
