@@ -86,6 +86,15 @@ class MasterConfig:
             "'none': kept in memory, and what had been decided is forgotten with the master."
         ),
     ] = ""
+    first: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="There was no master before this one: groups form at once. A master that finds no journal may have "
+            "lost it, so without this option it waits for --rejoin-grace for members of an earlier one to report. For "
+            "a start by hand; never in a unit or a pod, which may be started again without its files.",
+        ),
+    ] = False
     etcd: Annotated[EtcdConfig | None, Flat] = None
     advertise: Annotated[
         str,

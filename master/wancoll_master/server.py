@@ -104,7 +104,9 @@ class Server:
 
     def __init__(self, config: MasterConfig, journal: Journal, gate: Gate | None = None) -> None:
         self._limits, self._gate = config.limits, gate
-        self._journal, self._announce = journal, config.announce
+        self._journal, self._announce, self._first = journal, config.announce, config.first
+        self._elected = True  # until it leads by the journal alone
+        self._unwritable = Sparing()
         self._failpoints = Failpoints(config.failpoint_token)
         self._telling: set[str] = set()  # fault injection: what the next flush tells, "commit" or "epoch"
         self._store: Store = journal
@@ -146,7 +148,7 @@ class Server:
         *lost_facts*: the store has lost what earlier masters had written.
         """
         facts = store.facts
-        self._store, self._reign = store, reign
+        self._store, self._reign, self._elected = store, reign, store is not self._journal
         self._statuses.clear()
         self.state = membership.new_state(
             self._limits,
@@ -156,9 +158,10 @@ class Server:
             next_mid=facts.next_mid,
             used=facts.used,
             now=trio.current_time(),
-            elected=store is not self._journal,
+            elected=self._elected,
             elected_by=facts.elected_by,
-            lost_journal=lost_facts,
+            holds=facts.none and not self._first,
+            lost_journal=lost_facts or facts.lost,
             announce=self._announce,
         )
         self._send_away()  # who came while tokens were not known here
@@ -204,8 +207,17 @@ class Server:
         log.warning("the master starts over", why=why)
         self._awake_at = trio.current_time()
         self.step_down(why)
-        if self._store is self._journal:
-            self._write(self._journal.begin_term)
+        self._lead_again()
+
+    def _lead_again(self) -> None:
+        """Where no other master can lead: under the next term, as soon as that is written (R9)."""
+        if self._elected:
+            return
+        try:
+            self._journal.begin_term()
+        except sqlite3.Error as bad:
+            self._cannot_write(bad)
+        else:
             self.lead(self._journal)
 
     def _stood_still(self) -> str:
@@ -216,6 +228,8 @@ class Server:
         while True:
             if self._overslept():
                 self._start_over(self._stood_still())
+            elif self.state is None:
+                self._lead_again()
             self._awake_at = trio.current_time()
             await trio.sleep(self._limits.heartbeat_interval / 2)
 
@@ -306,7 +320,11 @@ class Server:
                 self._write(partial(self._journal.add, event))
         if ready.persist is not None:
             self._failpoints.hit("before_persist")
-            self._write(partial(self._store.persist, ready.persist))
+            try:
+                self._write(partial(self._store.persist, ready.persist))
+            except OSError as bad:
+                self.step_down(f"the journal can be neither written nor marked as one that missed a write: {bad}")
+                return
         self._closing.update(close.conn for close in ready.closes)
         if self._store.written == self._store.asked:
             self._tell(ready)
@@ -413,7 +431,11 @@ class Server:
         try:
             write()
         except sqlite3.Error as bad:
-            log.error("the journal cannot be written; a restart of the master may forget", reason=str(bad))
+            self._cannot_write(bad)
+
+    def _cannot_write(self, bad: sqlite3.Error) -> None:
+        leads = "the next master takes it for lost" if self.state is not None else "this master leads again once it can"
+        self._unwritable.say(log.error, f"the journal cannot be written; {leads}", reason=str(bad))
 
     def _status_now(self, state: State, ask: SendStatus) -> bytes:
         """The frame for whoever asks: what is so now, also what it has just brought about, if that takes little time.

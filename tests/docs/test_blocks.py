@@ -45,7 +45,7 @@ RUN_BY = {
     ("docs/examples.md", "$ python -m wancoll.examples.zero1"): "torch/test_examples.py",
     ("docs/examples.md", "wancoll demo torch"): "cli/test_demo_torch.py",
     ("docs/quickstart.md", "import time"): f"docs/{HERE}",
-    ("docs/quickstart.md", "wancoll master &"): f"docs/{HERE}",
+    ("docs/quickstart.md", "wancoll master --first &"): f"docs/{HERE}",
     ("docs/quickstart.md", "kill -9 %4"): f"docs/{HERE}",
     ("docs/testing.md", "import numpy as np"): f"docs/{HERE}",
     ("docs/torch.md", 'torch.distributed.init_process_group("wancoll")  # in place of "gloo"; CPU and CUDA tensors'): (
@@ -305,7 +305,7 @@ def test_the_quickstart_as_somebody_types_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(train.replace("time.sleep(0.1)", f"time.sleep(1 if {waits} else 0.01)"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    begin = the(page, "wancoll master &").text
+    begin = the(page, "wancoll master --first &").text
     assert "127.0.0.1:7400" in begin
     typed = f"""
 trap 'kill -9 $(jobs -p); exit 1' TERM

@@ -240,6 +240,36 @@ def test_the_journal_is_lost_too(cluster: Cluster) -> None:
     close_all(comms)
 
 
+@pytest.mark.check
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_journal_is_lost_and_a_daemon_that_never_saw_a_master_comes_first(secure: bool) -> None:
+    """No second group beside the one that runs: its name waits for reports."""
+    group, options = new_group(), OPTIONS | {"master_args": [f"--rejoin-grace={2 * BUSY}"]}
+    with Cluster(2, secure=secure, **options) as cluster:
+        comms = join(cluster, range(2), group=group)
+        before = reduce_all(comms, range(2))
+        cluster.kill_master()
+        for i in range(2):
+            cluster.pause(i)  # their way to the master is a longer one
+        cluster.start_master(lose_journal=True)
+        fresh = cluster.add_peer()
+        late = Background(lambda _: cluster.connect(fresh, group=group, name="m2", start_world=2), 1)
+        wait_joining(cluster, group, "m2")
+        [waits] = [found.waiting_for for found in cluster.status().groups if found.name == group]
+        assert "waits for members of an earlier one" in waits
+        for i in range(2):
+            cluster.resume(i)
+        after = reduce_all(comms, range(2))
+        assert before[0].receipt is not None
+        assert after[0].receipt is not None
+        assert after[0].receipt.epoch == before[0].receipt.epoch
+        updates = Background(lambda k: attempt(comms[k].update_membership), 2)
+        assert all(outcome.error is None for outcome in updates.results())
+        comms += late.results()
+        reduce_all(comms, range(PEERS))
+        close_all(comms)
+
+
 def test_a_joiner_that_waits_is_not_forgotten(cluster: Cluster) -> None:
     group = new_group()
     comms = join(cluster, range(2), group=group)

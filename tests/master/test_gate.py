@@ -94,7 +94,7 @@ async def secure(folder: Path, **config: Any) -> AsyncIterator[Master]:
     tokens: list[str] = []
     more = {"secure": True, "state": str(folder / "state"), "journal": str(folder / "journal"), "limits": PATIENT}
     async with trio.open_nursery() as nursery:
-        found = MasterConfig(**{"listen": "127.0.0.1:0", **more, **config})
+        found = MasterConfig(**{"listen": "127.0.0.1:0", "first": True, **more, **config})
         (address, *_) = await nursery.start(serve, found, tokens.append)
         with trio.fail_after(50):
             yield Master(address, folder, tokens[0] if tokens else "")

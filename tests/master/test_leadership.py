@@ -283,7 +283,7 @@ class Told:
 async def server(**limits: Any) -> AsyncIterator[tuple[Server, Connect]]:
     """One that stands by."""
     journal = Journal("")
-    found = Server(MasterConfig(limits=replace(PATIENT, **limits)), journal)
+    found = Server(MasterConfig(limits=replace(PATIENT, **limits), first=True), journal)
     try:
         async with trio.open_nursery() as nursery:
             [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -852,7 +852,7 @@ class Rivals:
         self._ended: list[trio.Event] = []
 
     async def start(self) -> str:
-        config = MasterConfig(listen="127.0.0.1:0", etcd=self._config)
+        config = MasterConfig(listen="127.0.0.1:0", etcd=self._config, first=True)
         scope, ended = trio.CancelScope(), trio.Event()
 
         async def run(task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
@@ -951,7 +951,7 @@ async def test_a_higher_term_than_etcd_knows(etcd: chaos.Etcd) -> None:
         peer = await connect()
         await peer.say(told(hello("d"), 40, 99), m.Join("g", "me", 1, 1))
         assert (await peer.expect(m.Welcome)).term == 41
-        assert "may come back" in (await peer.expect(m.Joined)).reason
+        assert "members of an earlier one" in (await peer.expect(m.Joined)).reason
         for each in connect.peers:
             each.stream.socket.close()
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import shutil
 import socket
 import sqlite3
 import struct
@@ -27,9 +28,10 @@ from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
 from wancoll.wire.framing import Decoder, encode
 from wancoll_master.config import MasterConfig
-from wancoll_master.core.ready import Persist, Used, encode_for_each
+from wancoll_master.core.ready import JUMP, Persist, Used, encode_for_each
 from wancoll_master.serve import serve
 from wancoll_master.store import journal as journal_module
+from wancoll_master.store.facts import Facts
 from wancoll_master.store.journal import Journal
 
 # The master commits: these daemons answer no Abort, and are away without a word that their members commit nothing.
@@ -111,7 +113,7 @@ async def master(limits: Limits = PATIENT, **config: Any) -> AsyncIterator[Conne
     """A running master; its clients' connections are closed before it stops."""
     async with trio.open_nursery() as nursery:
         (address, *_) = await nursery.start(
-            serve, MasterConfig(**{"listen": "127.0.0.1:0", "limits": limits, **config})
+            serve, MasterConfig(**{"listen": "127.0.0.1:0", "limits": limits, "first": True, **config})
         )
         connect = Connect(address)
         try:
@@ -589,7 +591,7 @@ def test_the_journal_keeps_the_newest_events(monkeypatch):
 
 
 def test_a_journal_on_a_full_disk_is_named(tmp_path):
-    says = f"{tmp_path}/journal: the journal cannot be used; .* File too large"
+    says = f"{tmp_path}/journal: the journal cannot be used; .* disk I/O error"
     with full_disk(), pytest.raises(ConfigError, match=says):
         Journal(str(tmp_path / "journal"))
 
@@ -618,24 +620,57 @@ def test_a_journal_that_cannot_be_used_is_a_clear_error(tmp_path, kind):
         Journal(str(path))
 
 
-def test_a_journal_that_missed_an_epoch_knows_no_group(tmp_path):
-    """An old epoch that it still has is believed no more; its numbers are, and once it has been said all is well."""
+@pytest.mark.parametrize("how", ["missed", "an older copy", "no lock beside it", "the file alone is gone"])
+def test_a_journal_that_lacks_an_epoch_knows_no_group_and_gives_no_number_again(tmp_path, how):
+    """An old epoch that it still has is believed no more; its numbers jump, once."""
     path = str(tmp_path / "journal")
     journal = Journal(path)
-    journal.persist(Persist(3, 7, 1, {"g": Used(3, frozenset({1, 2}), 5)}))
-    journal._db.execute("pragma query_only = 1")  # as on a full disk: writes fail
-    with pytest.raises(sqlite3.Error):
-        journal.persist(Persist(4, 7, 1, {"g": Used(4, frozenset({1}), 6)}))
+    assert journal.facts.none
+    journal.persist(Persist(3, 1025, 1, {"g": Used(3, frozenset({1, 2}), 5)}))
     journal.close()
-    for _ in range(2):
+    shutil.copy(path, tmp_path / "copy")
+    journal = Journal(path)
+    assert (journal.facts.term, journal.facts.lost, journal.facts.highest_epoch) == (2, False, 3)
+    with contextlib.ExitStack() as stack:
+        if how == "missed":
+            stack.enter_context(pytest.raises(sqlite3.Error))
+            stack.enter_context(full_disk())
+        journal.persist(Persist(4, 2049, 2, {"g": Used(4, frozenset({1}), 6)}))
+    journal.close()
+    if how == "an older copy":
+        shutil.copy(tmp_path / "copy", path)
+    elif how == "no lock beside it":
+        os.unlink(f"{path}.lock")
+    elif how == "the file alone is gone":
+        os.unlink(path)
+    term, highest, next_mid = {
+        "missed": (2, 3, 1025),
+        "an older copy": (2, 3, 1025),  # the newest term is the lock's
+        "no lock beside it": (2, 4, 2049),
+        "the file alone is gone": (2, 0, 1),
+    }[how]
+    for again in range(2):
         journal = Journal(path)
-        assert (journal.facts.used, journal.facts.highest_epoch, journal.facts.next_mid) == ({}, 3, 7)
+        elected_by = journal.facts.elected_by
+        facts = Facts(term + JUMP + 1 + again, highest + JUMP, next_mid + JUMP, {}, elected_by, not again)
+        assert journal.facts == facts
+        assert not journal.facts.none
         journal.close()
     journal = Journal(path)
-    journal.persist(Persist(9, 8, 1, {"g": Used(9, frozenset({1}), 6)}))
+    journal.persist(Persist(highest + JUMP + 1, 8, 1, {"g": Used(highest + JUMP + 1, frozenset({1}), 6)}))
     journal.close()
     journal = Journal(path)
-    assert journal.facts.used == {"g": Used(9, frozenset({1}), 6)}
+    assert journal.facts.used == {"g": Used(highest + JUMP + 1, frozenset({1}), 6)}
+    journal.close()
+
+
+def test_where_not_even_a_missed_write_can_be_noted_nothing_may_be_told(tmp_path):
+    journal = Journal(str(tmp_path / "journal"))
+    journal._db.execute("pragma query_only = 1")
+    os.close(journal._lock)
+    journal._lock = os.open(tmp_path / "journal.lock", os.O_RDONLY)  # as where the file system takes no change
+    with pytest.raises(OSError):
+        journal.persist(Persist(4, 7, 1))
     journal.close()
 
 

@@ -624,7 +624,7 @@ async def that_writes_later(folder: Path) -> AsyncIterator[tuple[Server, Gate, L
     rotation, store = Rotation((Authority.make(time.time()),)), Later()
     trust = SharedTrust("p/", Seal.make(str(folder / "key")), "id", rotation)
     gate, journal = Gate(str(folder / "state"), None, shared=rotation), Journal("")
-    found = Server(MasterConfig(limits=PATIENT), journal, gate)
+    found = Server(MasterConfig(limits=PATIENT, first=True), journal, gate)
     async with trio.open_nursery() as nursery:
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
         gate.address = join_address(*listener.socket.getsockname()[:2])

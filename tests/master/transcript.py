@@ -142,7 +142,7 @@ class Room:
         self.step(Received(conn, m.Hello(protocol, daemon, incarnation, where, lanes, site, "0.1.0", **knew)))
         return conn
 
-    def restart(self, *, lost: bool = False) -> None:
+    def restart(self, *, lost: bool = False, first: bool = False) -> None:
         """The master dies and is started again with its journal, or without it. Nobody is connected."""
         term, floor, next_mid = self.state.term + 1, *self.persisted
         if lost:
@@ -156,6 +156,7 @@ class Room:
             next_mid=max(1, next_mid),
             used=self.journal,
             now=self.now,
+            holds=lost and not first,
         )
         self.conns.clear()
         self.inbox.clear()

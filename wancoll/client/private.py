@@ -214,7 +214,8 @@ class PrivateMaster(_Private):
     """
 
     def __init__(self, listen: str, timeout: float = START_SECONDS) -> None:
-        command = ["master", "--listen", listen, "--journal", "none", "--end-when-unused", str(_UNUSED_SECONDS)]
+        command = ["master", "--first", "--listen", listen, "--journal", "none"]
+        command += ["--end-when-unused", str(_UNUSED_SECONDS)]
         super().__init__("master", command, b"wancoll master ready", timeout)
         self.token = next((one.removeprefix(_INVITES) for one in self.before if one.startswith(_INVITES)), "")
         self.port = int(self.said.split()[0].rpartition(":")[2])

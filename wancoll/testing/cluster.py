@@ -377,18 +377,21 @@ class Cluster:
         return 0
 
     def start_master(self, k: int = 0, *, lose_journal: bool = False) -> None:
-        """Start a master: on a free port the first time, on the same port and journal (unless it is lost) again."""
+        """Start a master: on a free port the first time, on the same port and journal (unless it is lost) again.
+
+        The first time with --first; later it waits, as masters do, for members of before to report.
+        """
         if self.master_running(k):
             raise ConfigError("the master runs already", who=f"master {k}", hint="kill_master() first")
         address = self._master_addresses[k]
-        listen = join_address(*address) if address[1] else self._keep_port()
+        listen, first = (join_address(*address), []) if address[1] else (self._keep_port(), ["--first"])
         label = f"master-{k}" if k else "master"
         journal = os.path.join(self._folder, f"journal-{k}.sqlite") if k else self.journal
         if lose_journal:
-            for end in ("", "-wal", "-shm"):
+            for end in ("", "-wal", "-shm", ".lock"):
                 pathlib.Path(journal + end).unlink(missing_ok=True)
             self._join = ""  # the master knows it no more
-        arguments = ["master", f"--listen={listen}", f"--journal={journal}", *self._master_args]
+        arguments = ["master", f"--listen={listen}", f"--journal={journal}", *first, *self._master_args]
         if self._secure:
             arguments += ["--secure", f"--state={self._authority(k)}", "--announce=127.0.0.0/8"]
             arguments += [f"--seal-key={self._folder}/seal.key"] if len(self._masters) > 1 else []

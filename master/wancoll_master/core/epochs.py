@@ -316,13 +316,13 @@ def wanted(step: Step, group: Group) -> int:
 
 def held(step: Step, group: Group) -> bool:
     """Whether the group may exist already: this master has started lately, and members may be about to report."""
-    known = step.state.lost_journal or group.name in step.state.inherited
-    return not group.members and step.now < held_until(step, group, known=known)
+    return not group.members and step.now < held_until(step.state, group.name)
 
 
-def held_until(step: Step, group: Group, *, known: bool = True) -> float:
+def held_until(state: State, name: str) -> float:
     """Until when its members of before may come back; where members commit they may even go on among themselves."""
-    return max(step.state.alone.get(group.name, -inf), step.state.rejoin_until if known else -inf)
+    known = state.holds or name in state.inherited
+    return max(state.alone.get(name, -inf), state.rejoin_until if known else -inf)
 
 
 def _alone(step: Step, master_grace: float) -> int:
@@ -353,13 +353,25 @@ def who_may_go_on(state: State, name: str, now: float) -> str:
     waits = sorted(waited_for(state, name, now).values())
     if not waits:
         return ""
-    seconds = max(state.alone[name], state.rejoin_until if name in state.inherited else -inf) - now
+    seconds = held_until(state, name) - now
     long = f"{seconds:.0f} s more" if seconds < WITHOUT_END / 2 else "without end"
     whom = ", ".join(waits[:_NAMED]) + (f" and {len(waits) - _NAMED} more" if len(waits) > _NAMED else "")
     return (
         f"{whom} of before were lost without a word, and may still run and commit: the name waits for them {long}, or "
         "until they are heard, or a daemon is started again on their machines; if you know that they have stopped, "
         f"free it at once: `wancoll evict --group {name} --all`"
+    )
+
+
+def why_held(state: State, name: str, now: float) -> str:
+    """What keeps the group's name from forming, for people; "": nothing."""
+    if alone := who_may_go_on(state, name, now):
+        return alone
+    if now >= held_until(state, name):
+        return ""
+    return (
+        f"the master has just started: for {held_until(state, name) - now:.0f} s more it waits for members of an "
+        "earlier one, which may run this group already"
     )
 
 

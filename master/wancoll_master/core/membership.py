@@ -103,10 +103,15 @@ def new_state(
     now: float = 0.0,
     elected: bool = False,
     elected_by: str = "",
+    holds: bool = False,
     lost_journal: bool = False,
     announce: Sequence[str] = (),
 ) -> State:
-    """The state of a master that starts *now*; *floor* (highest epoch used), *next_mid*, *used* are its journal's."""
+    """The state of a master that starts *now*; *floor* (highest epoch used), *next_mid*, *used* are its journal's.
+
+    *holds*: groups may run of which the journal knows nothing, so none forms before rejoin_grace is over.
+    *lost_journal*: it lacks what an earlier master told.
+    """
     identity = int.from_bytes(hashlib.blake2b(b"identity", key=secret, digest_size=8).digest(), "big") | 1
     return State(
         limits,
@@ -120,6 +125,7 @@ def new_state(
         used=dict(used or {}),
         inherited=set(used or {}),
         rejoin_until=now + limits.rejoin_grace,
+        holds=holds or lost_journal,
         alone={name: now + one.alone for name, one in (used or {}).items() if one.former},
         elected=elected,
         elected_by=elected_by,
@@ -253,8 +259,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
             why = f"daemon {hello.daemon} has seen term {hello.term}, this master's is {state.term}"
             step.ready.step_down = StepDown(clip(why), hello.term)
             return
-        state.term, state.lost_journal = hello.term + 1, True
-        step.persist()
+        rebuilding.lose_journal(step, hello.term)
     if hello.daemon not in state.daemons and len(state.daemons) >= step.limits.daemons:
         raise ProtocolError(
             "is one daemon too many for this master",
@@ -423,7 +428,7 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     group.joining.append(member)
     waits = _what_joiners_wait_for(step, group)
     if epochs.held(step, group):
-        step.alarm(epochs.held_until(step, group))
+        step.alarm(epochs.held_until(step.state, group.name))
     step.send(daemon.conn, m.Joined(group.name, member.name, mid, waits))
     step.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
     if group.rebuild is not None:
@@ -441,11 +446,7 @@ def _what_joiners_wait_for(step: Step, group: Group) -> str:
             "joiners are admitted where all members call update_membership()"
         )
     here = f"{len(group.joining)} of {epochs.wanted(step, group)} members are here to start the group"
-    if alone := epochs.who_may_go_on(step.state, group.name, step.now):
-        here += f"; {alone}"
-    elif epochs.held(step, group):
-        here += "; the master has just started, and members of an earlier one may come back"
-    return here
+    return "; ".join(filter(None, (here, epochs.why_held(step.state, group.name, step.now))))
 
 
 def _tell_what_it_waits_for(step: Step, daemon: Daemon, mid: int) -> None:
@@ -537,7 +538,7 @@ def _tick(step: Step) -> None:
     step.state.deadline = min(
         [look_again]
         + [_group_deadline(step.state, group) for group in step.state.groups.values()]
-        + [epochs.held_until(step, group) for group in step.state.groups.values() if epochs.held(step, group)]
+        + [epochs.held_until(step.state, name) for name, group in step.state.groups.items() if epochs.held(step, group)]
         + [
             at
             for group in step.state.groups.values()

@@ -196,6 +196,9 @@ class Used:
     former: dict[int, Former] = field(default_factory=dict)  # by mid: those, but who has stopped
 
 
+JUMP = 1 << 20  # epochs, ids and terms to skip where some may have been told that the store does not know (R9)
+
+
 @dataclass(slots=True)
 class Persist:
     """What a later master must know. The numbers never fall: a store keeps the highest that it was given."""

@@ -20,7 +20,7 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import borne, epochs, p2p, probing
 from wancoll_master.core.links import BAD_PAIR_SECONDS
-from wancoll_master.core.ready import Used
+from wancoll_master.core.ready import JUMP, Used
 from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned
@@ -53,6 +53,21 @@ def raise_mids(step: Step, known: int) -> None:
     if step.state.next_mid <= known <= step.state.believable:
         step.state.next_mid = known + 1
         step.persist((known // _MID_BLOCK + 1) * _MID_BLOCK + 1)
+
+
+def lose_journal(step: Step, term: int) -> None:
+    """A daemon has seen a master of this *term*: the journal that this one began with lacks what was told since."""
+    state = step.state
+    state.term = term + 1
+    if not state.lost_journal:  # else the numbers have jumped already
+        state.lost_journal = state.holds = True
+        state.floor = state.highest_epoch = max(state.floor, state.highest_epoch) + JUMP
+        for group in state.groups.values():
+            group.used = max(group.used, state.floor)
+        raise_mids(step, state.next_mid + JUMP)
+        state.rejoin_until = step.now + step.limits.rejoin_grace
+        step.alarm(state.rejoin_until)
+    step.persist()
 
 
 # ---- what members say -------------------------------------------------------------------------------
@@ -160,8 +175,7 @@ def _look_anew(rebuild: Rebuild) -> None:
 
 def _may_have_existed(step: Step, group: Group) -> bool:
     """Whether members of an earlier master may come back to the *group*, as far as this one can know."""
-    lately = step.state.lost_journal and step.now < step.state.rejoin_until
-    return bool(group.members) or lately or group.name in step.state.used
+    return bool(group.members) or epochs.held(step, group) or group.name in step.state.used
 
 
 def _terms(report: m.Report) -> tuple[object, ...]:

@@ -109,7 +109,7 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
     if not group.members:
         here = len(group.joining)
         more = f"{counted(group.start_world - here, 'more member')} to start: {here} of {group.start_world} are here"
-        return "; ".join(filter(None, (epochs.who_may_go_on(state, group.name, now), more)))
+        return "; ".join(filter(None, (epochs.why_held(state, group.name, now), more)))
     if group.current.asking is not None:
         silent = [member for member in group.members if member.mid not in group.current.asking.calls]
         return f"what {names(silent)} called at operation {group.current.asking.seq}: the members' calls differ"

@@ -432,12 +432,13 @@ class State:
     identity: int = 0  # random; tells this master from the one before
     used: dict[str, Used] = field(default_factory=dict)  # by group: from the journal, and of this term
     inherited: set[str] = field(default_factory=set)  # groups of earlier masters without an epoch under this one
-    rejoin_until: float = -inf  # until then these, or any if the journal was lost, form not anew: members may report
+    rejoin_until: float = -inf  # until then these form not anew: members may report
+    holds: bool = False  # nor does any other group: the journal may not know all that run
     # Groups of which all were lost, or of earlier masters: until then their members, who are in used, may go on (C8).
     alone: dict[str, float] = field(default_factory=dict)
     elected: bool = False  # it leads by a lease; its term is not its own to raise
     elected_by: str = ""  # Welcome's
-    lost_journal: bool = False  # daemons knew a master that the journal does not
+    lost_journal: bool = False  # it lacks what an earlier master told
     missing: dict[tuple[str, int], m.Evicted] = field(
         default_factory=dict
     )  # by group, mid: who did not report in time, oldest first

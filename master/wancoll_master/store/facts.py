@@ -54,13 +54,22 @@ def used_from(numbers: Sequence[object], voids: str, former: str) -> Used:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a master starts from. term is its own, above all that were before; elected_by is Welcome's."""
+    """What a master starts from. term is its own, above all that were before; elected_by is Welcome's.
+
+    *lost*: earlier masters told more than was found. The numbers have jumped past it, and no group is known.
+    """
 
     term: int
     highest_epoch: int
     next_mid: int
     used: dict[str, Used]  # by group, oldest epoch first
     elected_by: str = ""
+    lost: bool = False
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing says that there was a master before. There may have been one all the same."""
+        return self.term == 1
 
 
 class Store(Protocol):

@@ -15,7 +15,7 @@ import structlog
 
 from wancoll.errors import ConfigError
 from wancoll.wire.messages import EventRecord
-from wancoll_master.core.ready import Persist, Used
+from wancoll_master.core.ready import JUMP, Persist, Used
 from wancoll_master.store.facts import (
     GROUPS_KEPT,
     Counted,
@@ -27,8 +27,8 @@ from wancoll_master.store.facts import (
 
 log = structlog.get_logger("wancoll.master")
 
-FORMAT = 6
-_WHOLE, _MISSED = b"0", b"1"  # the byte beside it
+FORMAT = 7
+_TERM_DIGITS = 20  # in the lock
 EVENTS_KEPT = 10_000
 _TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
 
@@ -51,8 +51,11 @@ class Journal:
 
     What fences is synced to disk before persist() returns: once in an epoch, never for an operation. A machine that
     loses power may lose the last events, and nothing else. One master uses a file at a time: it holds a lock on
-    another one beside it, since sqlite's would keep readers of the events away. A byte in that one says that a write
-    failed: then the next term starts without the groups, as if the journal were lost, and does not believe old epochs.
+    another one beside it, since sqlite's would keep readers of the events away.
+
+    The lock holds the newest term, and nothing once a write has failed: to empty a file needs no room on the disk. A
+    journal beside an empty or newer lock has missed a write, or has lost its newest part, or is an older copy. Then the
+    next term begins without the groups, as if the journal were lost, and with numbers far above those that it knows.
 
     Args:
         path: of the file; "" or ":memory:" keeps all in memory.
@@ -94,28 +97,37 @@ class Journal:
             rows = self._db.execute(
                 "select name, epoch, mids, base, voids, alone, former from groups order by epoch"
             ).fetchall()
-            missed = self._lock is not None and os.pread(self._lock, 1, 0) == _MISSED
-            if missed:
+            term, told = known.get("term", 0), self._told(known.get("term", 0))
+            lost = told > term or (term > 0 and not told)
+            if lost:
                 self._db.execute("delete from groups")
                 rows = []
             used = dict(map(_group, rows))
             self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
-            highest, next_mid = known.get("highest_epoch", 0), known.get("next_mid", 1)
+            past = JUMP if lost else 0
+            highest, next_mid = known.get("highest_epoch", 0) + past, known.get("next_mid", 1) + past
             id = known.setdefault("id", secrets.randbits(60))
-            self.facts = Facts(known.get("term", 0) + 1, highest, next_mid, used, f"journal {id:x}")
-            self._write({"format": FORMAT, "term": self.facts.term, "id": id})
-        if missed:
-            log.warning("the journal had missed epochs, and knows no group now", journal=self._path)
-            self._mark(_WHOLE)
+            self.facts = Facts(max(term, told) + past + 1, highest, next_mid, used, f"journal {id:x}", lost)
+            numbers = {"term": self.facts.term, "highest_epoch": highest, "next_mid": next_mid}
+            self._write({"format": FORMAT, "id": id, **numbers})
+        if lost:
+            log.warning("the journal had missed epochs, or is an older one: it knows no group now", journal=self._path)
+        if self._lock is not None:
+            with contextlib.suppress(OSError):  # then the next term takes it for lost
+                os.pwrite(self._lock, b"%0*d" % (_TERM_DIGITS, self.facts.term), 0)
+                os.fsync(self._lock)
         self._db.execute("pragma synchronous = normal")
         (self._events,) = self._db.execute("select count(*) from events").fetchone()
 
-    def _mark(self, what: bytes) -> None:
-        """In place, so that it takes no room on the disk."""
-        if self._lock is not None:
-            with contextlib.suppress(OSError):
-                os.pwrite(self._lock, what, 0)
-                os.fsync(self._lock)
+    def _told(self, term: int) -> int:
+        """The newest term, by the lock; 0: a write was missed, or the lock was not beside the journal.
+
+        The journal's own *term*, where it is in memory.
+        """
+        if self._lock is None:
+            return term
+        text = os.pread(self._lock, _TERM_DIGITS, 0)
+        return int(text) if len(text) == _TERM_DIGITS and text.isdigit() else 0
 
     def _write(self, facts: dict[str, int]) -> None:
         self._db.executemany(
@@ -127,7 +139,8 @@ class Journal:
         """See Store.
 
         Raises:
-            sqlite3.Error: it could not be written.
+            sqlite3.Error: it could not be written; the next term takes the journal for lost.
+            OSError: nor could that be noted: nothing may be told that rests on it.
         """
         rows = [
             (
@@ -148,7 +161,9 @@ class Journal:
                 self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
                 self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?, ?, ?)", rows)
         except sqlite3.Error:
-            self._mark(_MISSED)
+            if self._lock is not None:
+                os.ftruncate(self._lock, 0)
+                os.fsync(self._lock)
             raise
         finally:
             self._db.execute("pragma synchronous = normal")
@@ -248,12 +263,6 @@ def _lock(path: str) -> int:
             got=f"{path}.lock is held: {bad.strerror}",
             hint="stop the other one, or choose another path with --journal",
         ) from bad
-    try:
-        if not os.pread(lock, 1, 0):
-            os.pwrite(lock, _WHOLE, 0)  # has its place on the disk from now on, also on a full one
-    except OSError as bad:
-        os.close(lock)
-        raise _unusable(path, str(bad)) from bad
     return lock
 
 
