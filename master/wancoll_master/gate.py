@@ -417,7 +417,7 @@ class Gate:
 
         Raises:
             ConfigError: another authority has signed its certificate than those that are believed now, or the token
-                that it was got with is revoked, or not known.
+                that it was got with is revoked.
         """
         if self._rotation is None:
             return
@@ -428,6 +428,13 @@ class Gate:
                 got=who.authority or "another", hint="start it with a new token: --join",
             )  # fmt: skip
         self._registry.check(who)
+        if self.settled and self._registry.adopt(who, self._clock()):
+            log.warning(
+                "not known, and so not known to be revoked: it was lost with the journal",
+                token=who.token,
+                name=who.name,
+            )
+            self._write("token", {who.token: text(self._registry.grants[who.token])})
 
     def first_token(self) -> str:
         """A token to paste, where there is none that is good: for any number of daemons, for a day. Else ""."""

@@ -712,7 +712,7 @@ class Server:
             self.flush()
 
     def _send_away(self) -> None:
-        """Those whose tokens are revoked, or not known, or whose authority is: what they have is good for nothing."""
+        """Those whose tokens are revoked, or whose authority was replaced: what they have is good for nothing."""
         reasons: dict[int, str] = {}
         for number, who in self._identities.items():
             conn = self._takes_up.get(number, number)

@@ -209,10 +209,23 @@ def test_there_is_a_bound_to_tokens_and_names(monkeypatch: pytest.MonkeyPatch) -
             registry().add(replace(late, uses=uses), NOW)
 
 
-def test_a_token_that_is_not_known_lets_nobody_in_who_came_by_it() -> None:
-    with pytest.raises(ConfigError, match=r"by which it came in is not known.*start it with a new token"):
-        Registry({}, {}).check(Identity("n1", "peer", (), "tok1"))
-    Registry({}, {}).check(Identity("admin", "admin"))
+def test_a_token_that_was_lost_keeps_those_in_who_came_by_it_and_lets_in_nobody_new() -> None:
+    found, who = Registry({}, {}), Identity("n1", "peer", ("g",), "tok1")
+    found.check(who)
+    assert found.adopt(who, NOW)
+    assert not found.adopt(who, NOW)
+    assert not found.adopt(Identity("admin", "admin"), NOW)
+    assert not any(found.good(one, NOW) for one in found.grants.values())
+    with pytest.raises(ConfigError, match="is not known, or its secret is wrong"):
+        admit(found, "n2", "k2")
+    found.renew(who, "k1", NOW, NOW + 100)
+    found.add(Grant(id="tok2", hashed=hash_of(SECRET)), NOW)
+    with pytest.raises(ConfigError, match="cannot give this name, which is another daemon's"):
+        found.admit("tok2", SECRET, "n1", "k2", NOW + 1, NOW + 100)
+    found = Registry({id: text(one) for id, one in found.grants.items()}, {})
+    found.revoke("tok1")
+    with pytest.raises(ConfigError, match=r"by which it came in is revoked.*start it with a new token"):
+        found.check(who)
 
 
 def test_a_revoked_token_takes_its_certificates_with_it() -> None:

@@ -211,23 +211,30 @@ class Registry:
         self._hold(identity.name, Holder(identity.token, until, key), now)
 
     def check(self, identity: Identity) -> None:
-        """That the token it came with, if any, is known and was not revoked.
+        """Refuse whoever came with a token that was revoked; one that is not known may have been lost with a journal.
 
         Raises:
-            ConfigError: it is not, or was.
+            ConfigError: it was revoked.
         """
-        if identity.token and self._is_void(identity.token):
-            how = "revoked" if identity.token in self.grants else "not known to this master"
+        if self._is_revoked(identity.token):
             hint = "start it with a new token: --join"
-            raise _refused(identity.token, f"by which it came in is {how}", "one that is good", "this one", hint)
+            raise _refused(identity.token, "by which it came in is revoked", "one that is good", "this one", hint)
 
-    def _is_void(self, token: str) -> bool:
-        return token not in self.grants or self.grants[token].revoked
+    def adopt(self, identity: Identity, now: float) -> bool:
+        """Take in the token, not known so far, of *identity*: it can be revoked, and lets in nobody new."""
+        id = identity.token
+        if not id or id in self.grants or len(self.grants) >= MOST_TOKENS:
+            return False
+        self.grants[id] = Grant(id=id, hashed="", role=identity.role, groups=identity.groups, expires=now)
+        return True
+
+    def _is_revoked(self, token: str) -> bool:
+        return token in self.grants and self.grants[token].revoked
 
     def _check_key(self, id: str, name: str, key: str, now: float) -> None:
         """That no other key than this one has the *name*, by a certificate that is good."""
         holder = self.holders.get(name)
-        if holder is not None and holder.key != key and holder.until > now and not self._is_void(holder.token):
+        if holder is not None and holder.key != key and holder.until > now and not self._is_revoked(holder.token):
             raise _refused(
                 id, "cannot give this name, which is another daemon's (it has another key)", "a name of its own",
                 repr(name), "choose another --name; or, if it is the same one and has lost its --state, start it with "
