@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -78,6 +80,71 @@ def test_torchrun(tmp_path):
     script.write_text(SCRIPT)
     done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(script))
     assert sorted(done.stdout.splitlines()) == [f"rank {rank}: [6, 10, 14, 18]" for rank in range(4)]
+
+
+OPEN = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("wancoll", init_method=sys.argv[1], rank=0, world_size=1)
+
+def reduced(future=None):
+    return dist.all_reduce(torch.ones(1000), async_op=True).get_future()
+
+def waits(future):  # in one of the threads that complete futures
+    dist.all_reduce(torch.ones(1000))
+
+def hook(_, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+"""
+THEN = """
+kept = [reduced().then(lambda done: None) for _ in range(300)]
+"""
+TRAINED = """
+module = DistributedDataParallel(torch.nn.Linear(300, 300))
+module.register_comm_hook(None, hook)
+for _ in range(5):
+    module(torch.ones(2, 300)).sum().backward()
+"""
+ENDINGS = {  # the script's end, and its exit code
+    "end": (THEN, 0),
+    "nobody asks": ("kept = [reduced() for _ in range(300)]", 0),
+    "barrier": (THEN + "dist.barrier()", 0),
+    "exit": (THEN + "sys.exit(3)", 3),
+    "exception": (THEN + "raise RuntimeError('it is wrong')", 1),
+    "Ctrl-C": (THEN + "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT),
+    "callbacks that wait": ("kept = [reduced().then(waits) for _ in range(300)]", 0),
+    "DDP with a hook": (TRAINED + THEN, 0),
+    "DDP that fails": (TRAINED + THEN + "module(torch.ones(2, 300)).sum().backward(); sys.exit(4)", 4),
+}
+OFTEN = ("end", "exit", "exception", "Ctrl-C")
+
+
+@pytest.mark.parametrize(
+    ("ending", "times"),
+    [
+        *(pytest.param(each, 3, marks=pytest.mark.check) for each in OFTEN),
+        *(pytest.param(each, 50 if each in OFTEN else 20, marks=pytest.mark.nightly) for each in ENDINGS),
+    ],
+)
+def test_the_exit_code_is_the_scripts_own(sockets, tmp_path, ending, times):
+    """It ends without destroy_process_group, while futures are not complete: no thread may be in torch's C++ then."""
+    script = tmp_path / "script.py"
+    text, expected = ENDINGS[ending]
+    script.write_text(OPEN + text)
+
+    def one(number):
+        done = subprocess.run(
+            [sys.executable, str(script), f"file://{tmp_path}/store-{number}"], capture_output=True, text=True,
+            timeout=180, check=False, env={**os.environ, **sockets[number % 4], "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == expected, done.stderr
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(one, range(times)))
 
 
 def test_errors_are_both_and_travel():

@@ -1,15 +1,47 @@
-"""Awaiting a call's handle, from asyncio and from trio: its wait() runs in a thread. Neither is imported for it."""
+"""Awaiting a call's handle, from asyncio and from trio: its wait() runs in a thread. Neither is imported for it.
+
+The client's threads, too: the end of the process waits for them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Generator
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_END_SECONDS = 5.0  # for which the end of the process waits for all threads together
+_begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def begin(run: Callable[[], object], name: str) -> threading.Thread:
+    """Start a daemon thread. It ends soon after its connection is closed, and the end of the process waits for that.
+
+    A thread that the interpreter stops inside of somebody's C++ (torch, CUDA) takes the process down by SIGABRT.
+    """
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    _begun.add(thread)
+    return thread
+
+
+def join(threads: Iterable[threading.Thread], seconds: float) -> None:
+    """Wait for the end of these, for so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+@atexit.register  # before connect registers its own: so this runs when connections are closed
+def _at_exit() -> None:
+    join(list(_begun), _END_SECONDS)
 
 
 def awaited(wait: Callable[[], T]) -> Generator[Any, Any, T]:
@@ -38,5 +70,5 @@ def awaited(wait: Callable[[], T]) -> Generator[Any, Any, T]:
             loop.call_soon_threadsafe(tell, *outcome)
 
     # Not the loop's own threads, whose end it waits for: this one ends when the call does.
-    threading.Thread(target=run, name="wancoll-await", daemon=True).start()
+    begin(run, "wancoll-await")
     return (yield from future)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Generator
+from functools import partial
 from typing import Any, Protocol
 
 from wancoll import errors
-from wancoll.client.awaiting import awaited
+from wancoll.client.awaiting import awaited, begin
 from wancoll.client.checks import check_seconds
 from wancoll.client.cuda.held import Holding
 from wancoll.client.cuda.staging import Landing, Staging
@@ -182,9 +182,7 @@ class Work:
         if holding is None:
             return
         try:
-            threading.Thread(
-                target=self._attend, args=(holding, time.monotonic() + timeout), name="wancoll-stream", daemon=True
-            ).start()
+            begin(partial(self._attend, holding, time.monotonic() + timeout), "wancoll-stream")
         except BaseException:
             self._connection.staging.let_go(holding)
             raise

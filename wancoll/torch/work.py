@@ -7,9 +7,12 @@ may block in a collective of their own, another takes its place.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
@@ -18,6 +21,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from wancoll.client.awaiting import begin, join
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.work import Work
 from wancoll.collective import Receipt
@@ -29,6 +33,7 @@ log = logging.getLogger("wancoll")
 UNSET = timedelta(0)  # torch's word for no timeout, in wait(); in options it is -1 ms
 _LOOK_SECONDS = 0.2  # at the most between two looks at deadlines
 _IDLE_SECONDS = 5.0  # then a thread without work ends
+_STOP_SECONDS = 2.0  # at the end of the process, for callbacks that run
 _MOST_THREADS = 64  # callbacks that may block at once; more of them wait for these
 # A future that Python completes holds a Python object. One that TorchScript completes holds what C++ takes for tensors.
 _LISTED = """
@@ -203,15 +208,22 @@ def _script() -> Any:
 
 
 class Completer:
-    """The threads that complete the futures of one connection's operations."""
+    """The threads that complete the futures of one connection's operations.
+
+    At the end of the process they stop before connections close: futures that are not complete then stay so.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._changed = threading.Condition()
         self._watched: list[Operation] = []
         self._leads = False  # some thread looks for what is finished
-        self._threads = self._idle = 0
-        self._closed = False
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._closed = self._stopped = False
+        _completers.add(self)
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)  # runs before what was registered so far, which closes connections
 
     def watch(self, operation: Operation) -> None:
         """Complete its future when it has ended or is late."""
@@ -226,16 +238,23 @@ class Completer:
             self._closed = True
             self._changed.notify_all()
 
+    def stop(self) -> set[threading.Thread]:
+        """No future is completed from now on. Returns the threads, which end: one in a callback when that returns."""
+        self._stopped = True
+        self.close()
+        return set(self._threads)
+
     def _call_one(self) -> None:
         if self._idle:
             self._changed.notify()
-        elif self._threads < _MOST_THREADS:
-            self._threads += 1
-            threading.Thread(target=self._run, name="wancoll-future", daemon=True).start()
+        elif len(self._threads) < _MOST_THREADS and not self._stopped:
+            self._threads.add(begin(self._run, "wancoll-future"))
 
     def _run(self) -> None:
         while self._takes_the_lead():
             operation = self._await_one()
+            if operation is None:
+                return
             with self._changed:
                 self._leads = False
                 self._watched.remove(operation)
@@ -251,9 +270,9 @@ class Completer:
         """Wait until there is something to look for, and nobody who does; False: not for a while."""
         with self._changed:
             until = time.monotonic() + _IDLE_SECONDS
-            while self._leads or not self._watched:
+            while self._leads or not self._watched or self._stopped:
                 if self._closed or time.monotonic() >= until:
-                    self._threads -= 1
+                    self._threads.discard(threading.current_thread())
                     return False
                 self._idle += 1
                 self._changed.wait(until - time.monotonic())
@@ -261,9 +280,9 @@ class Completer:
             self._leads = True
             return True
 
-    def _await_one(self) -> Operation:
-        """The next one that has ended or is late."""
-        while True:
+    def _await_one(self) -> Operation | None:
+        """The next one that has ended or is late; None: stopped."""
+        while not self._stopped:
             now, wait = time.monotonic(), _LOOK_SECONDS
             for operation in list(self._watched):
                 left = wait if operation.deadline is None else operation.deadline - now
@@ -272,3 +291,13 @@ class Completer:
                 wait = min(wait, left)
             # The list is looked at as it is then: what is watched meanwhile is seen, too.
             self.connection.wait_any(cast("list[Work]", self._watched), wait)
+        return None
+
+
+_completers: weakref.WeakSet[Completer] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_completers.clear)  # its threads are the parent's
+
+
+def _at_exit() -> None:
+    """No thread may be in torch's C++ when the interpreter ends."""
+    join([thread for each in list(_completers) for thread in each.stop()], _STOP_SECONDS)
