@@ -79,13 +79,41 @@ void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit)
         wc_part_moved(part); /* while the slice is hot */
     }
     if (part->listed && part->cursor == bound)
-        wc_list_remove(&worker->locals, part); /* it is at its end, or its gate says when there is more */
+        wc_local_leave(worker, part); /* it is at its end, or its gate says when there is more */
     if (part->cursor == part->end)
         wc_part_finish(engine, part);
 }
 
 void wc_local_offer(wc_worker *worker, wc_part *part)
 {
-    if (!part->listed && wc_part_ready(part) > part->cursor)
-        wc_list_append(&worker->locals, part);
+    wc_turns *mine = &part->work->turns[worker->index], *last = worker->last_turn;
+    if (part->listed || wc_part_ready(part) <= part->cursor)
+        return;
+    if (!mine->parts.head) { /* its op's turn is after those of all others */
+        mine->next = last ? last->next : mine;
+        *(last ? &last->next : &mine->next) = mine;
+        worker->last_turn = mine;
+    }
+    wc_list_append(&mine->parts, part);
+}
+
+void wc_local_leave(wc_worker *worker, wc_part *part)
+{
+    wc_turns *mine = &part->work->turns[worker->index], *before = worker->last_turn;
+    wc_list_remove(&mine->parts, part);
+    if (mine->parts.head)
+        return;
+    while (before->next != mine)
+        before = before->next;
+    before->next = mine->next;
+    if (worker->last_turn == mine)
+        worker->last_turn = before == mine ? NULL : before;
+}
+
+void wc_local_turn(wc_worker *worker)
+{
+    if (!worker->last_turn)
+        return;
+    worker->last_turn = worker->last_turn->next; /* before the part moves: its op may end */
+    wc_local_go(worker, worker->last_turn->parts.head, WC_LOCAL_BYTES);
 }

@@ -10,6 +10,7 @@ void wc_work_free(wc_engine *engine, wc_work *work)
     wc_commands_free(work->cancelling);
     wc_scratch_give(engine, work->scratch);
     free(work->squares);
+    free(work->turns);
     free(work->gates);
     wc_hashes_free(&work->hashes);
     free(work->remaining);
@@ -96,6 +97,7 @@ static bool make(wc_engine *engine, wc_work *work)
     work->cuts = calloc((size_t)op->steps_count + 1, sizeof *work->cuts);
     work->shares = calloc(sizes.shares + 1, sizeof *work->shares);
     work->numbers = calloc(sizes.numbers + 1, sizeof *work->numbers);
+    work->turns = calloc(workers, sizeof *work->turns);
     work->squares = calloc(2 * workers, sizeof *work->squares);
     work->cancelling = wc_commands_new(engine, WC_CMD_CANCEL, NULL);
     if (op->filled)
@@ -103,7 +105,7 @@ static bool make(wc_engine *engine, wc_work *work)
     if (op->bytes[WC_SCRATCH])
         work->scratch = wc_scratch_take(engine, op->bytes[WC_SCRATCH]);
     bool hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->back, op->bytes[WC_BACK]);
-    if (!work->remaining || !work->parts || !work->cuts || !work->shares || !work->numbers || !work->squares ||
+    if (!work->remaining || !work->parts || !work->cuts || !work->shares || !work->numbers || !work->turns || !work->squares ||
         !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch) || (op->filled && !work->gates) ||
         !copy_note(work))
         return false;

@@ -55,6 +55,7 @@ struct wc_work {
     wc_scratch *scratch;
     double *squares;                /* per worker: sums of the measured encodes' errors, and of what they encoded */
     wc_hashes hashes;               /* of back */
+    wc_turns *turns;                /* per worker */
     wc_gate *gates;                 /* per worker; NULL: all of front is there */
     atomic_uint gated;              /* parts for which not all of front has been seen to be there */
     uint32_t *remaining;            /* per worker: parts not finished; touched by that worker only */

@@ -41,6 +41,12 @@ typedef struct {
     wc_part *head, *tail;
 } wc_part_list;
 
+/* An op's local parts that wait for nothing but their turn, at one worker. */
+struct wc_turns {
+    wc_turns *next; /* in the worker's ring; of one without parts: in none */
+    wc_part_list parts;
+};
+
 void wc_list_append(wc_part_list *list, wc_part *part);
 void wc_list_remove(wc_part_list *list, wc_part *part);
 
@@ -61,5 +67,7 @@ void wc_part_moved(wc_part *part);
 void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit);
 /* One that comes after no other part gets its turns, if its bytes are there */
 void wc_local_offer(wc_worker *worker, wc_part *part);
+void wc_local_leave(wc_worker *worker, wc_part *part); /* it needs no more turns, or its op is given up */
+void wc_local_turn(wc_worker *worker);                 /* of the next op that has such parts, if one has */
 
 #endif

@@ -126,7 +126,7 @@ static void cancel(wc_worker *worker, wc_work *work)
         if (part->worker != worker->index)
             continue;
         if (part->direction == WC_LOCAL && part->listed)
-            wc_list_remove(&worker->locals, part);
+            wc_local_leave(worker, part);
     }
     wc_track *left = NULL;
     for (size_t i = 0; i < work->shares_count; i++) {
@@ -234,7 +234,7 @@ static void *run(void *argument)
     wc_fpenv_enter();
     while (!atomic_load(&engine->stopping)) {
         struct epoll_event events[BATCH];
-        int n = epoll_wait(worker->epoll, events, BATCH, worker->locals.head ? 0 : -1);
+        int n = epoll_wait(worker->epoll, events, BATCH, worker->last_turn ? 0 : -1);
         worker->round++;
         bool woken = false, rung = false;
         for (int i = 0; i < n; i++) {
@@ -251,8 +251,7 @@ static void *run(void *argument)
         }
         if (rung)
             wc_gates_look(worker);
-        if (worker->locals.head)
-            wc_local_go(worker, worker->locals.head, WC_LOCAL_BYTES);
+        wc_local_turn(worker);
     }
     return NULL;
 }

@@ -31,7 +31,7 @@ struct wc_worker {
     wc_command *todo;        /* taken from the queue; the first one may wait for other workers' cancels */
     atomic_ullong cancelled; /* number of the last cancel processed */
     uint64_t round;          /* counts its looks at epoll */
-    wc_part_list locals;     /* local parts that wait for nothing but their turn */
+    wc_turns *last_turn;     /* of the ops with local parts that wait for nothing but their turn: who had the last one */
     wc_gate *gates;          /* of ops whose front is being filled */
     uint64_t bells;          /* how often it has looked at them */
     uint8_t *read_buffer;    /* WC_READ_BYTES, and room for a split element */

@@ -266,6 +266,47 @@ static void test_gate(int round)
     }
 }
 
+/* Ops whose fronts are filled at once: the small ones are the last in the worker's queue, and end before the large one,
+   which has many parts (fine) or a long one. */
+static void test_local_steps_take_turns(bool fine)
+{
+    enum { OPS = 3, LARGE = 64 << 20, SMALL = 4096 };
+    wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
+    wc_engine *engine = wc_engine_new(&config);
+    must(engine != NULL, "engine");
+    uint8_t *filled = calloc(LARGE / WC_DIGEST_BLOCK, 1);
+    int bell = eventfd(0, EFD_NONBLOCK);
+    must(wc_bell_add(engine, bell) == 0, "bell");
+    buffer front[OPS], back[OPS];
+    for (int i = 0; i < OPS; i++) { /* a bell looks at the op that was posted last, first: the large one */
+        size_t bytes = i == OPS - 1 ? LARGE : SMALL;
+        front[i] = buffer_new(bytes), back[i] = buffer_new(bytes);
+        fill(front[i], i);
+        const wc_step copy = {.length = bytes, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_LOCAL, .result = 1};
+        wc_op op = {.id = (uint64_t)i, .epoch = 1, .seq = 1, .fingerprint = 7, .front = front[i].data, .back = back[i].data,
+                    .bytes = {bytes, bytes}, .dtype = WC_I32, .op = WC_SUM, .divisor = 1, .lanes = 1, .tracks = 1,
+                    .stripe = fine ? 65536 : LARGE, .steps_count = 1, .digest = 1, .steps = &copy, .filled = filled};
+        must(wc_post(engine, &op) == 0, "post");
+    }
+    must(next_event(engine, 50).type == 0, "nothing is there");
+    for (size_t i = 0; i < LARGE / WC_DIGEST_BLOCK; i++)
+        __atomic_store_n(&filled[i], 1, __ATOMIC_RELEASE);
+    must(eventfd_write(bell, 1) == 0, "bell");
+    bool last = false;
+    for (int i = 0; i < OPS; i++) {
+        wc_event event = next_event(engine, DEADLINE_MS);
+        CHECK(event.type == WC_EV_DONE && !last);
+        last = event.op == OPS - 1;
+    }
+    CHECK(last);
+    wc_bell_remove(engine, bell);
+    wc_engine_free(engine);
+    for (int i = 0; i < OPS; i++)
+        CHECK(is_front(back[i], i) && buffer_free(&front[i]) && buffer_free(&back[i]));
+    free(filled);
+    close(bell);
+}
+
 /* The next event but for that of the other lane, which ends here too if the other end was faster. */
 static wc_event after_hang_up(wc_engine *engine)
 {
@@ -1364,6 +1405,8 @@ int main(void)
     test_cancel_leaves_all_tracks_first();
     for (int round = 0; round < 20; round++)
         test_gate(round);
+    test_local_steps_take_turns(true);
+    test_local_steps_take_turns(false);
     test_lane_loss();
     test_mismatch();
     test_frames();
