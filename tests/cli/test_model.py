@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,31 @@ def test_the_map_agrees_with_the_tables(classic: model.Question) -> None:
             times = classic.times(int(sizes[column]), int(members[row]))
             assert times[model.CLASSIC[best[row, column]]] <= min(times.values()) * (1 + 1e-6)
     assert set(np.unique(best)) == {1, 2}  # a naive exchange is never fastest
+
+
+def test_the_map_shows_powers_of_two_where_halving_doubling_wins() -> None:
+    """As the table has it: at 4 GiB it is faster than the ring with 8, 16, ... members, and with no other number."""
+    question = model.Question(("tree", "ring", "halving_doubling"), BOOK, 100e9)
+    best, members = regions.winners(question)[:, -1], regions.worlds(question)
+    for k in range(3, 1025):
+        names = {question.names[i] for i in best[members == k]}
+        fastest = "halving_doubling" if k & (k - 1) == 0 else "ring"
+        assert names == {fastest} or (not names and fastest == "ring"), k
+    for k in (64, 512):  # wide enough to be seen
+        assert np.count_nonzero(members == k) == regions.FINE // 4
+    assert set(regions.worlds(model.Question(("tree", "ring"), BOOK, 100e9))) >= set(range(2, 33))
+
+
+def test_no_text_of_the_map_lies_over_another() -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(regions.WIDTH, regions.HEIGHT))
+    axes = figure.subplots()
+    question = model.Question(ALGORITHMS, BOOK, 100e9)
+    regions._name_regions(axes, question, np.full((240, 624), 2))
+    regions._scales(axes)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in (*axes.texts, axes.xaxis.label, *axes.get_xticklabels())]
+    assert len(boxes) == 10
+    assert not [(a, b) for a, b in combinations(boxes, 2) if a.overlaps(b)]
 
 
 def test_names_stand_deep_inside_their_regions() -> None:

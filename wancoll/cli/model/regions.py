@@ -25,6 +25,7 @@ COLORS = {
 }
 LOW_SIZE, HIGH_SIZE = 6, 32  # powers of two: 64 B to 4 GiB
 LOW_WORLD, HIGH_WORLD = 1, 10  # powers of two: 2 to 1024 members
+WIDE = 1 / 8  # octaves on each side of a power of two that are drawn as it
 FINE = 24  # cells of the map to an octave of size, and of world
 LABEL_DEPTH = 14  # cells around a name that must be its own; smaller regions have their name in the legend
 EQUAL = 1 + 1e-9
@@ -35,10 +36,21 @@ def cells(low: int, high: int) -> NDArray[np.float64]:
     return low + (np.arange(FINE * (high - low)) + 0.5) / FINE
 
 
+def worlds(question: Question) -> NDArray[np.int64]:
+    """Members of each row of cells.
+
+    halving_doubling is faster where they are a power of two: then each one has rows enough to be seen.
+    """
+    powers = cells(LOW_WORLD, HIGH_WORLD)
+    if "halving_doubling" in question.names:
+        near = np.round(powers)
+        powers = np.where(np.abs(powers - near) < WIDE, near, powers)
+    return np.round(2.0**powers).astype(int)
+
+
 def winners(question: Question) -> NDArray[np.int64]:
     """[world, size] of a cell is the index in question.names of the fastest; of equal ones the first."""
-    sizes = 2.0 ** cells(LOW_SIZE, HIGH_SIZE)
-    members = np.round(2.0 ** cells(LOW_WORLD, HIGH_WORLD)).astype(int)
+    sizes, members = 2.0 ** cells(LOW_SIZE, HIGH_SIZE), worlds(question)
     best = {int(k): _fastest(question, int(k), sizes) for k in np.unique(members)}
     return np.array([best[int(k)] for k in members])
 
@@ -116,7 +128,7 @@ def _name_regions(axes: Any, question: Question, best: NDArray[np.int64]) -> Non
             f"fastest nowhere: {', '.join(never)}",
             xy=(1, 0),
             xycoords="axes fraction",
-            xytext=(0, -24),
+            xytext=(0, -38),  # below the label of the axis
             textcoords="offset points",
             ha="right",
             va="top",

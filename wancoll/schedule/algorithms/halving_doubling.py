@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: an all-reduce of 2 log2 N hops that sends no more bytes than a ring.
+"""Recursive halving and doubling: an all-reduce of 2 log2 N hops; a power of two of ranks sends what a ring does.
 
 Rabenseifner, 2004, "Optimization of collective reduction operations"; Thakur, Rabenseifner and Gropp, 2005,
 "Optimization of collective communication operations in MPICH". Here a half is a set of chunks, each sent by itself,
