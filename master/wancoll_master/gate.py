@@ -26,6 +26,7 @@ import trio
 from wancoll.errors import ConfigError
 from wancoll.limits import CLOCKS_DIFFER, DEFAULT, PROTOCOL_VERSION
 from wancoll.net.listen import Sparing
+from wancoll.net.tls import ignore_strange_names
 from wancoll.trust.authority import Authority, Request, issuer_of, new_key, request, times
 from wancoll.trust.identity import Identity
 from wancoll.trust.papers import (
@@ -239,6 +240,7 @@ class Gate:
             return
         now, rotation = self._clock(), self._rotation
         context, mine = self._shows(rotation, rotation.signs, now)
+        ignore_strange_names()
         for one in rotation.believed[1:]:  # who dials says which one it knows, and is shown a certificate of that
             context.sni_callback = _chooser(server_name(one.fingerprint), self._shows(rotation, one, now)[0])
         self._context, self._fresh_until = context, now + LIFETIME / 2

@@ -55,6 +55,10 @@ enum {
     WC_KDF_EXPAND_ONLY = 2,
 };
 
+/* SSL_OP_NO_TX_ and NO_RX_CERTIFICATE_COMPRESSION (RFC 8879), of 3.2 or later; older versions cannot compress, and have no
+   use for these bits. */
+#define WC_SSL_OP_UNCOMPRESSED ((uint64_t)1 << 32 | (uint64_t)1 << 33)
+
 /* result, name, arguments */
 #define WC_LIBSSL(F)                                                                                                    \
     F(int, OPENSSL_init_ssl, (uint64_t, const void *))                                                                  \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import socket
 import ssl
 import sys
@@ -17,10 +18,10 @@ import trio.testing
 
 from tests.dear import Dear, LongestStep
 from tests.records import ALERT, DATA, HANDSHAKE, NEW_KEYS, ByHand, in_pieces
-from wancoll.net import tls
 from wancoll.net.stream import Stream
-from wancoll.net.tls import Tls, TlsFailed
+from wancoll.net.tls import Tls, TlsFailed, ignore_strange_names
 from wancoll.net.turns import Turns
+from wancoll.seal import Seals
 from wancoll.trust.papers import Papers, unverified, write_secret
 
 GOODBYE = b"\1\0"
@@ -110,6 +111,44 @@ def test_a_handshake_has_few_bytes(
     assert master.done != refused
 
 
+def test_no_end_sends_or_takes_compressed_certificates(papers: Papers) -> None:
+    """SSL_OP_NO_TX_ and NO_RX_CERTIFICATE_COMPRESSION."""
+    for context in papers.to_dial(), papers.to_listen(), unverified():
+        assert context.options & (1 << 32 | 1 << 33) == 1 << 32 | 1 << 33
+
+
+@pytest.mark.skipif(ssl.OPENSSL_VERSION_INFO < (3, 2), reason="OpenSSL compresses no certificates before 3.2")
+@pytest.mark.parametrize("engine", [False, True])
+def test_certificates_that_would_be_small_when_compressed_are_too_long(
+    papers: Papers, tmp_path: Path, engine: bool
+) -> None:
+    own = Path(papers.certificate).read_bytes()
+    certificate, key = own[: own.index(b"-----BEGIN PRIVATE")], own[own.index(b"-----BEGIN PRIVATE") :]
+    write_secret(str(tmp_path / "many"), certificate * 60 + key)
+    stranger = Papers(papers.authorities, str(tmp_path / "many")).to_dial()
+    stranger.options &= ~(1 << 32 | 1 << 33)
+    library = ctypes.CDLL("libssl.so.3")
+    library.SSL_CTX_compress_certs.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    pointer = ctypes.cast(id(stranger) + 16, ctypes.POINTER(ctypes.c_void_p))[0]
+    library.SSL_CTX_compress_certs(pointer, 0)  # makes the short form
+    far = ByHand(stranger, tmp_path)
+    if not engine:
+        master = Tls(papers.to_listen(), listens=True)
+        master.shake(far.shake())
+        with pytest.raises(TlsFailed, match="its handshake goes on and on"):
+            master.shake(far.shake(master.outgoing()))
+        return
+    near, other = socket.socketpair()
+    with near, other:
+        near.setblocking(False)
+        sealing = Seals(Path(papers.authorities).read_bytes(), certificate, key).begin(near.fileno(), accepts=True)
+        other.sendall(far.shake())
+        assert sealing.handshake() == 1
+        other.sendall(far.shake(other.recv(1 << 16)))
+        with pytest.raises(OSError, match="far more records than data"):
+            sealing.handshake()
+
+
 @pytest.mark.parametrize("group", ["ffdhe8192", "ffdhe2048", "X448", "secp521r1"])
 def test_a_group_that_is_dear_is_refused(listens: Callable[[], ssl.SSLContext], tmp_path: Path, group: str) -> None:
     context = unverified()
@@ -166,32 +205,6 @@ async def test_what_is_dear_to_read_holds_up_nobody(listens: Callable[[], ssl.SS
                 await made.shake_hands()
             made.close()
     assert 0 < longest.seconds < stranger.cost / 4
-
-
-async def test_who_connects_while_a_step_is_dear_does_not_hold_up_the_loop(
-    listens: Callable[[], ssl.SSLContext],
-) -> None:
-    """A thread that reads what is dear has what all steps of those who listen need."""
-    held, ends, late = threading.Event(), threading.Event(), list[bool]()
-
-    def read() -> None:
-        with tls._HOOKED:
-            held.set()
-            late.append(not ends.wait(20))
-
-    near, far = socket.socketpair()
-    made = Stream(near, "d", 1 << 20, tls=Tls(listens(), listens=True))
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.to_thread.run_sync, read)
-            await trio.to_thread.run_sync(held.wait)
-            nursery.start_soon(made.shake_hands)
-            await trio.testing.wait_all_tasks_blocked()
-            ends.set()
-            far.close()
-            nursery.cancel_scope.cancel()
-    made.close()
-    assert late == [False]
 
 
 async def test_strangers_of_one_address_do_not_keep_out_another(
@@ -321,7 +334,8 @@ def test_a_name_that_is_no_ascii_is_no_traceback(
 ) -> None:
     """CPython would write one for each connection, past the log, where a context looks at names."""
     written: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", hook := written.append)
+    monkeypatch.setattr(sys, "unraisablehook", written.append)
+    ignore_strange_names.__wrapped__()
     context = listens()
     asked: list[str | None] = []
 
@@ -341,4 +355,22 @@ def test_a_name_that_is_no_ascii_is_no_traceback(
     with pytest.raises(TlsFailed):
         Tls(context, listens=True).shake(hello)
     assert [type(one.exc_value) for one in written] == [RuntimeError]  # ours are told
-    assert sys.unraisablehook == hook
+
+
+def test_a_long_step_keeps_nobody_waiting(listens: Callable[[], ssl.SSLContext], tmp_path: Path) -> None:
+    """Handshakes run in several threads: one that is in the middle of a step lets the others go on."""
+    context = listens()
+    hello = ByHand(unverified(), tmp_path).shake()
+    others: list[bool] = []
+
+    def choose(*_: object) -> None:
+        if not others:  # the long step
+            others.append(False)
+            other = threading.Thread(target=Tls(context, listens=True).shake, args=(hello,), daemon=True)
+            other.start()
+            other.join(30)
+            others.append(not other.is_alive())
+
+    context.sni_callback = choose
+    Tls(context, listens=True).shake(hello)
+    assert others == [False, True]

@@ -12,10 +12,10 @@ it may be taken in a thread (`Stream.shake_hands`); all else is for the task tha
 from __future__ import annotations
 
 import contextlib
+import functools
 import ssl
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _HEADER = 5  # bytes before each record; the last two say how many follow
@@ -31,7 +31,6 @@ _OTHER = (
 )
 _PURPOSE = "is for other purposes: where it lists extended key usages it needs serverAuth and clientAuth"
 _LONG = "its handshake goes on and on"
-_HOOKED = threading.Lock()  # of who has put another sys.unraisablehook in its place, for as long as a step may take
 _UNKNOWN = (2, 18, 19, 20)  # OpenSSL's codes for the same
 _WHY = {  # of OpenSSL's words, what there is to do
     "certificate expired": "the certificate shown has expired: look at the clocks of both machines, and join again",
@@ -97,7 +96,7 @@ class Tls:
         self._spare = _SHAKING  # so many records more may hold no data
 
     def shake(self, data: bytes) -> None:
-        """Take what came, during the handshake. Where this end listens only a thread may wait for it.
+        """Take what came, during the handshake.
 
         Raises:
             TlsFailed: it is over.
@@ -105,11 +104,10 @@ class Tls:
         self._first = self._first or data[:2]
         self._came += data
         try:
-            with _names_unheard() if self.listens else contextlib.nullcontext():
-                while not self._shaken():
-                    if not self._give():
-                        return
-                    self._count()
+            while not self._shaken():
+                if not self._give():
+                    return
+                self._count()
         except (ssl.SSLError, ValueError) as bad:
             unknown = isinstance(bad, ssl.SSLCertVerificationError) and bad.verify_code in _UNKNOWN
             raise TlsFailed(explained(bad), unknown=unknown) from bad
@@ -201,21 +199,19 @@ class Tls:
         return self._object.getpeercert(binary_form=True) or b""
 
 
-@contextlib.contextmanager
-def _names_unheard() -> Iterator[None]:
-    """Where a context looks at names CPython writes a traceback of one that is no ASCII, and strangers send them."""
-    with _HOOKED:
-        hook = sys.unraisablehook
+@functools.cache
+def ignore_strange_names() -> None:
+    """Let CPython write no traceback of a name that is no ASCII, in this process and for good.
 
-        def heard(unraisable: Any) -> None:
-            if not (isinstance(unraisable.exc_value, UnicodeDecodeError) and isinstance(unraisable.object, bytes)):
-                hook(unraisable)
+    It writes one for each such name that a context with an sni_callback is asked for, and strangers send them.
+    """
+    hook = sys.unraisablehook
 
-        sys.unraisablehook = heard
-        try:
-            yield
-        finally:
-            sys.unraisablehook = hook
+    def heard(unraisable: Any) -> None:
+        if not (isinstance(unraisable.exc_value, UnicodeDecodeError) and isinstance(unraisable.object, bytes)):
+            hook(unraisable)
+
+    sys.unraisablehook = heard
 
 
 def explained(bad: Exception | str, first: Mapping[str, str] = {}) -> str:

@@ -26,6 +26,9 @@ AUTHORITY, ADMIN = "authority.pem", "admin"
 AUTHORITY_KEY = "authority.key"
 MASTER = "master.pem"  # in its folder, too: its own certificate
 _LOCK = "lock"
+# OpenSSL's SSL_OP_NO_TX_ and NO_RX_CERTIFICATE_COMPRESSION (RFC 8879), from 3.2 on; the ssl module has no names for
+# them. Older versions cannot compress, and have no use for these bits.
+_UNCOMPRESSED = 1 << 32 | 1 << 33
 _AGAIN = 0.02  # seconds until a lock is tried again
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
 _ROLES: tuple[Role, ...] = ("peer", "observer", "chaos", "admin")
@@ -115,9 +118,13 @@ def unverified() -> ssl.SSLContext:
 
 
 def _only_new(context: ssl.SSLContext) -> None:
-    """TLS 1.3, and of its groups one that costs little: one message with ffdhe8192 would take a tenth of a second."""
+    """TLS 1.3, and of its groups one that costs little: one message with ffdhe8192 would take a tenth of a second.
+
+    No compressed certificates: a few kilobytes of them are megabytes, past all bounds on a handshake's bytes.
+    """
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_ecdh_curve("prime256v1")  # it takes one; all have this one
+    context.options |= _UNCOMPRESSED
 
 
 def fingerprints(certificates: bytes) -> list[str]:
