@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from io import StringIO
@@ -87,6 +87,7 @@ def first(found: Iterator[Finding]) -> Finding:
         (OK, advice.way(Way("d", "h:1", "", 0.01, 1500, 1448))),
         (OK, advice.way(Way("d", "h:1", "", 0.01, 1300, 1248))),
         (WARN, advice.way(Way("d", "h:1", "", 0.01, 576, 524))),
+        (FAIL, advice.way(Way("d", "h:1", "", 0.01, 9000, 8948, swallowed="there"))),
         (FAIL, advice.pair("a", "b", "unreachable", "refused")),
         (WARN, advice.pair("a", "b", "lost", "reset")),
         (OK, advice.measured("a", "b", 0.1, 0.02)),
@@ -106,6 +107,15 @@ def test_words() -> None:
     assert advice.clock_offset(-2.5, 0.25).found == "the master's is 2.500 s behind, +- 0.250 s"
     assert len(list(advice.congestion(["bbr"], "bbr", "pfifo_fast", (4, 12)))) == 2
     assert advice.way(Way("d", "h:1", "", 0.0123, 1500, 1448)).found == "d at h:1: 12.3 ms, MTU 1500, MSS 1448"
+
+
+def test_the_size_that_passes_is_named() -> None:
+    found = advice.way(Way("d", "h:1", "", 0.0123, 9000, 8948, swallowed="back", passes=1420))
+    assert found.found == (
+        "d at h:1: 12.3 ms, MTU 9000, MSS 8948; no full packet comes back, packets of 1420 bytes pass"
+    )
+    assert "MTU to 1420 at both ends" in found.advice
+    assert "tcp_mtu_probing=1" in found.advice
 
 
 def test_one_address_that_works_is_enough() -> None:
@@ -158,10 +168,17 @@ def played_master(answer: m.Status | m.Bye, ahead: float = 0.0) -> Iterator[str]
         thread.join(30)
 
 
+def echo(listener: socket.socket) -> None:
+    with suppress(OSError), listener.accept()[0] as connection:
+        while data := connection.recv(65536):
+            connection.sendall(data)
+
+
 def test_a_clock_that_is_off_another_version_and_a_closed_port() -> None:
     closed = socket.socket()
     closed.bind(("127.0.0.1", 0))  # nobody listens, and nobody else gets it
     with closed, socket.create_server(("127.0.0.1", 0)) as lanes:
+        threading.Thread(target=echo, args=(lanes,), daemon=True).start()
         there, not_there = (join_address(*one.getsockname()[:2]) for one in (lanes, closed))
         ours = version("wancoll")
         hosts = [m.DaemonStatus("peer-a", [there], ours), m.DaemonStatus("peer-b", [not_there], "0.0.7")]
@@ -225,3 +242,31 @@ def test_this_machine_alone() -> None:
     assert by_topic["kernel"].found == os.uname().release
     assert "1024 members with 256 lanes want 525950" in by_topic["open files"].found
     assert by_topic["TCP buffers"].level == WARN
+
+
+SWALLOWING = """
+ip link set lo mtu 9000 gso_max_segs 1 up
+nft add table ip t
+nft add chain ip t in '{ type filter hook input priority 0; }'
+nft add rule ip t in meta length '>' 1450 drop
+exec "$@"
+"""
+
+
+@pytest.mark.check
+@pytest.mark.wan
+def test_a_path_that_swallows_large_packets() -> None:
+    """In a network namespace whose loopback drops them without a word. A master and a daemon are there."""
+    alone = ["unshare", "--net", "sh", "-ec", SWALLOWING, "sh", sys.executable]
+    if subprocess.run([*alone, "-c", ""], capture_output=True, check=False).returncode:
+        pytest.skip("needs network namespaces and nft (root, or the capabilities for them)")
+    done = subprocess.run([*alone, __file__], capture_output=True, text=True, timeout=100, check=False)
+    (line,) = [Finding(**one) for one in json.loads(done.stdout) if one["topic"] == "lanes"]
+    assert line.level == FAIL
+    assert "MTU 9000" in line.found
+    assert line.found.endswith("no full packet comes there, packets of 1450 bytes pass")
+
+
+if __name__ == "__main__":
+    with Cluster(1) as cluster:
+        app(["doctor", "--json", "--master", cluster.master_option], result_action="return_value")

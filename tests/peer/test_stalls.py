@@ -63,6 +63,16 @@ def test_a_lane_without_progress(look: LaneLook, state: str, dead: bool) -> None
     assert "2.0 s" in reason
 
 
+@pytest.mark.parametrize(("acked", "segments", "large"), [(500, 4, True), (500_000, 400, False), (0, 0, False)])
+def test_a_lane_that_passes_no_large_packet_says_where_to_look(acked: int, segments: int, large: bool) -> None:
+    """By the mean of what was acknowledged: after a handshake and small operations it is small."""
+    info = TcpInfo(0, 0, 0, False, acked, segments, 0, 0, 0, 9000)
+    looks = Looks()
+    looks.until(0.25 + TIMEOUT, LaneLook(0, acked + 9000, False, info))
+    [stuck] = looks.stalls.stuck(looks.now, TIMEOUT, SETTLED, {})
+    assert ("MTU" in stuck.reason) == ("net.ipv4.tcp_mtu_probing" in stuck.reason) == large
+
+
 def test_one_stuck_lane_counts_though_others_move() -> None:
     looks = Looks()
     for step in range(12):

@@ -214,6 +214,8 @@ class Way:
         rtt: seconds.
         mtu: bytes of a packet, as the kernel has found out; 0: not known.
         mss: bytes of a segment.
+        swallowed: the direction in which a full packet was lost without a word, "there" or "back"; "": none.
+        passes: bytes of a smaller packet that came through both ways; 0: none did.
     """
 
     daemon: str
@@ -222,6 +224,8 @@ class Way:
     rtt: float = 0.0
     mtu: int = 0
     mss: int = 0
+    swallowed: str = ""
+    passes: int = 0
 
 
 def ways(tried: Sequence[Way]) -> Iterator[Finding]:
@@ -242,6 +246,13 @@ def way(one: Way, *, instead: str = "") -> Finding:
             "announce another address (--advertise)",
         )  # fmt: skip
     told = f"{one.daemon} at {one.address}: {1e3 * one.rtt:.1f} ms, MTU {one.mtu or '?'}, MSS {one.mss}"
+    if one.swallowed:
+        smaller = f"packets of {one.passes} bytes pass" if one.passes else "no smaller one passes either"
+        return Finding(
+            FAIL, "lanes", f"{told}; no full packet comes {one.swallowed}, {smaller}",
+            f"set the interfaces' MTU to {one.passes or 'what the path carries'} at both ends, or there and here "
+            "`sysctl net.ipv4.tcp_mtu_probing=1`: a tunnel or firewall on the way drops what is larger without a word",
+        )  # fmt: skip
     if 0 < one.mss < SMALL_MSS:
         return Finding(WARN, "lanes", told, "packets are small: look for a tunnel on the way and its MTU")
     if 0 < one.mss < USUAL_MSS:

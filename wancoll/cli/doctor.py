@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ import shutil
 import socket
 import struct
 import sys
+import termios
 import textwrap
 import time
 from collections.abc import Iterator
@@ -33,11 +35,14 @@ from wancoll.net.ask import ask
 from wancoll.options import Flat, Seconds, between
 from wancoll.units import parse_duration, parse_rate
 from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
 
 _SYS = "/proc/sys/net"
 _UNSYNC = 0x40  # STA_UNSYNC of adjtimex
 _MOST_WAYS = 64  # that are dialled
 _MOST_PATHS = 16  # that are told
+_PACKET_SECONDS = 2.0  # for a full packet to come through, and back
+_PACKETS = (8000, 4000, 1500, 1492, 1480, 1450, 1420, 1400, 1280, 576)  # bytes, that are tried where none does
 
 
 def doctor(
@@ -56,7 +61,8 @@ def doctor(
     """Look at this machine's settings, and say what to change: a line each, ok, warn or fail.
 
     With --master or --join also at that master, its clock and version, and at the lanes of every daemon that it knows,
-    which are dialled from here. Run it on each machine: of each two one has to reach the other. Changes nothing.
+    which are dialled from here and sent a full packet each way. Run it on each machine: of each two one has to reach
+    the other. Changes nothing.
 
     Exit code 1: something fails.
     """
@@ -202,12 +208,45 @@ def _certificates(paths: dict[str, str]) -> Iterator[Finding]:
 
 
 def _dial(daemon: str, where: str, timeout: float) -> Way:
-    """Connect, and ask the kernel what it has found out on the way; what listens there hears nothing more."""
+    """Connect, ask the kernel what it has found out on the way, and exchange full packets with who listens there."""
     try:
         with socket.create_connection(split_address(where), timeout) as connection:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-            # linux/tcp.h: eight bytes, then numbers, of which snd_mss is the third, pmtu the 14th, rtt the 16th.
-            numbers = struct.unpack_from("=24I", info, 8)
-            return Way(daemon, where, "", rtt=numbers[15] * 1e-6, mtu=numbers[13], mss=numbers[2])
+            mss, mtu, rtt = _kernel_view(connection)
+            family, address = connection.family, connection.getpeername()
+            swallowed, passes = _swallowed(connection, daemon, mss), 0
+        head = 40 if family == socket.AF_INET else 60
+        for size in _PACKETS if swallowed else ():
+            with socket.socket(family) as smaller:
+                smaller.settimeout(timeout)
+                smaller.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, size - head)  # of both ends' packets
+                smaller.connect(address)
+                if (less := _kernel_view(smaller)[0]) < mss and not _swallowed(smaller, daemon, less):
+                    passes = size
+                    break
+        return Way(daemon, where, "", rtt=rtt, mtu=mtu, mss=mss, swallowed=swallowed, passes=passes)
     except (OSError, ValueError) as bad:
         return Way(daemon, where, getattr(bad, "strerror", None) or str(bad) or type(bad).__name__)
+
+
+def _kernel_view(connection: socket.socket) -> tuple[int, int, float]:
+    """Bytes of a segment, and of a packet on this path; seconds of a round trip."""
+    # linux/tcp.h: eight bytes, then numbers, of which snd_mss is the third, pmtu the 14th, rtt the 16th.
+    numbers = struct.unpack_from("=24I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 8)
+    return numbers[2], numbers[13], numbers[15] * 1e-6
+
+
+def _swallowed(connection: socket.socket, daemon: str, mss: int) -> str:
+    """Which of two segments of *mss* bytes does not come through: "there", "back"; "": both do."""
+    hello = encode(m.ProbeHello(PROTOCOL_VERSION, daemon, mss, mss))
+    connection.sendall(hello + bytes(mss))
+    connection.settimeout(_PACKET_SECONDS)
+    left = mss
+    try:
+        while left > 0 and (data := connection.recv(left)):
+            left -= len(data)
+    except TimeoutError:
+        waiting = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
+        return "there" if waiting else "back"
+    except ConnectionError:
+        pass  # a daemon that refuses such a probe has heard it
+    return ""

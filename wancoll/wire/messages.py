@@ -313,12 +313,14 @@ class LaneHello(Message, frozen=True):
 class ProbeHello(Message, frozen=True):
     """First frame of a connection that only asks who listens here, and how far away.
 
-    After it come *nbytes* of anything; LaneWelcome answers when they have arrived. More ProbeHello may follow.
+    After it come *nbytes* of anything; LaneWelcome answers when they have arrived. More ProbeHello may follow. *fill*:
+    bytes that the answer shall have, at least: whether so large a packet comes back.
     """
 
     protocol: int
     daemon: Name
     nbytes: Annotated[int, Meta(ge=0, le=1 << 26)] = 0
+    fill: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
 
 
 class LaneWelcome(Message, frozen=True):
@@ -326,12 +328,14 @@ class LaneWelcome(Message, frozen=True):
 
     daemon: Name
     checksums: bool = True
+    filler: bytes = b""
 
 
 class LaneRefused(Message, frozen=True):
     """The lane is not opened; the dialler may try again."""
 
     reason: Text
+    filler: bytes = b""
 
 
 LaneFirst = LaneHello | ProbeHello

@@ -17,6 +17,8 @@ from wancoll.peer.core.tcpinfo import TcpInfo
 CALM = 4  # looks: from then on the kernel is asked of a calm lane at each so many
 STILL = 0.5  # seconds without progress from which a lane counts as dead or blocked
 NO_PROGRESS = "nothing that was sent on lane {lane} was acknowledged for {seconds:.1f} s, {backlog} bytes wait"
+NO_LARGE = "; it seems that no large packet has passed on it: look at the path's MTU, and net.ipv4.tcp_mtu_probing"
+LARGE = 1220  # bytes of a segment: a path has room for so many, and a lane that has moved data sends as many on average
 NOT_TAKEN = "the other end took nothing from lane {lane} for {seconds:.1f} s, {backlog} bytes wait"
 
 
@@ -192,6 +194,8 @@ class Stalls:
                 if lane.state and now - since >= timeout and told:
                     text = NO_PROGRESS if dead else NOT_TAKEN
                     words = text.format(lane=index, seconds=now - since, backlog=_backlog(lane.look))
+                    if dead and lane.look.info and lane.look.info.bytes_acked < LARGE * lane.look.info.segments:
+                        words += NO_LARGE
                     found.append(Stuck(number, dead, words))
                     break
         return found

@@ -11,6 +11,7 @@ import trio
 
 from wancoll.engine import Engine
 from wancoll.errors import ConfigError
+from wancoll.limits import KIB
 from wancoll.net.dial import DialFailed, dial, read_frame
 from wancoll.net.listen import whose
 from wancoll.net.tls import explained
@@ -40,6 +41,7 @@ _WHY = {  # of the engine's and OpenSSL's words between daemons, what there is t
     "without a close notify": "the connection was cut: that daemon has ended, or its log says why",
 }
 _SEALED_HERE = "this daemon speaks TLS only: start yours with --join and a token of the same master"
+_FULL_PACKET = 64 * KIB  # bytes that are read of it, at most
 
 
 class Connection:
@@ -249,11 +251,15 @@ class Connector:
         first = await stream.socket.recv(1, socket.MSG_PEEK)
         plain = Connection(stream)
         if first and begins_tls(first) != (seals is not None):
+            refused = m.LaneRefused(_PLAIN_HERE if seals is None else _SEALED_HERE)
             if seals is not None:
-                await read_frame(plain, m.LaneFirst, who=who)  # a reset would take the answer along
+                hello = await read_frame(plain, m.LaneFirst, who=who)  # a reset would take the answer along
+                if isinstance(hello, m.ProbeHello) and hello.fill:  # `wancoll doctor`, which has no peer's certificate
+                    await plain.recv(_FULL_PACKET)
+                    refused = m.LaneRefused(refused.reason, bytes(hello.fill))
             else:
                 await plain.recv(_HELLO_BYTES)
-            await plain.send_all(encode(m.LaneRefused(_PLAIN_HERE if seals is None else _SEALED_HERE)))
+            await plain.send_all(encode(refused))
             raise DialFailed(f"{who} " + ("speaks TLS, and this daemon has no certificates" if seals is None else
                              "does not speak TLS, as this daemon does"))  # fmt: skip
         if seals is None:

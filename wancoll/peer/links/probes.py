@@ -165,7 +165,7 @@ async def answer_probe(connection: Connection, hello: m.ProbeHello, daemon: str,
                 if not data:
                     return
                 left -= len(data)
-            await connection.send_all(encode(m.LaneWelcome(daemon)))
+            await connection.send_all(encode(m.LaneWelcome(daemon, filler=bytes(hello.fill))))
             hello = await read_frame(connection, m.ProbeHello, who=who)
     except (DialFailed, trio.BrokenResourceError, trio.ClosedResourceError):
         return  # the dialler has seen enough
