@@ -107,8 +107,8 @@ def format_duration(seconds: float, digits: int = 6) -> str:
     seconds = float(f"{seconds:.{digits}g}")  # first: 999.9 ms to three digits is 1 s
     for unit in ("s", "ms", "us"):
         if seconds >= 10.0 ** DURATIONS[unit]:
-            return f"{seconds * 10.0 ** -DURATIONS[unit]:.{digits}g} {unit}"
-    return f"{seconds * 1e9:.{digits}g} ns" if seconds else "0 us"
+            return f"{seconds * 10.0 ** -DURATIONS[unit]:.12g} {unit}"
+    return f"{seconds * 1e9:.12g} ns" if seconds else "0 us"
 
 
 def format_rate(rate: float, digits: int = 6) -> str:
@@ -116,8 +116,8 @@ def format_rate(rate: float, digits: int = 6) -> str:
     rate = float(f"{rate:.{digits}g}")  # first: 999.9 MB/s to three digits is 1 GB/s
     for unit in ("TB/s", "GB/s", "MB/s", "kB/s"):
         if rate >= RATES[unit]:
-            return f"{rate / RATES[unit]:.{digits}g} {unit}"
-    return f"{rate:.{digits}g} B/s"
+            return f"{rate / RATES[unit]:.12g} {unit}"
+    return f"{rate:.12g} B/s"
 
 
 def _measure(text: str, what: str, units: Container[str], kind: str, expected: str) -> tuple[str, str]:

@@ -30,35 +30,48 @@ def call(capsys: pytest.CaptureFixture[str]) -> Any:
     return command
 
 
+def flat(out: str) -> str:
+    """Each comment on one line."""
+    return out.replace("\n#   ", " ")
+
+
 def test_the_table_to_the_printed_digit(call: Any) -> None:
     columns = "split,state,activations,memory,sent,comm,bubble,step,share,try"
     assert columns == ",".join(COLUMNS)
     lines = call("--members", "8").splitlines()
-    assert lines[:2] == [
+    assert lines[:4] == [
         "# 7B parameters of 16 bytes, 8 members of 80 GiB, alpha 5 us, bandwidth 100 GB/s",
-        "# all_reduce of the gradients, 14 GB: 24.5 GB each, 245 ms; 280 ms with the approximation 2 S",
+        "# all_reduce of the gradients, 14 GB: 24.5 GB each, 245 ms; 280 ms with the",
+        "#   approximation 2 S",
+        "",
     ]
-    assert lines[3].split() == columns.split(",")
-    assert [re.split(r"  +", line) for line in lines[4:]] == [
+    assert max(map(len, lines)) == 80
+    first, second = ([re.split(r"  +", line) for line in lines[at : at + 10]] for at in (4, 15))
+    assert [*first[0][1:], *second[0][1:]] == columns.split(",")
+    assert [[*one, *other[1:]] for one, other in zip(first[1:], second[1:], strict=True)] == [
         ["DP", "8x1x1", "104 GiB", "8.5 GiB", "113 GiB", "24.5 GB", "245 ms", "0.0 %", "2.54 s", "9.7 %",
          "no fit"],
         ["ZeRO-1", "8x1x1", "35.9 GiB", "8.5 GiB", "44.4 GiB", "24.5 GB", "245 ms", "0.0 %", "2.54 s", "9.7 %", "1"],
-        ["ZeRO-2", "8x1x1", "24.4 GiB", "8.5 GiB", "32.9 GiB", "61.2 GB", "613 ms", "0.0 %", "2.91 s", "21.1 %", "3"],
-        ["ZeRO-3", "8x1x1", "13 GiB", "8.5 GiB", "21.5 GiB", "147 GB", "1.47 s", "0.0 %", "3.76 s", "39.1 %", "5"],
-        ["TP", "1x1x8", "13 GiB", "3.25 GiB", "16.3 GiB", "120 GB", "1.49 s", "0.0 %", "3.78 s", "39.4 %", "6"],
-        ["TP+SP", "1x1x8", "13 GiB", "1.06 GiB", "14.1 GiB", "120 GB", "1.49 s", "0.0 %", "3.78 s", "39.4 %", "7"],
-        ["PP", "1x8x1", "13 GiB", "8.5 GiB", "21.5 GiB", "1.07 GB", "11.1 ms", "17.9 %", "2.81 s", "0.4 %", "4"],
-        ["3D", "2x2x2", "26.1 GiB", "4.25 GiB", "30.3 GiB", "20.8 GB", "218 ms", "5.9 %", "2.66 s", "8.2 %", "2"],
+        ["ZeRO-2", "8x1x1", "24.4 GiB", "8.5 GiB", "32.9 GiB", "61.2 GB", "613 ms", "0.0 %", "2.91 s", "21.1 %", "2"],
+        ["ZeRO-3", "8x1x1", "13 GiB", "8.5 GiB", "21.5 GiB", "147 GB", "1.47 s", "0.0 %", "3.76 s", "39.1 %", "3"],
+        ["TP", "1x1x8", "13 GiB", "3.25 GiB", "16.3 GiB", "120 GB", "1.49 s", "0.0 %", "3.78 s", "39.4 %", "4"],
+        ["TP+SP", "1x1x8", "13 GiB", "1.06 GiB", "14.1 GiB", "120 GB", "1.49 s", "0.0 %", "3.78 s", "39.4 %", "5"],
+        ["PP", "1x8x1", "13 GiB", "8.5 GiB", "21.5 GiB", "1.07 GB", "11.1 ms", "17.9 %", "2.81 s", "0.4 %", "6"],
+        ["3D", "2x2x2", "26.1 GiB", "4.25 GiB", "30.3 GiB", "20.8 GB", "218 ms", "5.9 %", "2.66 s", "8.2 %", "7"],
         ["DiLoCo", "8x1x1", "156 GiB", "8.5 GiB", "165 GiB", "245 MB", "2.45 ms", "0.0 %", "2.3 s", "0.1 %",
          "no fit"],
     ]  # fmt: skip
+    assert flat("\n".join(lines[25:])) == (
+        "\n# ZeRO-2 and ZeRO-3 reduce gradients after each of 4 micro-batches: fewer larger ones send less"
+    )
+    assert "micro-batches" not in call("--micro-batches", "8")
 
 
 def test_half_a_million_parameters_on_four_workers(call: Any) -> None:
     out = call("--parameters", "500k", "--members", "4", "--precision", "single", "--alpha", "50us",
                "--bandwidth", "2GB/s", "--columns", "try , sent")  # fmt: skip
-    assert "gradients, 2 MB: 3 MB each, 1.8 ms; 2.3 ms with the approximation 2 S" in out
-    assert out.splitlines()[3].split() == ["try", "sent"]
+    assert "gradients, 2 MB: 3 MB each, 1.8 ms; 2.3 ms with the approximation 2 S" in flat(out)
+    assert flat(out).splitlines()[3].split() == ["try", "sent"]
 
 
 def test_json_has_bytes_and_seconds(call: Any) -> None:
@@ -71,11 +84,30 @@ def test_json_has_bytes_and_seconds(call: Any) -> None:
     assert sorted(row["try"] for row in rows.values() if row["fits"]) == list(range(1, 8))
 
 
-def test_it_says_where_nothing_fits(call: Any) -> None:
-    assert call("--device-memory", "1G").endswith(
-        "\nnone fits: more members, fewer or smaller micro-batches, or half-moments\n"
+def test_it_says_what_would_fit(call: Any) -> None:
+    """More members where the state alone is too large; else fewer or smaller micro-batches help, too."""
+    args = ("--parameters", "70B", "--layers", "80", "--hidden", "8192", "--columns", "try")
+    assert flat(call(*args)).endswith(
+        "# none fits: the state alone takes 130 GiB of a member with ZeRO-3; it needs more than 13 members, more "
+        "memory in each, or fewer bytes of a parameter\n"
     )
+    assert "none fits" in call(*args, "--members", "13")
+    long = call(*args, "--members", "14", "--sequence", "65536")
+    assert "none fits: more members, or fewer or smaller micro-batches" in flat(long)
     assert "none fits" not in call()
+    assert ", 1 member of 200 GiB," in call("--members", "1", "--device-memory", "200G")
+    assert "more than 1 member," in flat(call("--members", "1"))
+
+
+def test_links_inside_a_machine_show_where_each_part_belongs(call: Any) -> None:
+    """A layer is shared inside a machine, stages and data across."""
+    args = ("--parameters", "70B", "--layers", "80", "--hidden", "8192", "--members", "64", "--bandwidth", "50GB/s")
+    rows = {row["name"]: row for row in json.loads(call(*args, "--inside", "450GB/s", "--json"))["training"]}
+    assert (rows["3D"]["split"], rows["3D"]["try"]) == ([4, 2, 8], 1)
+    alone = {row["name"]: row for row in json.loads(call(*args, "--json"))["training"]}
+    assert alone["3D"]["split"] != [4, 2, 8]
+    assert rows["TP"]["step"] == alone["TP"]["step"]  # it spans machines
+    assert "450 GB/s inside a machine of 4" in flat(call(*args, "--inside", "450GB/s", "--machine", "4"))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +124,8 @@ def test_it_says_where_nothing_fits(call: Any) -> None:
         (["--columns", "memory,speed"], "'speed'"),
         (["--columns", "try,try"], "twice"),
         (["--columns", ","], "some of split"),
+        (["--inside", "fast"], "--inside"),
+        (["--machine", "0"], "from 1 to"),
         (["--precision", "double"], "double"),
         (["--device-memory", "80GB"], "--device-memory"),
     ],
@@ -114,7 +148,7 @@ def test_help_shows_variable_and_default_of_every_option(call: Any, monkeypatch:
     monkeypatch.setenv("COLUMNS", "300")
     rows = re.findall(r"│ (--[a-z-]+)(.*?)(?=│ --|╰)", call("--help"), re.DOTALL)
     options = {name: text for name, text in rows if name not in ("--help", "--version")}
-    assert len(options) == 16
+    assert len(options) == 18
     for name, text in options.items():
         assert "WANCOLL_MODEL_TRAINING_" + name.removeprefix("--").replace("-", "_").upper() in text, name
         assert "[default:" in text, name

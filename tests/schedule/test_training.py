@@ -172,20 +172,50 @@ def way(name: str, memory: float, step: float) -> Estimate:
     return Estimate(name, (1, 1, 1), memory, 0.0, 0.0, step, 0.0, 0.0)
 
 
-def test_what_fits_in_the_order_of_time_and_then_simplicity() -> None:
-    found = [way("a", 10, 1.04), way("b", 5, 1.0), way("c", 5, 0.5), way("d", 11, 0.1), way("e", 1, 1.06)]
-    assert [one.name for one in order(found, 10)] == ["c", "a", "b", "e"]
+def test_what_fits_in_the_order_of_the_rows_and_what_is_slow_comes_last() -> None:
+    found = [way("a", 10, 2.1), way("b", 5, 1.9), way("c", 5, 1.0), way("d", 11, 0.1), way("e", 1, 3.0)]
+    assert [one.name for one in order(found, 10)] == ["b", "c", "a", "e"]
     assert [one.name for one in order(found, 1)] == ["e"]
     assert order(found, 0) == []
 
 
-def test_a_slow_link_is_for_diloco() -> None:
+def test_the_recipe_of_the_textbooks() -> None:
+    """Data parallel first, ZeRO by stages where it does not fit, then the rest; DiLoCo where the link is slow."""
     slow, fast = LinkCost(40e-3, 8 / 200e6), LinkCost(1e-6, 1 / 900e9)
     job = dataclasses.replace(JOB, flops=1e8)
-    assert order(estimates(job, 8, slow), 1e9)[0].name == "DiLoCo"
-    assert order(estimates(job, 8, fast), 1e9)[0].name == "DP"
+    assert order(estimates(dataclasses.replace(job, flops=1e10), 8, slow), 1e9)[0].name == "DiLoCo"
+    names = [one.name for one in order(estimates(job, 8, fast), 1e9)]
+    assert names == ["DP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "3D", "DiLoCo"]
     big = dataclasses.replace(job, parameters=10**9, flops=1e12)
-    assert order(estimates(big, 8, fast), 8e9)[0].name == "ZeRO-1"
+    for memory, first in ((17e9, "DP"), (8e9, "ZeRO-1"), (4.5e9, "ZeRO-2"), (2.2e9, "ZeRO-3")):
+        assert order(estimates(big, 8, fast), memory)[0].name == first
+    near = dataclasses.replace(JOB, parameters=30 * 10**9, layers=48, hidden=7168, sequence=2048, micro_batch=1,
+                               micro_batches=32, flops=150e12)  # fmt: skip
+    assert order(estimates(near, 8, LinkCost(5e-6, 1 / 100e9)), 80 * 2**30)[0].name == "ZeRO-3"
+
+
+def test_a_group_inside_a_machine_has_its_links() -> None:
+    """Members of a layer lie together, then those of the data, then the stages."""
+    outside, inside = LinkCost(1e-3, 1e-6), LinkCost(1e-5, 1e-9)
+
+    def seconds_of(name: str, members: int, machine: int, **options: tuple[int, int, int]) -> float:
+        found = estimates(JOB, members, outside, inside=inside, machine=machine, **options)
+        return next(one.communicating for one in found if one.name == name)
+
+    assert seconds_of("TP", 8, 8) < seconds_of("TP", 8, 4) == by_name()["TP"].communicating
+    assert seconds_of("DP", 6, 8) < seconds_of("DP", 6, 4) == by_name(6)["DP"].communicating
+    whole = by_name(split=(2, 2, 2))["3D"].communicating
+    times = [seconds_of("3D", 8, machine, split=(2, 2, 2)) for machine in (1, 2, 3, 4, 8)]
+    assert whole == times[0] == times[2]  # two do not lie in each machine of three
+    assert times[0] > times[1] > times[3] > times[4]
+
+
+def test_3d_is_a_split_that_fits_where_there_is_one() -> None:
+    job = dataclasses.replace(JOB, layers=16)
+    best = next(one for one in estimates(job, 12, LINK) if one.name == "3D")
+    small = next(one for one in estimates(job, 12, LINK, memory=best.memory - 1) if one.name == "3D")
+    assert small.memory < best.memory
+    assert small.step > best.step
 
 
 @pytest.mark.parametrize(("members", "split"), [(0, None), (8, (2, 2, 3)), (8, (-2, -2, 2)), (16, (1, 16, 1))])

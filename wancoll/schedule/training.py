@@ -13,12 +13,12 @@ DiLoCo: Douillard et al., 2023. 6 operations for each parameter and token, forwa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from wancoll.schedule.cost import LinkCost, lower_bound, seconds
 
-ALIKE = 1.05  # steps whose times are within this factor: the simpler way goes first
+SLOW = 2.0  # times the fastest step: a way that takes longer is tried after those that do not
 OUTER_BYTES = 8  # of a parameter that DiLoCo keeps besides: the weights of the last exchange and Nesterov's momentum
 
 
@@ -152,14 +152,21 @@ def all_reduce_twice(nbytes: float, world_size: int, cost: LinkCost) -> float:
     return 2 * (world_size - 1) * cost.alpha + 2 * nbytes * cost.beta if world_size > 1 else 0.0
 
 
-def estimates(job: Job, members: int, link: LinkCost, *, split: tuple[int, int, int] | None = None) -> list[Estimate]:
-    """Each way, the simplest first.
+def estimates(
+    job: Job, members: int, link: LinkCost, *, split: tuple[int, int, int] | None = None,
+    inside: LinkCost | None = None, machine: int = 1, memory: float = math.inf,
+) -> list[Estimate]:  # fmt: skip
+    """Each way, in the order of the textbooks: data parallel, ZeRO, tensor parallel, pipeline, all three, DiLoCo.
 
     Args:
         job: what is trained.
         members: devices, each with a link of its own.
         link: what a message costs.
-        split: of 3D, (data, pipeline, tensor); without it the fastest that uses as many of the three as it can.
+        split: of 3D, (data, pipeline, tensor); without it the fastest, if possible one that fits, that uses as many of
+            the three as it can.
+        inside: what a message costs between devices of one machine; None: as *link*.
+        machine: devices of a machine. Those that share a layer lie next to each other, then those that share the data.
+        memory: bytes of a device.
 
     Raises:
         ValueError: no members, or a *split* that has not their number or more stages than layers.
@@ -171,28 +178,31 @@ def estimates(job: Job, members: int, link: LinkCost, *, split: tuple[int, int, 
             f"data x pipeline x tensor of {members} members multiply to them, with at most {job.layers} stages; "
             f"got {'x'.join(map(str, split))}"
         )
-    found = [*_replicated(job, members, link)]
-    found.append(_spread(job, "TP", (1, 1, members), link))
-    found.append(_spread(job, "TP+SP", (1, 1, members), link, sequence_parallel=True))
+
+    def between(world: int, stride: int = 1) -> LinkCost:
+        return inside if inside and (members <= machine or machine % (world * stride) == 0) else link
+
+    found = [*_replicated(job, members, between(members))]
+    found.append(_spread(job, "TP", (1, 1, members), between))
+    found.append(_spread(job, "TP+SP", (1, 1, members), between, sequence_parallel=True))
     if members <= job.layers:
-        found.append(_spread(job, "PP", (1, members, 1), link))
-    splits = [split] if split is not None else _splits(members, job.layers)
-    if splits:
-        every = [_spread(job, "3D", each, link, sequence_parallel=True) for each in splits]
-        found.append(min(every, key=lambda one: one.step))
-    found.append(_diloco(job, members, link))
+        found.append(_spread(job, "PP", (1, members, 1), between))
+    if splits := [split] if split is not None else _splits(members, job.layers):
+        every = [_spread(job, "3D", each, between, sequence_parallel=True) for each in splits]
+        found.append(min(every, key=lambda one: (one.memory > memory, one.step)))
+    found.append(_diloco(job, members, between(members)))
     return found
 
 
 def order(found: Sequence[Estimate], memory: float) -> list[Estimate]:
     """Those that fit into *memory* bytes, in the order in which one would try them.
 
-    The fastest step first; of those that are ALIKE the one that stands first in *found*.
+    The order of *found*, but what is SLOW, beside the fastest of those that are left, waits for the others.
     """
     left = [one for one in found if one.memory <= memory]
     tried = []
     while left:
-        limit = min(one.step for one in left) * ALIKE
+        limit = min(one.step for one in left) * SLOW
         tried.append(next(one for one in left if one.step <= limit))
         left.remove(tried[-1])
     return tried
@@ -234,8 +244,9 @@ def _replicated(job: Job, n: int, link: LinkCost) -> Iterator[Estimate]:
 
 
 def _spread(
-    job: Job, name: str, split: tuple[int, int, int], link: LinkCost, *, sequence_parallel: bool = False
-) -> Estimate:
+    job: Job, name: str, split: tuple[int, int, int], between: Callable[..., LinkCost], *,
+    sequence_parallel: bool = False,
+) -> Estimate:  # fmt: skip
     """The model's parts on different members: its layers in stages, each layer's matrices in columns and rows."""
     data, stages, tensor = split
     own = math.ceil(job.micro_batches / data)
@@ -246,11 +257,13 @@ def _spread(
     sent = time = 0.0
     # Each layer sums up twice forward and twice backward. An all-reduce is a reduce-scatter and an all-gather, which
     # stand apart with sequence parallel: the same bytes.
-    for count, nbytes, world in ((8 * layers * own, job.boundary, tensor), (2, held * job.precision.gradient, data)):
-        a, b = _exchange(nbytes, world, link)
+    shared = (8 * layers * own, job.boundary, tensor, 1), (2, held * job.precision.gradient, data, tensor)
+    for count, nbytes, world, stride in shared:
+        a, b = _exchange(nbytes, world, between(world, stride))
         sent, time = sent + count * a, time + count * b
     if stages > 1:  # the outer stages have one neighbour; of the inner ones activations go on and gradients back
         count, nbytes = (2 if stages > 2 else 1) * own, job.boundary / (tensor if sequence_parallel else 1)
+        link = between(stages, data * tensor)
         sent, time = sent + count * nbytes, time + count * (link.alpha + nbytes * link.beta)
     computing = _computing(job, data, stages * tensor)
     idle = computing * (stages - 1) / own

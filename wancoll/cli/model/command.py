@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.model.question import EXTRA, Question, column_names, print_columns, shown
+from wancoll.cli.model.question import EXTRA, Question, column_names, named_columns, print_columns, shown
 from wancoll.errors import ConfigError
 from wancoll.limits import format_size
 from wancoll.options import between, check_picture
@@ -123,7 +123,9 @@ def run(
     inside = _cost(inside_alpha, inside_bandwidth, overhead, "inside-")[0] if sites else None
     known = tuple(name for name in ALGORITHMS if name != "hierarchical" or sites)
     classic = known if algorithms else CLASSIC if kind == "all_reduce" else HALVED
-    chosen = _columns(columns, kind, known) or [name for name in classic if kind == "all_reduce" or name in HALVED]
+    chosen = named_columns(columns, column_names(kind, known)) or [
+        name for name in classic if kind == "all_reduce" or name in HALVED
+    ]
     names = tuple(name for name in chosen if name in known)
     root = parse_rate(root_bandwidth, "--root-bandwidth") if root_bandwidth else 0.0
     question = Question(names, cost, given, sites, inside, kind, root)
@@ -175,20 +177,6 @@ def _pair(text: str, sites: int) -> tuple[str, str]:
     if "hierarchical" in names and not sites:
         raise ConfigError("hierarchical needs to know the sites", who="--crossover", expected="--sites, 1 or more")
     return names[0], names[1]
-
-
-def _columns(text: str, kind: str, algorithms: tuple[str, ...]) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    known = column_names(kind, algorithms)
-    wrong = next((name for name in names if name not in known or names.count(name) > 1), None)
-    if wrong is not None:
-        raise ConfigError(
-            f"no column of {kind}, or twice",
-            who="--columns",
-            expected=f"some of {', '.join(known)}" + ("" if "hierarchical" in known else " (hierarchical: --sites)"),
-            got=repr(wrong),
-        )
-    return names
 
 
 def _check_plot(plot: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from wancoll.errors import ConfigError
 from wancoll.schedule.cost import HALVED, LinkCost, Sites, crossover, lower_bound, seconds
 from wancoll.schedule.training import all_reduce_twice
 from wancoll.units import format_bytes, format_rate
@@ -75,6 +76,18 @@ def column_names(kind: str, algorithms: tuple[str, ...]) -> list[str]:
     names = [name for name in algorithms if kind == "all_reduce" or name in HALVED]
     extra = EXTRA if kind == "all_reduce" else ("bound", "bytes")
     return [*names, *extra, *(f"{name}/bound" for name in names)]
+
+
+def named_columns(text: str, known: Collection[str]) -> list[str]:
+    """The names in *text*, with commas between."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    wrong = next((name for name in names if name not in known or names.count(name) > 1), None)
+    if wrong is not None:
+        raise ConfigError(
+            "no such column, or twice", who="--columns", expected=f"some of {', '.join(known)}", got=repr(wrong),
+            hint="it needs --sites" if wrong == "hierarchical" else "",
+        )  # fmt: skip
+    return names
 
 
 def print_columns(left: Sequence[str], columns: Iterable[Sequence[str]], least: int = 0) -> None:

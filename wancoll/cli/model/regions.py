@@ -37,10 +37,7 @@ def cells(low: int, high: int) -> NDArray[np.float64]:
 
 
 def worlds(question: Question) -> NDArray[np.int64]:
-    """Members of each row of cells.
-
-    halving_doubling is faster where they are a power of two: then each one has rows enough to be seen.
-    """
+    """Members of each row of cells. halving_doubling is fastest with powers of two only: these have rows to be seen."""
     powers = cells(LOW_WORLD, HIGH_WORLD)
     if "halving_doubling" in question.names:
         near = np.round(powers)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import textwrap
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
+from wancoll.cli.model.question import WIDTH, named_columns, print_columns
 from wancoll.errors import ConfigError
-from wancoll.limits import format_size
+from wancoll.limits import counted, format_size
 from wancoll.options import between
 from wancoll.schedule.cost import LinkCost, lower_bound, seconds
 from wancoll.schedule.training import PRECISIONS, Estimate, Job, all_reduce_twice, estimates, order
@@ -36,14 +39,13 @@ COLUMNS = {
     "share": "communication's part of a step",
     "try": "whether it fits, and which to try first",
 }
-WIDTH = 13
 
 training = App(
     name="training",
     config=Env("WANCOLL_MODEL_TRAINING_", command=False),
     help_epilogue=(
-        "All rows compute the same batch. To try: what fits, the fastest step first, of steps within 5 % the simpler "
-        "one. DiLoCo changes what is computed: H steps alone, then an average. Formulas and sources: "
+        "All rows compute the same batch. To try: what fits, in the order of the rows; ways whose step takes more than "
+        "twice the fastest come last. DiLoCo changes what is computed: H steps alone, then an average. Sources: "
         "wancoll/schedule/training.py. Memory: GiB is 2^30 bytes. What is sent: GB is 10^9 bytes."
     ),
 )
@@ -68,6 +70,10 @@ def run(
     bandwidth: Annotated[
         str, Parameter(help="Bandwidth of a member's link, each way, unit B/s or bit/s with k, M, G, T, Ki, Mi or Gi.")
     ] = "100GB/s",
+    inside: Annotated[
+        str, Parameter(help="As --bandwidth, between devices of one machine, 5 us a message. Empty: as the others.")
+    ] = "",
+    machine: Annotated[int, Parameter(validator=between(1, MOST_MEMBERS), help="Devices of one, for --inside.")] = 8,
     flops: Annotated[
         str, Parameter(help="Operations that a device gets done in a second: a number, with k, M, G or T.")
     ] = "150T",
@@ -95,7 +101,9 @@ def run(
     ] = False,
 ) -> int:
     """Print what a step of training takes with DP, ZeRO, tensor and pipeline parallel, 3D and DiLoCo."""
-    chosen = _columns(columns)
+    chosen = named_columns(columns, COLUMNS)
+    if not chosen:
+        raise ConfigError("no column", who="--columns", expected=f"some of {', '.join(COLUMNS)}", got=repr(columns))
     memory = parse_size(device_memory, "--device-memory")
     rate = parse_rate(bandwidth, "--bandwidth")
     link = LinkCost(parse_duration(alpha, "--alpha"), 1 / rate)
@@ -110,7 +118,10 @@ def run(
         PRECISIONS[precision],
         parse_count(flops, "--flops"),
     )
-    found = estimates(job, members, link, split=_split(split, members, layers))
+    near = LinkCost(5e-6, 1 / parse_rate(inside, "--inside")) if inside else None
+    found = estimates(
+        job, members, link, split=_split(split, members, layers), inside=near, machine=machine, memory=memory
+    )
     places = {one.name: place for place, one in enumerate(order(found, memory), start=1)}
     gradients = {
         "bytes": job.gradients,
@@ -122,32 +133,35 @@ def run(
         rows = [_numbers(one) | {"fits": one.name in places, "try": places.get(one.name)} for one in found]
         print(json.dumps({"members": members, "gradients": gradients, "training": rows}, indent=2))
         return 0
-    print(
-        f"# {parameters} parameters of {job.precision.total} bytes, {members} members of {format_size(memory)}, "
-        f"alpha {format_duration(link.alpha)}, bandwidth {format_rate(rate)}"
-    )
-    print(
-        f"# all_reduce of the gradients, {format_bytes(job.gradients)}: {format_bytes(gradients['bound_bytes'])} each, "
-        f"{format_duration(gradients['ring_seconds'], 3)}; "
-        f"{format_duration(gradients['2S_seconds'], 3)} with the approximation 2 S"
-    )
-    print(f"\n{'':<8}{''.join(f'{name:>{WIDTH}}' for name in chosen)}")
-    for one in found:
-        cells = _cells(one, places.get(one.name))
-        print(f"{one.name:<8}{''.join(f'{cells[name]:>{WIDTH}}' for name in chosen)}")
+    links = f"alpha {format_duration(link.alpha)}, bandwidth {format_rate(rate)}"
+    links += f"; {format_rate(1 / near.beta)} inside a machine of {machine}" if near else ""
+    _say(f"{parameters} parameters of {job.precision.total} bytes, {counted(members, 'member')} of "
+         f"{format_size(memory)}, {links}")  # fmt: skip
+    _say(f"all_reduce of the gradients, {format_bytes(job.gradients)}: {format_bytes(gradients['bound_bytes'])} each, "
+         f"{format_duration(gradients['ring_seconds'], 3)}; {format_duration(gradients['2S_seconds'], 3)} with the "
+         "approximation 2 S")  # fmt: skip
+    print()
+    cells = [_cells(one, places.get(one.name)) for one in found]
+    left = [f"{name:<6}" for name in ("", *(one.name for one in found))]
+    print_columns(left, [[name, *(each[name] for each in cells)] for name in chosen])
+    print()
+    if (own := -(-micro_batches // members)) > 1 < members:
+        _say(f"ZeRO-2 and ZeRO-3 reduce gradients after each of {own} micro-batches: fewer larger ones send less")
     if not places:
-        print("\nnone fits: more members, fewer or smaller micro-batches, or half-moments")
+        _say(f"none fits: {_advice(min(found, key=lambda one: one.state), job, memory)}")
     return 0
 
 
-def _columns(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    wrong = next((name for name in names if name not in COLUMNS or names.count(name) > 1), None)
-    if wrong is not None or not names:
-        raise ConfigError(
-            "no column, or twice", who="--columns", expected=f"some of {', '.join(COLUMNS)}", got=repr(wrong or text)
-        )
-    return names
+def _say(text: str) -> None:
+    print(textwrap.fill(text, WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False))
+
+
+def _advice(least: Estimate, job: Job, memory: int) -> str:
+    if least.state <= memory:
+        return "more members, or fewer or smaller micro-batches"
+    short = counted(math.ceil(job.parameters * job.precision.total / memory) - 1, "member")
+    state = f"the state alone takes {format_size(least.state, 3)} of a member with {least.name}"
+    return f"{state}; it needs more than {short}, more memory in each, or fewer bytes of a parameter"
 
 
 def _split(text: str, members: int, layers: int) -> tuple[int, int, int] | None:
@@ -168,19 +182,8 @@ def _split(text: str, members: int, layers: int) -> tuple[int, int, int] | None:
 
 def _numbers(one: Estimate) -> dict[str, object]:
     """Bytes and seconds."""
-    return {
-        "name": one.name,
-        "split": one.split,
-        "state": one.state,
-        "activations": one.activations,
-        "memory": one.memory,
-        "sent": one.sent,
-        "comm": one.communicating,
-        "computing": one.computing,
-        "bubble": one.bubble,
-        "step": one.step,
-        "share": one.share,
-    }
+    names = "name", "split", "state", "activations", "memory", "sent", "computing", "bubble", "step", "share"
+    return {name: getattr(one, name) for name in names} | {"comm": one.communicating}
 
 
 def _cells(one: Estimate, place: int | None) -> dict[str, str]:
