@@ -72,7 +72,7 @@ MAY_IMPORT = {
         "wancoll.torch",
         "wancoll.units",
     ),
-    "wancoll.chaos.core": (*BASE, "wancoll.chaos.core"),
+    "wancoll.chaos.core": (*BASE, "wancoll.chaos.core", "wancoll.units"),
     "wancoll.schedule": (*BASE, "wancoll.schedule"),
     "wancoll.sync": (*BASE, "wancoll.sync"),
     "wancoll.wire": (*BASE, "wancoll.wire"),

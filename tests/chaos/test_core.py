@@ -346,7 +346,15 @@ def test_the_report() -> None:
     assert built["recoveries"]["p50"] == pytest.approx(0.6)
     assert built["phases"] == {"kill": {"": 1}, "flip": {"missed": 1}}
     assert sum(built["timeline"]["operations"]) == 74
-    assert "violations: 0" in report.lines(built)
+    assert report.lines(built) == [
+        "8 s in clear, 2 faults, 1 of them hit",
+        "74 operations committed in that time, 94 with the times before and after",
+        "longest time without one 0.70 s",
+        "goodput 9.25 kB/s, 0.93 of the 10 kB/s without faults",
+        "recoveries: 1, p50 0.600 s, p99 0.600 s",
+        "calls of all members, before and after, too: 94 committed",
+        "violations: 0",
+    ]
 
 
 def test_a_recovery_is_that_of_the_last_fault_before_it() -> None:

@@ -387,7 +387,7 @@ def test_variants_are_shown_side_by_side(capsys: pytest.CaptureFixture[str]) -> 
     variants = (Variant("auto"), Variant("ring", "int8"))
     groups = [
         [row(variants[0], 4, 1e-6), row(variants[1], 4, 2e-6)],
-        [row(variants[0], 8, 9e-6), row(variants[1], 8, 3e-6)],
+        [dataclasses.replace(row(variants[0], 8, 9e-6), algbw=0.00123, busbw=0.04567), row(variants[1], 8, 3e-6)],
     ]
     perf_report.report_table(dataclasses.replace(DEFAULTS, variants=variants), 4, "here", groups)
     lines = capsys.readouterr().out.splitlines()
@@ -395,10 +395,27 @@ def test_variants_are_shown_side_by_side(capsys: pytest.CaptureFixture[str]) -> 
     assert lines[at].split() == ["#", "size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong"]
     assert lines[at + 2].split() == ["4", "1", "float32", "sum", "1.0", "1.000", "1.500", "0"]
     assert lines[at + 3] == "#   ring (auto)"
+    assert lines[at + 6].split()[-3:] == ["0.00123", "0.04567", "0"]  # a megabyte per second shows, too
     assert lines[at + 5] == "#   ring, int8: error 1.00e-02, saved 20 B"
     words = [line.split() for line in lines]
     begin = words.index(["#", "time", "(us)", "side", "by", "side,", "*", "the", "fastest"])
     assert words[begin + 2 : begin + 4] == [["#", "auto", "1.0*", "9.0"], ["#", "ring", "int8", "2.0", "3.0*"]]
+
+
+def test_a_row_is_of_the_algorithm_that_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without sites hierarchical is what the plan takes: no row says that hierarchical was the fastest."""
+    variants = (Variant("ring"), Variant("hierarchical", "int8"), Variant("hierarchical"))
+    ran = ("ring", "halving_doubling", "hierarchical")
+    groups = [
+        [dataclasses.replace(row(each, size, 0.1), algorithm=name) for each, name in zip(variants, ran, strict=True)]
+        for size in (4, 8, 16, 32)
+    ]
+    perf_report.report_table(dataclasses.replace(DEFAULTS, variants=variants), 4, "here", groups)
+    out = capsys.readouterr().out
+    lines = out[out.index("side by side") :].splitlines()
+    names = [" ".join(word for word in line[1:].split() if "." not in word) for line in lines[2:5]]
+    assert names == ["ring", "halving_doubling (hierarchical) int8", "hierarchical"]
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("in_flight", [1, 64])

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from wancoll.chaos.core.report import goodput
 from wancoll.chaos.run import Run
-from wancoll.limits import MIB, counted
+from wancoll.limits import counted
+from wancoll.units import format_rate
 
 _EVERY = 0.25  # seconds between pictures
 _PLAIN_EVERY = 10.0  # seconds between plain lines
@@ -88,6 +89,6 @@ def _summary(run: Run, now: float) -> str:
     where = f"{passed:.0f} of {run.options.shape.seconds:.0f} s" if passed > 0 else "without faults"
     return (
         f"{where}, epoch {group.epoch if group is not None else 0}, {counted(len(run.status.members), 'member')}, "
-        f"{counted(len(run.commits), 'operation')}, {goodput(recent, now - _WINDOW, now) / MIB:.1f} MiB/s, "
+        f"{counted(len(run.commits), 'operation')}, {format_rate(goodput(recent, now - _WINDOW, now), 3)}, "
         f"{counted(len(run.injected), 'fault')}, {counted(len(run.violations), 'violation')}"
     )

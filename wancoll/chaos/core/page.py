@@ -8,6 +8,7 @@ from typing import Any
 
 from wancoll.chaos.core.report import lines
 from wancoll.limits import MIB, counted
+from wancoll.units import format_rate
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _CHART = 1200, 70, 24, 22, 100  # pixels
 # kind -> colour, what it is: on the page only where it came up.
@@ -131,7 +132,7 @@ def timeline(report: dict[str, Any]) -> str:
     size = f"width='{_WIDTH}' height='{height}' viewBox='0 0 {_WIDTH} {height}'"
     parts = [
         f"<svg class='timeline' {size} role='img' aria-label='faults, members and bytes committed over time'>",
-        f"<text x='0' y='12' class='quiet'>{most / line['width'] / MIB:.1f} MiB/s</text>",
+        f"<text x='0' y='12' class='quiet'>{format_rate(most / line['width'], 3)}</text>",
         f"<line class='grid' x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='8' y2='8'/>",
     ]
     step = next((each for each in _STEPS if seconds <= 12 * each), _STEPS[-1] * math.ceil(seconds / _STEPS[-1] / 12))
@@ -146,7 +147,7 @@ def timeline(report: dict[str, Any]) -> str:
         wide = max(0.5, x((index + 1) * line["width"]) - left)
         parts.append(
             f"<rect class='bytes' x='{left:.1f}' y='{_CHART - tall:.1f}' width='{wide:.1f}' height='{tall:.1f}'>"
-            f"<title>{nbytes / line['width'] / MIB:.1f} MiB/s, {counted(line['operations'][index], 'operation')}, "
+            f"<title>{format_rate(nbytes / line['width'], 3)}, {counted(line['operations'][index], 'operation')}, "
             f"{counted(line['world'][index], 'member')}</title></rect>"
         )
     parts += [

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wancoll.chaos.core.invariants import Gap, Injected, Violation
-from wancoll.limits import MIB, counted
+from wancoll.limits import counted
+from wancoll.units import format_rate
 
 _RECOVERY_AT_MOST = 60.0  # seconds; later it has other reasons
 
@@ -109,6 +110,7 @@ def build(findings: Findings) -> dict[str, Any]:
         "secure": findings.secure,
         "seconds": round(findings.stopped - findings.started, 3),
         "operations": len(within),
+        "in_all": len(findings.commits),
         "calls": dict(findings.calls),
         "goodput": {"quiet": quiet, "faults": under, "ratio": under / quiet if quiet else 0.0},
         "longest_gap": max(pauses, default=0.0),
@@ -163,14 +165,16 @@ def lines(report: dict[str, Any]) -> list[str]:
     speed, back = report["goodput"], report["recoveries"]
     done = counted(report["operations"], "operation")
     hits = sum(fault["hit"] for fault in report["faults"])
-    quiet = f"{speed['ratio']:.2f} of the {speed['quiet'] / MIB:.1f} MiB/s without faults"
+    quiet = f"{speed['ratio']:.2f} of the {format_rate(speed['quiet'], 3)} without faults"
+    calls = ", ".join(f"{count} {how}" for how, count in sorted(report["calls"].items()))
     over = "over TLS with certificates" if report["secure"] else "in clear"
     text = [
         f"{report['seconds']:.0f} s {over}, {counted(len(report['faults']), 'fault')}, {hits} of them hit",
-        f"{done} committed, longest time without one {report['longest_gap']:.2f} s",
-        f"goodput {speed['faults'] / MIB:.1f} MiB/s, {quiet}",
+        f"{done} committed in that time, {report['in_all']} with the times before and after",
+        f"longest time without one {report['longest_gap']:.2f} s",
+        f"goodput {format_rate(speed['faults'], 3)}, {quiet}",
         f"recoveries: {back['count']}, p50 {back['p50']:.3f} s, p99 {back['p99']:.3f} s",
-        "calls: " + ", ".join(f"{count} {how}" for how, count in sorted(report["calls"].items())),
+        f"calls of all members, before and after, too: {calls}",
         f"violations: {len(report['violations'])}",
     ]
     return text + [f"  {one['at']:8.3f} s  {one['text']}" for one in report["violations"]]

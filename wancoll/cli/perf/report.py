@@ -14,7 +14,6 @@ from wancoll.limits import counted
 from wancoll.schedule.cost import AVAILABLE
 
 _WIDTH = 80  # columns of a terminal
-_AT_ONCE = 4  # sizes side by side that fit
 
 
 def report_table(settings: Settings, peers: int, where: str, groups: Iterable[list[Row]]) -> list[Row]:
@@ -34,8 +33,9 @@ def report_table(settings: Settings, peers: int, where: str, groups: Iterable[li
         for row in rows:
             cells = {
                 "size": f"{row.size}", "count": f"{row.count}", "type": row.type, "redop": row.redop,
-                "root": f"{row.root}", "time": f"{row.time * 1e6:.1f}", "algbw": f"{row.algbw:.3f}",
-                "busbw": f"{row.busbw:.3f}", "#wrong": f"{row.wrong}",
+                "root": f"{row.root}", "time": f"{row.time * 1e6:.1f}",
+                "algbw": f"{row.algbw:.{3 if row.algbw >= 1 else 5}f}",
+                "busbw": f"{row.busbw:.{3 if row.busbw >= 1 else 5}f}", "#wrong": f"{row.wrong}",
             }  # fmt: skip
             line = " ".join(f"{cells[name]:>{width}}" for name, _, width in columns)
             print(line + (f" {row.algorithm}" if behind else f"\n#   {_more(row)}"), flush=True)
@@ -99,18 +99,27 @@ def _more(row: Row) -> str:
     return f"{row.algorithm}{asked}{coded}"
 
 
+def _name(variant: Variant, ran: list[str]) -> str:
+    """What was asked for, behind what ran where that is another algorithm: hierarchical without sites is none."""
+    asked, others = variant.algorithm, "/".join(dict.fromkeys(ran))
+    name = asked if asked in ("auto", *ran) else f"{others} ({asked})"
+    return name + (f" {variant.codec}" if variant.codec != "none" else "")
+
+
 def _side_by_side(variants: tuple[Variant, ...], sizes: list[list[Row]]) -> None:
     """Times of all variants, one line for each, one column for each size, as many as fit."""
     print("#\n# time (us) side by side, * the fastest")
-    names = [each.algorithm + (f" {each.codec}" if each.codec != "none" else "") for each in variants]
-    for some in (sizes[at : at + _AT_ONCE] for at in range(0, len(sizes), _AT_ONCE)):
+    names = [_name(each, [rows[i].algorithm for rows in sizes]) for i, each in enumerate(variants)]
+    width = max(23, *map(len, names))
+    fit = (_WIDTH - 1 - width) // 12
+    for some in (sizes[at : at + fit] for at in range(0, len(sizes), fit)):
         fastest = [min(row.time for row in rows) for rows in some]
-        print(f"#{'size (B)':>23}" + "".join(f" {rows[0].size:>11}" for rows in some))
+        print(f"#{'size (B)':>{width}}" + "".join(f" {rows[0].size:>11}" for rows in some))
         for i, name in enumerate(names):
             times = [rows[i].time for rows in some]
             cells = (
                 f" {time * 1e6:>10.1f}{'*' if time == least else ' '}"
                 for time, least in zip(times, fastest, strict=True)
             )
-            print(f"#{name:>23}{''.join(cells)}".rstrip())
+            print(f"#{name:>{width}}{''.join(cells)}".rstrip())
         print("#")
