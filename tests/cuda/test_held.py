@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -101,6 +102,30 @@ def test_who_was_told_is_not_told_again(gpu: Any, held: Communicator, manual: Fa
         work.wait(60)
     until(nobody_attends)
     assert not held._connection.regrets
+
+
+@pytest.mark.parametrize("seed", [0], indirect=True)
+@pytest.mark.parametrize("many", [False, True])
+def test_a_task_that_was_cancelled_has_not_been_told(
+    gpu: Any, held: Communicator, manual: FakeDaemon, many: bool
+) -> None:
+    """The failure is for the next call: kernels have read the old bytes."""
+    x = array(gpu, numbers(100))
+    work = held.all_reduce_many([x], async_op=True) if many else held.all_reduce(x, async_op=True)
+    work.wait_stream()
+
+    async def in_asyncio() -> None:
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(in_asyncio())
+    manual.fail(manual.next_post())
+    until(lambda: not any(each.name in ("wancoll-stream", "wancoll-await") for each in threading.enumerate()))
+    with refused("kernels read the old bytes", error=WorldTooSmall):
+        held.all_reduce(np.ones(3), timeout=1)
 
 
 def test_the_tensors_own_stream_comes_first_too(gpu: Any, held: Communicator, manual: FakeDaemon) -> None:

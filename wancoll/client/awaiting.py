@@ -1,4 +1,4 @@
-"""Awaiting a call's handle, from asyncio and from trio: its wait() runs in a thread. Neither is imported for it.
+"""Awaiting a call's handle, from asyncio and from trio: a thread waits for the call. Neither is imported for it.
 
 The client's threads, too: the end of the process waits for them.
 """
@@ -13,9 +13,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 _END_SECONDS = 5.0  # for which the end of the process waits for all threads together
 _begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -44,31 +43,31 @@ def _at_exit() -> None:
     join(list(_begun), _END_SECONDS)
 
 
-def awaited(wait: Callable[[], T]) -> Generator[Any, Any, T]:
-    """For an __await__: what wait() returns or raises.
+def awaited(settle: Callable[[], object]) -> Generator[Any, Any, None]:
+    """For an __await__: return when settle() has, or raise what it raised.
 
     A task that is cancelled leaves; the call goes on, and its thread ends with it or with the connection.
     """
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
-        found: T = yield from trio.to_thread.run_sync(wait, abandon_on_cancel=True).__await__()
-        return found
+        yield from trio.to_thread.run_sync(settle, abandon_on_cancel=True).__await__()
+        return
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[None] = loop.create_future()
 
-    def tell(outcome: T | None, bad: BaseException | None) -> None:
+    def tell(bad: BaseException | None) -> None:
         if not future.done():
-            future.set_result(outcome) if bad is None else future.set_exception(bad)  # type: ignore[arg-type]
+            future.set_result(None) if bad is None else future.set_exception(bad)
 
     def run() -> None:
-        outcome: tuple[Any, BaseException | None]
+        outcome = None
         try:
-            outcome = wait(), None
+            settle()
         except BaseException as bad:
-            outcome = None, bad
+            outcome = bad
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(tell, *outcome)
+            loop.call_soon_threadsafe(tell, outcome)
 
     # Not the loop's own threads, whose end it waits for: this one ends when the call does.
     begin(run, "wancoll-await")
-    return (yield from future)
+    yield from future

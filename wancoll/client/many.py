@@ -140,7 +140,13 @@ class ManyWork:
 
     def __await__(self) -> Generator[Any, Any, ManyReceipt]:
         """Of `await work`, in asyncio or trio: as wait(), while other tasks run."""
-        return awaited(self.wait)
+        yield from awaited(self._settle)
+        return self.wait()
+
+    def _settle(self) -> None:
+        self.post()
+        for work in self.works:
+            work.settle()
 
     def done(self) -> bool:
         """Whether wait() would return or raise at once."""

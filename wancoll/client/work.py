@@ -114,10 +114,10 @@ class Work:
             self._connection.wait(self, timeout)
         answer = self._answer
         assert answer is not None
+        self._told = isinstance(answer, m.Failure)  # before the regret is looked for: see _attend
         if (regret := self._connection.regrets.pop(self.id, None)) is not None:
             raise regret
         if isinstance(answer, m.Failure):
-            self._told = True
             raise rebuild(answer)
         for landing in self._landings:
             left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
@@ -200,13 +200,22 @@ class Work:
             regret = bad
         finally:
             staging.let_go(holding)
-        if regret is not None and not self._told:
+        if regret is not None:
             regret.hint = "; ".join(filter(None, (_WENT_ON, regret.hint)))
             self._connection.regrets[self.id] = regret
+            if self._told:
+                self._connection.regrets.pop(self.id, None)
+
+    def settle(self) -> None:
+        """Block until wait() returns or raises at once. A failure is told by wait() alone, or by the next call."""
+        self._connection.wait(self, None)
+        for landing in self._landings:
+            self._connection.staging.order(landing, None)
 
     def __await__(self) -> Generator[Any, Any, Receipt]:
         """Of `await work`, in asyncio or trio: as wait(), while other tasks run."""
-        return awaited(self.wait)
+        yield from awaited(self.settle)
+        return self.wait()  # here: a task that was cancelled meanwhile has not been told
 
     @property
     def failed(self) -> bool:
