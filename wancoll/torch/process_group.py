@@ -42,6 +42,7 @@ from wancoll.torch.untraced import untraced
 from wancoll.torch.work import Completer, Operation
 from wancoll.wire import messages as m
 
+_BEGIN_ANEW = "destroy_process_group(), and init_process_group() with those that are left"
 _OWN_TAGS = 1 << 62  # from here on tags are ours, not the user's
 
 
@@ -370,13 +371,12 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         return list(dict.fromkeys(parting.reason for parting in self._partings()))
 
     def _loss(self, what: str) -> OperationAborted:
-        return OperationAborted(
-            what, who=member(self._rank), expected=f"all {self._size} ranks",
-            hint="destroy_process_group(), and init_process_group() with those that are left",
-        )  # fmt: skip
+        return OperationAborted(what, who=member(self._rank), expected=f"all {self._size} ranks", hint=_BEGIN_ANEW)
 
     def _explain(self, call: str, bad: WancollError) -> Exception:
         self._note(bad)
+        if isinstance(bad, OperationAborted) and _BEGIN_ANEW not in bad.hint:
+            bad.hint = "; ".join(filter(None, (bad.hint, _BEGIN_ANEW)))
         return raised(bad, call, "; ".join(text for text in self._reasons() if text not in str(bad)))
 
     def _run(
@@ -424,6 +424,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         """Reduce in place. What torch's reducer hands over moves into the arena."""
         moves, tensors = handed_over(sys._getframe().f_back), _listed(tensors)
         operation = self._all_reduce("all_reduce", tensors, opts, timeout, moves=moves)
+        if moves:
+            operation.raise_in_backward()
         # It may be torch's hook FP16_COMPRESS that asks.
         operation.for_cpp = moves and all(each.dtype is torch.float16 and each.is_cpu for each in tensors)
         return operation

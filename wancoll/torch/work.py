@@ -14,12 +14,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
 
 from wancoll.client.awaiting import begin, join
 from wancoll.client.connection import Connection, deadline_after, seconds_left
@@ -77,6 +79,7 @@ class Operation(dist.Work):
         self.source = -1
         self.led = False  # by its last call: if that fails, the others are not waited for
         self.for_cpp = False  # its future is asked for by code of torch's that takes no Python object
+        self._in_backward = False  # which raises its error; its future does not
 
     @property
     def finished(self) -> bool:
@@ -184,9 +187,24 @@ class Operation(dist.Work):
                 self._completer.watch(self)
         return self._future
 
+    def raise_in_backward(self) -> None:
+        """Let backward, if one runs, raise the error when torch's reducer has waited for the future.
+
+        A future's error becomes a plain RuntimeError there.
+        """
+        queue = Variable._execution_engine.queue_callback
+        with suppress(RuntimeError):  # no backward runs
+            queue(lambda: queue(self._raise))  # once more: the reducer's own callback is queued after the first
+            self._in_backward = True
+
+    def _raise(self) -> None:
+        if self._late is not None:
+            raise self._late
+        self.wait()
+
     def _outcome(self, _base: Any) -> list[torch.Tensor]:
         error = self._error or self._late
-        if error is not None:
+        if error is not None and not self._in_backward:
             raise error
         return self._result
 
