@@ -68,6 +68,44 @@ def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedPr
     )
 
 
+def test_a_full_disk_under_their_standard_error_ends_no_process(tmp_path: Path) -> None:
+    """Nor is it the reason for an exit code: a log line that cannot be written is lost."""
+    code = """
+import numpy, sys, wancoll
+c = wancoll.connect(socket=sys.argv[1], group="g", name="a", start_world=1)
+print(c.all_reduce(numpy.ones(4, numpy.float32)).contributors)
+"""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(open("/dev/full", "wb"))
+
+        def start(*args: str) -> subprocess.Popen[str]:
+            options = {"stdout": subprocess.PIPE, "stderr": full, "text": True}
+            process = stack.enter_context(subprocess.Popen([*WANCOLL, *args], **options))  # type: ignore[call-overload]
+            stack.callback(process.kill)
+            return process
+
+        master = start("master", "--first", "--listen", "127.0.0.1:0", "--journal", "none")
+        address = master.stdout.readline().split()[-1]
+        peer = start("peer", "--master", address, "--listen", "127.0.0.1:0", "--socket", str(tmp_path / "s"))
+        while "ready" not in peer.stdout.readline():
+            pass
+        client = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "s")],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=DEADLINE,
+            check=False,
+        )
+        assert (client.returncode, client.stdout) == (0, b"('a',)\n")
+        refused = start("status", "--master", "127.0.0.1:1")
+        assert refused.wait(DEADLINE) == 1
+        assert start("status", "--no-such-option").wait(DEADLINE) == 2
+        for process in (peer, master):
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait(DEADLINE) == 0
+
+
 # Commands of which each ends by itself, forked from a process that has loaded what they need.
 EACH = """
 import json, os, sys, tempfile

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 
@@ -87,8 +88,27 @@ def _missing(error: CycloptsError) -> str:
     return "" if error.argument.tokens else f'Command "{command}" needs {error.argument.name}, which is missing.'
 
 
+class _Lossy(io.FileIO):
+    """A file where what cannot be written, as on a full disk, is lost, and nobody hears of it."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or memoryview(data).nbytes
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _keep_going_without_stderr() -> None:
+    """A line of the log, or of an error, that cannot be written ends no process, and is no reason for exit code 120."""
+    real = sys.__stderr__
+    if real is not None and sys.stderr is real:  # else something else takes what is written
+        raw = io.BufferedWriter(_Lossy(real.fileno(), "wb", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, real.encoding, real.errors, line_buffering=True)
+
+
 def run(tokens: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 fine, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
+    _keep_going_without_stderr()
     try:
         code = app(tokens, result_action="return_value", exit_on_error=False, print_error=False)
         sys.stdout.flush()

@@ -102,7 +102,9 @@ def _makes_authority(config: MasterConfig, host: str) -> bool:
 
 
 def _invite(token: str) -> None:
-    print(f"wancoll peer --join {token}", flush=True)
+    from wancoll.cli.service import say
+
+    say(f"wancoll peer --join {token}")
 
 
 def _journal(path: str, port: int, *, alone: bool) -> str:

@@ -73,11 +73,16 @@ class _Announcer:
         self._notifier.send("READY=1", f"STATUS=ready {where}")
 
     def _say(self, what: str) -> None:
-        try:
-            print(f"wancoll {self._name} {what}", flush=True)
-        except BrokenPipeError:
-            # Whoever started us reads no more; that is no reason to end. The exit's own flush must not fail either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say(f"wancoll {self._name} {what}")
+
+
+def say(line: str) -> None:
+    """Print a line. Whoever started us may read no more, or its disk be full: that is no reason to end."""
+    try:
+        print(line, flush=True)
+    except OSError as bad:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor must the exit's own flush fail
+        log.warning("standard output cannot be written", reason=str(bad))
 
 
 def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable[[Any], Wait] | None = None) -> None:
@@ -97,6 +102,7 @@ def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable
     for variable, meant in misspelt.items():
         log.warning("a variable is no option of this command", variable=variable, did_you_mean=meant)
     notifier = Notifier.from_environment()
+    os.umask(0o077)  # journal, keys, logs: all that it makes is its user's alone
     gc.collect()
     gc.freeze()  # what was imported stays: later collections, which interrupt operations, need not walk it
     try:
