@@ -81,7 +81,8 @@ def start(
     out, log = (os.path.join(folder, f"{label}.{end}") for end in ("out", "log"))
 
     def spawn() -> subprocess.Popen[bytes]:
-        with open(out, "wb") as stdout, open(log, "ab") as stderr, place or nullcontext():
+        opened = partial(open, opener=partial(os.open, mode=0o600))  # this user's alone
+        with opened(out, "wb") as stdout, opened(log, "ab") as stderr, place or nullcontext():
             # A session of its own: a Ctrl-C at the terminal is for this process, which then ends its children.
             return subprocess.Popen(
                 [sys.executable, "-m", "wancoll.process", str(os.getpid()), *command],

@@ -81,6 +81,25 @@ def test_starts_serves_and_leaves_nothing_behind() -> None:
     cluster.close()
 
 
+@pytest.mark.parametrize("fork", [False, pytest.param(True, marks=pytest.mark.check)])
+def test_all_files_of_its_processes_are_their_users_alone(fork: bool) -> None:
+    """Also the journal and the logs, whatever the umask says."""
+    before = os.umask(0o002)
+    try:
+        with Cluster(1, secure=True, fork=fork) as cluster:
+            with cluster.connect(0, group="g", start_world=1) as comm:
+                comm.barrier()
+            files = [Path(cluster.journal), *Path(cluster.journal).parent.rglob("*")]
+            assert {
+                f"{file.name} {file.lstat().st_mode & 0o777:o}" for file in files if file.lstat().st_mode & 0o077
+            } == set()
+            assert {"journal.sqlite", "journal.sqlite-wal", "journal.sqlite.lock", "master.log", "peer-0.sock"} <= {
+                file.name for file in files
+            }
+    finally:
+        os.umask(before)
+
+
 def test_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster(2) as cluster:
         first = cluster.pid(0)

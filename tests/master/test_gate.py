@@ -478,16 +478,19 @@ async def test_a_certificate_is_renewed_and_the_next_one_says_the_same(tmp_path:
 
 
 async def test_another_authority_knows_no_tokens_and_names_of_before(tmp_path: Path) -> None:
-    """And one whose journal is lost takes no certificates of before: they may have been revoked."""
+    """One whose journal is lost takes certificates of before, and none of the tokens."""
     async with secure(tmp_path) as master:
-        wallet = await master.join("d")
+        wallet, former = await master.join("d"), master.token
+        assert former is not None
     (tmp_path / "journal").unlink()
     async with secure(tmp_path) as master:
-        answer = await master.ask(hello("d"), wallet.papers)
-        assert answer.final
-        assert "by which it came in is not known to this master" in answer.reason
-        await master.join("d")
         assert isinstance(await master.ask(hello("d"), wallet.papers), m.Welcome)
+        await master.join("d")
+        tokens = {one.id: one for one in (await master.admin(m.ListTokens(PROTOCOL_VERSION))).tokens}
+        assert master.token is not None
+        assert tokens.keys() == {former.id, master.token.id}
+        assert 0 < tokens[former.id].expires <= time.time()  # nobody comes with it, and it can be revoked
+        await master.admin(m.RevokeToken(PROTOCOL_VERSION, former.id))
     for file in (tmp_path / "state").iterdir():
         file.unlink()
     async with secure(tmp_path) as master:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import select
@@ -64,7 +65,7 @@ class _Private:
         self._process: subprocess.Popen[bytes] | None = None
         arguments = [each.replace(_DIRECTORY, self._directory) for each in command]
         try:
-            with open(self._log, "wb") as log:
+            with open(self._log, "wb", opener=functools.partial(os.open, mode=0o600)) as log:
                 # A session of its own: Ctrl-C is for this process, which then leaves in its own time.
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "wancoll", *arguments],
