@@ -160,10 +160,11 @@ class Server:
             now=trio.current_time(),
             elected=self._elected,
             elected_by=facts.elected_by,
-            holds=facts.none and not self._first,
+            holds=not facts.highest_epoch and not (self._first and facts.term == 1),
             lost_journal=lost_facts or facts.lost,
             announce=self._announce,
         )
+        self._first = False
         self._send_away()  # who came while tokens were not known here
         for event in self._lobby.empty():
             self.apply(event)
@@ -171,6 +172,7 @@ class Server:
 
     def stand_by(self, leader: str, term: int, *, wait: bool, elected_by: str = "") -> None:
         """Tell those who ask that *leader* leads, with *term*; "": nobody does, and daemons may *wait* for who will."""
+        self._first = self._first and not leader
         for conn in self._lobby.leader_is(leader, term, wait=wait, elected_by=elected_by):
             self._close(conn, encode(self._lobby.answer))
 

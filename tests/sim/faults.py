@@ -398,9 +398,18 @@ class Faults:
             self._world.journal.refuses = 1
 
     def lose_journal(self) -> None:
-        if (master := self._world.master) is not None and self._world.nobody_is_out_unheard():
-            self._world.journal.lose()
-            self._world.kill_master(master)
+        """With its lock or without it; a daemon that has never seen a master may be the first to come to the next."""
+        world = self._world
+        if (master := world.master) is None or not world.nobody_is_out_unheard():
+            return
+        all_of_it = world.odd.elected or self._random.random() < 0.5
+        world.journal.lose(lock_too=all_of_it)
+        world.judge.forgets(all_of_it=all_of_it)
+        world.kill_master(master)
+        if self._random.random() < 0.5:
+            number = len(world.hosts)
+            world.hosts.append(f"h{number}")
+            world.start_client(world.start_daemon(f"d{number}", world.hosts[-1]))
 
     def pause_master(self) -> None:
         if (master := self._world.master) is not None and not master.asleep:

@@ -39,8 +39,10 @@ class Judge:
         self.entered: dict[str, int] = {}  # newest epoch of each member
         self.epochs: dict[tuple[int, tuple[str, ...]], m.Epoch] = {}  # as announced, by number and members
         self._of_master: dict[tuple[str, int], m.Epoch] = {}  # epochs that a master began
+        self._forgotten: set[int] = set()  # lives of which a journal knew that was lost
         self.lives: dict[str, int] = {}  # by name and mid: one that had not heard of its epoch joins again
         self._numbers: dict[tuple[int, int], tuple[str, ...]] = {}  # (life, epoch) -> members
+        self._given: dict[int, tuple[str, ...]] = {}  # epoch -> members, of all lives
         self._keys: dict[str, str] = {}  # name -> name and mid, of those that entered an epoch
         self.given_up: set[tuple[int, int]] = set()  # (life, seq) that a master has said to be void
         self.done: dict[tuple[str, int, int], tuple[int, int]] = {}  # (member, epoch, seq) -> digest, fingerprint
@@ -69,12 +71,18 @@ class Judge:
 
     # ---- masters -------------------------------------------------------------------------------------
 
+    def forgets(self, *, all_of_it: bool) -> None:
+        """The masters' journal is lost, or a part: what the documents promise of the groups that it knew is less."""
+        self._forgotten = set(self.lives.values())
+        if all_of_it:  # a master that meets nobody of before begins to count anew
+            self._given.clear()
+
     def decides(self, master: str, command: Any) -> None:
-        if not self._world.forgetful:
+        if not self._world.journal.missed:  # else the next master knows that it lacks something
             self._is_durable(master, command)
         match command:
             case Announce(_, epoch, _):
-                self._announced(epoch)
+                self._announced(master, epoch)
                 self._of_master[master, epoch.epoch] = epoch
             case Broadcast(_, m.Commit() as commit):
                 self._committed(master, commit)
@@ -96,7 +104,7 @@ class Judge:
         if not durable:
             raise Violation(f"{master} says what the journal does not know: {command}, {journal}")
 
-    def _announced(self, epoch: m.Epoch) -> None:
+    def _announced(self, master: str, epoch: m.Epoch) -> None:
         names = tuple(member.name for member in epoch.members)
         if not (len(set(names)) == len(names)):
             raise Violation(f"epoch {epoch.epoch} has a member twice: {names}")
@@ -104,18 +112,17 @@ class Judge:
         known = {self.lives[key] for key in keys if key in self.lives}
         if not (len(known) <= 1):
             raise Violation(f"epoch {epoch.epoch} joins members of two histories: {names}")
+        if not known:
+            self._may_begin(master)
         life = known.pop() if known else len(set(self.lives.values()))
         for key in keys:
             self.lives.setdefault(key, life)
         known_epoch = self.epochs.setdefault((epoch.epoch, names), epoch)
-        same = (known_epoch.committed_upto, known_epoch.key) == (epoch.committed_upto, epoch.key)
-        if not same and self._world.forgetful:  # nobody had heard of the first
-            self.epochs[epoch.epoch, names] = epoch
-        elif not same:
+        if not ((known_epoch.committed_upto, known_epoch.key) == (epoch.committed_upto, epoch.key)):
             raise Violation(f"epoch {epoch.epoch} was announced twice, differently")
         known_names = self._numbers.setdefault((life, epoch.epoch), names)
-        if known_names != names and not self._world.forgetful:
-            raise Violation(f"epoch {epoch.epoch} of {known_names} is used again, for {names}")
+        if not (known_names == self._given.setdefault(epoch.epoch, names) == names):
+            raise Violation(f"epoch {epoch.epoch} of {self._given[epoch.epoch]} is used again, for {names}")
         self.given_up |= {(life, void.seq) for void in epoch.voids}
         if len(names) == 1:
             self._alone |= {(life, seq) for seq in range(self.told_commit.get(life, 0) + 1, epoch.committed_upto + 1)}
@@ -124,6 +131,13 @@ class Judge:
             for seq in range(self._decided.get((epoch.term, life), 0) + 1, epoch.committed_upto + 1):
                 self._committed_in.setdefault((life, seq), set()).add(before)
         self._rises(life, epoch.term, epoch.epoch, epoch.committed_upto)
+
+    def _may_begin(self, name: str) -> None:
+        """R7: under a master that may not be the first the group forms only when its members could have reported."""
+        master = next(one for one in self._world.masters if one.name == name)
+        waited = self._world.clock.now - master.led_at
+        if master.holds and waited < self._world.limits.rejoin_grace - 1e-6:
+            raise Violation(f"{name} forms a group {waited:.3f} s after its start, and may not be the first master")
 
     def _life(self, name: str) -> int:
         return self.lives[self._keys[name]]
@@ -168,7 +182,9 @@ class Judge:
             known = self.voids.setdefault((life, void.seq), {})
             known[name] = void.error
             here = {known[member.name] for member in epoch.members if member.name in known}
-            if len(here if self._world.forgetful else set(known.values())) > 1:  # R14: the journal knows what was told
+            if (
+                len(here if life in self._forgotten else set(known.values())) > 1
+            ):  # R14: the journal knows what was told
                 raise Violation(f"op {void.seq} is void for two reasons: {known}")
             if void.error == "OutcomeUnknown":
                 continue  # the one error that does not say that it has not happened
@@ -220,7 +236,7 @@ class Judge:
                 raise Violation(f"{member.name} commits op {seq} of epoch {ballot.epoch}; done are {names}: {done}")
             self._committed_in.setdefault((life, seq), set()).add(ballot.epoch)
         newest = max(self.lives.values())
-        if life < newest and not self._world.forgetful:
+        if life < newest and life not in self._forgotten:
             raise Violation(f"{member.name} commits op {ballot.committed} beside another group of that name (C8)")
         self.told_commit[life] = ballot.committed
 

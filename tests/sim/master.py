@@ -20,6 +20,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.kept import Kept
 from wancoll_master.core import membership, presence
 from wancoll_master.core.ready import (
+    JUMP,
     Announce,
     Broadcast,
     Disconnected,
@@ -57,22 +58,23 @@ class Journal:
     next_mid: int = 1
     used: dict[str, Used] = field(default_factory=dict)
     full: bool = False  # of sqlite: what is written is lost, which the master logs and lives with
-    missed: list[Persist] = field(default_factory=list)  # while it was full; the next start forgets all groups
+    missed: list[Persist] = field(default_factory=list)  # while it was full; the lock beside it is empty then
+    lacks: bool = False  # what was told: the lock knows a newer term, or a daemon has told a leader of one
     away: bool = False  # of a store that fences: it answers nobody
     refuses: int = 0  # writes to come
-    lost: bool = False  # not all that was written is known any more
 
-    def open(self, forgets: bool) -> int:
-        """*forgets*: else, where it was full, it was not full after all."""
+    def open(self, forgets: bool) -> bool:
+        """Take the next term; whether it lacks what was told. *forgets*: else it was not full after all."""
         missed, self.missed = self.missed, []
-        if missed and forgets:
-            self.used, self.lost = {}, True
-        elif missed:
+        if not forgets:
             self.full = False
             for what in missed:
                 self.persist(what)
+        if lacks := self.lacks or (bool(missed) and forgets):
+            self.lacks, self.used = False, {}
+            self.term, self.epoch, self.next_mid = self.term + JUMP, self.epoch + JUMP, self.next_mid + JUMP
         self.term += 1
-        return self.term
+        return lacks
 
     def persist(self, what: Persist) -> None:
         if self.refuses or what.term < self.term:
@@ -90,8 +92,9 @@ class Journal:
         self.full = self.away = False
         self.refuses = 0
 
-    def lose(self) -> None:
-        self.term, self.epoch, self.next_mid, self.used, self.lost = 0, 0, 1, {}, True
+    def lose(self, *, lock_too: bool) -> None:
+        self.term, self.epoch, self.next_mid, self.used = 0, 0, 1, {}
+        self.missed, self.lacks = [], not lock_too
 
 
 class Master(Process):
@@ -124,7 +127,11 @@ class Master(Process):
         self._writes.clear()
         self._asked = self._written = 0
         self._closing = set()
-        self.opened = journal.open(world.nobody_is_out_unheard())
+        lacks = journal.open(world.nobody_is_out_unheard())
+        if lacks:
+            world.judge.forgets(all_of_it=False)
+        self.opened, self.led_at = journal.term, world.clock.now
+        self.holds = lacks or (not journal.epoch and world.masters_started > 0)  # the first one is told so
         world.masters_started += 1
         self.state = membership.new_state(
             world.limits_of_master(),
@@ -135,6 +142,8 @@ class Master(Process):
             used=dict(journal.used),
             now=world.clock.now,
             elected=world.odd.elected,
+            holds=self.holds,
+            lost_journal=lacks,
         )
 
     def sleep(self) -> None:
@@ -151,6 +160,9 @@ class Master(Process):
             for end in connections.values():
                 end.send(m.Bye("it stood still"))
                 end.close("the master leads no more")
+            if self._journal.full:  # it cannot take a term
+                self.world.kill_master(self)
+                return
             self._lead()
             self._arm()
         super().wake()
@@ -228,6 +240,7 @@ class Master(Process):
     def _carry_out(self, ready: Ready) -> None:
         if ready.step_down is not None:
             self._journal.term = max(self._journal.term, ready.step_down.term)
+            self._journal.lacks = True
             raise Fenced
         for answer in ready.answers:
             assert isinstance(answer, Send), "nobody asks for a status here"

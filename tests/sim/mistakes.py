@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +22,8 @@ from wancoll.peer.core.op import OpState
 from wancoll.schedule import choose
 from wancoll.wire import messages as m
 from wancoll.wire.note import NewRound, unpack
-from wancoll_master.core import epochs
+from wancoll_master.core import epochs, rebuilding
+from wancoll_master.core.state import State
 
 
 @contextlib.contextmanager
@@ -323,6 +325,23 @@ def not_running_again_what_is_finished() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def forming_at_once_where_nothing_is_known() -> Iterator[None]:
+    """By a master that may not be the first."""
+
+    def held_until(state: State, name: str) -> float:
+        return max(state.alone.get(name, -inf), state.rejoin_until if name in state.inherited else -inf)
+
+    with patch.object(epochs, "held_until", held_until):
+        yield
+
+
+@contextlib.contextmanager
+def giving_numbers_again_after_a_loss() -> Iterator[None]:
+    with patch.object(rebuilding, "JUMP", 0), patch("tests.sim.master.JUMP", 0):
+        yield
+
+
 MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     reporting_without_freezing,
     a_note_after_the_freeze,
@@ -349,4 +368,6 @@ MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     running_again_in_place,
     undoing_what_was_said,
     not_running_again_what_is_finished,
+    forming_at_once_where_nothing_is_known,
+    giving_numbers_again_after_a_loss,
 ]

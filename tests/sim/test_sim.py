@@ -100,6 +100,18 @@ def test_members_whose_calls_are_void_one_after_the_other_may_go_on() -> None:
 
 
 # Which mistakes show, and in worlds of which faults (None: those of the seed). Others show in small ones: test_small.
+LOST_JOURNALS = ("lose_journal", "full_disk", "kill_master", "kill_daemon", "join", "lose_site")
+
+
+@pytest.mark.check
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("commit", ["master", "members"])
+def test_lost_journals_and_full_disks(commit: str) -> None:
+    """Where those come often; a daemon that never saw a master may come first."""
+    for seed in range(60):
+        World(seed, faults=LOST_JOURNALS, commit=commit).run()
+
+
 SHOWS: dict[str, tuple[str, ...] | None] = {
     "reporting_without_freezing": None,
     "a_note_after_the_freeze": None,
@@ -115,6 +127,8 @@ SHOWS: dict[str, tuple[str, ...] | None] = {
     "notes_without_room": None,
     "notes_behind_data": None,
     "notes_not_said_again": ("cut_pair", "break_lane"),
+    "forming_at_once_where_nothing_is_known": LOST_JOURNALS,
+    "giving_numbers_again_after_a_loss": LOST_JOURNALS,
 }
 
 

@@ -360,11 +360,6 @@ class World:
 
             self.later(delay, receive)
 
-    @property
-    def forgetful(self) -> bool:
-        """Numbers that a master has given may be given again (R9): a journal was lost, or a disk was full."""
-        return self.journal.lost or bool(self.journal.missed)
-
     def nobody_is_out_unheard(self) -> bool:
         """Whether all who think that they are members are: without a journal the next master would believe them."""
         members = [one.member for daemon in self.daemons if daemon.alive for one in daemon.sessions]

@@ -66,11 +66,6 @@ class Facts:
     elected_by: str = ""
     lost: bool = False
 
-    @property
-    def none(self) -> bool:
-        """Whether nothing says that there was a master before. There may have been one all the same."""
-        return self.term == 1
-
 
 class Store(Protocol):
     """Keeps the facts. What was sent for after persist() may be sent once *written* has come up to *asked*."""
