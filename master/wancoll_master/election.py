@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ import trio
 
 from wancoll.errors import ConfigError
 from wancoll.local import join_address, split_address
+from wancoll.net import clock
 from wancoll_master.config import EtcdConfig
 from wancoll_master.core.leadership import RENEWALS_PER_TTL, Leadership
 from wancoll_master.core.ready import JUMP
@@ -46,10 +46,6 @@ log = structlog.get_logger("wancoll.master")
 _LOOKS_PER_TTL = 10  # of a standby, whether there is a leader
 _RETRY = 0.05  # seconds between tries to renew the lease
 _REVOKE_TIMEOUT = 5.0  # seconds to give the lease back: a machine may stand still while its master stops
-
-
-def _clock() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while the machine sleeps, as a lease does
 
 
 def advertised(advertise: str, bound: str, endpoints: str) -> str:
@@ -90,7 +86,7 @@ class _Reign:
         self.began = False
 
     def may_lead(self) -> bool:
-        return self.leadership.holds(_clock())
+        return self.leadership.holds(clock.awake_or_asleep())
 
     def end(self, reason: str, heard: int = 0) -> None:
         if not self.over.is_set():
@@ -161,7 +157,7 @@ class Election:
         if entry is not None:
             leader = read(entry, Leader)
             address, term = leader.address, leader.term
-            self._lease, self._seen_at, self._heard = entry.lease, _clock(), max(self._heard, term)
+            self._lease, self._seen_at, self._heard = entry.lease, clock.awake_or_asleep(), max(self._heard, term)
         self._server.stand_by(address, term, wait=True, elected_by=self._keys.elected_by(etcd))
         if address != self._known:
             log.info("stands by", leader=address or "nobody", term=term)
@@ -188,14 +184,14 @@ class Election:
         entry = await etcd.get(keys.facts)
         numbers = read(entry, Numbers) if entry is not None else first_numbers()
         lost = self._heard > numbers.term
-        if lost and _clock() < self._seen_at + self._ttl:
+        if lost and clock.awake_or_asleep() < self._seen_at + self._ttl:
             return None  # the lease may be lost, too, and its leader does not know yet
         if lost:
             numbers.epoch, numbers.mid = numbers.epoch + JUMP, numbers.mid + JUMP
         numbers.term = max(numbers.term, self._heard) + 1
         numbers.write += 1
         me = text(Leader(self._address, numbers.term, self._id))
-        sent_at = _clock()
+        sent_at = clock.awake_or_asleep()
         lease = await etcd.grant(self._ttl)
         try:
             answer = await etcd.txn(
@@ -260,13 +256,13 @@ class Election:
         """Task: keep the lease, as long as the leader's key is this leadership's."""
         leadership = reign.leadership
         while True:
-            await trio.sleep(max(0.0, leadership.renew_at - _clock()))
-            sent_at = _clock()
+            await trio.sleep(max(0.0, leadership.renew_at - clock.awake_or_asleep()))
+            sent_at = clock.awake_or_asleep()
             try:
                 ttl = await etcd.keep_alive(won.lease.id)
                 key = await etcd.get(self._keys.leader)
             except EtcdError as bad:
-                left = leadership.until - _clock()
+                left = leadership.until - clock.awake_or_asleep()
                 log.warning("the lease was not renewed; it is tried again", left=round(left, 2), reason=str(bad))
                 await trio.sleep(_RETRY)
                 continue
@@ -281,7 +277,7 @@ class Election:
     async def _watch(self, reign: _Reign) -> None:
         """Task: step down in time, also where nothing happens."""
         while reign.may_lead():  # noqa: ASYNC110 - until a time that moves
-            await trio.sleep(max(0.0, reign.leadership.until - _clock()))
+            await trio.sleep(max(0.0, reign.leadership.until - clock.awake_or_asleep()))
         reign.end("its lease was not renewed in time")
 
 

@@ -25,6 +25,7 @@ from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import MASTER, Failpoints
 from wancoll.metrics.core import families as f
+from wancoll.net import clock
 from wancoll.net.contain import contained, shown, trace
 from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose, why_ended
 from wancoll.net.stream import LINGER, Queues, Stream
@@ -133,7 +134,7 @@ class Server:
         self._statuses: dict[tuple[str, ...], tuple[bytes, float]] = {}  # by groups: newest, until when new enough
         self._status_credit, self._status_spent_at = _STATUS_BURST, trio.current_time()  # seconds that may go into it
         self._alarm = trio.CancelScope()
-        self._awake_at = trio.current_time()
+        self._awake_at = clock.awake_or_asleep()
         self._started_at = trio.current_time()
         self._events = figures.Events()
         self._story = page.Story()
@@ -202,12 +203,12 @@ class Server:
         """Whether this process stood still for so long that daemons have given it up: it judges nobody then (R11)."""
         limits = self._limits
         most = max(limits.heartbeat_timeout / 2, limits.heartbeat_timeout - 2 * limits.heartbeat_interval)
-        return self.state is not None and trio.current_time() - self._awake_at > most
+        return self.state is not None and clock.awake_or_asleep() - self._awake_at > most
 
     def _start_over(self, why: str) -> None:
         """Begin anew, as a master that was started again does: members report, and their epochs go on."""
         log.warning("the master starts over", why=why)
-        self._awake_at = trio.current_time()
+        self._awake_at = clock.awake_or_asleep()
         self.step_down(why)
         self._lead_again()
 
@@ -223,7 +224,7 @@ class Server:
             self.lead(self._journal)
 
     def _stood_still(self) -> str:
-        return f"it stood still for {trio.current_time() - self._awake_at:.1f} s"
+        return f"it stood still for {clock.awake_or_asleep() - self._awake_at:.1f} s"
 
     async def keep_awake(self) -> None:
         """Task: notice when the process stood still."""
@@ -232,7 +233,7 @@ class Server:
                 self._start_over(self._stood_still())
             elif self.state is None:
                 self._lead_again()
-            self._awake_at = trio.current_time()
+            self._awake_at = clock.awake_or_asleep()
             await trio.sleep(self._limits.heartbeat_interval / 2)
 
     def _leading(self) -> State | None:

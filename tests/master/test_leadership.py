@@ -6,6 +6,7 @@ import base64
 import contextlib
 import itertools
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +30,10 @@ from wancoll.cli import status
 from wancoll.errors import ConfigError, MasterUnreachable
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address
+from wancoll.net import clock
+from wancoll.net.hot import Hot
+from wancoll.peer.config import PeerConfig
+from wancoll.peer.control import Control
 from wancoll.peer.core import masters
 from wancoll.peer.core.masters import Masters
 from wancoll.wire import messages as m
@@ -410,6 +415,33 @@ async def test_who_may_not_lead_takes_in_and_sends_nothing(what: str, mock_clock
                 await wait_all_tasks_blocked(0.01)
         assert await peer.hear() == m.Bye("this master leads no more: its lease ran out")
         assert found.state is None
+
+
+async def test_masters_and_daemons_ask_a_clock_that_goes_on_while_the_machine_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that ask: a lease, a master whether it stood still, a daemon for how long no master has vouched for it."""
+    root = Path(clock.__file__).parents[2]
+    product = [*root.glob("wancoll/**/*.py"), *root.glob("master/**/*.py")]
+    assert [path.name for path in product if "CLOCK_BOOTTIME" in path.read_text()] == ["clock.py"]
+    slept, awake = [0.0], clock.awake_or_asleep
+    monkeypatch.setattr(clock, "awake_or_asleep", lambda: awake() + slept[0])
+    reign = election._Reign(Leadership(60.0, clock.awake_or_asleep()))
+    async with server() as (found, connect):
+        found.lead(Later(), Told(lambda why, term: None, reign.may_lead))
+        peer = await connect()
+        await peer.say(hello("d"))
+        await peer.expect(m.Welcome)
+        assert reign.may_lead()
+        with socket.create_server(("127.0.0.1", 0)) as lanes:
+            some = lanes, Hot(), lambda _: None, lambda: None, lambda *_, **__: None, lambda: None, m.Heartbeat
+            control = Control(PeerConfig(master="127.0.0.1:9"), "d", 1, [], *some)
+            assert control.unheard < 60
+            slept[0] = 3600.0  # a moment for all other clocks
+            assert control.unheard > 3600
+        assert not reign.may_lead()
+        await peer.say(m.Heartbeat(1))
+        assert "it stood still for 36" in (await peer.expect(m.Bye)).reason
 
 
 async def test_a_standby_names_the_leader() -> None:
@@ -1017,7 +1049,7 @@ async def test_a_standby_waits_for_a_lease_that_lives_and_where_all_is_lost_for_
             return TxnAnswer(True, 9, [])
 
     now = [100.0]
-    monkeypatch.setattr(election, "_clock", lambda: now[0])
+    monkeypatch.setattr(clock, "awake_or_asleep", lambda: now[0])
     config, keys = EtcdConfig(etcd.url, "w/", TTL), Keys("w/")
     async with server() as (found, _), Says(Access([etcd.url]), 5.0) as client:
         one = election.Election(config, found, "me:1")

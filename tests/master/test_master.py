@@ -24,6 +24,7 @@ from tests.full_disk import full_disk
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION, Limits
 from wancoll.local import split_address
+from wancoll.net import clock
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
 from wancoll.wire.framing import Decoder, encode
@@ -498,13 +499,15 @@ async def test_a_restarted_master_has_a_higher_term_and_higher_numbers(tmp_path)
     assert events > 3  # of all terms
 
 
-async def test_a_master_that_stood_still_takes_its_members_back(mock_clock: MockClock):
+async def test_a_master_that_stood_still_takes_its_members_back(mock_clock: MockClock, monkeypatch):
     """Its daemons have given it up by then: their connections end, and none of their members is put out for that."""
     async with master() as connect:
         peers = [await member(connect, f"m{i}", 2) for i in range(2)]
         epochs = [await peer.expect(m.Epoch) for peer, _ in peers]
         before = (await status(connect)).term
-        mock_clock.jump(1.1 * PATIENT.heartbeat_timeout)  # the server's, too
+        asked = clock.awake_or_asleep
+        monkeypatch.setattr(clock, "awake_or_asleep", lambda: asked() + 1.1 * PATIENT.heartbeat_timeout)
+        mock_clock.jump(PATIENT.heartbeat_interval)  # the server's, too: it looks
         for peer, _ in peers:
             assert "stood still" in (await peer.expect(m.Bye)).reason
         for number, (_, mid) in enumerate(peers):

@@ -14,9 +14,9 @@ import trio.testing
 
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address
+from wancoll.net import clock
 from wancoll.net.enroll import Refused, Wallet, WrongMaster
 from wancoll.net.hot import Hot
-from wancoll.peer import control
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.trust.papers import Papers, unverified
@@ -310,7 +310,7 @@ async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_
 async def test_an_answer_counts_from_when_its_heartbeat_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """C8. The daemon slept between the two; tests/peer/test_vouching.py has the rest."""
     over, now = trio.Event(), [0.0]
-    monkeypatch.setattr(control, "_awake_or_not", lambda: now[0])
+    monkeypatch.setattr(clock, "awake_or_asleep", lambda: now[0])
 
     async def master(stream: trio.SocketStream) -> None:
         decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)

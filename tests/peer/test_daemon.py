@@ -19,7 +19,7 @@ from wancoll.collective import Descriptor, Kind
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address
-from wancoll.peer import control
+from wancoll.net import clock
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.daemon import _wallet as wallet_of
 from wancoll.peer.daemon import serve
@@ -192,8 +192,8 @@ async def test_who_commits_by_itself_and_slept_unheard_for_longer_than_its_name_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C8, though the connection looks as it did before."""
-    asleep, clock = [0.0], control._awake_or_not
-    monkeypatch.setattr(control, "_awake_or_not", lambda: clock() + asleep[0])
+    asleep, awake = [0.0], clock.awake_or_asleep
+    monkeypatch.setattr(clock, "awake_or_asleep", lambda: awake() + asleep[0])
     async with stage(tmp_path) as played, trio.open_nursery() as nursery:
         await nursery.start(partial(serve, played.config, stop=trio.Event()))
         master = await played.welcome()

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, WITHOUT_END
 from wancoll.local import split_address, split_addresses
+from wancoll.net import clock
 from wancoll.net.ask import ask
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
@@ -49,11 +50,6 @@ class OnLost(Protocol):
 
     def __call__(self, reason: str, *, live: bool) -> None:
         """The connection or the try to make one is over."""
-
-
-def _awake_or_not() -> float:
-    """Seconds of a clock that goes on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Control:
@@ -118,7 +114,7 @@ class Control:
         self.lost.set()
         self.addresses: list[str] = []
         self._heard_at = self._welcomed_at = 0.0
-        self._vouching = Vouching(_awake_or_not())
+        self._vouching = Vouching(clock.awake_or_asleep())
         self._heartbeat_interval = config.limits.heartbeat_interval
         self.heartbeat_timeout = config.limits.heartbeat_timeout  # seconds; the master's, once it has welcomed this one
 
@@ -130,12 +126,12 @@ class Control:
     @property
     def unheard(self) -> float:
         """Seconds, asleep or not, since this daemon said the newest word that a master has answered (C8)."""
-        return self._vouching.unheard(_awake_or_not())
+        return self._vouching.unheard(clock.awake_or_asleep())
 
     @property
     def others_may_be(self) -> bool:
         """Whether a group may have formed anew under the name of members that commit by themselves (C8)."""
-        return self._vouching.is_over(_awake_or_not(), self.heartbeat_timeout, self._config.limits.master_grace)
+        return self._vouching.is_over(clock.awake_or_asleep(), self.heartbeat_timeout, self._config.limits.master_grace)
 
     @property
     def queued(self) -> int:
@@ -211,7 +207,7 @@ class Control:
             if tls is not None and self._wallet is not None and not self._wallet.papers.is_master(tls.certificate()):
                 return f"{address}: its certificate is not a master's: somebody else answers there"
             self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
-            self._vouching.said_hello(_awake_or_not())
+            self._vouching.said_hello(clock.awake_or_asleep())
             stream.send(
                 encode(
                     m.Hello(
@@ -499,7 +495,7 @@ class Control:
                 return
             self._renew()
             number += 1
-            self._vouching.said(number, _awake_or_not())
+            self._vouching.said(number, clock.awake_or_asleep())
             self._said = number, time.time(), time.monotonic()
             self.send(replace(self._beat(number), heard=self._heard))
 
