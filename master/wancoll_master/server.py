@@ -549,7 +549,7 @@ class Server:
                 self._closing.discard(conn)
                 kept = self._kept.get(conn)
                 lasting = not connection.ended or connection.overflow or kept is None or kept.lost
-                self.apply(Disconnected(conn, reason, lasting))
+                self.apply(Disconnected(conn, reason, lasting, connection.round_trip))
                 if not self._introduced(conn):
                     self._kept.pop(conn, None)
                 self.flush()

@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from tests.master.transcript import GROUP, Room
+from wancoll.limits import Limits
 from wancoll.wire import messages as m
 
 LONGEST = 0.99  # seconds until one that lives is back: less than return_grace
@@ -152,3 +153,31 @@ def test_who_is_away_is_not_asked_about_without_end() -> None:
             room.dials("d1", "m3", "fails")
             room.sleep(0.001)
     assert asked == 2
+
+
+@pytest.mark.parametrize(("round_trip", "seconds"), [(0.0, 1.0), (0.19, 2.52), (9.0, 3.0)])
+def test_who_comes_a_long_way_has_time_for_three_dials(round_trip: float, seconds: float) -> None:
+    """Two break before they are known to be its: that takes 3 x 2.5 round trips. But heartbeat_timeout at most."""
+    room = Room(Limits(heartbeat_timeout=3.0))
+    room.form(3)
+    room.breaks("d2", round_trip=round_trip)
+    room.sleep(seconds - 0.01)
+    assert "d2" in room.conns
+    room.sleep(0.02)
+    assert "d2" not in room.conns
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_who_comes_back_again_and_again_has_to_say_a_word(*, speaks: bool) -> None:
+    """Else its group would wait for it for ever."""
+    room = Room(Limits(heartbeat_timeout=3.0))
+    room.form(3)
+    for dial in range(1, 12):
+        room.breaks("d2")
+        room.sleep(0.5)
+        if "d2" not in room.conns:
+            break
+        room.returns("d2", dial=dial)
+        if speaks:
+            room.say("d2", m.Heartbeat(dial))
+    assert (dial, "d2" in room.conns) == ((11, True) if speaks else (7, False))

@@ -193,10 +193,10 @@ class Room:
         conns = [self.conns.pop(one) if isinstance(one, str) else one for one in whom]
         self.step(SentAway(dict.fromkeys(conns, why)))
 
-    def breaks(self, daemon: str, reason: str = "connection reset") -> None:
+    def breaks(self, daemon: str, reason: str = "connection reset", *, round_trip: float = 0.0) -> None:
         """Its connection is gone, and it may take it up again."""
         self.asleep.add(daemon)
-        self.step(Disconnected(self.conns[daemon], reason, lasting=False))
+        self.step(Disconnected(self.conns[daemon], reason, lasting=False, round_trip=round_trip))
 
     def returns(self, daemon: str, *, incarnation: int = 1, dial: int = 1) -> None:
         """It dials again, over another connection, and says which one it was."""

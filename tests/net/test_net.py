@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import stat
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -289,6 +290,24 @@ async def test_closing_a_stream_wakes_its_reader() -> None:
         await trio.testing.wait_all_tasks_blocked()
         stream.close()
     far.close()
+
+
+async def test_a_stream_knows_its_round_trip_also_when_it_was_reset() -> None:
+    """By what the kernel has measured; of what is no TCP connection it knows none."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        stream = Stream(server.accept()[0], "the test", 1 << 20)
+    before = stream.round_trip
+    assert 0 < before < 1
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    one.close()
+    assert await stream.receive() == b""
+    assert 0 < stream.round_trip < 1
+    stream.close()
+    pair = socket.socketpair()
+    assert Stream(pair[0], "the test", 1 << 20).round_trip == 0.0
+    for each in pair:
+        each.close()
 
 
 @pytest.mark.parametrize("host", ["a..b", ".", "x" * 64 + ".org", "a\0b", "\ud800"])

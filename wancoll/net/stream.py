@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -90,6 +91,14 @@ class Stream:
         self.ended = ""  # why nothing is read any more, "" if it was ended here
         self.newest = b""  # the beginning of what was read last
         self._unread: list[bytes] = []  # what was looked at and left
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds over its path, as the kernel has measured them; 0: not known."""
+        with contextlib.suppress(OSError, struct.error):
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+            return float(struct.unpack_from("=I", info, 68)[0]) * 1e-6  # linux/tcp.h: tcpi_rtt
+        return 0.0
 
     @property
     def queued(self) -> int:

@@ -179,7 +179,7 @@ def _take(this: Step, event: Event) -> None:
         except ProtocolError as nonsense:
             _cut_off(this, event.conn, nonsense)
     elif isinstance(event, Disconnected):
-        presence.disconnected(this, event.conn, event.reason, lasting=event.lasting)
+        presence.disconnected(this, event)
     elif isinstance(event, SentAway):
         presence.sent_away(this, event.reasons)
     elif isinstance(event, Returned):

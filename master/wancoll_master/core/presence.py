@@ -20,11 +20,12 @@ from math import inf
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
 from wancoll_master.core import doubts, epochs, rebuilding
-from wancoll_master.core.ready import Send
+from wancoll_master.core.ready import Disconnected, Send
 from wancoll_master.core.state import Daemon, Group, State, Step
 
 _UNSTEADY = 2  # times as long at most who is heard with gaps
 FREEZES = 2  # times heartbeat_timeout: its end may have to find out first that nothing arrives there
+_ROUND_TRIPS = 8  # more to come back, where the way is long: three dials with TLS, of which two break again
 _UNHEARD = 1.5  # heartbeat intervals without a word after which a daemon counts as one that the master does not hear
 
 
@@ -53,7 +54,7 @@ def heard(step: Step, daemon: Daemon, message: m.FromPeer, *, counts: bool) -> N
     """It lives. *counts*: the message is one that it would say again."""
     if silent(step, daemon):
         daemon.steady_since = step.now
-    daemon.heard_at = step.now
+    daemon.heard_at, daemon.broken_since = step.now, inf
     daemon.heard += counts
     _hears(step)
     if daemon.name in step.state.twins:
@@ -83,24 +84,27 @@ def welcome(step: Step, daemon: Daemon | None, *, resumed: bool = False) -> m.We
 # ---- a connection breaks ----------------------------------------------------------------------------
 
 
-def disconnected(step: Step, conn: int, reason: str, *, lasting: bool) -> None:
-    """The connection is gone. Unless that is *lasting*, a daemon with members has a while to take it up again."""
+def disconnected(step: Step, event: Disconnected) -> None:
+    """A connection is gone. Unless that is lasting, a daemon with members has a while to take it up again."""
     state = step.state
-    state.forget_twin(conn)
-    daemon = state.connections.get(conn)
+    state.forget_twin(event.conn)
+    daemon = state.connections.get(event.conn)
     if daemon is None:
         return
-    why = f"daemon {daemon.name}: {reason}"
+    why = f"daemon {daemon.name}: {event.reason}"
     if daemon.stopping:
         end(step, {daemon: f"daemon {daemon.name} has stopped"}, "left", close=daemon.away)
         return
     has_members = any(member.in_epoch for member in daemon.members.values())
-    if lasting or not has_members:
+    if event.lasting or not has_members:
         end(step, {daemon: why}, "daemon died", close=daemon.away)
         return
     daemon.away_since, daemon.away_why = step.now, why
-    step.alarm(_due(step, daemon))
-    step.record(None, "away", f"{why}; it may come back within {step.limits.return_grace:g} s")
+    daemon.broken_since = min(daemon.broken_since, step.now)
+    daemon.round_trip = event.round_trip or daemon.round_trip
+    due = _due(step, daemon)
+    step.alarm(due)
+    step.record(None, "away", f"{why}; it may come back within {due - step.now:.3g} s")
     if _links_are_lost(step, daemon) or doubts.found(step):
         doubts.doubt(step, daemon)
 
@@ -304,7 +308,8 @@ def _due(step: Step, daemon: Daemon) -> float:
     """When it is to be put out, if nothing is heard of it."""
     limits = step.limits
     if daemon.away:
-        return daemon.away_since + min(limits.return_grace, limits.heartbeat_timeout)
+        grace = limits.return_grace + _ROUND_TRIPS * daemon.round_trip
+        return min(daemon.away_since + grace, daemon.broken_since + limits.heartbeat_timeout)
     return daemon.heard_at + limits.heartbeat_timeout
 
 

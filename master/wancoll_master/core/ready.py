@@ -47,11 +47,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """Connection *conn* is gone, and why. With *lasting* it cannot be taken up again."""
+    """Connection *conn* is gone: why; *lasting*: it cannot be taken up again. *round_trip*: its path's, if known."""
 
     conn: int
     reason: str
     lasting: bool = True
+    round_trip: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ class Daemon:
     heard: int = 0  # messages that were taken in, of those that it would say again
     away_since: float = inf  # its connection broke
     away_why: str = ""
+    broken_since: float = inf  # a connection of it broke, and it has said nothing since but Hello
+    round_trip: float = 0.0  # seconds, over the connection that broke last; 0: not known
     steady_since: float = -inf  # it has been heard without a gap since
     doubted: bool = False  # it is away, and somebody was asked whether it has ended (see doubts.py)
     asked: set[Daemon] = field(default_factory=set)  # who were asked, and have not answered
