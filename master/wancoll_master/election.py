@@ -36,7 +36,7 @@ from wancoll_master.store.etcd_store import (
     read,
     text,
 )
-from wancoll_master.store.shared_trust import SharedTrust
+from wancoll_master.store.shared_trust import Rows, SharedTrust
 
 if TYPE_CHECKING:
     from wancoll_master.gate import Gate
@@ -122,6 +122,7 @@ class Election:
         self._ttl = math.ceil(config.lease_ttl)
         self._server, self._address = server, address
         self._id = secrets.token_hex(8)
+        self._rows: Rows | None = None  # while no other master has led since this one did
         self._heard = 0  # the highest term that a daemon has named, or that was seen in etcd
         self._lease, self._seen_at = "", -math.inf  # of the leader that was seen in etcd last
         self._known = ""  # leader that was logged last
@@ -157,6 +158,8 @@ class Election:
         if entry is not None:
             leader = read(entry, Leader)
             address, term = leader.address, leader.term
+            if leader.id != self._id:
+                self._rows = None  # it changes them
             self._lease, self._seen_at, self._heard = entry.lease, clock.awake_or_asleep(), max(self._heard, term)
         self._server.stand_by(address, term, wait=True, elected_by=self._keys.elected_by(etcd))
         if address != self._known:
@@ -235,7 +238,8 @@ class Election:
         try:
             await store.load()
             if self._gate is not None and self._trust is not None:
-                self._gate.lead(await self._trust.rows(store, etcd))
+                self._rows = await self._trust.rows(store, etcd, self._rows)
+                self._gate.lead(self._rows)
             log.info("leads", term=won.numbers.term, address=self._address, groups=len(store.facts.used))
             self._server.lead(store, reign, lost_facts=won.lost_facts)
             reign.began = True

@@ -132,7 +132,8 @@ async def _shared_trust(config: MasterConfig) -> SharedTrust | None:
         raise ConfigError("--secure with --etcd needs --state", who="wancoll master", expected="a folder", got="none")
     path = config.seal_key or os.path.join(config.state, SEAL_KEY)
     async with Etcd(Access.of(config.etcd), config.etcd.lease_ttl) as etcd:
-        return await shared_trust.shared(etcd, config.etcd.prefix, path, time.time)
+        known = os.path.join(config.state, AUTHORITY)
+        return await shared_trust.shared(etcd, config.etcd.prefix, path, time.time, known)
 
 
 def _port(config: MasterConfig, standing: list[tuple[Server, Gate | None]], metrics: list[socket.socket]) -> Port:

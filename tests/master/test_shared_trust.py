@@ -39,13 +39,14 @@ from wancoll.wire.framing import Decoder, encode
 from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.core.ready import Persist
 from wancoll_master.core.rotation import Rotation
+from wancoll_master.election import Election
 from wancoll_master.gate import Gate
 from wancoll_master.serve import serve
 from wancoll_master.server import Server
 from wancoll_master.store.authorities import as_text
-from wancoll_master.store.etcd import Access, Entry, EtcdError, TxnAnswer, delete, put
+from wancoll_master.store.etcd import Access, Entry, EtcdError, TxnAnswer, delete, delete_under, put
 from wancoll_master.store.etcd import Etcd as Client
-from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, first_numbers
+from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Leader, first_numbers
 from wancoll_master.store.etcd_store import text as numbers_text
 from wancoll_master.store.facts import Facts
 from wancoll_master.store.journal import Journal
@@ -277,6 +278,83 @@ async def test_a_folder_with_an_authority_of_its_own_is_refused(etcd: Etcd, tmp_
             await all_of_them.start("a")
 
 
+async def wiped(all_of_them: Masters) -> None:
+    """etcd loses all."""
+    async with all_of_them.etcd() as client:
+        await client.txn([], [delete_under(all_of_them.prefix)], [])
+
+
+@pytest.mark.check
+async def test_what_etcd_has_lost_is_written_back_by_who_led_last(
+    etcd: Etcd, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with masters(etcd.url, tmp_path) as all_of_them:
+        a, end_a = await all_of_them.start("a")
+        token = await all_of_them.token()
+        all_of_them.copy_key("a", "b")
+        b, _ = await all_of_them.start("b")
+        bad = await a.make()
+        at_a, evil = await join(a, "d", token), await join(a, "evil", bad)
+        await a.admin(m.RevokeToken(PROTOCOL_VERSION, bad.id))
+        before = await all_of_them.kept()
+        assert len(before) == 5  # the authority, two tokens, two names
+        await wiped(all_of_them)
+        with trio.fail_after(PATIENCE):
+            while len(await all_of_them.kept()) < len(before):  # noqa: ASYNC110 - of etcd
+                await trio.sleep(0.02)
+        assert "etcd has lost the masters' authority and tokens; this master writes back" in "".join(capfd.readouterr())
+        assert [one.key for one in await all_of_them.kept()] == [one.key for one in before]
+        known = (await leads(a)).tokens
+        assert {one.id for one in known if one.revoked} == {bad.id}
+        assert isinstance(await a.ask(hello("d"), at_a.papers), m.Welcome)
+        end_a()
+        assert sorted((await leads(b)).tokens, key=lambda one: one.id) == sorted(known, key=lambda one: one.id)
+        assert isinstance(await b.ask(hello("d"), at_a.papers), m.Welcome)
+        assert (await b.ask(hello("evil"), evil.papers)).final
+        await join(b, "e", token)
+
+
+async def test_what_one_knew_before_another_led_is_not_written_back(etcd: Etcd, tmp_path: Path) -> None:
+    """It may lack what was revoked since."""
+    async with masters(etcd.url, tmp_path) as all_of_them, all_of_them.etcd() as client:
+        config = EtcdConfig(etcd.url, all_of_them.prefix, lease_ttl=TTL)
+        trust = await all_of_them.trust(tmp_path / "key")
+        journal = Journal("")
+        one = Election(config, Server(MasterConfig(limits=PATIENT), journal), "me:1", None, trust)
+        store = EtcdStore(client, Keys(all_of_them.prefix), first_numbers(), 0, 30.0)
+        one._rows = await trust.rows(store, client, None)
+        for id, kept in ((one._id, True), ("another", False)):
+            leader = numbers_text(Leader("it:1", 7, id))
+            await all_of_them.change(Keys(all_of_them.prefix).leader, leader)
+            await one._look(client)
+            assert (one._rows is not None) == kept
+        journal.close()
+
+
+async def test_a_master_that_finds_its_authority_gone_makes_no_other(
+    etcd: Etcd, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One that runs may have it still; a new one would end all daemons."""
+    known = tmp_path / "authority.pem"
+    known.touch()
+    async with masters(etcd.url, tmp_path) as all_of_them, all_of_them.etcd() as client:
+        found: list[SharedTrust] = []
+
+        async def start() -> None:
+            found.append(await shared(client, all_of_them.prefix, str(tmp_path / "key"), time.time, str(known)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(start)
+            said = ""
+            while "trust/authority is lost, of which" not in said:
+                await trio.sleep(0.02)
+                said += "".join(capfd.readouterr())
+            assert "put back what etcd had" in said
+            assert await all_of_them.kept() == []
+            elsewhere = await all_of_them.trust(tmp_path / "key")  # whoever has it writes it back
+        assert found[0].rotation.signs.fingerprint == elsewhere.rotation.signs.fingerprint
+
+
 async def test_a_master_of_another_authority_does_not_lead(
     etcd: Etcd, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,7 +371,7 @@ async def test_a_master_of_another_authority_does_not_lead(
             while said.count("is not the authority that this master was started with") < 2:  # standing by, leading
                 await trio.sleep(0.02)
                 said += "".join(capfd.readouterr())
-        assert "got none; start all masters again" in said
+        assert "got none; let masters that run run: the one that led last writes it back; if it has ended, put" in said
         with pytest.raises(ConnectionError, match="stands by"):
             await join(b, "d", token)
 
@@ -310,7 +388,7 @@ async def test_an_authority_that_took_the_place_of_ours_without_a_rotation_is_no
         assert newer is not None
         assert newer.rotation.signs.fingerprint == ours.rotation.signs.fingerprint
         await all_of_them.change(key, ours.seal.close(key, as_text(ours.rotation, "another")))
-        with pytest.raises(EtcdError, match=r"one that it gave way to; got another; start all masters again"):
+        with pytest.raises(EtcdError, match=r"one that it gave way to; got another; let masters that run run"):
             await newer.newer(client)
 
 
@@ -512,7 +590,7 @@ async def test_at_once_is_one_transaction_however_many_tokens_and_names_there_ar
         store = EtcdStore(client, keys, first_numbers(), begun.revision, 30.0)
         gate = Gate(str(tmp_path / "one"), None, shared=trust.rotation)
         gate.address = "h:1"
-        gate.lead(await trust.rows(store, client))
+        gate.lead(await trust.rows(store, client, None))
         admin = gate.renewed(Identity("admin", "admin"))
         tokens = [gate.answer(m.MakeToken(PROTOCOL_VERSION, "peer", "", [], 0, 60.0), admin) for _ in range(80)]
         key, of = request(new_key()), parse(tokens[0].made)  # type: ignore[union-attr]
@@ -528,7 +606,7 @@ async def test_at_once_is_one_transaction_however_many_tokens_and_names_there_ar
             return store.written == store.asked
 
         async def next_leader() -> tuple[Gate, dict[str, str], dict[str, str]]:
-            rows = await trust.rows(EtcdStore(client, keys, first_numbers(), 0, 30.0), client)
+            rows = await trust.rows(EtcdStore(client, keys, first_numbers(), 0, 30.0), client, None)
             found = Gate(str(tmp_path / "next"), None, shared=trust.rotation)
             found.lead(rows)
             return found, rows.trust("token"), rows.trust("name")

@@ -32,6 +32,7 @@ log = structlog.get_logger("wancoll.master")
 
 _PAGE = 512  # rows of one request
 _RETRY = 1.0  # seconds
+_KEEP = "let masters that run run: the one that led last writes it back; if it has ended, put back what etcd had"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +68,20 @@ class SharedTrust:
                 raise ConfigError(
                     "is not the authority that this master was started with", who=f"{self.prefix}trust/authority",
                     expected=f"the one with SHA-256 {self.rotation.signs.fingerprint}, or one that it gave way to",
-                    got="another" if found else "none", hint="start all masters again, so that they have the same",
+                    got="another" if found else "none", hint=_KEEP,
                 )  # fmt: skip
             return found
         except ConfigError as bad:
             raise EtcdError(str(bad)) from bad
 
-    async def rows(self, store: EtcdStore, etcd: Etcd) -> Rows:
-        """What is known of tokens and names, for who leads.
+    async def rows(self, store: EtcdStore, etcd: Etcd, before: Rows | None) -> Rows:
+        """What is known of tokens and names, for who leads; *before*: what it knew, if no other has led since.
 
         Raises:
             EtcdError: it cannot be read, or was changed; or another authority is there.
         """
+        if before is not None and await etcd.get(f"{self.prefix}trust/authority") is None:
+            return before.again(store)
         now = await self.newer(etcd) or self
         known: dict[str, dict[str, str]] = {}
         try:
@@ -115,6 +118,9 @@ class Rows:
     def keep_trust(self, kind: str, rows: dict[str, str], gone: Collection[str] = ()) -> None:
         """See Book; it is written when the store has written all that it was asked for."""
         changes: dict[str, str | None] = {self._trust._key(kind, id): None for id in gone}
+        for id in gone:
+            self._known[kind].pop(id, None)
+        self._known[kind] |= rows
         for id, row in rows.items():
             key = self._trust._key(kind, id)
             changes[key] = self._trust.seal.close(key, row)
@@ -125,6 +131,8 @@ class Rows:
         before, seal = self._trust, self._trust.seal
         if tokens is not None:
             self._trust = replace(before, id=f"{before._origin}.{secrets.token_hex(8)}")
+            self._known = {"token": dict(tokens), "name": {}}
+        self._trust = replace(self._trust, rotation=rotation)
         rows = {f"{before.prefix}trust/authority": as_text(rotation, self._trust.id)}
         rows |= {self._trust._key("token", id): row for id, row in (tokens or {}).items()}
         changes = [put(key, seal.close(key, row)) for key, row in rows.items()]
@@ -132,8 +140,18 @@ class Rows:
             changes.append(delete_under(f"{before.prefix}trust/{before.id}/"))
         self._store.keep_whole(changes)
 
+    def again(self, store: EtcdStore) -> Rows:
+        """The same in *store*, written anew: etcd has lost it. The authority, by which the rows count, is last."""
+        log.warning("etcd has lost the masters' authority and tokens; this master writes back what it knows")
+        again, trust = Rows(self._trust, store, self._known), self._trust
+        for kind, rows in self._known.items():
+            again.keep_trust(kind, rows)
+        key = f"{trust.prefix}trust/authority"
+        store.keep({key: trust.seal.close(key, as_text(trust.rotation, trust.id))})
+        return again
 
-async def shared(etcd: Etcd, prefix: str, path: str, clock: Callable[[], float]) -> SharedTrust:
+
+async def shared(etcd: Etcd, prefix: str, path: str, clock: Callable[[], float], known: str = "") -> SharedTrust:
     """The masters' trust, which is made where there is none; waits for etcd.
 
     Args:
@@ -141,6 +159,7 @@ async def shared(etcd: Etcd, prefix: str, path: str, clock: Callable[[], float])
         prefix: of all keys of these masters.
         path: of the key file; where it is missing it is made with the authority.
         clock: seconds since 1970.
+        known: file that says, if it is there, that there was an authority before: then none is made, but waited for.
 
     Raises:
         ConfigError: the key file is missing, cannot be used, or is another; or what etcd has was changed.
@@ -149,6 +168,11 @@ async def shared(etcd: Etcd, prefix: str, path: str, clock: Callable[[], float])
     while True:
         try:
             entry = await etcd.get(key)
+            if entry is None and os.path.exists(known):  # noqa: ASYNC240 - a moment
+                raise EtcdError(
+                    f"{key} is lost, of which {known} is the certificate; {_KEEP}; to begin anew, with new tokens for "
+                    "all daemons, stop all masters and delete that file"
+                )
             return _opened(entry, prefix, path) if entry is not None else await _made(etcd, prefix, path, clock())
         except EtcdError as bad:
             if not said:
