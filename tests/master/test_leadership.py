@@ -268,7 +268,7 @@ class Later:
     """A store whose writes are done when the test says so."""
 
     def __init__(self, term: int = 5) -> None:
-        self.facts = Facts(term, 0, 1, {})
+        self.facts = Facts(term, 1, 1, {})
         self.asked = self.written = 0
 
     def persist(self, what: Persist) -> None:
@@ -360,7 +360,7 @@ async def test_who_is_put_out_hears_of_it_once_the_epoch_without_it_is_written()
         store.written = store.asked
         found.release()
         mid = (await other.expect(m.Joined)).mid
-        assert (await other.expect(m.Epoch)).epoch == 1
+        assert (await other.expect(m.Epoch)).epoch == 2
         asked = store.asked
         await other.say(m.Done("g", mid, 9, 1, 0, 0))  # of an epoch that has not begun
         await hears_nothing(other)

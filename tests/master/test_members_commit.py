@@ -311,7 +311,7 @@ def test_what_all_have_committed_is_heard_in_heartbeats() -> None:
         beat(room, "m2", 5, 5)
         room.sleep(0.5)
     assert room.group.committed == 5
-    assert [one.done_upto for one in report.groups(room.state, room.now)[0].members] == [5, 5, 5]
+    assert {one.done_upto for one in report.groups(room.state, room.now)[0].members} == {5}
     for name in ("m0", "m1"):
         frozen(room, name, 5)
     assert [one.name for one in room.new_epoch().members] == ["m0", "m1"]
