@@ -20,6 +20,7 @@ import trio
 from wancoll.errors import ConfigError
 from wancoll.local import join_address, split_address
 from wancoll.net import clock
+from wancoll.wire import messages as m
 from wancoll_master.config import EtcdConfig
 from wancoll_master.core.leadership import RENEWALS_PER_TTL, Leadership
 from wancoll_master.core.ready import JUMP
@@ -127,6 +128,7 @@ class Election:
         self._lease, self._seen_at = "", -math.inf  # of the leader that was seen in etcd last
         self._known = ""  # leader that was logged last
         self._trouble = self._untrusted = ""  # that was logged last
+        self._why = ""  # nobody leads
 
     async def run(self) -> None:
         """Task: stand by, lead, stand by, until cancelled."""
@@ -136,15 +138,15 @@ class Election:
                 try:
                     if await self._look(etcd):
                         won = await self._campaign(etcd)
-                    self._trouble = ""
+                    self._trouble = self._why = ""
                 except EtcdError as bad:
                     unreadable = isinstance(bad, Unreadable)
                     trouble = str(bad) if unreadable else "away"
                     if trouble != self._trouble:
                         what = "nobody can lead by what etcd has" if unreadable else "etcd cannot be asked who leads"
                         log.warning(what, reason=str(bad))
-                    self._trouble = trouble
-                    self._server.stand_by("", 0, wait=False)
+                    self._trouble, self._why = trouble, str(bad)[:1000]
+                    self._server.stand_by(m.StandsBy("", 0, "", self._why), wait=False)
                 if won is not None:
                     if not await self._lead(etcd, won):
                         await trio.sleep(self._ttl)  # until then it may be mended, or another's version reads it
@@ -161,7 +163,8 @@ class Election:
             if leader.id != self._id:
                 self._rows = None  # it changes them
             self._lease, self._seen_at, self._heard = entry.lease, clock.awake_or_asleep(), max(self._heard, term)
-        self._server.stand_by(address, term, wait=True, elected_by=self._keys.elected_by(etcd))
+        why = self._why if not address else ""
+        self._server.stand_by(m.StandsBy(address, term, self._keys.elected_by(etcd), why), wait=True)
         if address != self._known:
             log.info("stands by", leader=address or "nobody", term=term)
         self._known = address
@@ -253,6 +256,7 @@ class Election:
 
             await store.write_forever(written)
         except (Deposed, EtcdError, ConfigError) as bad:
+            self._why = str(bad)[:1000]
             self._server.step_down(str(bad))
             reign.end(str(bad))
 

@@ -171,10 +171,10 @@ class Server:
             self.apply(event)
         self.flush()
 
-    def stand_by(self, leader: str, term: int, *, wait: bool, elected_by: str = "") -> None:
-        """Tell those who ask that *leader* leads, with *term*; "": nobody does, and daemons may *wait* for who will."""
-        self._first = self._first and not leader
-        for conn in self._lobby.leader_is(leader, term, wait=wait, elected_by=elected_by):
+    def stand_by(self, answer: m.StandsBy, *, wait: bool) -> None:
+        """Tell those who ask who leads; where nobody does daemons may *wait* for who will."""
+        self._first = self._first and not answer.leader
+        for conn in self._lobby.leader_is(answer, wait=wait):
             self._close(conn, encode(self._lobby.answer))
 
     def step_down(self, reason: str, heard: int = 0) -> None:
@@ -188,7 +188,7 @@ class Server:
         self._closing.clear()
         self._dirty.clear()
         self._kept.clear()
-        self.stand_by("", 0, wait=False)
+        self.stand_by(m.StandsBy("", 0), wait=False)
         goodbye = encode(m.Bye(f"this master leads no more: {reason}"[:1000]))
         connections, self._connections = self._connections, {}
         for connection in connections.values():
@@ -508,8 +508,8 @@ class Server:
         if state is not None:
             yield from self._story.look(state, now, wall, since=since)
             return
-        leader = self._lobby.answer.leader
-        line = f"this master stands by: {leader} leads" if leader else "nobody is known to lead"
+        leader, why = self._lobby.answer.leader, self._lobby.answer.why
+        line = f"this master stands by: {leader} leads" if leader else f"nobody is known to lead{why and ': ' + why}"
         about = {"version": report.version(), "since": since, "groups": [], "more": 0}
         yield "top", {"well": bool(leader), "line": line, "note": "", **about}
 

@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -446,7 +447,7 @@ async def test_masters_and_daemons_ask_a_clock_that_goes_on_while_the_machine_sl
 
 async def test_a_standby_names_the_leader() -> None:
     async with server() as (found, connect):
-        found.stand_by("there:1", 7, wait=True)
+        found.stand_by(m.StandsBy("there:1", 7), wait=True)
         for first in (hello("d"), m.StatusRequest(PROTOCOL_VERSION)):
             peer = await connect()
             await peer.say(first)
@@ -456,7 +457,7 @@ async def test_a_standby_names_the_leader() -> None:
 
 async def test_daemons_wait_at_a_standby_while_nobody_leads() -> None:
     async with server() as (found, connect):
-        found.stand_by("", 0, wait=True)
+        found.stand_by(m.StandsBy("", 0), wait=True)
         first, gone, second, asks = [await connect() for _ in range(4)]
         await first.say(hello("a"))
         await gone.say(hello("b"))
@@ -464,9 +465,9 @@ async def test_daemons_wait_at_a_standby_while_nobody_leads() -> None:
         assert await asks.hear() == m.StandsBy("", 0)
         await hears_nothing(first)
         gone.stream.socket.close()
-        found.stand_by("there:1", 7, wait=True)
+        found.stand_by(m.StandsBy("there:1", 7), wait=True)
         assert await first.hear() == m.StandsBy("there:1", 7)
-        found.stand_by("", 0, wait=True)
+        found.stand_by(m.StandsBy("", 0), wait=True)
         await second.say(hello("c"))
         await hears_nothing(second)
         found.lead(Later(9))
@@ -478,19 +479,19 @@ async def test_daemons_wait_at_a_standby_while_nobody_leads() -> None:
 async def test_a_standby_that_knows_nothing_keeps_nobody() -> None:
     async with server() as (found, connect):
         for wait in (True, False):
-            found.stand_by("", 0, wait=wait)
+            found.stand_by(m.StandsBy("", 0), wait=wait)
             peer = await connect()
             await peer.say(hello("d"))
             if wait:
                 await hears_nothing(peer)
-                found.stand_by("", 0, wait=False)
+                found.stand_by(m.StandsBy("", 0), wait=False)
             assert await peer.hear() == m.StandsBy("", 0)
             assert await peer.hear() is None
 
 
 async def test_a_standby_keeps_only_so_many() -> None:
     async with server(pending_connections=2) as (found, connect):
-        found.stand_by("", 0, wait=True)
+        found.stand_by(m.StandsBy("", 0), wait=True)
         peers = []
         for i in range(3):
             peers.append(await connect())
@@ -998,10 +999,10 @@ async def test_who_leads_while_its_key_is_deleted_steps_down_before_another_lead
     seen = trio.Event()
     lead, step_down, stand_by = Server.lead, Server.step_down, Server.stand_by
 
-    def stands_by(self: Server, leader: str, *what: Any, **more: Any) -> None:
-        if leader:
+    def stands_by(self: Server, answer: m.StandsBy, *, wait: bool) -> None:
+        if answer.leader:
             seen.set()
-        stand_by(self, leader, *what, **more)
+        stand_by(self, answer, wait=wait)
 
     def leads(self: Server, store: Any, *what: Any, **more: Any) -> None:
         led.append((self, True, store.facts.term))
@@ -1097,9 +1098,31 @@ async def test_a_master_stands_by_until_what_nobody_can_read_is_gone(
         assert (await found.ask())[0].term >= 1
 
 
+async def test_masters_say_why_nobody_leads_where_etcd_is_full() -> None:
+    def ask(etcd: chaos.Etcd, path: str, **what: Any) -> Any:
+        request = urllib.request.Request(f"{etcd.url}/v3/maintenance/{path}", json.dumps(what).encode())
+        with urllib.request.urlopen(request) as answer:
+            return json.loads(answer.read())
+
+    with chaos.Etcd() as full:
+        member = ask(full, "status")["header"]["member_id"]
+        alarm = {"memberID": member, "alarm": "NOSPACE"}
+        ask(full, "alarm", action="ACTIVATE", **alarm)
+        async with rivals(full.url) as found:
+            address, said = await found.start(), ""
+            with trio.fail_after(30):
+                while "database space exceeded" not in said:
+                    with pytest.raises(MasterUnreachable) as failed:
+                        await trio.to_thread.run_sync(status.find, [address, "127.0.0.1:1"], 1.0)
+                    said = str(failed.value)
+            assert f"got {address}: stands by: {full.url}: 429 " in said
+            ask(full, "alarm", action="DEACTIVATE", **alarm)
+            assert (await found.ask())[0].term == 1
+
+
 async def test_no_master_leads() -> None:
     async with server() as (found, connect):
-        found.stand_by("", 0, wait=True)
+        found.stand_by(m.StandsBy("", 0), wait=True)
         address = join_address(connect.host, connect.port)
         with pytest.raises(MasterUnreachable, match=f"{address}: stands by"):
             await trio.to_thread.run_sync(status.find, [address, "127.0.0.1:1"], 1.0)

@@ -180,7 +180,7 @@ def _role(answer: Status | StandsBy | WancollError | None) -> str:
         case Status():
             return f"leads, term {answer.term}"
         case StandsBy():
-            return "stands by"
+            return f"stands by{answer.why and ': ' + answer.why}"
         case None:
             return "no answer yet"
         case _:

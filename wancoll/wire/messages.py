@@ -1188,6 +1188,7 @@ class StandsBy(Message, frozen=True):
     leader: Annotated[str, Meta(max_length=300)]
     term: Number  # of the leader; 0: not known
     elected_by: Text = ""  # Welcome.elected_by of whoever leads; "": not known
+    why: Text = ""  # nobody leads, as far as this master knows
 
 
 class Bye(Message, frozen=True):

@@ -61,10 +61,10 @@ class Lobby:
         self._waiting: dict[int, Received] = {}
         self.answer = m.StandsBy("", 0)
 
-    def leader_is(self, leader: str, term: int, *, wait: bool, elected_by: str = "") -> list[int]:
+    def leader_is(self, answer: m.StandsBy, *, wait: bool) -> list[int]:
         """Take in who leads ("": nobody) and whether that will be known soon; returns connections to send away."""
-        self.answer = m.StandsBy(leader, term, elected_by)
-        self._open = wait and not leader
+        self.answer = answer
+        self._open = wait and not answer.leader
         return [] if self._open else [event.conn for event in self.empty()]
 
     def keeps(self, event: Received) -> bool:
