@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import MASTER, Failpoints
+from wancoll.local import join_address, split_address
 from wancoll.metrics.core import families as f
 from wancoll.net import clock
 from wancoll.net.contain import contained, shown, trace
@@ -36,7 +38,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, begins_tls, encode
 from wancoll.wire.kept import Kept
 from wancoll_master.config import MasterConfig
-from wancoll_master.core import figures, membership, page, presence, report
+from wancoll_master.core import announced, figures, membership, page, presence, report
 from wancoll_master.core.leadership import Lobby
 from wancoll_master.core.may import EVERYTHING, may
 from wancoll_master.core.ready import (
@@ -78,6 +80,7 @@ _LEAST_KEPT_BYTES = 128 * 1024  # of a connection that breaks among very many: m
 _START_SECURE = "start the master with --secure (the default beyond loopback, without --insecure), or leave --join out"
 _NO_TLS = f"speaks TLS, and this master does not; {_START_SECURE}"
 _ONLY_TLS = "this master speaks TLS only; give --join or WANCOLL_JOIN a token: `wancoll token create` makes one"
+_LOOKUPS = 8  # of names at once: a name server may be slow
 _TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
 _STATUS_SHARE = 0.1  # of the time, that may go into making Status
 _STATUS_BURST = 1.0  # seconds of it at once
@@ -125,6 +128,7 @@ class Server:
         self._numbers = itertools.count(1)
         limits = config.limits
         self._greeting = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
+        self._lookups = trio.CapacityLimiter(_LOOKUPS)
         self._shaking = Turns()  # in the thread for steps of their handshakes
         self._leaving = Handshakes(limits.pending_connections, LINGER)  # strangers that have yet to read their answer
         self._strangers: set[int] = set()  # connections on which no daemon has introduced itself
@@ -732,6 +736,27 @@ class Server:
         if reasons:
             self.apply(SentAway(reasons))
 
+    async def _looked_up(self, hello: m.Hello) -> m.Hello:
+        """With addresses in place of names: what a name server says to each member could differ.
+
+        Raises:
+            ProtocolError: a name is not found in time.
+        """
+        found: list[str] = []
+        with trio.move_on_after(self._limits.handshake_timeout), contextlib.suppress(OSError, ValueError, RuntimeError):
+            for address in hello.addresses:
+                if not announced.is_name(address):
+                    found.append(address)
+                    continue
+                look = partial(socket.getaddrinfo, *split_address(address), type=socket.SOCK_STREAM)
+                answers = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._lookups)
+                found += sorted({join_address(str(where[0]), int(where[1])) for *_, where in answers})
+            return replace(hello, addresses=found[:8])
+        raise ProtocolError(
+            "announces a name that this master cannot look up", expected="a name that it can, or an address",
+            got=", ".join(hello.addresses), hint="give its daemon --advertise with an address",
+        )  # fmt: skip
+
     def _identity(self, number: int) -> Identity | None:
         """Who is at the other end of the connection that came as *number*; see Received."""
         return EVERYTHING if self._gate is None else self._identities.get(number)
@@ -743,6 +768,8 @@ class Server:
                 self.flush()
                 await trio.lowlevel.checkpoint()
                 turn = trio.current_time() + _TURN
+            if isinstance(message, m.Hello) and may(self._identity(number), message) is None:
+                message = await self._looked_up(message)
             if connection.ending or self._takes_up.get(number, number) in self._closing:
                 break
             if self._at_the_gate(number, connection, message):

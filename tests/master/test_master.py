@@ -10,6 +10,7 @@ import shutil
 import socket
 import sqlite3
 import struct
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -466,6 +467,44 @@ async def test_who_asks_for_status_is_told_what_was_so_when_it_asked():
             await peer.say(hello(f"d{number}"))
             await peer.expect(m.Welcome)
             assert len((await status(connect)).daemons) == number + 1
+
+
+async def test_names_that_daemons_announce_are_looked_up_by_the_master(monkeypatch):
+    """Members are told addresses; a name that is not found in time ends the connection, and holds nobody up."""
+    asked, late, really = [], threading.Event(), socket.getaddrinfo
+
+    def look(host, port, *what, **more):
+        if not str(host).endswith(".example"):
+            return really(host, port, *what, **more)
+        asked.append(host)
+        if host == "late.example":
+            late.wait(30)
+        if host != "two.example":
+            raise socket.gaierror("nobody of that name")
+        found = ("2001:db8::7", port, 0, 0), ("192.0.2.7", port), ("192.0.2.7", port)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", where) for where in found]
+
+    def says(name, *addresses):
+        return msgspec.structs.replace(hello(name), addresses=list(addresses)), m.Join(f"g-{name}", name, 1, 1)
+
+    async with master(replace(PATIENT, handshake_timeout=0.5)) as connect:
+        monkeypatch.setattr(socket, "getaddrinfo", look)
+        try:
+            slow = await connect()
+            await slow.say(*says("slow", "late.example:9"))
+            peer = await connect()
+            await peer.say(*says("quick", "two.example:9", "127.0.0.1:8"))
+            (me,) = (await peer.expect(m.Epoch)).members
+            assert me.addresses == ["192.0.2.7:9", "[2001:db8::7]:9", "127.0.0.1:8"]
+            none = await connect()
+            await none.say(*says("none", "none.example:9"))
+            for each, name in ((none, "none"), (slow, "late")):
+                told = (await each.hear()).reason
+                assert "announces a name that this master cannot look up; expected a name that it can" in told
+                assert f"got {name}.example:9; give its daemon --advertise with an address" in told
+        finally:
+            late.set()
+        assert sorted(asked) == ["late.example", "none.example", "two.example"]
 
 
 async def test_status_is_the_first_and_only_message():

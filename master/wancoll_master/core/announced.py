@@ -7,6 +7,7 @@ forwarding, only within networks that the master's operator has named.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from collections.abc import Sequence
 
@@ -50,6 +51,14 @@ def check(addresses: Sequence[str], source: str, allowed: Sequence[str] = ()) ->
             )
 
 
+def is_name(address: str) -> bool:
+    """Whether it has to be looked up; members are told what was found."""
+    with contextlib.suppress(ConfigError):
+        host, _ = split_address(address)
+        return bool(host) and _read(host) is None
+    return False
+
+
 def networks(texts: Sequence[str]) -> list[Network]:
     """What an operator allows, read.
 
@@ -68,7 +77,7 @@ def _is_its_own(host: str, source: str, allowed: Sequence[str]) -> bool:
     if ANY in allowed:
         return True
     here, there = _read(source), _read(host)
-    if here is None or there is None:  # a name is whatever its owner's name server says, to each who asks
+    if here is None or there is None:  # a name: is_name() comes first
         return False
     return here == there or any(there in network for network in networks(allowed))
 
