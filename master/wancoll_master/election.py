@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ import structlog
 import trio
 
 from wancoll.errors import ConfigError
-from wancoll.local import join_address, split_address
 from wancoll.net import clock
 from wancoll.wire import messages as m
 from wancoll_master.config import EtcdConfig
@@ -49,21 +47,10 @@ _RETRY = 0.05  # seconds between tries to renew the lease
 _REVOKE_TIMEOUT = 5.0  # seconds to give the lease back: a machine may stand still while its master stops
 
 
-def advertised(advertise: str, bound: str, endpoints: str) -> str:
-    """The address that others shall dial: what the user said, else what is bound, else the interface towards etcd."""
-    host, port = split_address(bound)
-    if advertise:
-        return join_address(*split_address(advertise, what="--advertise", default_port=port))
-    if host not in ("0.0.0.0", "::", "", "*"):
-        return bound
+def whereabouts(endpoints: str) -> tuple[str, int]:
+    """Host and port of the first of etcd's URLs."""
     url = httpx.URL(check_endpoints(endpoints)[0])
-    try:
-        found = socket.getaddrinfo(url.host, url.port or 2379, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[4])  # sends nothing
-            return join_address(str(probe.getsockname()[0]), port)
-    except OSError:
-        return join_address(socket.gethostname(), port)
+    return url.host, url.port or 2379
 
 
 @dataclass(frozen=True, slots=True)

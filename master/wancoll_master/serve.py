@@ -55,6 +55,11 @@ async def serve(
     Raises:
         ConfigError: the address, the journal or etcd's URLs cannot be used.
     """
+    try:
+        if config.etcd is not None:
+            import wancoll_master.store.etcd  # noqa: F401 - loads httpx
+    except ImportError as missing:
+        raise without_package("--etcd", "etcd", missing) from missing
     journal = Journal(config.journal)
     holding = contextlib.ExitStack()
     try:
@@ -85,7 +90,7 @@ async def serve(
                 if config.end_when_unused:
                     nursery.start_soon(_end_when_unused, server, config.end_when_unused, nursery.cancel_scope)
                 if gate is not None:
-                    gate.address = _reached_at(config.advertise, bound[0])
+                    gate.address = reached_at(config.advertise, bound[0])
                     stack.callback(gate.close)
                     nursery.start_soon(server.keep_trust, gate)
                     if trust is None and (token := gate.first_token()):
@@ -123,11 +128,9 @@ async def _shared_trust(config: MasterConfig) -> SharedTrust | None:
     """What masters share that share an etcd and have no certificates of their own; waits for etcd."""
     if config.etcd is None or not config.secure or config.ca or config.cert:
         return None
-    try:
-        from wancoll_master.store import shared_trust
-        from wancoll_master.store.etcd import Access, Etcd
-    except ImportError as missing:
-        raise without_package("--etcd", "etcd", missing) from missing
+    from wancoll_master.store import shared_trust
+    from wancoll_master.store.etcd import Access, Etcd
+
     if not config.state:
         raise ConfigError("--secure with --etcd needs --state", who="wancoll master", expected="a folder", got="none")
     path = config.seal_key or os.path.join(config.state, SEAL_KEY)
@@ -207,16 +210,17 @@ async def _reload_on_signal(standing: list[tuple[Server, Gate | None]], *, task_
                     gate.reload()
 
 
-def _reached_at(advertise: str, bound: str) -> str:
-    """What others shall dial: as the user said, else what is bound, else the interface by which all else is reached."""
+def reached_at(advertise: str, bound: str, towards: tuple[str, int] = _ANYWHERE) -> str:
+    """What others shall dial: as the user said, else what is bound, else the interface to reach *towards* by."""
     host, port = split_address(bound)
     if advertise:
         return join_address(*split_address(advertise, what="--advertise", default_port=port))
     if host not in ("0.0.0.0", "::", ""):
         return bound
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(_ANYWHERE)  # sends nothing
+        found = socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])  # sends nothing
             return join_address(str(probe.getsockname()[0]), port)
     except OSError:
         return join_address(socket.gethostname(), port)
@@ -248,10 +252,9 @@ def _elect(
     """The task that makes the server lead and stand by.
 
     Raises:
-        ConfigError: a setting, or a package that is not installed.
+        ConfigError: a setting.
     """
-    try:
-        from wancoll_master.election import Election, advertised
-    except ImportError as missing:
-        raise without_package("--etcd", "etcd", missing) from missing
-    return Election(etcd, server, advertised(config.advertise, bound, etcd.endpoints), gate, trust, tell).run
+    from wancoll_master.election import Election, whereabouts
+
+    address = reached_at(config.advertise, bound, whereabouts(etcd.endpoints))
+    return Election(etcd, server, address, gate, trust, tell).run

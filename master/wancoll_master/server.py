@@ -203,11 +203,11 @@ class Server:
         if self._reign is not None:
             self._reign.end(reason, heard)
 
-    def _overslept(self) -> bool:
-        """Whether this process stood still for so long that daemons have given it up: it judges nobody then (R11)."""
-        limits = self._limits
+    def _overslept(self) -> str:
+        """Why this master judges nobody: it stood still for so long that daemons have given it up (R11); else ""."""
+        limits, slept = self._limits, clock.awake_or_asleep() - self._awake_at
         most = max(limits.heartbeat_timeout / 2, limits.heartbeat_timeout - 2 * limits.heartbeat_interval)
-        return self.state is not None and clock.awake_or_asleep() - self._awake_at > most
+        return f"it stood still for {slept:.1f} s" if self.state is not None and slept > most else ""
 
     def _start_over(self, why: str) -> None:
         """Begin anew, as a master that was started again does: members report, and their epochs go on."""
@@ -227,14 +227,11 @@ class Server:
         else:
             self.lead(self._journal)
 
-    def _stood_still(self) -> str:
-        return f"it stood still for {clock.awake_or_asleep() - self._awake_at:.1f} s"
-
     async def keep_awake(self) -> None:
         """Task: notice when the process stood still."""
         while True:
-            if self._overslept():
-                self._start_over(self._stood_still())
+            if why := self._overslept():
+                self._start_over(why)
             elif self.state is None:
                 self._lead_again()
             self._awake_at = clock.awake_or_asleep()
@@ -250,8 +247,8 @@ class Server:
 
     def apply(self, event: Event) -> None:
         """Step, and do what has to be done but for flush()."""
-        if self._overslept():
-            self._start_over(self._stood_still())
+        if why := self._overslept():
+            self._start_over(why)
             return  # what came is of a connection that is no more
         state = self._leading()
         if state is None:

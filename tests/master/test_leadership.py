@@ -42,8 +42,8 @@ from wancoll_master import election
 from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.core.leadership import SAFETY, Leadership
 from wancoll_master.core.ready import Announce, Broadcast, Close, Former, Held, Persist, Ready, Record, Send, Used
-from wancoll_master.election import advertised, give_back
-from wancoll_master.serve import serve
+from wancoll_master.election import give_back, whereabouts
+from wancoll_master.serve import reached_at, serve
 from wancoll_master.server import Server
 from wancoll_master.store import etcd as etcd_module
 from wancoll_master.store import etcd_store
@@ -545,7 +545,7 @@ def test_urls() -> None:
     ],
 )
 def test_what_standbys_name(advertise: str, bound: str, address: str) -> None:
-    assert advertised(advertise, bound, "http://127.0.0.1:2379") == address
+    assert reached_at(advertise, bound, whereabouts("http://127.0.0.1")) == address
 
 
 def test_the_package_that_is_missing_is_named() -> None:
