@@ -24,6 +24,7 @@ from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
 from wancoll.net.enroll import Refused, Wallet, WrongMaster
 from wancoll.net.hot import Hot, glance
+from wancoll.net.listen import is_loopback_host
 from wancoll.net.stream import Stream
 from wancoll.net.threads import in_thread
 from wancoll.net.tls import Tls, TlsFailed
@@ -261,10 +262,16 @@ class Control:
         """What elects the masters at all addresses. Who does not answer in time is not waited for."""
         papers = self._wallet.papers if self._wallet is not None else None
 
+        def asked(address: str) -> m.FromMaster | None:
+            where, question = split_address(address), m.AskElection(PROTOCOL_VERSION)
+            if self._config.near_only and not is_loopback_host(where[0]):
+                return None
+            answer: m.FromMaster = ask(where, question, m.FromMaster, timeout=patience, who=address, papers=papers)
+            return answer
+
         async def look(address: str) -> None:
-            some = split_address(address), m.AskElection(PROTOCOL_VERSION), m.FromMaster
             with contextlib.suppress(ConfigError, ProtocolError, OSError):
-                answer = await in_thread(partial(ask, *some, timeout=patience, who=address, papers=papers))
+                answer = await in_thread(asked, address)
                 if isinstance(answer, m.Welcome | m.StandsBy) and answer.elected_by:
                     self._masters.met[address] = answer.elected_by
 
