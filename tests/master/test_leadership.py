@@ -239,7 +239,7 @@ def test_a_leader_elsewhere_is_followed_if_the_same_etcd_elects_it() -> None:
 
 # ---- what is held ---------------------------------------------------------------------------------------
 
-NONSENSE = "names an epoch that has not begun; expected 1 or earlier; got 9"
+NONSENSE = "names an epoch that has not begun; expected 2 or earlier; got 9"
 
 
 def test_held_steps_come_out_in_order_when_their_write_is_done() -> None:
