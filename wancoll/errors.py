@@ -79,12 +79,15 @@ class MasterUnreachable(WancollError):
     """No master answered within its deadline; tensors are untouched."""
 
 
-class OutcomeUnknown(MasterUnreachable):
-    """A call was open here, and no master could say whether the group committed it; both buffers are kept."""
+class OutcomeUnknown(WancollError):
+    """A call was open here, and nobody can say whether the others committed it with its input; both buffers are kept.
+
+    Its __cause__ is the error that ended the membership or the connection, where one did.
+    """
 
 
 class PeerDaemonLost(WancollError):
-    """The local peer daemon went away or cannot be reached."""
+    """The local peer daemon went away or cannot be reached. Nothing was sent; calls that were are OutcomeUnknown."""
 
 
 class AskedToLeave(WancollError):
@@ -104,7 +107,10 @@ class ArenaFull(WancollError):
 
 
 class DeviceError(WancollError):
-    """A device or the system's memory failed. A tensor that took a committed result has undefined contents then."""
+    """A device or the system's memory failed. A tensor that took a committed result has undefined contents then.
+
+    Calls that were open, and not committed here, are OutcomeUnknown.
+    """
 
 
 class TimeoutError(WancollError, builtins.TimeoutError):

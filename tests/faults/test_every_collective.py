@@ -33,7 +33,7 @@ from tests.faults.support import (
 from tests.later import later
 from wancoll.chaos import Cluster
 from wancoll.collective import Kind
-from wancoll.errors import OperationAborted, PeerDaemonLost
+from wancoll.errors import OperationAborted, OutcomeUnknown
 from wancoll.schedule.choose import ALGORITHMS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -192,7 +192,7 @@ def kill(cluster: Cluster, kind: str, algorithm: str, moment: str, victim: int, 
         outcomes = in_threads(lambda k: members[k].run(), PEERS)
         killed_by_failpoint(cluster, victim)
     lost = outcomes[victim]
-    assert isinstance(lost.error, PeerDaemonLost), repr(lost.error)
+    assert isinstance(lost.error, OutcomeUnknown), repr(lost.error)
     if gave[victim] is not None:
         assert (members[victim].give == gave[victim]).all()
     alive = [members[k] for k in survivors]

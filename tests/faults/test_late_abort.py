@@ -30,7 +30,7 @@ from tests.faults.support import (
     wait_until,
 )
 from wancoll.chaos import Cluster
-from wancoll.errors import Evicted, PeerDaemonLost
+from wancoll.errors import Evicted, OutcomeUnknown, PeerDaemonLost
 
 OP_BYTES = 48 * MIB
 PAUSE = 0.25  # seconds between SIGSTOP and SIGKILL
@@ -89,7 +89,7 @@ def trial(cluster: Cluster, rng: random.Random, ops: int) -> tuple[int, float]:
         if lost.error is None:
             check_agreed([lost, outcomes[survivors[0]][op]], [tensors[victim][op], tensors[survivors[0]][op]])
         else:
-            assert isinstance(lost.error, PeerDaemonLost), repr(lost.error)
+            assert isinstance(lost.error, OutcomeUnknown | PeerDaemonLost), repr(lost.error)
             assert untouched(tensors[victim][op], victim)
     assert worlds == sorted(worlds, reverse=True), f"a lost member came back: {worlds}"
     took = max(outcomes[k][op].ended for k in survivors for op in range(ops)) - killed
@@ -146,7 +146,8 @@ def kill_at(cluster: Cluster, name: str, victim: int, count: int) -> tuple[list[
     if lost.error is None:
         check_agreed([lost, outcomes[survivors[0]]], [tensors[victim], tensors[survivors[0]]])
     else:
-        assert isinstance(lost.error, PeerDaemonLost), repr(lost.error)
+        assert isinstance(lost.error, OutcomeUnknown), repr(lost.error)
+        assert isinstance(lost.error.__cause__, PeerDaemonLost)
         assert untouched(tensors[victim], victim)
     reduce_all([comms[k] for k in survivors], survivors)
     close_all(comms)
@@ -213,7 +214,7 @@ def test_survivors_finished_but_not_committed(cluster: Cluster) -> None:
     assert sorted(agreed) == (["m0", "m1", "m2", "m3"] if MEMBERS_COMMIT else ["m0", "m1", "m3"])
     assert all(outcomes[k].receipt.attempts == (1 if MEMBERS_COMMIT else 2) for k in survivors)
     assert max(outcomes[k].ended for k in survivors) - killed < BOUND
-    assert isinstance(outcomes[victim].error, PeerDaemonLost)
+    assert isinstance(outcomes[victim].error, OutcomeUnknown)
     assert untouched(tensors[victim], victim)
     close_all(comms)
 
@@ -228,7 +229,7 @@ def test_a_second_death_while_the_first_is_mended(cluster: Cluster) -> None:
     outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
     for victim in (1, 3):
         killed_by_failpoint(cluster, victim)
-        assert isinstance(outcomes[victim].error, PeerDaemonLost)
+        assert isinstance(outcomes[victim].error, OutcomeUnknown)
         assert untouched(tensors[victim], victim)
     agreed = check_agreed([outcomes[0], outcomes[2]], [tensors[0], tensors[2]])
     assert sorted(agreed) == ["m0", "m2"]
@@ -258,5 +259,5 @@ def test_a_death_while_the_first_epoch_is_dialled(cluster: Cluster) -> None:
     killed_by_failpoint(cluster, 2)
     survivors = [outcome for k, outcome in enumerate(outcomes) if k != 2 and outcome is not None]
     assert sorted(check_agreed(survivors, [tensors[k] for k in (0, 1, 3)])) == ["m0", "m1", "m3"]
-    assert outcomes[2] is None or isinstance(outcomes[2].error, PeerDaemonLost | Evicted)
+    assert outcomes[2] is None or isinstance(outcomes[2].error, OutcomeUnknown | PeerDaemonLost | Evicted)
     close_all(comms)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.support import AT_ONCE, MIB, PEERS, Outcome, check_agreed, close_all, join, sums
 from wancoll.chaos import Cluster
-from wancoll.errors import PeerDaemonLost
+from wancoll.errors import OutcomeUnknown
 
 COUNT = 64 * MIB // 4
 
@@ -30,7 +30,7 @@ def one_kill(cluster: Cluster, rng: random.Random) -> tuple[float, float]:
         close_all(comms)
         cluster.restart_peer(victim)
         if len(agreed) == PEERS - 1:  # else this op was quicker than the one before, and the kill came after it
-            assert isinstance(outcomes[victim].error, PeerDaemonLost)
+            assert isinstance(outcomes[victim].error, OutcomeUnknown)
             return max(outcomes[k].ended for k in survivors) - killed, clean
     pytest.fail("no kill came before the commit")
 

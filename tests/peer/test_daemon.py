@@ -133,7 +133,7 @@ async def test_a_daemon_that_is_sent_away_ends_at_once_and_says_why(tmp_path: Pa
                 began = time.monotonic()
                 await master.say(m.Bye(TWIN, final=True))
                 ended = await busy.hear(m.Failure)
-                assert (ended.id, ended.error) == (1, "OutcomeUnknown")
+                assert (ended.id, ended.error, ended.cause) == (1, "OutcomeUnknown", "ConfigError")
                 assert TWIN in ended.got
                 for client in (busy, waiting):
                     last = await client.hear(m.Failure)
@@ -154,7 +154,8 @@ async def test_a_daemon_that_goes_down_says_so_and_not_that_its_clients_died(tmp
             left = await master.hear(m.Leave)
             assert (left.group, left.member, left.reason, left.died) == ("g", "busy", "its daemon goes down", False)
             ended = await client.hear(m.Failure)
-            assert (ended.id, ended.error, ended.what) == (1, "PeerDaemonLost", "its daemon goes down")
+            assert (ended.id, ended.error, ended.cause) == (1, "OutcomeUnknown", "PeerDaemonLost")
+            assert ended.got == "its daemon goes down"
 
 
 async def test_who_waits_for_a_place_is_told_that_there_is_no_master(tmp_path: Path) -> None:

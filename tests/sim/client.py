@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tests.sim.daemon import Daemon, Session
+from wancoll.client.work import cut_off
 from wancoll.collective import ROOTED, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule.choose import BLOCKS_IN_FRONT
 from wancoll.wire import messages as m
@@ -88,6 +89,11 @@ class Client:
         """Nothing that it called is open, and there is nothing more to call."""
         return not self.open and self.next_seq > self.world.last_seq
 
+    @property
+    def answered(self) -> set[int]:
+        """Calls whose outcome is on its way from there."""
+        return {message.id for message, _ in self._inbox if isinstance(message, m.Result | m.Failure)}
+
     # ---- what it is told -----------------------------------------------------------------------------
 
     def hear(self, message: m.FromDaemon, next_seq: int) -> None:
@@ -111,15 +117,22 @@ class Client:
                 self.world.judge.ends(self, called, message)
                 self.kick()
             case m.Failure():
-                self.over = message.error
                 self.world.judge.out(self, message)
-        if self.over and not self.open:
-            self.world.client_over(self, self.over)
+                self._end(message)
+
+    def _end(self, why: m.Failure) -> None:
+        """The connection is over; mirrors Connection._end."""
+        self.over = why.error
+        while self.open:
+            number, called = next(iter(self.open.items()))
+            del self.open[number]
+            self.world.judge.ends(self, called, cut_off(why, number, called.what.kind))
+        self.world.client_over(self, self.over)
 
     def lose_daemon(self) -> None:
         """The connection to the daemon broke."""
         if self.alive:
-            self.world.client_over(self, "PeerDaemonLost")
+            self._end(m.Failure(0, "PeerDaemonLost", "the connection to the peer daemon is gone"))
 
     # ---- what it calls -------------------------------------------------------------------------------
 

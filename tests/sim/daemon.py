@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from tests.sim.clock import Process, Timer
 from tests.sim.engine import ITEM, Engine
 from tests.sim.links import LinkHub
@@ -242,6 +244,8 @@ class Daemon(Process):
                 session.hush()
         self.engine.take_events()
         for session in addressed:
+            if isinstance(message, m.Evicted):
+                self.world.judge.evicts(session.member, message)
             session.run(session.member.hear(message, now, self.number, self.master))
             if isinstance(message, m.Refused):
                 break
@@ -366,6 +370,7 @@ class Session:
         self._in_engine: set[int] = set()
         self._queue: deque[m.FromClient] = deque()
         self._closed = False
+        self._taken = 0
         daemon.add(self)
 
     # ---- the client's connection ---------------------------------------------------------------------
@@ -385,10 +390,16 @@ class Session:
             assert isinstance(message, m.Post)
             self.daemon.stop_unheard()
             call = self.member.call(message)
+            self._taken = message.id
             front, back = self.arena[message.id]
             assert len(front) * ITEM >= call.front_bytes
             back[:] = [-1] * (call.back_bytes // ITEM)
             self.run(self.member.post(message, call, self.daemon.clock.now))
+
+    @property
+    def untold(self) -> list[int]:
+        """The client's numbers of calls that were taken, and of which it was told nothing."""
+        return sorted(number for number in self.client.open.keys() - self.client.answered if number <= self._taken)
 
     def end(self, reason: str) -> None:
         """The client has gone."""
@@ -412,6 +423,8 @@ class Session:
                         self.world.judge.says(self.member, message)
                         self.daemon.send(message)
                 case cmd.ToClient(message):
+                    if isinstance(message, m.Failure) and not message.id:
+                        message = replace(message, taken=self._taken)
                     self.world.told(self, message)
                     self.daemon.after(0.0, self._room)
                 case cmd.SendNote(mids, note):
@@ -452,6 +465,7 @@ class Session:
         self.daemon.by_engine_id[op.engine_id] = self
         meaning = op.meaning
         assert meaning is not None
+        self.world.judge.begins(self.member, op.seq)
         if op.covers:
             self.world.judge.covers(self.member.name, op.seq, op.call.posted.grace)
             op.memory = op.memory or ([0] * (meaning.front_bytes // ITEM), [])

@@ -17,11 +17,10 @@ from wancoll_master.core.ready import Announce, Broadcast, Send
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-# What a call may end in, and whether it says that the call has not happened.
-DEFINITE = frozenset(
-    {"OperationAborted", "WorldTooSmall", "CollectiveMismatch", "ProtocolError", "Evicted", "MasterUnreachable"}
-)
-
+# What a call may end in that says that it has not happened. All else is OutcomeUnknown.
+_BY_ITSELF = {"OperationAborted", "WorldTooSmall", "CollectiveMismatch", "ProtocolError"}
+_BY_THE_END = {"Evicted", "MasterUnreachable", "PeerDaemonLost", "AskedToLeave", "ConfigError"}
+DEFINITE = frozenset(_BY_ITSELF | _BY_THE_END)
 
 _NEVER = float("inf")
 _UPDATE = Descriptor(Kind.update_membership).fingerprint()
@@ -62,6 +61,11 @@ class Judge:
         self.exchanged: dict[tuple[str, str, int], dict[str, str]] = {}  # the same -> member -> how it ended
         self.updates: dict[tuple[int, int], dict[str, tuple[int, tuple[str, ...]]]] = {}  # member -> epoch, members
         self.results = self.failures = self.unknown = 0
+        self._out: dict[
+            str, int
+        ] = {}  # up to where an operation may have happened, by the word that put the member out
+        self._begun: set[tuple[str, int, int]] = set()  # (member, epoch, seq) that an engine has run
+        self.needless = 0  # calls that end as unknown, and could not have happened
         self.alone = 0  # update_memberships that ended without a master (C11)
         self.errors: dict[str, int] = {}
 
@@ -378,9 +382,12 @@ class Judge:
         name, seq, error = client.name, called.seq, failure.error
         self.failures += 1
         self.errors[error] = self.errors.get(error, 0) + 1
-        if error not in DEFINITE | {"OutcomeUnknown", "PeerDaemonLost"}:
+        if error not in DEFINITE | {"OutcomeUnknown"}:
             raise Violation(f"{name}: op {seq} ends in {failure}")
         self._world.judge_failure(client, called, failure)
+        if error == "OutcomeUnknown":
+            self.unknown += 1
+            self._is_needed(name, called, failure)
         if error == "CollectiveMismatch" and (name, seq) in self._covered:
             return  # late, and alone with what it calls: the others' operation has happened without its tensor
         if error in DEFINITE and called.what.kind is not Kind.update_membership:
@@ -389,6 +396,23 @@ class Judge:
             outcome = self.outcomes.get((life, seq))
             if not (outcome is None or name not in outcome[0]):
                 raise Violation(f"{name} is told {error} for op {seq}, committed with it: {outcome}")
+
+    def begins(self, member: Any, seq: int) -> None:
+        """Its engine runs the operation in the member's epoch."""
+        self._begun.add((member.name, member.epoch_number, seq))
+
+    def evicts(self, member: Any, told: m.Evicted) -> None:
+        """R8: the member hears that it is out, and what may have happened."""
+        self._out[member.name] = max(told.committed_upto, told.unknown_upto)
+
+    def _is_needed(self, name: str, called: Called, failure: m.Failure) -> None:
+        """R8: nobody is left in doubt about what the master has decided, or what no engine here has begun."""
+        if failure.cause in ("", "PeerDaemonLost"):
+            return  # it is so for the whole group, or nobody was left to say more
+        begun = (name, self.entered[name], called.seq) in self._begun or not called.what.proves_all
+        self.needless += not begun or called.seq > self._out.get(name, called.seq)
+        if self.needless:
+            raise Violation(f"{name}: op {called.seq} has not happened, and is told to be unknown: {failure}")
 
     def _exchange_ends(self, client: Client, called: Called, message: m.Result | m.Failure) -> None:
         name, sends = client.name, called.what.kind is Kind.send

@@ -16,6 +16,7 @@ from tests.sim.links import LinkHub
 from wancoll.collective import Descriptor, Kind
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
+from wancoll.peer.core import outcomes
 from wancoll.peer.core.calls import Meaning
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import OpState
@@ -337,8 +338,33 @@ def forming_at_once_where_nothing_is_known() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def doubt_about_what_is_decided() -> Iterator[None]:
+    """All calls of a member that is put out end as unknown."""
+    real = outcomes.evicted
+
+    def evicted(name: str, told: m.Evicted) -> outcomes.Ending:
+        return real(name, msgspec.structs.replace(told, unknown_upto=m.MOST))
+
+    with patch.object(outcomes, "evicted", evicted):
+        yield
+
+
+@contextlib.contextmanager
 def giving_numbers_again_after_a_loss() -> Iterator[None]:
     with patch.object(rebuilding, "JUMP", 0), patch("tests.sim.master.JUMP", 0):
+        yield
+
+
+@contextlib.contextmanager
+def the_last_word_first() -> Iterator[None]:
+    """That the member is out is told before what became of its calls."""
+    real = core.Member._finish
+
+    def finish(self: core.Member, ending: outcomes.Ending) -> list[cmd.Command]:
+        last = [cmd.ToClient(ending.last)] if ending.last is not None else []
+        return [*last, *real(self, ending._replace(last=None))]
+
+    with patch.object(core.Member, "_finish", finish):
         yield
 
 
@@ -370,4 +396,6 @@ MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     not_running_again_what_is_finished,
     forming_at_once_where_nothing_is_known,
     giving_numbers_again_after_a_loss,
+    doubt_about_what_is_decided,
+    the_last_word_first,
 ]

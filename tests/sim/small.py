@@ -55,6 +55,7 @@ class Peer:
     posted: bool = False
     first: int = 1  # of its calls: a newcomer begins where the others are
     told: dict[int, Any] = field(default_factory=dict)  # by the client's number
+    decided: int = m.MOST + 1  # from here on nothing has happened: so says the master that put it out
 
 
 class SmallWorld:
@@ -320,6 +321,8 @@ class SmallWorld:
             case m.Probe():
                 peer.up.append(m.ProbeResult("g", message.joiner, message.prober, message.target, True, ""))
             case _:
+                if isinstance(message, m.Evicted) and member.addressed(message):
+                    peer.decided = max(message.committed_upto, message.unknown_upto) + 1
                 self._run(peer, member.hear(message, self.now, peer.number, peer.master))
                 if isinstance(message, m.Evicted) and not member.addressed(message):
                     peer.up.append(m.Ended([(message.group, message.mid)]))
@@ -368,6 +371,8 @@ class SmallWorld:
         if seq in peer.told:
             raise Violation(f"{name} is told twice of op {seq}: {peer.told[seq]}, {told}")
         peer.told[seq] = told
+        if isinstance(told, m.Failure) and told.error == "OutcomeUnknown" and seq >= peer.decided:
+            raise Violation(f"{name} is left in doubt about op {seq}, which the master has decided (R8)")
         if isinstance(told, m.Result):
             if self.calls[seq - 1] is Kind.update_membership:
                 if self.updates.setdefault(seq, told.epoch) != told.epoch:

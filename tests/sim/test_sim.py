@@ -129,6 +129,8 @@ SHOWS: dict[str, tuple[str, ...] | None] = {
     "notes_not_said_again": ("cut_pair", "break_lane"),
     "forming_at_once_where_nothing_is_known": LOST_JOURNALS,
     "giving_numbers_again_after_a_loss": LOST_JOURNALS,
+    "doubt_about_what_is_decided": None,
+    "the_last_word_first": None,
 }
 
 

@@ -68,6 +68,7 @@ PLANTED: dict[str, tuple[Any, ...]] = {
     "no_round_after_a_loss": (2, (REDUCE,), {"cut": 1}),
     "undoing_what_was_said": (2, (REDUCE,), {"cut": 1}),
     "not_running_again_what_is_finished": (2, (REDUCE,), {"cut": 1}),
+    "doubt_about_what_is_decided": (2, (REDUCE,), {"drop": 1}),
 }
 
 

@@ -185,6 +185,8 @@ class World:
     def told(self, session: Session, message: m.FromDaemon) -> None:
         """A daemon tells its client."""
         self.note(session.client.name, f"is told {brief(message)}")
+        if isinstance(message, m.Failure) and not message.id and (untold := session.untold):
+            raise Violation(f"{session.client.name} hears of the end before it does of calls {untold} (R8): {message}")
         session.client.hear(message, session.member.collectives.called + 1)
 
     def wire(self, message: Any, kind: Any) -> Any:

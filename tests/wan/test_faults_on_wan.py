@@ -33,7 +33,7 @@ from tests.faults.support import (
 from tests.wan.churn import Churn
 from tests.wan.network import Wan
 from wancoll.chaos import Cluster
-from wancoll.errors import PeerDaemonLost
+from wancoll.errors import OutcomeUnknown
 
 pytestmark = pytest.mark.wan
 
@@ -87,7 +87,7 @@ def finished_but_not_committed(cluster: Cluster, victim: int, count: int) -> Non
     agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
     assert sorted(agreed) == [f"m{k}" for k in (range(PEERS) if MEMBERS_COMMIT else survivors)]
     assert max(outcomes[k].ended for k in survivors) - killed < BOUND
-    assert isinstance(outcomes[victim].error, PeerDaemonLost)
+    assert isinstance(outcomes[victim].error, OutcomeUnknown)
     assert untouched(tensors[victim], victim)
     reduce_all([comms[k] for k in survivors], survivors)
     close_all(comms)
@@ -113,7 +113,7 @@ def killed_at(cluster: Cluster, point: str, victim: int, count: int) -> int:
         if outcomes[lost].error is None:
             check_agreed([outcomes[lost], outcomes[survivors[0]]], [tensors[lost], tensors[survivors[0]]])
         else:
-            assert isinstance(outcomes[lost].error, PeerDaemonLost), repr(outcomes[lost].error)
+            assert isinstance(outcomes[lost].error, OutcomeUnknown), repr(outcomes[lost].error)
             assert untouched(tensors[lost], lost)
     if point in ("before_commit", "after_commit"):  # the victim heard of the commit, so it happened
         assert len(agreed) == PEERS

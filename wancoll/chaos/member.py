@@ -25,7 +25,7 @@ _POLL = 0.01  # seconds between looks at the phase while held
 _ENDS = frozenset(  # the membership is over
     {"Evicted", "MasterUnreachable", "OutcomeUnknown", "PeerDaemonLost", "TimeoutError", "ConfigError", "ProtocolError"}
 )
-_ENDED = (wancoll.Evicted, wancoll.MasterUnreachable, wancoll.PeerDaemonLost)
+_ENDED = (wancoll.Evicted, wancoll.MasterUnreachable, wancoll.OutcomeUnknown, wancoll.PeerDaemonLost)
 _SAME = ("all_reduce", "all_gather", "broadcast")  # kinds whose result is the same bytes on all members
 _KEPT_TEXT = 600
 

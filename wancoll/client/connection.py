@@ -21,7 +21,7 @@ from wancoll.client.checks import check_seconds
 from wancoll.client.cuda.staging import Staging
 from wancoll.client.placement import Placement
 from wancoll.client.private import PrivateDaemon
-from wancoll.client.work import Work, as_failure, rebuild
+from wancoll.client.work import Work, as_failure, cut_off, rebuild
 from wancoll.errors import ConfigError, DeviceError, ProtocolError, TimeoutError, WancollError
 from wancoll.limits import DEFAULT
 from wancoll.wire import messages as m
@@ -199,10 +199,8 @@ class Connection:
             self._pending[number] = work
             self.check_usable()  # after it is among the pending: whoever ends the connection meanwhile fails it too
             self._channel.send(data, sent)
-        except BlockingIOError:
-            return False
         except OSError:
-            sent.append(0)  # as good as sent: whoever reads finds out why the connection is gone
+            return False  # full; or gone, and whoever reads finds out why
         finally:
             if sent:
                 self._last_id = number
@@ -343,7 +341,7 @@ class Connection:
     # ---- the end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Detach, fail what is pending, stop a private daemon. Safe to call again."""
+        """Detach, end what is pending as OutcomeUnknown, stop a private daemon. Safe to call again."""
         if os.getpid() != self._pid:
             return
         with contextlib.suppress(OSError):  # full or gone: closing says the same
@@ -354,7 +352,12 @@ class Connection:
         while self._reading and (left := deadline - time.monotonic()) > 0:
             self._step(None, left)
         self._step(None, 0)
-        self._channel.close()
+        posting = self._posting.acquire(timeout=max(0.0, deadline - time.monotonic()))  # who sends has the socket
+        try:
+            self._channel.close()
+        finally:
+            if posting:
+                self._posting.release()
         self.staging.close()
         if self._private is not None:
             self._private.stop()
@@ -368,7 +371,7 @@ class Connection:
             self._over = self._private.explain(why) if self._private is not None else why
         self.arena.close()
         for work in self.pending:
-            work.finish(self._over)
+            work.finish(cut_off(self._over, work.id, work.descriptor.kind))
             self._pending.pop(work.id, None)
 
     def check_usable(self) -> None:

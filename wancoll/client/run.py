@@ -13,11 +13,19 @@ from typing import Any, TypeVar, Unpack
 from wancoll.client.checks import check_seconds
 from wancoll.client.communicator import Communicator
 from wancoll.client.connect import Connecting, connect
-from wancoll.errors import ConfigError, Evicted, MasterUnreachable, PeerDaemonLost, WancollError, WorldTooSmall
+from wancoll.errors import (
+    ConfigError,
+    Evicted,
+    MasterUnreachable,
+    OutcomeUnknown,
+    PeerDaemonLost,
+    WancollError,
+    WorldTooSmall,
+)
 
 log = logging.getLogger("wancoll")
 
-COMES_BACK = (Evicted, MasterUnreachable, PeerDaemonLost)  # OutcomeUnknown is a MasterUnreachable
+COMES_BACK = (Evicted, MasterUnreachable, OutcomeUnknown, PeerDaemonLost)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds before it connects again; each is twice the one before
 _HAUNTED_SECONDS = 15.0  # after a loss: so long its own older self may be a member still, and hold its name
@@ -80,6 +88,8 @@ def run(
             with comm:
                 return _train(train, comm)
         except COMES_BACK as bad:
+            if isinstance(bad, OutcomeUnknown) and not isinstance(bad.__cause__, (*COMES_BACK, type(None))):
+                raise  # an operator's wish, or what connecting again does not cure
             comeback.lost()
             comeback.wait(bad)
 

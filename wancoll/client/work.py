@@ -8,6 +8,8 @@ from collections.abc import Generator
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from wancoll import errors
 from wancoll.client.awaiting import awaited, begin
 from wancoll.client.checks import check_seconds
@@ -15,10 +17,11 @@ from wancoll.client.cuda.held import Holding
 from wancoll.client.cuda.staging import Landing, Staging
 from wancoll.client.placement import Placement
 from wancoll.client.tensors import Region, leading
-from wancoll.collective import Descriptor, Receipt
+from wancoll.collective import Descriptor, Kind, Receipt
 from wancoll.wire import messages as m
 
 STREAM_SECONDS = 60.0  # a stream waits this long for a result
+_OPEN = "the call was open when the connection ended: others may have committed it; input and result are kept"
 _WENT_ON = "streams that waited for it went on, and kernels read the old bytes"
 
 
@@ -286,7 +289,19 @@ def rebuild(failure: m.Failure) -> errors.WancollError:
     }
     if kind is errors.CollectiveMismatch:
         fields["calls"] = dict(failure.calls)
-    return kind(failure.what, **fields)
+    error = kind(failure.what, **fields)
+    if failure.cause:
+        cause = errors.BY_NAME.get(failure.cause, errors.WancollError)
+        error.__cause__ = cause(failure.got, who=failure.who, hint=failure.hint)
+    return error
+
+
+def cut_off(why: m.Failure, number: int, kind: Kind) -> m.Failure:
+    """What open call *number* of this *kind* ends with when the connection does; *why* where nothing has happened."""
+    if number > why.taken or kind is Kind.update_membership:
+        return why
+    got = f"{why.error}: {rebuild(replace(why, who='', hint=''))}"
+    return m.Failure(0, "OutcomeUnknown", _OPEN, who=why.who, got=got, hint=why.hint, cause=why.error)
 
 
 def as_failure(error: errors.WancollError) -> m.Failure:

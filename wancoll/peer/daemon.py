@@ -547,8 +547,8 @@ class Daemon:
                 await trio.sleep(0.01)
         for session in list(self._sessions):
             with session.alone("the daemon's end"):
-                session.run(session.member.leave(stopping.what))
-            session.tell(self.ending)
+                ending = outcomes.left(session.member.name, stopping.what, self.ending)
+                session.run(session.member.leave("", ending=ending))
         self.control.send(m.Stopping())
         with trio.move_on_after(1):
             await self.control.flush()

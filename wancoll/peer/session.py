@@ -13,6 +13,7 @@ from typing import Protocol
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.engine import Done, Engine, Hearers, Prepared
@@ -139,6 +140,7 @@ class Session:
         self._bad: ProtocolError | None = None  # what was wrong with a call that was taken beside the task
         self._broken = False
         self._goodbye = False  # the client has said it
+        self._taken = 0  # the client's number of the last call that has reached the member
         self._asked: outcomes.Ending | None = None  # an operator wants it to leave: what the client will be told
         self._leave_by = math.inf  # then: until then it waits for the client's next update_membership
         self._stands = False  # at that: the client has called it, and it is not posted
@@ -179,7 +181,7 @@ class Session:
         self._daemon.add(self)
         hot, fd = self._daemon.hot, self._stream.socket.fileno()
         hot.add(fd, partial(self._take_one, decoder))
-        reason, daemon_died = "its connection closed without a goodbye", False
+        reason, daemon_died, ending = "its connection closed without a goodbye", False, None
         try:
             if await self._take(first):
                 while data := await self._stream.receive():
@@ -192,9 +194,8 @@ class Session:
                 reason = f"the client: {self._stream.ended}"
                 log.warning("client does not read", member=self.member.name)
         except ProtocolError as bad:
-            reason = str(bad)
+            reason, ending = str(bad), outcomes.nonsense(bad)
             log.warning("client sent nonsense", member=self.member.name, reason=reason)
-            self.tell(m.Failure(0, "ProtocolError", bad.what, who=bad.who, expected=bad.expected, got=bad.got))
         except BaseException as bad:  # cancelled, alone or with a task: what ends in order has left its group by then
             daemon_died = not isinstance(bad, Exception)
             raise
@@ -207,7 +208,7 @@ class Session:
                 else:
                     if died:
                         log.warning("client died", member=self.member.name, pid=self.pid, reason=reason)
-                    self.run(self.member.leave(reason, died=died))
+                    self.run(self.member.leave(reason, died=died, ending=ending))
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
                 await self.wait_idle()
                 await self._stream.drain()
@@ -302,6 +303,7 @@ class Session:
         call = self.member.call(post)
         self._check_regions(post, call)
         self._daemon.failpoints.hit("on_post")
+        self._taken = post.id
         self.run(self.member.post(post, call, trio.current_time()))
 
     def _check_regions(self, post: m.Post, call: Call) -> None:
@@ -330,6 +332,8 @@ class Session:
 
     def tell(self, message: m.FromDaemon) -> None:
         """Send to the client, after what is handed over to it; one that does not read is cut off."""
+        if isinstance(message, m.Failure) and not message.id:
+            message = replace(message, taken=self._taken)
         if self._behind:
             self._behind.append(message)
         else:

@@ -237,7 +237,11 @@ class Result(Message, frozen=True):
 
 
 class Failure(Message, frozen=True):
-    """Op *id* failed (0: the connection as a whole). *error* is a class name of wancoll.errors."""
+    """Op *id* failed (0: the connection as a whole). *error* and *cause* are class names of wancoll.errors.
+
+    The *cause* of an OutcomeUnknown is the error that ended the membership, or the connection. With id 0: calls above
+    *taken* never reached the member; all others were answered before, unless the daemon has a bug.
+    """
 
     id: int
     error: str
@@ -247,6 +251,8 @@ class Failure(Message, frozen=True):
     got: str = ""
     hint: str = ""
     calls: Calls = {}
+    cause: str = ""
+    taken: int = MOST
 
 
 class Slow(Message, frozen=True):

@@ -84,6 +84,7 @@ class Member:
         self.collectives = Collectives(self.attempts, self.standing, limits)
         self.p2p = P2P(self.attempts, self.standing, limits)
         self._calls = CallBook(name)
+        self._last: m.Failure | None = None  # of the connection as a whole, which waits for the outcomes of calls
 
     # ---- facts ---------------------------------------------------------------------------------------
 
@@ -388,12 +389,16 @@ class Member:
 
     def _finish(self, ending: outcomes.Ending) -> list[cmd.Command]:
         """This member is out."""
-        self.over = True
+        self.over, self._last = True, ending.last
         commands = self.collectives.end_all(ending.of) + self.p2p.end_all(ending.of)
-        if ending.last is not None:
-            commands.append(cmd.ToClient(ending.last))
-        commands.append(cmd.Over())
-        return commands
+        return [*commands, *self._last_word(), cmd.Over()]
+
+    def _last_word(self) -> list[cmd.Command]:
+        """The end of the connection, once all has been said of its calls: these may still wait for the engine (R8)."""
+        if self._last is None or self.in_flight:
+            return []
+        last, self._last = self._last, None
+        return [cmd.ToClient(last)]
 
     # ---- from the links and the engine ---------------------------------------------------------------
 
@@ -498,7 +503,7 @@ class Member:
         if op is None:
             return []
         op.live.discard(engine_id)
-        return self._book(op).settle(op)
+        return self._book(op).settle(op) + self._last_word()
 
     def _book(self, op: Op) -> Collectives | P2P:
         return self.p2p if op.p2p else self.collectives

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
-
 from wancoll.collective import DATALESS, Kind
+from wancoll.errors import ProtocolError
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
 
@@ -84,16 +83,21 @@ class Ending(NamedTuple):
 
     Args:
         of: an op that has not ended.
-        last: of the connection as a whole; None: nothing.
+        last: of the connection as a whole, after all that is told of ops; None: nothing.
     """
 
     of: Callable[[Op], m.Failure]
     last: m.Failure | None = None
 
 
-def left(name: str, reason: str) -> Ending:
-    """The client detached or died, or the daemon stops."""
-    return Ending(lambda op: m.Failure(op.client_id, "PeerDaemonLost", reason, who=name))
+def left(name: str, reason: str, last: m.Failure | None = None) -> Ending:
+    """The client detached or died, or the daemon stops, which says *last*."""
+    return _cut_off("PeerDaemonLost", reason, {"who": name})._replace(last=last)
+
+
+def nonsense(bad: ProtocolError) -> Ending:
+    """The client breaks the protocol."""
+    return _cut_off("ProtocolError", bad.what, {"who": bad.who, "expected": bad.expected, "got": bad.got})
 
 
 def asked_to_leave(name: str, reason: str, *, daemon: bool) -> Ending:
@@ -104,21 +108,14 @@ def asked_to_leave(name: str, reason: str, *, daemon: bool) -> Ending:
     what = f"an operator asked this {'daemon' if daemon else 'member'} to leave{f': {reason}' if reason else ''}"
     start = "start `wancoll peer` again and " if daemon else ""
     hint = f"what was committed counts; end here, or {start}connect again to rejoin as a new member"
-
-    def end(op: Op) -> m.Failure:
-        if _may_count(op):
-            return _unknown(op, {"who": name, "got": what, "hint": hint})
-        return m.Failure(op.client_id, "AskedToLeave", what, who=name, hint=hint)
-
-    return Ending(end, m.Failure(0, "AskedToLeave", what, who=name, hint=hint))
+    return _cut_off("AskedToLeave", what, {"who": name, "hint": hint})
 
 
 def refused(name: str, reason: str, *, evicted: bool = False) -> Ending:
     """The master does not let the member in; *evicted*: an operator has sent it away while it waited for that."""
-    last = m.Failure(0, "ConfigError", f"the master refused the join: {reason}", who=name)
     if evicted:
-        last = m.Failure(0, "Evicted", f"{reason}, while it waited for its place", who=name, hint=_AGAIN)
-    return Ending(lambda op: replace(last, id=op.client_id), last)
+        return _cut_off("Evicted", f"{reason}, while it waited for its place", {"who": name, "hint": _AGAIN})
+    return _cut_off("ConfigError", f"the master refused the join: {reason}", {"who": name})
 
 
 def evicted(name: str, evicted: m.Evicted) -> Ending:
@@ -127,14 +124,9 @@ def evicted(name: str, evicted: m.Evicted) -> Ending:
     Of sends and recvs it never says. Of collectives it does not where this member reported too late (R7): what others
     have committed meanwhile may be with its share, whether it has finished it or not, once it has begun it.
     """
-    reason, upto = evicted.reason, max(evicted.committed_upto, evicted.unknown_upto)
-
-    def end(op: Op) -> m.Failure:
-        if _may_count(op) and (op.p2p or op.seq <= upto):
-            return _unknown(op, {"who": name, "got": reason, "hint": _AGAIN})
-        return m.Failure(op.client_id, "Evicted", reason, who=name, hint=_AGAIN)
-
-    return Ending(end, m.Failure(0, "Evicted", reason, who=name, hint=_AGAIN))
+    upto = max(evicted.committed_upto, evicted.unknown_upto)
+    text = {"who": name, "hint": _AGAIN}
+    return _cut_off("Evicted", evicted.reason, text, lambda op: _may_count(op) and (op.p2p or op.seq <= upto))
 
 
 def forgotten(name: str, cause: str, *, votes: bool = False) -> Ending:
@@ -143,7 +135,7 @@ def forgotten(name: str, cause: str, *, votes: bool = False) -> Ending:
     It has put the member out while it was away: of what is done here nobody says what became (R8), and nothing else
     can have committed. Where members commit among themselves they may go on with what it had only begun.
     """
-    text: dict[str, Any] = {"who": name, "got": f"the control connection was lost: {cause}", "hint": _AGAIN}
+    text = {"who": name, "got": f"the control connection was lost: {cause}", "hint": _AGAIN}
     return _cut_off(
         "Evicted", "out of the group", text, lambda op: (votes or op.state is OpState.done) and _may_count(op)
     )
@@ -155,35 +147,19 @@ def master_unreachable(name: str, address: str, waited: float, cause: str) -> En
     One that others have found may have committed whatever has begun here: they can be done with it while this member
     is not (R7).
     """
-    text: dict[str, Any] = {
+    text = {
         "who": name,
         "expected": f"the master at {address} to answer within {waited:.1f} s",
         "got": cause,
         "hint": "start the master, or check the address and the network, then connect again",
     }
-    return _cut_off("MasterUnreachable", "lost the master", text, _may_count)
+    return _cut_off("MasterUnreachable", "lost the master", text)
 
 
 def sent_away(daemon: str, reason: str) -> Ending:
     """The master wants nothing of the daemon any more, and says nothing of its members."""
     hint = "put that right, start the daemon again, then connect again"
-    text: dict[str, Any] = {"who": f"daemon {daemon}", "got": reason, "hint": hint}
-    return _cut_off("ConfigError", "sent away by the master", text, _may_count)
-
-
-def _cut_off(error: str, what: str, text: dict[str, Any], maybe: Callable[[Op], bool]) -> Ending:
-    """Nobody says what became of the ops that *maybe* have committed."""
-
-    def end(op: Op) -> m.Failure:
-        if maybe(op):
-            return _unknown(op, text)
-        return m.Failure(op.client_id, error, f"{what}; tensors are untouched", **text)
-
-    return Ending(end, m.Failure(0, error, what, **text))
-
-
-def _unknown(op: Op, text: dict[str, Any]) -> m.Failure:
-    return m.Failure(op.client_id, "OutcomeUnknown", _FINISHED if op.state is OpState.done else _OPEN, **text)
+    return _cut_off("ConfigError", "sent away by the master", {"who": f"daemon {daemon}", "got": reason, "hint": hint})
 
 
 def _may_count(op: Op) -> bool:
@@ -195,3 +171,15 @@ def _may_count(op: Op) -> bool:
     if op.p2p:
         return op.state is OpState.done
     return op.kind is not Kind.update_membership and (op.ran or not op.call.posted.proves_all)
+
+
+def _cut_off(error: str, what: str, text: dict[str, Any], maybe: Callable[[Op], bool] = _may_count) -> Ending:
+    """Nobody says what became of the ops that *maybe* have committed; all others have not happened."""
+
+    def end(op: Op) -> m.Failure:
+        if maybe(op):
+            known = _FINISHED if op.state is OpState.done else _OPEN
+            return m.Failure(op.client_id, "OutcomeUnknown", known, **{"got": what, **text}, cause=error)
+        return m.Failure(op.client_id, error, f"{what}; tensors are untouched", **text)
+
+    return Ending(end, m.Failure(0, error, what, **text))
