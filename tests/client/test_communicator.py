@@ -31,6 +31,7 @@ import pytest
 import wancoll
 from tests.client.fake_daemon import ARENA, FakeDaemon, reduced
 from tests.client.tools import BIG, address, in_thread, numpy_kind, refused, until
+from wancoll import resources
 from wancoll.client import connection as connection_module
 from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
@@ -790,6 +791,49 @@ def test_ctrl_c_at_any_line_of_the_end_of_a_call(
         if lines < stop:
             break
     assert 5 < lines < stop
+
+
+@pytest.mark.check
+def test_ctrl_c_at_any_line_of_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left open, and nothing is printed when what was half made goes."""
+    printed: list[Any] = []
+
+    def hook(told: Any) -> None:
+        if not isinstance(told.exc_value, ResourceWarning):  # of the socket, which closes itself then
+            printed.append(str(told.exc_value))
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    folder = os.path.dirname(connect_module.__file__)
+    for stop in range(1, 500):
+        before, lines = resources.of_process()["fds"], 0
+
+        def trace(frame: Any, event: str, _: Any, stop: int = stop) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            if lines == stop and event == "line":
+                lines += 1
+                raise KeyboardInterrupt
+            return trace
+
+        with FakeDaemon(str(tmp_path / str(stop))) as daemon:
+            attach = connect_module.attachment("g", "", 1, 1)
+            connection = None
+            sys.settrace(lambda frame, event, _: trace if frame.f_code.co_filename.startswith(folder) else None)
+            try:
+                connection = connect_module._attach(daemon.path, attach, None, 10.0)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            if connection is not None:
+                connection.close()
+                del connection
+            gc.collect()
+        assert resources.of_process()["fds"] == before, f"at line {stop}"
+        assert printed == [], f"at line {stop}"
+        if lines < stop:
+            break
+    assert 60 < lines < stop
 
 
 def test_many_calls_in_flight(path: str) -> None:

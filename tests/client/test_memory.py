@@ -38,7 +38,7 @@ def new_file(nbytes: int = 1 << 31) -> int:
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    arena = Arena(new_file(), 1 << 31, os.eventfd(0))
+    arena = Arena([new_file(), os.eventfd(0)], 1 << 31)
     yield arena
     arena.close()
 
@@ -251,7 +251,7 @@ def test_the_coldest_goes_first_and_reads_as_zeros_later(arena: Arena) -> None:
 
 
 def test_a_full_arena_says_so_and_recovers() -> None:
-    arena = Arena(new_file(16 * MIB), 16 * MIB, os.eventfd(0))
+    arena = Arena([new_file(16 * MIB), os.eventfd(0)], 16 * MIB)
     leases = [arena.take(2 * MIB) for _ in range(8)]
     needed = "expected 4 MiB free of the arena's 16 MiB"
     words = ("the arena has no room", "a block for 3 MiB", needed, "got 0 B free", "--arena-bytes")
@@ -267,7 +267,7 @@ def test_a_full_arena_says_so_and_recovers() -> None:
 
 
 def test_sizes_that_change_all_the_time_do_not_fill_the_arena() -> None:
-    arena = Arena(new_file(64 * MIB), 64 * MIB, os.eventfd(0))
+    arena = Arena([new_file(64 * MIB), os.eventfd(0)], 64 * MIB)
     choose = random.Random(1)
     held: list[Lease] = []
     for _ in range(2000):
@@ -284,13 +284,13 @@ def test_sizes_that_change_all_the_time_do_not_fill_the_arena() -> None:
 def test_no_address_space() -> None:
     fd = new_file()
     with refused("the arena cannot be mapped", "got Cannot allocate memory", "--arena-bytes"):
-        Arena(fd, 1 << 50, os.eventfd(0))
+        Arena([fd, os.eventfd(0)], 1 << 50)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
 
 def test_after_close_arrays_stay_readable_and_nothing_is_reused() -> None:
-    arena = Arena(new_file(), 1 << 31, os.eventfd(0))
+    arena = Arena([new_file(), os.eventfd(0)], 1 << 31)
     fd = arena._fd
     kept, idle = view(arena.take(2 * MIB)), arena.take(2 * MIB)
     kept[:] = 9
@@ -361,7 +361,7 @@ def test_only_the_part_that_is_asked_for_is_filled(arena: Arena) -> None:
 def test_filled_memory_is_in_huge_pages_for_client_and_daemon() -> None:
     """Else who writes there first stops at each of 512 times as many small ones."""
     daemon = DaemonArena(64 * MIB)
-    arena = Arena(os.dup(daemon.fd), daemon.nbytes, os.eventfd(0))
+    arena = Arena([os.dup(daemon.fd), os.eventfd(0)], daemon.nbytes)
     nbytes = 16 * MIB
     block = (lease := arena.take(nbytes)).block
     shown = in_huge_pages()
@@ -568,7 +568,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_memory_is_asked_for_before_it_is_used(free: list[int]) -> None:
     """A process that uses more than there is would be killed, without a word."""
-    arena = Arena(new_file(1 << 34), 1 << 34, os.eventfd(0))
+    arena = Arena([new_file(1 << 34), os.eventfd(0)], 1 << 34)
     free[0] = 1 << 30
     words = ("a block for 4 GiB", "not enough memory", "expected 4 GiB", "got 1 GiB free", "twice its tensor")
     with refused(*words, error=ArenaFull):
@@ -599,7 +599,7 @@ def test_the_system_is_asked_seldom_while_much_is_free(
         return free_bytes
 
     monkeypatch.setattr(resources, "free_memory", free_memory)
-    arena = Arena(new_file(1 << 34), 1 << 34, os.eventfd(0))
+    arena = Arena([new_file(1 << 34), os.eventfd(0)], 1 << 34)
     kept = [arena.take(32 * MIB) for _ in range(20)]
     assert (len(kept), len(asked)) == (20, times)
     del kept
@@ -607,7 +607,7 @@ def test_the_system_is_asked_seldom_while_much_is_free(
 
 
 def test_memory_that_was_written_is_counted_once(free: list[int]) -> None:
-    arena = Arena(new_file(1 << 30), 1 << 30, os.eventfd(0))
+    arena = Arena([new_file(1 << 30), os.eventfd(0)], 1 << 30)
     free[0] = 66 * MIB
     kept = arena.take(32 * MIB)
     view(kept)[:] = 1  # the system knows of it now

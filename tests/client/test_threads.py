@@ -47,7 +47,7 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
     monkeypatch.setattr(arena_module, "IDLE_BYTES", 0)
     fd = os.memfd_create("arena", os.MFD_CLOEXEC)
     os.ftruncate(fd, 1 << 30)
-    arena = Arena(fd, 1 << 30, os.eventfd(0))
+    arena = Arena([fd, os.eventfd(0)], 1 << 30)
     yield arena
     arena.close()
 

@@ -62,7 +62,7 @@ def staged(gpu: Gpu, nbytes: int) -> float:
     """The same through wancoll's staging: a tensor to pinned blocks of an arena, and a result from there to another."""
     fd, size = os.memfd_create("gpu-check"), 4 * nbytes + 16 * MIB
     os.ftruncate(fd, size)
-    staging = Staging(Arena(fd, size, os.eventfd(0)))
+    staging = Staging(Arena([fd, os.eventfd(0)], size))
     source, target = (region(WithInterface(gpu, np.zeros(nbytes, np.uint8)), "x") for _ in range(2))
     staging.check((source, target))
     front, back = staging.take(nbytes), staging.take(nbytes)

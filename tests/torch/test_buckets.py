@@ -32,7 +32,7 @@ def connection():
     """All that move() asks of one."""
     file = os.memfd_create("arena")
     os.ftruncate(file, 1 << 26)
-    arena = Arena(file, 1 << 26, os.eventfd(0))
+    arena = Arena([file, os.eventfd(0)], 1 << 26)
     yield SimpleNamespace(arena=arena, pending=[])
     arena.close()
 

@@ -139,23 +139,24 @@ class Arena:
     """One connection's arena.
 
     Args:
-        fd: the arena's file, owned from here on.
+        fds: the arena's file, and an eventfd that is rung when something of an input was filled, see Post.filled. They
+            are closed with the arena, by this very list: whoever made it may close them before (close_all()).
         nbytes: its size.
-        bell: an eventfd, owned from here on: it is rung when something of an input was filled, see Post.filled.
 
     Raises:
         ConfigError: the process may not have that much address space.
     """
 
-    def __init__(self, fd: int, nbytes: int, bell: int) -> None:
-        self._fd, self.nbytes, self.bell = fd, nbytes, bell
-        self._base = 0
+    _base, _fds, _holed = 0, list[int](), False  # where an interruption leaves it half made
+
+    def __init__(self, fds: list[int], nbytes: int) -> None:
+        self._fds, self.nbytes = fds, nbytes
+        self._fd, self.bell = fds
         address = ffi.new("uint64_t *")
         # The second half is the spare room that swapping needs for a moment.
         error = lib.wc_pages_reserve(2 * nbytes, address)
         if error:
-            os.close(fd)
-            os.close(bell)
+            close_all(fds)
             raise ConfigError(
                 "the arena cannot be mapped",
                 who="wancoll client",
@@ -384,8 +385,7 @@ class Arena:
         for block in self._blocks.values():
             lib.wc_pages_disown(block.pages, self._fd)
         self._closed = True
-        os.close(self._fd)
-        os.close(self.bell)
+        close_all(self._fds)
         self._fd = -1
 
     @property
@@ -403,9 +403,12 @@ class Arena:
         return os.fstat(self._fd).st_blocks * 512
 
     def __del__(self) -> None:
-        if self._base:
-            if not self._holed:
-                lib.wc_pages_release(self._base, 2 * self.nbytes)
-            if self._fd >= 0:
-                os.close(self._fd)
-                os.close(self.bell)
+        if self._base and not self._holed:
+            lib.wc_pages_release(self._base, 2 * self.nbytes)
+        close_all(self._fds)
+
+
+def close_all(fds: list[int]) -> None:
+    """Close these descriptors, and forget their numbers."""
+    while fds:
+        os.close(fds.pop())

@@ -10,11 +10,12 @@ import os
 import socket as sockets
 import time
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from wancoll.client.arena import Arena
+from wancoll.client.arena import Arena, close_all
 from wancoll.client.channel import Channel
 from wancoll.client.checks import check_seconds, whole
 from wancoll.client.communicator import Communicator
@@ -38,6 +39,7 @@ _NAME_A_MASTER = ("WANCOLL_MASTER", "WANCOLL_JOIN")  # the first counts
 _LOOK_SECONDS = 0.05  # between two tries at a daemon that is not there yet
 _SAY_SECONDS = 2.0  # from then on somebody who waits is told for what
 _LONGEST_PATH = 107  # bytes, of a unix socket
+_ROOM = sockets.CMSG_SPACE(16)  # for up to four descriptors
 _LEAST_HANDSHAKE = 1.0  # seconds that a daemon has to answer, however little time is left
 
 
@@ -296,11 +298,13 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
         ProtocolError: what it sends cannot be used.
     """
     sock = connect_local(path, timeout)
+    came: list[Any] = []  # what recvmsg() gave: an interruption loses no descriptor
     fds: list[int] = []
     try:
         _check_owner(sock, path)
         sock.sendall(encode(attach))
-        answer = _answer(sock, path, fds)
+        answer = _answer(sock, path, came)
+        fds = _descriptors(came)
         who = f"peer daemon {answer.daemon!r} at {path}"
         if len(fds) != 2:
             raise ProtocolError(
@@ -312,15 +316,12 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
             raise ProtocolError(
                 "sent an arena of another size", who=who, expected=str(answer.arena_bytes), got=str(size)
             )
-        bell = fds.pop()
-        arena = Arena(fds.pop(), size, bell)
         sock.setblocking(True)
         channel = Channel(sock, who, DEFAULT.message_bytes)
-        return Connection(attach.group, channel, arena, private)
+        return Connection(attach.group, channel, Arena(fds, size), private)
     except BaseException:
         sock.close()
-        for fd in fds:
-            os.close(fd)
+        close_all(fds or _descriptors(came))
         raise
 
 
@@ -349,11 +350,11 @@ def _check_seals(fd: int, who: str) -> None:
         )  # fmt: skip
 
 
-def _answer(sock: sockets.socket, path: str, fds: list[int]) -> m.Attached:
-    """The daemon's Attached, and not a byte more; the descriptors that come with it go to *fds*."""
+def _answer(sock: sockets.socket, path: str, came: list[Any]) -> m.Attached:
+    """The daemon's Attached, and not a byte more; all that is read goes to *came*, with the descriptors."""
     who = f"the process at {path}"
-    header = _exactly(sock, HEADER_BYTES, fds)
-    body = _exactly(sock, body_length(header, DEFAULT.message_bytes, who=who), fds)
+    header = _exactly(sock, HEADER_BYTES, came)
+    body = _exactly(sock, body_length(header, DEFAULT.message_bytes, who=who), came)
     answer = decode_body(body, m.FromDaemon, who=who)
     if isinstance(answer, m.Failure):
         raise rebuild(answer)
@@ -362,11 +363,21 @@ def _answer(sock: sockets.socket, path: str, fds: list[int]) -> m.Attached:
     return answer
 
 
-def _exactly(sock: sockets.socket, size: int, fds: list[int]) -> bytes:
+def _descriptors(came: list[Any]) -> list[int]:
+    found = array("i")
+    for _, ancillary, _, _ in came:
+        for level, kind, data in ancillary:
+            if (level, kind) == (sockets.SOL_SOCKET, sockets.SCM_RIGHTS):
+                found.frombytes(data[: len(data) // found.itemsize * found.itemsize])
+    return found.tolist()
+
+
+def _exactly(sock: sockets.socket, size: int, came: list[Any]) -> bytes:
     data = b""
     while len(data) < size:
-        more, got, _, _ = sockets.recv_fds(sock, size - len(data), 4, sockets.MSG_CMSG_CLOEXEC)
-        fds += got
+        # One call into C, as in channel.py: what was taken from the socket is in *came* before anything is raised.
+        came.extend(map(sock.recvmsg, (size - len(data),), (_ROOM,), (sockets.MSG_CMSG_CLOEXEC,)))
+        more = came[-1][0]
         if not more:
             raise ConnectionResetError("it closed the connection during the handshake")
         data += more

@@ -129,9 +129,10 @@ def pieces(nbytes: int, most: int = PIECE) -> list[tuple[int, int]]:
 class Staging:
     """The copies of one connection. Any number of threads may use it. Without tensors of devices it loads nothing."""
 
+    _pid = 0  # where an interruption leaves it half made
+
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._driver: Driver | None = None
         self._devices: dict[int, Device] = {}
@@ -139,6 +140,7 @@ class Staging:
         self._words: Words | None = None
         self._fillings: list[Filling] = []  # that the driver may still use
         self._closed = self._warned = False
+        self._pid = os.getpid()
 
     # ---- looking at tensors --------------------------------------------------------------------------
 
