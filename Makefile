@@ -1,4 +1,4 @@
-# make demo: see it work. make test: check it. The rest: docs, check, nightly, gpu-check, chaos, fuzz, sim, bench, lint, san, clean, ...
+# make demo: see it work. make test: check it. make help: the rest.
 # Everything is installed into .venv; nothing outside this folder changes.
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -19,13 +19,25 @@ BOTH := late_abort master_restart
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check nightly torch-suite gpu-check chaos docs fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
+.PHONY: demo help wheel test check nightly torch-suite gpu-check chaos docs fuzz sim bench bench-wan lint san san-fuzz fuzz-native clean
 .DELETE_ON_ERROR:
 
+# After `pip uninstall wancoll` the stamps say what is no more.
+$(if $(wildcard $(BIN)/wancoll),,$(shell rm -f $(VENV)/.demo $(VENV)/.dev))
+
+# Trains a small network on this machine, and kills a peer on the way: half a minute.
 demo: $(VENV)/.demo
 	$(BIN)/wancoll demo
 
-# Three at a time, also on two cores: a test waits half of its time. `make test PYTEST_OPTIONS=...` for others.
+# These lines: each target, and the comment above it.
+help:
+	@awk '/^# /{said=said substr($$0,2); next} /^[a-z-]+:/&&said{sub(/:.*/,""); printf "%-12s%s\n",$$0,said} {said=""}' Makefile
+
+# A wheel for Python 3.11 and newer and this machine's kind, in dist: it installs without a compiler.
+wheel: $(VENV)/.made
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+
+# What every change must pass, three tests at a time: each waits half of its time. PYTEST_OPTIONS=... for more.
 test: $(VENV)/.dev $(VENV)/.torch
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not check and not nightly" $(PYTEST_OPTIONS)
 
@@ -74,13 +86,15 @@ docs: $(VENV)/.dev $(VENV)/.torch $(VENV)/.docs
 	$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --jobs auto --conf-dir docs \
 		--doctree-dir build/doctrees --builder html . build/docs
 
+# Figures against gloo and a bare C ring.
 bench: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m tests.bench
 
-# Needs root: see tests/wan.
+# Figures over a wide area network on this machine. Needs root: see tests/wan.
 bench-wan: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m tests.bench.wan
 
+# ruff, its formatter and mypy.
 lint: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -138,16 +152,19 @@ FUZZ_BINARIES := $(SAN_DIR)/fuzz_engine.address $(SAN_DIR)/fuzz_engine.thread
 
 SAN_RUNS := $(SAN_BINARIES:%=run-%)
 .PHONY: $(SAN_RUNS)
+# The C code's tests under the sanitizers.
 san: $(SAN_RUNS)
 $(SAN_RUNS): run-%: %
 	$(FIXED_ADDRESSES) $<
 
+# Hostile frames for the engine, under the sanitizers.
 san-fuzz: $(FUZZ_BINARIES)
 	@set -e; for binary in $(FUZZ_BINARIES); do \
 		echo "$$binary"; $(FIXED_ADDRESSES) $$binary $(FUZZ_CORPUS) $(FUZZ_SECONDS); done
 
-# libFuzzer needs clang: `make fuzz-native FUZZ_SECONDS=600`. What it finds is kept in build/fuzz.
 CLANG ?= $(firstword $(foreach c,clang clang-18 clang-17 clang-16 clang-15 clang-14,$(shell command -v $c)))
+
+# libFuzzer needs clang: `make fuzz-native FUZZ_SECONDS=600`. What it finds is kept in build/fuzz.
 fuzz-native: $(SAN_SOURCES) $(SAN_HEADERS)
 	@test -n "$(CLANG)" || { echo "make: libFuzzer needs clang; make san-fuzz does without it" >&2; exit 1; }
 	@mkdir -p build/fuzz/corpus
@@ -174,6 +191,7 @@ $(SAN_DIR)/%.address: native/tests/%.c $(SAN_SOURCES:%.c=$(SAN_DIR)/address/%.o)
 $(SAN_DIR)/%.thread: native/tests/%.c $(SAN_SOURCES:%.c=$(SAN_DIR)/thread/%.o)
 	$(CC) $(SAN_FLAGS) $(THREAD) -o $@ $^ -lm -ldl
 
+# Takes away what make and the tools have made.
 clean:
 	rm -rf $(VENV) build dist *.egg-info wancoll/_native*.so wancoll/_native.c .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -150,8 +150,8 @@ def test_a_bad_token_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_no_daemon(path: str) -> None:
-    start = f"wancoll peer --join TOKEN --socket {path}"
-    words = ("no peer daemon answers", f"connect(socket='{path}')", "No such file", start, "master='HOST:PORT'")
+    cure = ("start `wancoll master`", "WANCOLL_MASTER=127.0.0.1", "WANCOLL_JOIN=TOKEN", f"wancoll peer --socket {path}")
+    words = ("no peer daemon answers", f"connect(socket='{path}')", "No such file", *cure)
     with refused(*words, error=PeerDaemonLost):
         wancoll.connect(socket=path)
     Path(path).touch()

@@ -134,6 +134,19 @@ def test_what_ends_it(world: World, bad: BaseException) -> None:
     assert world.slept == []
 
 
+def test_the_same_again_is_said_in_short(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.refusals = [PeerDaemonLost("no daemon")] * 3 + [MasterUnreachable("no master")]
+    assert wancoll.run(training(MasterUnreachable("no master"), "done"), "gang") == "done"
+    told = [record.getMessage().partition("; connecting")[0] for record in caplog.records if "again in" in record.msg]
+    assert told == [
+        "group 'gang': PeerDaemonLost: no daemon",
+        "group 'gang': PeerDaemonLost, as before",
+        "group 'gang': PeerDaemonLost, as before",
+        "group 'gang': MasterUnreachable: no master",
+        "group 'gang': MasterUnreachable: no master",
+    ]
+
+
 def test_too_small_a_world_waits_for_joiners(world: World) -> None:
     """The same communicator: whoever comes joins what is left of the group."""
     assert wancoll.run(training(WorldTooSmall("x"), WorldTooSmall("x"), "done")) == "done"

@@ -249,7 +249,7 @@ def test_without_the_package(comm: Communicator, gpu: Any, monkeypatch: pytest.M
     monkeypatch.setattr(drivers, "_driver", None)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     for style in ("interface", "pinned"):
-        with refused("and pinned memory, need a package that is not installed", 'pip install "wancoll[cuda]"'):
+        with refused("and pinned memory, need a package that is not installed", "pip install '.[cuda]'"):
             comm.all_reduce(array(gpu, numbers(3), style))
 
 

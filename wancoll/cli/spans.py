@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from wancoll.cli.timeline import OPEN, Row, phases
-from wancoll.errors import ConfigError, WancollError
+from wancoll.errors import WancollError, without_package
 
 try:
     from opentelemetry.context import Context
@@ -19,9 +19,7 @@ try:
     from opentelemetry.sdk.trace.export import SpanExportResult
     from opentelemetry.trace import Status, StatusCode, Tracer, set_span_in_context
 except ImportError as missing:
-    raise ConfigError(
-        "--otel needs OpenTelemetry's SDK and its exporter", who="wancoll trace", hint="pip install 'wancoll[traces]'"
-    ) from missing
+    raise without_package("--otel", "traces", missing) from missing
 
 _AT_ONCE = 512  # spans
 _TOLD = ("group", "member", "epoch", "seq", "op", "algorithm", "codec", "bytes", "contributors", "outcome")

@@ -396,8 +396,8 @@ def _no_daemon(path: str, bad: OSError, waited: float) -> PeerDaemonLost | Confi
         who=f"connect(socket={path!r})",
         expected="a running `wancoll peer` at that path",
         got=str(bad) or type(bad).__name__,
-        hint=f"run `wancoll peer --join TOKEN --socket {path}`, or pass token=TOKEN for a private one; on the master's "
-        "own machine --master HOST:PORT or master='HOST:PORT' will do",
+        hint="start `wancoll master`, and set WANCOLL_MASTER=127.0.0.1 beside it, elsewhere WANCOLL_JOIN=TOKEN: then a "
+        f"private daemon is started. Or run `wancoll peer --socket {path}`, with one of them",
     )
 
 

@@ -138,6 +138,7 @@ class _Comeback:
         self._pause = _FIRST_PAUSE
         self._since = time.monotonic()  # without a place
         self._was_there = False
+        self._said = ""
 
     @property
     def haunted(self) -> bool:
@@ -159,13 +160,15 @@ class _Comeback:
         """It has a place."""
         if self._was_there:
             log.warning("group %r: back as %r, rank %d of %d", self._group, comm.name, comm.rank, comm.world_size)
-        self._pause = _FIRST_PAUSE
+        self._pause, self._said = _FIRST_PAUSE, ""
 
     def wait(self, bad: WancollError) -> None:
         """Before the next try; raises *bad* where patience is over."""
         pause = self._pause * random.uniform(0.5, 1.0)  # not all members at once
         if self._patience is not None and time.monotonic() + pause - self._since > self._patience:
             raise bad
-        log.warning("group %r: %s: %s; connecting again in %.1f s", self._group, type(bad).__name__, bad, pause)
+        said = f": {bad}" if str(bad) != self._said else ", as before"
+        self._said = str(bad)
+        log.warning("group %r: %s%s; connecting again in %.1f s", self._group, type(bad).__name__, said, pause)
         time.sleep(pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -81,7 +81,7 @@ def _load(who: str) -> Driver:
         raise ConfigError(
             "tensors of CUDA devices, and pinned memory, need a package that is not installed", who=who,
             expected="cuda-bindings, 13.0.3 or newer, below 14", got=str(bad),
-            hint='pip install "wancoll[cuda]", or copy the tensor to plain memory of the host first',
+            hint="run, in the source folder, pip install '.[cuda]', or copy the tensor to plain host memory first",
         ) from bad  # fmt: skip
     found = Driver(api)
     try:

@@ -145,7 +145,7 @@ def _nvrtc() -> Any:
         raise ConfigError(
             "encoding on a device needs NVRTC, which compiles its kernels", who="codecs on a device",
             expected="cuda-bindings and nvidia-cuda-nvrtc, 13", got=str(bad),
-            hint='pip install "wancoll[cuda]", or encode on the host',
+            hint="run, in the source folder, pip install '.[cuda]', or encode on the host",
         ) from bad  # fmt: skip
     return nvrtc
 
