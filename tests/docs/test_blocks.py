@@ -276,6 +276,42 @@ def test_make_help_names_every_target_and_demo_installs_again_what_was_uninstall
         (tmp_path / "bin/wancoll").unlink(missing_ok=True)
 
 
+FAILS = """
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("often", [0, 1, 2])
+def test_one(often):
+    count = Path(f"count-{often}")
+    times = len(count.read_text()) if count.exists() else 0
+    count.write_text("x" * (times + 1))
+    assert times >= often
+"""
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("worst", [0, 1, 2])
+def test_ci_runs_what_failed_once_more_and_names_what_passed_then(tmp_path: Path, worst: int) -> None:
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    text = (ROOT / ".ci/run").read_text()
+    begin, steps = text.split("\nstep() {")
+    assert "step make check PYTEST='.ci/run pytest'" in steps
+    (tmp_path / ".ci/run").write_text(f"{begin}\n.ci/run pytest --numprocesses=2 --dist=worksteal test_it.py\n")
+    (tmp_path / ".ci/run").chmod(0o755)
+    (tmp_path / "test_it.py").write_text(FAILS.replace("[0, 1, 2]", str(list(range(worst + 1)))))
+    done = subprocess.run([tmp_path / ".ci/run"], capture_output=True, text=True, check=False)
+    *_, closing = re.findall(r"^=+ (.* in .*s) =+$", done.stdout, re.MULTILINE)
+    flaky = done.stdout.partition("\nFLAKY\n")[2].splitlines()
+    assert flaky == (["test_it.py::test_one[1]"] if worst else []), done.stdout
+    assert done.returncode == (worst == 2)
+    assert re.match(["1 passed in", r"1 passed, 1 deselected in|1 passed in", "1 failed, 1 passed"][worst], closing)
+
+
 def test_the_codec_with_feedback_in_using() -> None:
     source = the("docs/using.md", "feedback = wancoll.ErrorFeedback()").text
     with Cluster(2, fork=True) as cluster:
