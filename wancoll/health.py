@@ -71,8 +71,8 @@ class Tally:
         self._slow += _slow(group)
         self._troubles += _troubles(group)
         self._lost.pop(group.name, None)
-        here = {member.name for member in group.members if member.rank >= 0}
-        if any(_who(event) in here for event in self._refused.get(group.name, ())[-1:]):  # it is a member now
+        who = self._refused.get(group.name, ("", ""))[0]
+        if any(member.name == who and member.rank >= 0 for member in group.members):  # it is in now
             del self._refused[group.name]
         if self._loss is not None and group.name == self._loss.group:
             self._back = _is_back(group, self._events, self._loss)
@@ -87,7 +87,7 @@ class Tally:
             mute: as health() has it.
         """
         troubles = [f"{_loss(event, self._now)}; nobody is left" for event in self._lost.values()]  # the worst first
-        troubles += [_refused(events, self._now) for events in self._refused.values()]
+        troubles += [line for _, line in self._refused.values()]
         troubles += self._slow + self._troubles
         if wanted and not self._groups and wanted not in self._lost:
             troubles.append(no_group(wanted, others))
@@ -151,28 +151,24 @@ def _recent(events: Sequence[EventRecord], now: float) -> list[EventRecord]:
     return [event for event in events if event.group and event.kind in (*LOSSES, *ENDS) and now - event.time < RECENT]
 
 
-def _refusals(events: Sequence[EventRecord], now: float) -> dict[str, list[EventRecord]]:
-    """By group ("": daemons), the last minutes' refusals, where there are several and the newest is fresh.
+def _refusals(events: Sequence[EventRecord], now: float) -> dict[str, tuple[str, str]]:
+    """Joiners that are refused again and again: by group, the last one's name and the line. "" is of daemons.
 
     They are counted by group: a private daemon may have another name each time.
     """
-    found: dict[str, list[EventRecord]] = {}
+    times: dict[str, list[float]] = {}
+    found = {}
     for event in events:
         if event.kind == "refused" and now - event.time < RECENT:
-            found.setdefault(event.group, []).append(event)
-    return {name: each for name, each in found.items() if len(each) > 1 and now - each[-1].time < REFUSED}
-
-
-def _refused(events: Sequence[EventRecord], now: float) -> str:
-    last = events[-1]
-    where, why = f"group {last.group}" if last.group else "the master", last.text.partition(": ")[2]
-    ago = max(0.0, now - last.time)
-    return f"{where} refused {_who(last)} {ago:.0f} s ago, refusal {len(events)} in {now - events[0].time:.0f} s: {why}"
-
-
-def _who(event: EventRecord) -> str:
-    """The joiner that a refusal is about. Its text is "NAME of daemon DAEMON: WHY", or "daemon DAEMON: WHY"."""
-    return event.text.partition(": ")[0].partition(" of daemon ")[0]
+            before = times.setdefault(event.group, [])
+            before.append(event.time)
+            about, _, why = event.text.partition(": ")
+            who = about.partition(" of daemon ")[0]
+            when = f"{max(0.0, now - event.time):.0f} s ago, refusal {len(before)} in {now - before[0]:.0f} s"
+            where = f"group {event.group}" if event.group else "the master"
+            if len(before) > 1 and now - event.time < REFUSED:
+                found[event.group] = who, f"{where} refused {who} {when}: {why}"
+    return found
 
 
 def _loss(event: EventRecord, now: float, *, back: bool = False) -> str:
