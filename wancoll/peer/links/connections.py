@@ -255,7 +255,7 @@ class Connector:
             if seals is not None:
                 hello = await read_frame(plain, m.LaneFirst, who=who)  # a reset would take the answer along
                 if isinstance(hello, m.ProbeHello) and hello.fill:  # `wancoll doctor`, which has no peer's certificate
-                    await plain.recv(_FULL_PACKET)
+                    await plain.recv(_FULL_PACKET)  # a reset would also hide that the answer was swallowed
                     refused = m.LaneRefused(refused.reason, bytes(hello.fill))
             else:
                 await plain.recv(_HELLO_BYTES)
