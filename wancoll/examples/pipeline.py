@@ -8,7 +8,6 @@ runs all forwards first and keeps what m micro-batches need for backward, 1F1B a
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Sequence
 
@@ -33,6 +32,7 @@ class Stage:
         self.part, self.before, self.after, self.options = part, before, after, options
         self.parameters = list(part.parameters())
         self.loss = 0.0  # of a step, on the last stage
+        self.kept = 0  # micro-batches, at most, that a step kept for backward
 
     def run(self, plan: Sequence[Step], inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
         """One step of micro-batches *inputs*: gradients stand at the parameters; seconds that it computed.
@@ -40,7 +40,7 @@ class Stage:
         Each forward takes device_ms at least and a backward twice that: the rest is slept, as if each stage had a
         device of its own. Else stages that share a processor would wait for each other, not for what they need.
         """
-        self.loss, busy, sending = 0.0, 0.0, []
+        self.loss, self.kept, busy, sending = 0.0, 0, 0.0, []
         kept: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # input, output, gradient of the output
         for what, i in plan:
             x, out, gradient = kept.get(i, (inputs[i], inputs[i], None))
@@ -64,6 +64,7 @@ class Stage:
                 torch.autograd.backward(out, gradient, inputs=self.parameters if what == "W" else None)
                 to, sent = (self.before, x.grad) if what == "B" and x.grad is not None else (None, x)
             kept[i] = (x, out, gradient)
+            self.kept = max(self.kept, len(kept))
             if what in "BW":
                 del kept[i]
             wanted = self.options.device_ms / 1000 * (2 if what == "B" else 1)
@@ -100,7 +101,8 @@ def train(options: Options) -> Report:
     part = cut(model, p)[rank]
     stage = Stage(part, rank - 1 if rank else None, rank + 1 if rank < p - 1 else None, options)
     adam, sent, losses, gradients = Adam(stage.parameters), Sent(), [], 0
-    waited: dict[str, list[float]] = {name: [] for name in SCHEDULES}
+    waited: dict[str, list[float]] = {}
+    kept = {}
     for step, name in zip(range(options.steps), itertools.cycle(SCHEDULES)):
         x, y = (each.chunk(m) for each in batch(source, step, options))
         plan = SCHEDULES[name](rank, p, m)
@@ -109,17 +111,18 @@ def train(options: Options) -> Report:
         with sent:
             busy = stage.run(plan, x, y)
         dist.barrier()
-        waited[name].append(1 - busy / (time.perf_counter() - began))
+        waited.setdefault(name, []).append(1 - busy / (time.perf_counter() - began))
+        kept[name] = stage.kept
         gradients = nbytes(each.grad for each in stage.parameters)
         adam.step(each.grad for each in stage.parameters)
         part.zero_grad()
         losses.append(mean(stage.loss) * p)
-    rows = [("bubble", "of the time", "")]
+    rows = [("bubble", "of the time", "and micro-batches kept at most")]
     for name, values in waited.items():
-        had = mean(min(values)) if values else math.nan
+        had, most = mean(min(values)), m if name == "GPipe" else min(m, p)
         theirs = (p - 1) / (3 * m + p - 1) if name == "zero bubble" else bubble(p, m)
         words = "(p-1)/(3m+p-1)" if name == "zero bubble" else "(p-1)/(m+p-1)"
-        rows.append((f"  {name}", f"{100 * had:.1f} %", f"{100 * theirs:.1f} % = {words}"))
+        rows.append((f"  {name}", f"{100 * had:.1f} %, {kept[name]}", f"{100 * theirs:.1f} % = {words}, {most}"))
     edges = options.batch * options.sequence * options.hidden * 4  # a step's activations between stages, float32
     return Report(
         losses,
@@ -134,5 +137,7 @@ def train(options: Options) -> Report:
 if __name__ == "__main__":
     launch(
         "pipeline", train, steps=12,
-        multiples=lambda options: {"batch": (options.micro_batches, "the micro-batches")},
+        multiples=lambda options: {
+            "batch": (options.micro_batches, "the micro-batches"), "layers": (options.world, "the stages"),
+        },
     )  # fmt: skip

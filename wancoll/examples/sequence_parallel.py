@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from wancoll.examples.shared.adam import Adam
-from wancoll.examples.shared.model import Block, Embed, backward, count, loss_of, nbytes, transformer
+from wancoll.examples.shared.model import Block, Embed, backward, count, keeping, loss_of, nbytes, transformer
 from wancoll.examples.shared.options import Options
 from wancoll.examples.shared.ranks import Sent, launch, mean
 from wancoll.examples.shared.report import Report
 from wancoll.examples.shared.text import batch, text
 from wancoll.examples.tensor_parallel import ParallelBlock, exchange, split
+from wancoll.units import format_bytes
 
 
 def gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -68,7 +69,8 @@ def train(options: Options) -> Report:
     adam, sent, losses, gradients = Adam(parameters), Sent(), [], 0
     for step in range(options.steps):
         x, y = (each[:, first.part] for each in batch(source, step, options))
-        with sent:
+        kept: dict[int, int] = {}
+        with sent, keeping(kept):
             places = embed.places.weight[first.part].float()
             loss = loss_of(model[1:](embed.bytes(x).float() + places), y) / world
             backward(loss)
@@ -87,7 +89,7 @@ def train(options: Options) -> Report:
         ),
         (nbytes(parameters), gradients, adam.nbytes()),
         (n * p.weight / world, n * p.gradient / world, n * p.optimizer / world),
-        [("embedding and head", "whole on each rank", "")],
+        [("embedding and head", "whole on each rank", ""), ("kept for backward", format_bytes(sum(kept.values())), "")],
     )
 
 

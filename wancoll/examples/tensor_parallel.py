@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from wancoll.examples.shared.adam import Adam
-from wancoll.examples.shared.model import Block, backward, count, loss_of, nbytes, transformer
+from wancoll.examples.shared.model import Block, backward, count, keeping, loss_of, nbytes, transformer
 from wancoll.examples.shared.options import Options
 from wancoll.examples.shared.ranks import Sent, launch
 from wancoll.examples.shared.report import Report
 from wancoll.examples.shared.text import batch, text
+from wancoll.units import format_bytes
 
 Among = Callable[[Tensor, dist.ProcessGroup], Tensor]  # what ranks make of a tensor together
 
@@ -100,7 +101,8 @@ def train(options: Options) -> Report:
     adam, sent, losses, gradients = Adam(parameters), Sent(), [], 0
     for step in range(options.steps):
         x, y = batch(source, step, options)
-        with sent:
+        kept: dict[int, int] = {}
+        with sent, keeping(kept):
             loss = loss_of(model(x), y)
             backward(loss)
         gradients = nbytes(each.grad for each in parameters)
@@ -114,7 +116,7 @@ def train(options: Options) -> Report:
         (4 * options.layers * 2 * (world - 1) / world * activations, "4 L 2(p-1)/p activations"),
         (nbytes(parameters), gradients, adam.nbytes()),
         (n * p.weight / world, n * p.gradient / world, n * p.optimizer / world),
-        [("embedding and head", "whole on each rank", "")],
+        [("embedding and head", "whole on each rank", ""), ("kept for backward", format_bytes(sum(kept.values())), "")],
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from wancoll.examples.shared.options import Options
@@ -117,6 +118,16 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 def backward(loss: Tensor) -> None:
     """loss.backward(), which torch gives no types."""
     loss.backward()  # type: ignore[no-untyped-call]
+
+
+def keeping(found: dict[int, int]) -> saved_tensors_hooks:
+    """While it is entered: note the bytes of each memory that is kept for backward in *found*, by address."""
+
+    def note(x: Tensor) -> Tensor:
+        found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    return saved_tensors_hooks(note, lambda x: x)
 
 
 def nbytes(tensors: Iterable[Tensor | None]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from wancoll.examples.shared.alone import allowed, differs
 from wancoll.examples.shared.model import count, transformer
 from wancoll.examples.shared.options import Options
+from wancoll.limits import counted
 from wancoll.units import format_bytes
 
 
@@ -35,7 +36,8 @@ class Report:
 def show(title: str, report: Report, alone: Sequence[float], options: Options, world: int) -> bool:
     """Print the table; whether the losses are those of a single process."""
     parameters = count(transformer(options))
-    print(f"{title}: {world} ranks, {parameters:,} parameters of {options.dtype}, {len(report.losses)} steps\n")
+    steps = counted(len(report.losses), "step")
+    print(f"{title}: {counted(world, 'rank')}, {parameters:,} parameters of {options.dtype}, {steps}\n")
     formula, words = report.sent_formula
     sent = f"{format_bytes(report.sent)}" if report.sent == report.sent else "not counted"
     lines = [("of the busiest rank", "measured", "textbook")]
