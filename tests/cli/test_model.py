@@ -415,9 +415,10 @@ def test_a_bad_option_is_one_line_and_exit_code_2(args: list[str], says: str, ca
 def test_without_matplotlib_the_map_is_refused_with_the_way_to_get_it(
     call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = call("--plot", str(tmp_path / "map.png"), code=2)
-    assert "ConfigError: --plot: the picture needs matplotlib" in said
+    assert "ConfigError: --plot: a package that" in said
+    assert "got no matplotlib" in said
     assert "pip install '.[demo]'" in said
 
 

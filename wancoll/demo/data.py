@@ -46,7 +46,7 @@ def check_extra(who: str = "wancoll demo", extras: str = "demo", **needed: str) 
     missing = [words.split()[0] for module, words in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise ConfigError(
-            "a package that only the demo needs is not installed",
+            "a package that only the demo and pictures need is not installed",
             who=who,
             expected=" and ".join(needed.values()),
             got=f"no {' and no '.join(missing)}",

@@ -64,7 +64,8 @@ class Cluster:
         etcd: URLs of etcd for `wancoll master --etcd`; the masters keep their keys to themselves there.
         startup_timeout: seconds for one process to become ready.
         fork: fork services and clients from processes that have everything loaded, which is much cheaper where many are
-            started; not with *network*.
+            started; not with *network*. A script then does all its work below `if __name__ == "__main__":`, since each
+            process reads it again: a program from standard input cannot fork. client() needs that in any case.
     """
 
     def __init__(

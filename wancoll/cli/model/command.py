@@ -181,21 +181,15 @@ def _pair(text: str, sites: int) -> tuple[str, str]:
 
 def _check_plot(plot: str) -> None:
     """Now, not after the tables."""
+    from wancoll.demo.data import check_extra
+
     path = Path(plot)
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(
             "no kind of picture", who="--plot", expected=f"a name that ends in {', '.join(SUFFIXES)}", got=plot
         )
     check_picture(path, what="--plot")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "the picture needs matplotlib, which the extra `demo` installs",
-            who="--plot",
-            got=str(error),
-            hint="run, in the source folder: pip install '.[demo]'",
-        ) from error
+    check_extra("--plot")
 
 
 # ---- answers -------------------------------------------------------------------------------------------
