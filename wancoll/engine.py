@@ -485,6 +485,6 @@ def kernel_name() -> str:
     return ffi.string(table.name).decode()
 
 
-def hash64(data: bytes) -> int:
-    """XXH3-64 of *data*, seed 0."""
-    return lib.wc_kernels_default().hash64(data, len(data))
+def hash_at(address: int, nbytes: int) -> int:
+    """XXH3-64 of memory, which must stay mapped. Other Python threads run meanwhile."""
+    return lib.wc_kernels_default().hash64(ffi.cast("void *", address), nbytes)

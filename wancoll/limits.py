@@ -79,7 +79,7 @@ class Limits:
     drain_timeout: float = 10.0  # SIGTERM: running operations may finish for this long
     local_handshake_timeout: float = 5.0  # a client must say what it wants by then
     voids: int = 2048  # of a group, with no commit in between: one more, and its members are put out
-    digest_retries: int = 1  # runs again this often when digests differ, then ProtocolError
+    digest_retries: int = 2  # runs again this often when digests differ, then ProtocolError
 
 
 DEFAULT = Limits()

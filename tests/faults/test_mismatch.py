@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +24,8 @@ from tests.faults.support import (
     untouched,
 )
 from wancoll.chaos import Cluster
-from wancoll.errors import CollectiveMismatch
+from wancoll.collective import Receipt
+from wancoll.errors import CollectiveMismatch, Evicted, OperationAborted, OutcomeUnknown
 
 BOUND = BUSY
 COUNT = 203530
@@ -132,3 +135,57 @@ def test_mismatches_many_times(cluster: Cluster, rng: random.Random) -> None:
     for _ in range(60):
         world = rng.choice([2, 3, 4])
         mismatch(cluster, world, rng.randrange(world), rng.choice(list(CALLS)), rng.choice([0.0, 0.0, 0.2]))
+
+
+# ---- a client that writes to a tensor during its call -------------------------------------------------------
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("what", "secure"), [("full_exchange", False), ("full_exchange", True), ("broadcast", True)])
+def test_who_writes_to_a_tensor_during_its_call_is_out_alone(what: str, secure: bool) -> None:
+    """Readers get other bytes than the checksum was of, or than one another. Its own daemon sees what changes."""
+    world, writer = 3, 1
+    with Cluster(world, fork=True, secure=secure, lanes=2) as cluster:
+        comms = join(cluster, range(world), min_world=2)
+        tensor = comms[writer].empty(1 << 17, np.float32)  # too small to be exchanged: it stays where it is
+        tensor[:] = 1
+        arena = comms[writer]._connection.arena
+        block = arena.find(tensor.ctypes.data, tensor.nbytes)
+        code = f"import mmap; import numpy as np; shared = mmap.mmap({arena._fd}, {block.offset + tensor.nbytes}); "
+        code += f"x = np.frombuffer(shared, np.float32, offset={block.offset})\nwhile True:\n    x += 1"
+        writing = subprocess.Popen([sys.executable, "-c", code], pass_fds=[arena._fd])
+
+        def call(k: int) -> Receipt:
+            x = tensor if k == writer else np.full(1 << 17, 1.0 + k, np.float32)
+            if what != "broadcast":
+                return comms[k].all_reduce(x, op="sum", algorithm=what)
+            return comms[k].broadcast(x, root=comms[k].members.index("m1") if comms[k].world_size == world else 0)
+
+        def member(k: int) -> list[Any]:
+            """Call until the writer has been out for five calls."""
+            found: list[Any] = []
+            until = time.monotonic() + 90
+            while time.monotonic() < until and not (found and isinstance(found[-1], WancollError)):
+                try:
+                    found.append(call(k))
+                except OperationAborted:  # its root is out
+                    found.append(None)
+                except WancollError as bad:
+                    found.append(bad)
+                if len(found) >= 5 and all(getattr(one, "world_size", 0) == 2 for one in found[-5:]):
+                    break
+            return found
+
+        try:
+            first, written, last = in_threads(member, world, 120)
+        finally:
+            writing.kill()
+            writing.wait()
+        assert isinstance(written[-1], Evicted | OutcomeUnknown), written[-1]
+        assert "the tensor was written to during the call" in str(written[-1])
+        for one, other in zip(first, last, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or (one.digest, one.contributors) == (other.digest, other.contributors)
+        assert set(first[-1].contributors) == {"m0", "m2"}
+        assert [event.kind for event in cluster.status().events].count("evicted") == 1
+        close_all([comms[0], comms[2]])

@@ -121,6 +121,24 @@ def test_results_that_differ_end_the_epoch_and_are_not_committed() -> None:
     assert "differ" in epoch.reason
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_whose_client_writes_to_what_it_has_handed_over_is_out_by_its_own_word(late: bool) -> None:
+    """Also where it was found out when the epoch was over: the call goes on in the next one."""
+    room = voters(3)
+    if late:
+        room.say("d0", m.Differs(GROUP, room.mid("m0"), 1, 1, 7, room.mid("m1"), 8))
+        for name in "m0", "m1", "m2":
+            frozen(room, name)
+        assert room.new_epoch().epoch == 2
+        room.clear()
+    room.say("d1", m.Written(GROUP, room.mid("m1"), 1, "all_reduce(3 x float32)"))
+    frozen(room, "m0")
+    frozen(room, "m2")
+    epoch = room.new_epoch()
+    assert [one.name for one in epoch.members] == ["m0", "m2"]
+    assert "the tensor was written to during the call: all_reduce(3 x float32)" in room.one("d1", m.Evicted).reason
+
+
 def test_what_is_given_up_is_void_and_nothing_above_it_has_happened() -> None:
     room = voters(2)
     room.give_up("m0", 2, reason="no memory")

@@ -580,6 +580,18 @@ def test_a_link_is_reported_unreachable_each_time_and_to_a_new_master_once() -> 
     assert kinds(d.member.link_unreachable(2, "refused")) == ["ToMaster:LinkDown"]
 
 
+def test_that_its_client_writes_during_a_call_is_said_again_to_a_new_master() -> None:
+    d = Driver(1, 2)
+    d.post()
+    op = d.member.collectives.open[1]
+    [said] = d.member.written(op)
+    assert said == cmd.ToMaster(m.Written("g", 1, 1, str(op)))
+    d.member.reconnected(2, 9)
+    assert said in d.member.resumed(m.Resumed("g", 1, 1, 2))
+    d.member.forgotten("reset")
+    assert d.member.written(op) == []  # it is out
+
+
 def test_what_never_began_has_not_happened_whatever_the_master_does() -> None:
     """Of a sum nobody has a result without this member's share; a broadcast may have ended for others."""
     d = Driver(1, 2)

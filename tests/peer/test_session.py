@@ -192,6 +192,58 @@ async def test_results_are_handed_over_beside_the_event_loop_and_told_after(monk
     daemon.close()
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_client_that_writes_between_two_looks_at_its_input_is_told_to_the_master(
+    monkeypatch: pytest.MonkeyPatch, writes: bool, at_once: bool
+) -> None:
+    """They begin with the second attempt. While one is under way in a thread the memory stays mapped."""
+    client, daemon = socket.socketpair()
+    session, told, _ = session_with(Engine(), client)
+    if not at_once:
+        monkeypatch.setattr("wancoll.peer.session._LOOK_AT_ONCE", 0)
+    call = replace(post(1, data(count=1000)), front=0, back=65536)
+    async with trio.open_nursery() as nursery:
+        monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
+        session.run(session.member.post(call, session.member.call(call), 1.0))
+        [op] = session.member.collectives.open.values()
+        for number in 2, 3:
+            if writes:
+                session.arena._map[3999] = number
+            session.op_cancelled(op.engine_id)
+            session.run(session.member.enter_epoch(epoch(number, 1, 2), float(number)))
+            session.run(session.member.links_ready(number, [1, 2]))
+            assert not session.idle
+            with trio.fail_after(10):
+                while session._looks:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            assert not any(isinstance(one, m.Written) for one in told) or number == 3
+    assert [one for one in told if isinstance(one, m.Written)] == ([m.Written("g", 1, 3, str(op))] if writes else [])
+    client.close()
+    daemon.close()
+
+
+async def test_what_changes_after_the_end_is_the_clients_own_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look in a thread may end when the client knows the outcome, and has its tensor back."""
+    client, daemon = socket.socketpair()
+    session, told, _ = session_with(Engine(), client)
+    monkeypatch.setattr("wancoll.peer.session._LOOK_AT_ONCE", 0)
+    call = replace(post(1, data(count=1000)), front=0, back=65536)
+    async with trio.open_nursery() as nursery:
+        monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
+        session.run(session.member.post(call, session.member.call(call), 1.0))
+        [op] = session.member.collectives.open.values()
+        op.attempts, op.input_hash = 2, 1  # of an earlier look: other bytes
+        session._start(op, beside=False)
+        session.op_finished(Done(op.engine_id, 7, 0))
+        session.run(session.member.commit(m.Commit("g", 1, 1, 1), 2.0))
+        assert not session.idle
+    assert not any(isinstance(one, m.Written) for one in told)
+    assert session.idle
+    client.close()
+    daemon.close()
+
+
 def test_zeros_that_are_only_read_take_no_memory() -> None:
     def taken() -> int:
         return sum(int(kib) for kib in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", Path("/proc/self/status").read_text()))

@@ -350,13 +350,11 @@ class Arena:
         if status == 2:
             self._abandon(a)
             raise DeviceError(
-                "the system took a tensor's memory away while a committed result was put there",
-                who=f"the tensor at {a.address:#x}",
-                expected="that the system maps memory again which was mapped before",
-                got="it refused",
+                "the system took a tensor's memory away while a committed result was put there", got="it refused",
+                who=f"the tensor at {a.address:#x}", expected="that it maps memory again which was mapped before",
                 hint="end this process without touching the tensor: reading it is a segmentation fault; give it more "
                 "memory, address space (ulimit -v) and mappings (vm.max_map_count)",
-            )
+            )  # fmt: skip
         if status == 1:
             self._abandon(b)
         return status in (0, 1)

@@ -16,7 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
-from wancoll.engine import Done, Engine, Hearers, Prepared
+from wancoll.engine import Done, Engine, Hearers, Prepared, hash_at
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import WORD, blocks
@@ -43,6 +43,7 @@ log = structlog.get_logger("wancoll.session")
 
 _SHAPES_KEPT = 256  # schedules ready for the engine
 _ALIGN = 64  # of tables in the arena: a cache line
+_LOOK_AT_ONCE = 8 << 20  # bytes of an input, about a millisecond
 
 
 class Host(Protocol):
@@ -133,6 +134,7 @@ class Session:
         self._in_engine: set[int] = set()
         self._behind: deque[Op | m.FromDaemon] = deque()  # what is handed over, and what the client is told after it
         self._room = trio.Event()  # set when an op left; wakes a reader that is held back
+        self._looks = 0  # at inputs, under way in threads
         self._idle = trio.Event()
         self._recovery, self._world = Recovery(), frozenset[str]()  # for those who watch; names of the epoch's members
         self.recovered: tuple[int, float] | None = None  # the last time: the epoch, how many seconds it took
@@ -455,6 +457,8 @@ class Session:
                 op.beside = op.beside or Cover(0, meaning.back_bytes)
                 assert isinstance(op.beside, Cover)
                 back = op.beside.back
+            if op.attempts > 1 and not op.covers and meaning.front_bytes and not self._may_write(op):
+                self._look(op, front, meaning.front_bytes)
             prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
             filled = base + op.filled if op.filled >= 0 and op.call.front_bytes else 0
             shown = base + op.shown if op.shown >= 0 and not beside else 0
@@ -476,6 +480,34 @@ class Session:
         self._daemon.started(op.engine_id, self)
         if self._daemon.failpoints.armed:
             self._daemon.watch_first_bytes(self.links.numbers(channel).values())
+
+    def _look(self, op: Op, address: int, nbytes: int) -> None:
+        """An op runs again: see whether its client writes to its input. Two looks must find the same bytes (R13)."""
+        if nbytes <= _LOOK_AT_ONCE:  # before anybody can find the results of this attempt to differ
+            self._looked(op, hash_at(address, nbytes))
+        else:
+            self._looks += 1
+            self._daemon.soon(partial(self._look_long, op, address, nbytes))
+
+    async def _look_long(self, op: Op, address: int, nbytes: int) -> None:
+        """Task: the same in a thread."""
+        try:
+            found = await trio.to_thread.run_sync(hash_at, address, nbytes)
+        finally:
+            self._looks -= 1
+            self._idle.set()
+        if not self._may_write(op):  # not by now, either
+            with self.alone("what its client has written"):
+                self._looked(op, found)
+
+    def _looked(self, op: Op, found: int) -> None:
+        before, op.input_hash = op.input_hash, found
+        if before not in (None, found):
+            self.run(self.member.written(op))
+
+    def _may_write(self, op: Op) -> bool:
+        """Whether the client may write to the op's input: it has not filled it, or may know how the op has ended."""
+        return op.outcome is not None or self.member.over or not (op.there or not self._has_gaps(op))
 
     def _who_hear(self, op: Op) -> Hearers | None:
         """To whom the engine says the op's note by itself; where faults are injected this daemon does."""
@@ -624,8 +656,8 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing touches the arena for this member: the engine holds no op, and nothing is handed over."""
-        return not self._in_engine and not self._behind
+        """Whether nothing touches the arena for this member: no op in the engine, no hand-over, no look at an input."""
+        return not self._in_engine and not self._behind and not self._looks
 
     async def wait_idle(self) -> None:
         """Return once it is idle."""

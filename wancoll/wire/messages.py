@@ -866,6 +866,15 @@ class Differs(Message, frozen=True):
     theirs: Bits
 
 
+class Written(Message, frozen=True):
+    """The member's own client has written to the input of *call* while it ran: two looks at it found other bytes."""
+
+    group: Name
+    mid: Number
+    epoch: Number
+    call: Text
+
+
 class P2PCall(Message, frozen=True):
     """The member called send or recv, its *number*-th such call. Said again in each epoch until it is settled."""
 
@@ -994,6 +1003,7 @@ FromPeer = (
     | UpdateMembership
     | Frozen
     | Differs
+    | Written
     | P2PCall
     | P2PDone
     | Report

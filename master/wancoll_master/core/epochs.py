@@ -120,6 +120,15 @@ def differs(step: Step, member: Member, message: m.Differs) -> None:
     _try_again(step, group, seq, "digest", clip(f"results of operation {seq} differ: {told}"))
 
 
+def written(step: Step, member: Member, message: m.Written) -> None:
+    """A member's client changes the input of a call that runs: the others go on without it (R13).
+
+    Its own daemon says so. On another member's word for it nobody is out.
+    """
+    why = f"the tensor was written to during the call: {message.call}; wait for a call before its tensor is used again"
+    lose(step, {member: clip(why)}, "evicted", tell=True, cause="trainer")
+
+
 def _decide_if_all_reported(step: Step, group: Group) -> None:
     """Once all who go on have stopped: what all of them have finished is committed, nothing else has happened (C3)."""
     closing = group.current.closing

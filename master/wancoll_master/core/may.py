@@ -58,6 +58,7 @@ TABLE: dict[type, Rule] = {
     m.Grace: _OF_A_GROUP,
     m.Frozen: _OF_A_GROUP,
     m.Differs: _OF_A_GROUP,
+    m.Written: _OF_A_GROUP,
     m.LinkDown: _OF_A_GROUP,
     m.Waits: _OF_A_GROUP,
     m.P2PCall: _OF_A_GROUP,

@@ -372,7 +372,7 @@ def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[St
             expected=f"a member of daemon {daemon.name} in group {message.group}",
             got=f"{member.name} of daemon {member.daemon.name} in group {group.name}",
         )
-    if message.epoch == group.epoch:
+    if message.epoch == group.epoch or (isinstance(message, m.Written) and message.epoch < group.epoch):
         handler(step, member, message)
     elif isinstance(message, m.LinkDown) and message.epoch < group.epoch:
         links.told_late(step, member, message)
@@ -392,6 +392,7 @@ _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
     m.Grace: epochs.grace,
     m.Frozen: epochs.frozen,
     m.Differs: epochs.differs,
+    m.Written: epochs.written,
     m.LinkDown: links.link_down,
     m.Waits: waits.take,
     m.P2PCall: p2p.call,

@@ -227,8 +227,8 @@ class Record:
 
 
 # Why members are put out, for metrics: their training process died; their daemon did; nothing is heard of it; their
-# training process stands still, or is late with a call; a link cannot be made; an operator wants it; their daemon sends
-# nonsense, or contradicts what is known; it gave them up by itself; else.
+# training process stands still, is late with a call, or writes to what it has handed over; a link cannot be made; an
+# operator wants it; their daemon sends nonsense, or contradicts what is known; it gave them up by itself; else.
 CAUSES = ("client died", "daemon died", "silent", "trainer", "link", "operator", "nonsense", "daemon", "other")
 
 

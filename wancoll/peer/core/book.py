@@ -87,6 +87,10 @@ class Book:
             return self.say_done(op)
         return []
 
+    def written(self, op: Op) -> list[cmd.Command]:
+        """The client has written to the input of *op*, which runs: the master is to put this member out (R13)."""
+        return [self._standing.say(m.Written(*self.seat.head, str(op)[:4000]), "written")]
+
     def say_done(self, op: Op) -> list[cmd.Command]:
         """Tell who commits it that *op* is done here."""
         return [cmd.ToMaster(self.done(op))]

@@ -468,6 +468,10 @@ class Member:
         """The client has filled the input of the collective *op*."""
         return [] if self.over else self.collectives.input_there(op)
 
+    def written(self, op: Op) -> list[cmd.Command]:
+        """The client has written to the input of *op*, which runs again."""
+        return [] if self.over or self.seat is None else self._book(op).written(op)
+
     def op_refused(self, engine_id: int, reason: str) -> list[cmd.Command]:
         """The engine does not take the op: it ends, with this *reason*, on all members that it concerns (R14)."""
         op = self.attempts.ops.pop(engine_id)

@@ -92,6 +92,7 @@ class Op:
     hearers: tuple[int, ...] = ()
     told: tuple[int, ...] = ()  # those to whom it has
     round: int = 0  # of the epoch, in which it was last started
+    input_hash: int | None = None  # of its input, during an attempt after the first; the shell holds it
     beside: object = None  # memory for a result that nobody reads, of runs for others' sake (C12); the shell holds it
 
     def __post_init__(self) -> None:
