@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import os
+import shutil
 import stat
+import tempfile
 
 from wancoll.errors import ConfigError
 
 MASTER_PORT = 7400
 _SHARED = "/tmp"
+_LONGEST_SOCKET = 107  # bytes of a unix socket's path
+_LONGEST_FOLDER = 80  # bytes of $TMPDIR, which leave room for a socket in a folder there
+_HELD = "held"  # a file in a folder for a while: locked as long as the process lives that made the folder
 _STATE = "a folder that can be written in, at $XDG_STATE_HOME or ~/.local/state"
 _ELSEWHERE = "set WANCOLL_SOCKET, or XDG_RUNTIME_DIR, to a place of your own; daemon and training process need the same"
 
@@ -24,8 +31,56 @@ def default_socket() -> str:
     if named:
         return named
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = os.path.join(runtime, "wancoll") if runtime else _own_folder(f"{_SHARED}/wancoll-{os.geteuid()}")
-    return os.path.join(folder, "peer.sock")
+    path = os.path.join(runtime, "wancoll", "peer.sock") if runtime else ""
+    if path and len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return path
+    return os.path.join(_own_folder(f"{_SHARED}/wancoll-{os.geteuid()}"), "peer.sock")
+
+
+class OwnFolder:
+    """A new folder for sockets, logs and keys: under $TMPDIR, or under /tmp where that is too long for sockets.
+
+    close() removes it. If this process ends without that, the next process that makes such a folder does.
+
+    Attributes:
+        path: of the folder.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        try:
+            base = tempfile.gettempdir()
+            base = base if len(os.fsencode(base)) <= _LONGEST_FOLDER else _SHARED
+            for held in glob.glob(os.path.join(glob.escape(base), f"wancoll-{8 * '?'}", _HELD)):
+                _remove_left_over(held)
+            self.path = tempfile.mkdtemp(prefix="wancoll-", dir=base)
+            self._lock = open(os.path.join(self.path, f".{_HELD}"), "w")  # noqa: SIM115 - as long as the process lives
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.rename(self._lock.name, os.path.join(self.path, _HELD))
+        except OSError as bad:
+            raise ConfigError(
+                "no folder can be made for sockets and logs", who=f"TMPDIR={os.environ.get('TMPDIR', '')}",
+                expected="a folder with space, in which this user can write", got=str(bad),
+                hint="set TMPDIR to another folder",
+            ) from bad  # fmt: skip
+
+    def close(self) -> None:
+        """Remove it. Safe to call again."""
+        if not self._lock.closed:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.close()
+
+
+def _remove_left_over(held: str) -> None:
+    """Remove the folder of *held* if it is this user's, and the process that locked *held* has ended."""
+    folder = os.path.dirname(held)
+    with contextlib.suppress(OSError):
+        if os.lstat(folder).st_uid == os.geteuid():
+            with open(held) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_folder(path: str) -> str:

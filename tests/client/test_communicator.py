@@ -17,6 +17,7 @@ import signal
 import socket
 import stat
 import sys
+import tempfile
 import textwrap
 import time
 import weakref
@@ -1188,6 +1189,7 @@ path = arguments[arguments.index("--socket") + 1]
 assert "--watch-stdin" in arguments
 print("a line for the log", file=sys.stderr, flush=True)
 open({notes!r} + ".join", "w").write(os.environ.get("WANCOLL_JOIN", ""))
+open({notes!r} + ".names", "a").write(os.environ["WANCOLL_NAME"] + "\\n")
 open({notes!r}, "w").write(repr((arguments, os.getpid())))
 {body}
 """
@@ -1260,6 +1262,61 @@ def test_a_private_daemon(
         assert Path(path).parent.stat().st_mode & 0o077 == 0
     assert gone(pid)
     assert not Path(path).parent.exists()
+
+
+def test_a_private_daemon_has_a_name_that_tells_whose_it_is_and_the_same_again(
+    private: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = private(_SERVES)
+    monkeypatch.setattr(sys, "argv", ["/home/me/my train.py"])
+    for _ in range(2):
+        with wancoll.connect(master="host:7400", timeout=30):
+            pass
+    with wancoll.connect(master="host:7400", timeout=30), wancoll.connect(master="host:7400", timeout=30):
+        pass
+    first, *others = Path(f"{notes}.names").read_text().split()
+    host = re.escape(socket.gethostname()[:40])
+    assert re.fullmatch(rf"{host}-my-train-{os.getpid()}-[0-9a-f]{{4}}", first)
+    assert others == [first, first, f"{first}-2"]
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [
+        ("", "python"),
+        ("-c", "python"),
+        ("/a/pkg/__main__.py", "pkg"),
+        ("x" * 90 + ".py", "x" * 40),
+        ("d\u00e9j\u00e0.py", "d-j"),
+    ],
+)
+def test_any_script_gives_a_name(script: str, word: str) -> None:
+    from wancoll.client.private import name_of
+
+    assert f"-{word}-{os.getpid()}-" in name_of(script, 1)
+    assert len(name_of(script, 12)) < 110
+
+
+@pytest.mark.parametrize("folder", ["short", "with space", "long" * 25])
+def test_a_private_daemon_in_any_folder_for_what_is_temporary(
+    private: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+) -> None:
+    """Where $TMPDIR is too long for the path of a socket it is /tmp."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
+    (tmp_path / folder).mkdir()
+    notes = private(_SERVES)
+    with wancoll.connect(master="host:7400", timeout=30) as comm:
+        assert (comm.all_reduce(np.ones(3), timeout=10).out == 2).all()
+        arguments, _ = eval(notes.read_text())
+        path = Path(arguments[arguments.index("--socket") + 1])
+        assert path.parent.parent == (Path("/tmp") if len(str(tmp_path / folder)) > 80 else tmp_path / folder)
+    assert not path.parent.exists()
+
+
+def test_no_folder_for_what_is_temporary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+    with refused("no folder can be made for sockets and logs", "set TMPDIR to another folder"):
+        wancoll.connect(master="host:7400")
 
 
 def test_a_private_daemon_that_ends(private: Any) -> None:

@@ -7,6 +7,9 @@ import os
 import socket
 import stat
 import struct
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -461,6 +464,43 @@ def test_a_folder_in_tmp_that_others_could_wait_in_is_refused(
             as_if_owned(patch, 8, user=7)
         with pytest.raises(ConfigError, match=r"not for this user alone.* of user \d+; set WANCOLL_SOCKET"):
             local.default_socket()
+
+
+def test_a_runtime_directory_that_is_too_long_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_SHARED", str(tmp_path))
+    for length, path in ((107, ""), (108, str(tmp_path / f"wancoll-{os.geteuid()}" / "peer.sock"))):
+        runtime = "/" + "x" * (length - len("/" + "/wancoll/peer.sock"))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        assert local.default_socket() == (path or f"{runtime}/wancoll/peer.sock")
+
+
+def test_folders_of_processes_that_were_killed_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}; from wancoll.local import OwnFolder; "
+    living = "made = OwnFolder(); print(made.path, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code + living], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().strip())
+        (theirs / "peer.log").write_text("it is gone")
+        (tmp_path / "wancoll-logs").mkdir()  # made by somebody else, as is the next
+        for other in ("wancoll-logs", "wancoll-12345678"):
+            (tmp_path / other).mkdir(exist_ok=True)
+        (tmp_path / "wancoll-logs" / "held").touch()
+        mine, alive = local.OwnFolder(), {"wancoll-logs", "wancoll-12345678", theirs.name}
+        assert set(os.listdir(tmp_path)) == {*alive, Path(mine.path).name}
+        process.kill()
+        process.wait()
+    with monkeypatch.context() as patch:
+        as_if_owned(patch, 8, user=7)
+        local.OwnFolder().close()
+        assert theirs.exists()
+    local.OwnFolder().close()
+    assert set(os.listdir(tmp_path)) == {*alive, Path(mine.path).name} - {theirs.name}
+    mine.close()
+    mine.close()
+    assert set(os.listdir(tmp_path)) == alive - {theirs.name}
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,19 @@ import base64
 import contextlib
 import gc
 import json
+import re
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from importlib import resources
 from typing import Any
 
 import pytest
 import trio
 
+import wancoll_master
 from tests.http_port import get, logged, say, served
 from tests.page.support import frames
 from wancoll.errors import ConfigError
@@ -109,6 +114,27 @@ async def test_the_files_are_whole_and_load_nothing_from_elsewhere() -> None:
             assert (await server.say(get(path, "HEAD"))).partition(b"\r\n\r\n")[2] == b""
         assert b"<style" not in (await server.say(get("/")))
         assert server.looks == 0
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a", "b", "worker-twelve"], ["a", "b", "work…twelve"]),
+        (["vm-train-4711-3f2a-1", "vm-train-4712-77aa-1"], ["…4711-3f2a…", "…4712-77aa…"]),
+        (["node-1-of-the-west", "node-2-of-the-west"], ["…1…", "…2…"]),
+        (["alpha-train-4711-3f2a-1", "alpha-train-99-77aa-1", "beta-x"], ["alph…3f2a-1", "alph…77aa-1", "beta-x"]),
+        (["vm-train-4711-3f2a-1"], ["vm-t…3f2a-1"]),
+        ([], []),
+    ],
+)
+def test_labels_are_cut_where_they_are_alike(names: list[str], shown: list[str]) -> None:
+    page = resources.files(wancoll_master).joinpath("static/page.js").read_text()
+    found = re.search(r"^function cut\(.*?^}", page, re.DOTALL | re.MULTILINE)
+    assert found
+    script = f"{found[0]}\nconsole.log(JSON.stringify(cut({json.dumps(names)}, 11)))"
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == shown
 
 
 async def test_a_viewer_is_told_what_changes_and_nothing_is_looked_at_without_one() -> None:

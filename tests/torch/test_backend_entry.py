@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import wancoll
+from tests.client.tools import until
 
 
 def python(*arguments):
@@ -145,6 +146,20 @@ def test_the_exit_code_is_the_scripts_own(sockets, tmp_path, ending, times):
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(one, range(times)))
+
+
+@pytest.mark.check
+def test_a_script_that_destroys_no_group_leaves_nothing_behind(tmp_path):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(OPEN + THEN)
+    done = subprocess.run(
+        [sys.executable, str(script), f"file://{tmp_path}/store"], capture_output=True, text=True, timeout=180,
+        check=False, env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    until(lambda: not list(folder.iterdir()), 30)  # the master has its keys there, and ends a little later
 
 
 def test_errors_are_both_and_travel():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated
 
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT
-from wancoll.local import MASTER_PORT, default_journal, default_state, split_address
+from wancoll.local import MASTER_PORT, OwnFolder, default_journal, default_state, split_address
 from wancoll.net.listen import is_loopback_host
 from wancoll.options import Flat, LogFormat, LogLevel, address
 from wancoll.resources import affordable
@@ -55,8 +54,8 @@ def master(
         if port:
             state = default_state(f"master-{port}")
         elif config.end_when_unused:  # for one run: nobody looks for its authority later
-            own_folder = tempfile.TemporaryDirectory(prefix="wancoll-master-", ignore_cleanup_errors=True)
-            state = own_folder.name
+            made = OwnFolder()
+            own_folder, state = contextlib.closing(made), os.path.join(made.path, "state")
         else:
             raise ConfigError(
                 "a master with an authority needs --state where its port is 0", who=f"--listen {config.listen}",

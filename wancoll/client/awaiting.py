@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import Any
 
 _END_SECONDS = 5.0  # for which the end of the process waits for all threads together
@@ -30,17 +30,15 @@ def begin(run: Callable[[], object], name: str) -> threading.Thread:
     return thread
 
 
-def join(threads: Iterable[threading.Thread], seconds: float) -> None:
-    """Wait for the end of these, for so many seconds at most."""
+def join(seconds: float, *names: str) -> None:
+    """Wait for the end of all threads, or of those with these names, for so many seconds at most."""
     deadline = time.monotonic() + seconds
-    for thread in threads:
-        if thread is not threading.current_thread():
+    for thread in list(_begun):
+        if not names or thread.name in names:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-@atexit.register  # before connect registers its own: so this runs when connections are closed
-def _at_exit() -> None:
-    join(list(_begun), _END_SECONDS)
+atexit.register(join, _END_SECONDS)  # before connect registers its own: so this runs when connections are closed
 
 
 def awaited(settle: Callable[[], object]) -> Generator[Any, Any, None]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import itertools
 import os
+import re
 import secrets
 import select
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from wancoll.errors import ConfigError, PeerDaemonLost
+from wancoll.local import OwnFolder
 from wancoll.wire import messages as m
 
 START_SECONDS = 30.0
@@ -46,6 +49,7 @@ class _Private:
         environment: more of it; what is secret is not for the command, which others of the machine can read.
 
     Attributes:
+        number: among those that this process has now, from 1.
         said: the rest of that line.
         before: the lines before that one.
 
@@ -60,7 +64,12 @@ class _Private:
     ) -> None:  # fmt: skip
         self._label = label
         self.before: list[str] = []
-        self._directory = tempfile.mkdtemp(prefix="wancoll-")
+        self._own = OwnFolder()
+        self._directory = self._own.path
+        with _numbering:
+            taken = {each.number for each in _alive}
+            self.number: int = next(number for number in itertools.count(1) if number not in taken)
+            _alive.add(self)
         self._log = os.path.join(self._directory, f"{command[0]}.log")
         self._process: subprocess.Popen[bytes] | None = None
         arguments = [each.replace(_DIRECTORY, self._directory) for each in command]
@@ -72,7 +81,7 @@ class _Private:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env={**_environment(), **environment},
+                    env={**_environment(self.number), **environment},
                     start_new_session=True,
                 )
             self.said = self._await_started(self._process, started, timeout)
@@ -135,7 +144,10 @@ class _Private:
             self._stop(process)
             process.stdout.close()
             self._process = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._own.close()
+        _alive.discard(self)
+
+    leave = stop
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         for more in (process.terminate, process.kill, None):
@@ -233,10 +245,42 @@ class PrivateMaster(_Private):
                 if pipe is not None:
                     pipe.close()
             threading.Thread(target=process.wait, name="wancoll-reaper", daemon=True).start()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._own.close()
+        _alive.discard(self)
 
 
-def _environment() -> dict[str, str]:
-    """This process's, without what is another daemon's; and a name that tells what it is."""
+def _environment(number: int) -> dict[str, str]:
+    """This process's, without what is another daemon's; and a name that tells whose it is."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_ITS_OWN}
-    return {**kept, "WANCOLL_NAME": f"{socket.gethostname()[:60]}-private-{secrets.token_hex(3)}"}
+    return {**kept, "WANCOLL_NAME": name_of(sys.argv[0], number)}
+
+
+def name_of(script: str, number: int) -> str:
+    """Name of this process's private daemon with that *number*: the host, the script and the process, the same again.
+
+    The last part tells containers with one host name and their own process numbers apart.
+    """
+    folder, file = os.path.split(script)
+    plain = os.path.basename(folder) if file == "__main__.py" else file.removesuffix(".py")
+    words = re.sub("[^A-Za-z0-9._-]", "-", plain).strip("-") if plain[:1] != "-" else ""
+    return f"{socket.gethostname()[:40]}-{words[:40] or 'python'}-{os.getpid()}-{_TOKEN}" + f"-{number}" * (number > 1)
+
+
+_TOKEN = secrets.token_hex(2)
+_alive: weakref.WeakSet[_Private] = weakref.WeakSet()
+_numbering = threading.Lock()
+
+
+def _after_fork() -> None:
+    for each in list(_alive):
+        each.disown()
+    _alive.clear()
+
+
+@atexit.register  # before connect registers its own: so this runs when connections are closed
+def _at_exit() -> None:
+    for each in list(_alive):
+        each.leave()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -89,15 +89,16 @@ class Region:
 
 def region(x: Any, who: str) -> Region:
     """Look at *x* without copying it; *who* names it in errors, for example "all_reduce(out=...)"."""
+    found = None
     if isinstance(x, np.ndarray):
-        return there(_numpy(x, who), who)
-    if is_torch(x):
-        return there(_torch(x, who), who)
-    if hasattr(type(x), "__cuda_array_interface__") and (found := _interface(x, who)) is not None:
-        return there(found, who)
-    if hasattr(type(x), "__dlpack__"):
-        return there(_dlpack(x, who), who)
-    return there(_buffer(x, who), who)
+        found = _numpy(x, who)
+    elif is_torch(x):
+        found = _torch(x, who)
+    elif hasattr(type(x), "__cuda_array_interface__"):
+        found = _interface(x, who)
+    if found is None:
+        found = _dlpack(x, who) if hasattr(type(x), "__dlpack__") else _buffer(x, who)
+    return there(found, who)
 
 
 def there(found: Region, who: str) -> Region:
@@ -141,10 +142,7 @@ def check_pair(x: Region, out: Region, call: str = "all_reduce") -> None:
     """Refuse an *out* that is not like *x*, or overlaps it in part."""
     if out.shape != x.shape and out.dtype is x.dtype:
         raise ConfigError(
-            "out has another shape than the tensor",
-            who=f"{call}(out=...)",
-            expected=str(x.shape),
-            got=str(out.shape),
+            "out has another shape than the tensor", who=f"{call}(out=...)", expected=str(x.shape), got=str(out.shape)
         )
     check_out(x, out, x.count, call)
 
@@ -163,23 +161,18 @@ def check_out(x: Region, out: Region, count: int, call: str) -> None:
     if not same and x.address < out.address + out.nbytes and out.address < x.address + x.nbytes:
         sizes = f"{x.nbytes}" if x.nbytes == out.nbytes else f"{x.nbytes} and {out.nbytes}"
         raise ConfigError(
-            "out overlaps a part of the tensor",
-            who=who,
-            expected="the same memory or none of it",
+            "out overlaps a part of the tensor", who=who, expected="the same memory or none of it",
             got=f"{abs(out.address - x.address)} bytes apart, {sizes} bytes long",
-        )
+        )  # fmt: skip
 
 
 def require_writable(x: Region, who: str) -> None:
     """Refuse to write into *x*."""
     if not x.writable:
         raise ConfigError(
-            "the result cannot be written into a read-only tensor",
-            who=who,
-            expected="a writable tensor",
-            got=f"{kind_of(x.owner)} that is read-only",
-            hint="pass out=, an array that takes the result",
-        )
+            "the result cannot be written into a read-only tensor", who=who, expected="a writable tensor",
+            got=f"{kind_of(x.owner)} that is read-only", hint="pass out=, an array that takes the result",
+        )  # fmt: skip
 
 
 def _numpy(x: np.ndarray[Any, Any], who: str) -> Region:
@@ -235,12 +228,10 @@ def check_torch(x: Any, who: str, instead: str = _COPY) -> Origin | None:
     check_plain(x, who)
     if x.requires_grad:
         raise ConfigError(
-            "the tensor requires grad: autograd would not see the result",
-            who=who,
-            expected="a tensor without requires_grad",
+            "the tensor requires grad: autograd would not see the result", who=who,
+            expected="a tensor without requires_grad", hint="pass x.detach(), which shares the memory",
             got=f"a torch tensor of shape {tuple(x.shape)} with requires_grad=True",
-            hint="pass x.detach(), which shares the memory",
-        )
+        )  # fmt: skip
     if not x.is_contiguous():
         raise not_contiguous(who, f"a torch tensor with shape {tuple(x.shape)} and strides {x.stride()}", hint=instead)
     if x.is_conj() or x.is_neg():
@@ -380,12 +371,9 @@ def _buffer(x: Any, who: str) -> Region:
         view = memoryview(x)
     except TypeError:
         raise ConfigError(
-            "this cannot be reduced",
-            who=who,
+            "this cannot be reduced", who=who, got=kind_of(x), hint=what_instead(x),
             expected="a numpy array, a torch tensor, or an object with __dlpack__ or the buffer protocol",
-            got=f"{kind_of(x)}",
-            hint=what_instead(x),
-        ) from None
+        ) from None  # fmt: skip
     dtype = _BY_FORMAT.get(view.format)
     if dtype is None:
         raise unknown_dtype(who, f"buffer format {view.format!r}")

@@ -9,7 +9,6 @@ import pathlib
 import secrets
 import shutil
 import signal
-import tempfile
 import threading
 import time
 import weakref
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from wancoll.errors import BY_NAME, ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.local import join_address, split_address
+from wancoll.local import OwnFolder, join_address, split_address
 from wancoll.net.ask import ask
 from wancoll.net.listen import is_loopback_host
 from wancoll.process import Child, end, is_stopped, start
@@ -105,7 +104,8 @@ class Cluster:
         if not secure and (network is not None or not is_loopback_host(split_address(listen.format(i=1))[0])):
             self._env["WANCOLL_INSECURE"] = "true"
         self._env.update(env or {})
-        self._folder = tempfile.mkdtemp(prefix="wancoll-")
+        self._own = OwnFolder()
+        self._folder = self._own.path
         self._fork = fork and network is None
         self._lock = threading.Lock()
         self._masters: list[Child | None] = [None] * masters
@@ -448,7 +448,7 @@ class Cluster:
         services = [*self._peers, *(master for master in self._masters if master is not None)]
         end(services, _END_TIMEOUT)
         self._ports.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._own.close()
 
     # ---- inside --------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ UNSET = timedelta(0)  # torch's word for no timeout, in wait(); in options it is
 _LOOK_SECONDS = 0.2  # at the most between two looks at deadlines
 _IDLE_SECONDS = 5.0  # then a thread without work ends
 _STOP_SECONDS = 2.0  # at the end of the process, for callbacks that run
+_THREAD = "wancoll-future"
 _MOST_THREADS = 64  # callbacks that may block at once; more of them wait for these
 # A future that Python completes holds a Python object. One that TorchScript completes holds what C++ takes for tensors.
 _LISTED = """
@@ -236,8 +237,7 @@ class Completer:
         self._changed = threading.Condition()
         self._watched: list[Operation] = []
         self._leads = False  # some thread looks for what is finished
-        self._threads: set[threading.Thread] = set()
-        self._idle = 0
+        self._threads = self._idle = 0
         self._closed = self._stopped = False
         _completers.add(self)
         atexit.unregister(_at_exit)
@@ -256,17 +256,17 @@ class Completer:
             self._closed = True
             self._changed.notify_all()
 
-    def stop(self) -> set[threading.Thread]:
-        """No future is completed from now on. Returns the threads, which end: one in a callback when that returns."""
+    def stop(self) -> None:
+        """No future is completed from now on. A thread in a callback ends when that returns."""
         self._stopped = True
         self.close()
-        return set(self._threads)
 
     def _call_one(self) -> None:
         if self._idle:
             self._changed.notify()
-        elif len(self._threads) < _MOST_THREADS and not self._stopped:
-            self._threads.add(begin(self._run, "wancoll-future"))
+        elif self._threads < _MOST_THREADS and not self._stopped:
+            self._threads += 1
+            begin(self._run, _THREAD)
 
     def _run(self) -> None:
         while self._takes_the_lead():
@@ -290,7 +290,7 @@ class Completer:
             until = time.monotonic() + _IDLE_SECONDS
             while self._leads or not self._watched or self._stopped:
                 if self._closed or time.monotonic() >= until:
-                    self._threads.discard(threading.current_thread())
+                    self._threads -= 1
                     return False
                 self._idle += 1
                 self._changed.wait(until - time.monotonic())
@@ -318,4 +318,6 @@ os.register_at_fork(after_in_child=_completers.clear)  # its threads are the par
 
 def _at_exit() -> None:
     """No thread may be in torch's C++ when the interpreter ends."""
-    join([thread for each in list(_completers) for thread in each.stop()], _STOP_SECONDS)
+    for each in list(_completers):
+        each.stop()
+    join(_STOP_SECONDS, _THREAD)

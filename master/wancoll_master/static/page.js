@@ -153,6 +153,19 @@ function ring() {
   legend(most, links);
 }
 
+// Long names without the words that all begin and end with, at most so many letters; the middle goes if that is not enough.
+function cut(names, most) {
+  const alike = (at) => { let n = 0; while (names.length > 1 && names.every((one) => at(one, n) && at(one, n) === at(names[0], n))) n++; return n; };
+  const first = names[0] || "", head = first.slice(0, alike((one, n) => one[n]));
+  const tail = first.slice(first.length - alike((one, n) => one[one.length - 1 - n]));
+  const start = head.lastIndexOf("-") + 1, end = tail.includes("-") ? tail.length - tail.indexOf("-") : 0;
+  return names.map((name) => {
+    if (name.length <= most) return name;
+    const rest = (start ? "…" : "") + name.slice(start, Math.max(start, name.length - end)) + (end ? "…" : "");
+    return rest.length > most ? rest.slice(0, 4) + "…" + rest.slice(5 - most) : rest;
+  });
+}
+
 function draw(here, links) {
   const world = here.length, many = world > FEW;
   ring.paths = links.map(([from, to]) => s("path", { d: road(from, to, world) }, s("title")));
@@ -162,12 +175,12 @@ function draw(here, links) {
     const dot = s("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: size }), title = s("title"), sign = s("text", { class: "sign", x: x.toFixed(1), y: (y + 4).toFixed(1) });
     return { dot, title, sign, all: s("g", {}, title, dot, sign) };
   });
-  const every = Math.max(1, Math.ceil(world / 32));
+  const every = Math.max(1, Math.ceil(world / 32)), names = cut(here.map((one) => one[0]), 11);
   const labels = here.map((one, rank) => {
     if (rank % every || many) return null;
     const [x, y] = spot(rank, world, R + 17), right = x > MID[0] + 12, left = x < MID[0] - 12;
     const lift = right || left ? 4 : y < MID[1] ? -3 : 11;
-    return s("text", { x: x.toFixed(1), y: (y + lift).toFixed(1), "text-anchor": right ? "start" : left ? "end" : "middle" }, short(one[0], 11));
+    return s("text", { x: x.toFixed(1), y: (y + lift).toFixed(1), "text-anchor": right ? "start" : left ? "end" : "middle" }, names[rank]);
   });
   ring.world = s("text", { class: "big halo", x: MID[0], y: MID[1] + 4, "text-anchor": "middle" });
   ring.epoch = s("text", { class: "small halo", x: MID[0], y: MID[1] + 24, "text-anchor": "middle" });
