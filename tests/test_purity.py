@@ -106,7 +106,7 @@ MAY_IMPORT = {
     "wancoll.torch.process_group": (*BASE, "wancoll.client", "wancoll.torch", "wancoll.wire"),
     "wancoll.torch.reconfigure": (*BASE, "wancoll.local", "wancoll.torch.errors", "wancoll.torch.rendezvous"),
     "wancoll.torch.rendezvous": (*BASE, "wancoll.client", "wancoll.local"),
-    "wancoll.torch.tensors": (*BASE, "wancoll.torch.errors"),
+    "wancoll.torch.tensors": (*BASE, "wancoll.client.tensors", "wancoll.torch.errors"),
     "wancoll.torch.untraced": (),
     "wancoll.torch.work": (*BASE, "wancoll.client", "wancoll.torch.untraced"),
     "wancoll_master.core": (
