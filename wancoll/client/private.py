@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import os
 import re
 import secrets
@@ -49,7 +48,7 @@ class _Private:
         environment: more of it; what is secret is not for the command, which others of the machine can read.
 
     Attributes:
-        number: among those that this process has now, from 1.
+        number: among those of its kind that this process has now, from 1.
         said: the rest of that line.
         before: the lines before that one.
 
@@ -64,14 +63,14 @@ class _Private:
     ) -> None:  # fmt: skip
         self._label = label
         self.before: list[str] = []
+        self._process: subprocess.Popen[bytes] | None = None
         self._own = OwnFolder()
         self._directory = self._own.path
-        with _numbering:
-            taken = {each.number for each in _alive}
-            self.number: int = next(number for number in itertools.count(1) if number not in taken)
-            _alive.add(self)
         self._log = os.path.join(self._directory, f"{command[0]}.log")
-        self._process: subprocess.Popen[bytes] | None = None
+        with _numbering:
+            taken = {each.number for each in _alive if type(each) is type(self)}
+            self.number: int = min(set(range(1, len(taken) + 2)) - taken)
+            _alive.add(self)
         arguments = [each.replace(_DIRECTORY, self._directory) for each in command]
         try:
             with open(self._log, "wb", opener=functools.partial(os.open, mode=0o600)) as log:
