@@ -56,9 +56,10 @@ class OwnFolder:
             for held in glob.glob(os.path.join(glob.escape(base), f"wancoll-{8 * '?'}", _HELD)):
                 _remove_left_over(held)
             self.path = tempfile.mkdtemp(prefix="wancoll-", dir=base)
-            self._lock = open(os.path.join(self.path, f".{_HELD}"), "w")  # noqa: SIM115 - as long as the process lives
+            new = os.path.join(self.path, f".{_HELD}")
+            self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            os.rename(self._lock.name, os.path.join(self.path, _HELD))
+            os.rename(new, os.path.join(self.path, _HELD))
         except OSError as bad:
             raise ConfigError(
                 "no folder can be made for sockets and logs", who=f"TMPDIR={os.environ.get('TMPDIR', '')}",
@@ -68,9 +69,10 @@ class OwnFolder:
 
     def close(self) -> None:
         """Remove it. Safe to call again."""
-        if not self._lock.closed:
+        if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
-            self._lock.close()
+            os.close(self._lock)
+            self._lock = -1
 
 
 def _remove_left_over(held: str) -> None:
