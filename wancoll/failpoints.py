@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import signal
+import sqlite3
 
 # half: one member has been told and the others have not
 PEER = ("on_post", "mid_op", "before_done", "half_done", "after_done", "before_commit", "after_commit", "on_epoch")
@@ -18,11 +19,14 @@ MASTER = (
     "before_persist",
     "before_rotation",
     "after_rotation",
+    "store_write",  # of the journal's numbers: nothing of it is there
+    "store_sync",  # the same: it may be there
 )
+STORE = ("store_write", "store_sync")  # where "fail" is possible
 
 
 class Failpoints:
-    """Armed failpoints; each fires once.
+    """Armed failpoints; each fires once, but for those that "fail".
 
     Args:
         token: a client must show it to arm anything; empty: nothing can be armed.
@@ -37,7 +41,10 @@ class Failpoints:
         return bool(self._token) and hmac.compare_digest(token.encode(), self._token.encode())
 
     def arm(self, name: str, action: str) -> None:
-        """At the next hit of *name*: "kill" (SIGKILL) or "pause" (SIGSTOP) this process; "clear" disarms."""
+        """At the next hit of *name*: "kill" (SIGKILL) or "pause" (SIGSTOP) this process; "clear" disarms.
+
+        "fail": raise the error of a full disk, at each hit until it is cleared.
+        """
         if action == "clear":
             self._armed.pop(name, None)
         else:
@@ -49,7 +56,14 @@ class Failpoints:
         return bool(self._armed)
 
     def hit(self, name: str) -> None:
-        """The code is at *name*."""
-        action = self._armed.pop(name, None)
+        """The code is at *name*.
+
+        Raises:
+            sqlite3.OperationalError: it is to fail.
+        """
+        action = self._armed.get(name)
+        if action == "fail":
+            raise sqlite3.OperationalError("database or disk is full, as a fault test wants it")
+        self._armed.pop(name, None)
         if action is not None:
             os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
-from wancoll.failpoints import MASTER, Failpoints
+from wancoll.failpoints import MASTER, STORE, Failpoints
 from wancoll.local import join_address, split_address
 from wancoll.metrics.core import families as f
 from wancoll.net import clock
@@ -111,7 +111,7 @@ class Server:
         self._journal, self._announce, self._first = journal, config.announce, config.first
         self._elected = True  # until it leads by the journal alone
         self._unwritable = Sparing()
-        self._failpoints = Failpoints(config.failpoint_token)
+        self._failpoints = journal.failpoints = Failpoints(config.failpoint_token)
         self._telling: set[str] = set()  # fault injection: what the next flush tells, "commit" or "epoch"
         self._store: Store = journal
         self.state: State | None = None  # None: stands by
@@ -419,7 +419,8 @@ class Server:
             return m.Bye("fault injection is not allowed here: expected a certificate of role chaos, or loopback")
         if not self._failpoints.allows(arm.token):
             return m.Bye("fault injection is not allowed here: expected the token of WANCOLL_FAILPOINTS")
-        if arm.name not in MASTER or arm.action not in ("kill", "pause", "clear"):
+        actions = ("kill", "pause", "clear", "fail") if arm.name in STORE else ("kill", "pause", "clear")
+        if arm.name not in MASTER or arm.action not in actions:
             return m.Bye(f"unknown: {arm.action} at {arm.name}; expected kill, pause or clear at {', '.join(MASTER)}")
         self._failpoints.arm(arm.name, arm.action)
         return m.Ok()

@@ -74,6 +74,17 @@ def test_a_few_seconds_with_certificates(tmp_path: Path) -> None:
     assert "kill" in hit
 
 
+@pytest.mark.check
+@pytest.mark.parametrize("more", [[], ["--secure"]], ids=["in clear", "sealed"])
+@pytest.mark.timeout(120)
+def test_a_few_seconds_of_lost_journals_and_full_disks(tmp_path: Path, more: list[str]) -> None:
+    kinds = "--faults=master_lost_journal,master_full_disk,kill,client_kill"
+    options = ["--peers=3", "--seconds=15", "--quiet=1", "--interval=0.5:1.5", "--seed=2", "--master-every=0", kinds]
+    done, report = chaos(tmp_path, *more, *options, timeout=110)
+    check_held(done, report, tmp_path)
+    assert {fault["kind"] for fault in report["faults"] if fault["hit"]} > {"master_lost_journal", "master_full_disk"}
+
+
 SECURE = pytest.mark.parametrize("secure", [[], ["--secure"]], ids=["in clear", "sealed"])
 
 

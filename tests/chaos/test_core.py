@@ -43,6 +43,7 @@ def test_every_kind_and_every_failpoint_is_drawn() -> None:
     assert {fault.kind for fault in drawn} == set(drawing.KINDS)
     assert {fault.point for fault in drawn} - {""} == {*PEER, *MASTER}
     assert {fault.action for fault in drawn if fault.kind == "point"} == {"kill", "pause"}
+    assert {fault.point for fault in drawn if fault.kind == "master_full_disk"} == {"store_write", "store_sync"}
     assert any(a.at == b.at for a, b in pairwise(drawn)), "two at once"
 
 
@@ -261,6 +262,13 @@ def test_a_loss_needs_a_cause() -> None:
     assert invariants.unexplained_loss(2, lost, [hit("master_kill", MASTER_SLOT, 15.0, 18.0)], TIMES, 0.0)
     assert invariants.unexplained_loss(2, lost, [], TIMES, TIMES.link - 0.1)
     assert invariants.unexplained_loss(2, lost, [], TIMES, TIMES.link) == ""  # the machine's
+    doubted, journal = (
+        failed("OutcomeUnknown", begun=20.0, ended=21.0),
+        hit("master_full_disk", MASTER_SLOT, 15.0, 18.0),
+    )
+    assert invariants.unexplained_loss(2, doubted, [journal], TIMES, 0.0) == ""
+    assert invariants.unexplained_loss(2, lost, [journal], TIMES, 0.0)
+    assert invariants.unexplained_loss(2, doubted, [hit("master_kill", MASTER_SLOT, 15.0, 18.0)], TIMES, 0.0)
     late = failed("Evicted", begun=120.0, ended=121.0)
     assert invariants.unexplained_loss(2, late, [hit("stop", 2, 15.0, 18.0)], TIMES, 0.0)
 

@@ -17,6 +17,7 @@ from wancoll.testing import Cluster, Proxies
 
 _ARMED = 5.0  # seconds that a failpoint or a lane's fault has to find something
 _MASTER_UP = 3.0  # seconds between two faults of the master
+_FRESH = 3.0  # seconds that a daemon stays which comes to a master without its journal
 _POLL = 0.005
 _PHASES = {  # words of what a member's daemon says that it waits for
     "links": "links",
@@ -185,13 +186,17 @@ class Injector:
         self._wait(fault.seconds)
         self._cluster.kill(twin)
 
+    def _unused(self, most: int) -> list[int]:
+        """Slots of extra clients, taken."""
+        with self._changed:
+            slots = [slot for slot in range(self._peers, self._peers + STORM) if slot not in self._stormed][:most]
+            self._stormed |= set(slots)
+        return slots
+
     def _join_storm(self, one: Injected, fault: Fault) -> None:
         peers = len(self._cluster) - len(self.twins)
         free = [i for i in range(peers) if i not in self._busy]
-        with self._changed:
-            unused = [slot for slot in range(peers, peers + STORM) if slot not in self._stormed]
-            slots = unused[: min(int(fault.amount), len(free))]
-            self._stormed |= set(slots)
+        slots = self._unused(min(int(fault.amount), len(free)))
         if not slots:
             one.note = "another join storm was under way"
             return
@@ -269,6 +274,31 @@ class Injector:
             one.began, one.phase = time.monotonic(), fault.point
             self._wait(fault.seconds)
             self._cluster.start_master()
+
+    def _master_full_disk(self, one: Injected, fault: Fault) -> None:
+        with self._only_fault():
+            self._cluster.master_failpoint(fault.point, "fail")
+            one.hit, one.began, one.phase = True, time.monotonic(), fault.point
+            self._wait(fault.seconds)
+            self._cluster.kill_master()
+            self._cluster.start_master()
+
+    def _master_lost_journal(self, one: Injected, fault: Fault) -> None:
+        with self._only_fault():
+            one.hit, one.began, one.phase = True, time.monotonic(), "any"
+            self._cluster.kill_master()
+            self._wait(fault.seconds)
+            self._cluster.start_master(lose_journal=True)
+            fresh = self._cluster.add_peer("--listen=127.0.0.1:0", "--advertise=127.0.0.1")
+            self.twins |= {fresh}
+            slots = self._unused(1)
+            for slot in slots:
+                self._crew.start(slot, fresh)
+            self._wait(_FRESH)
+            for slot in slots:
+                self._crew.kill(slot)
+            self._stormed -= set(slots)
+            self._cluster.kill(fresh)
 
     def _no_master(self) -> bool:
         try:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from wancoll import resources
@@ -347,8 +348,11 @@ class Run:
 
     def _events(self) -> list[tuple[float, int, str, str]]:
         """The master's event log: (time on the monotonic clock, epoch, kind, text)."""
-        with contextlib.closing(sqlite3.connect(f"file:{self._cluster.journal}?mode=ro", uri=True)) as journal:
-            rows = journal.execute("select time, epoch, kind, text from events order by id").fetchall()
+        rows = []
+        for path in Path(self._cluster.journal).parent.glob("journal*.sqlite"):  # those that were lost, too
+            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as journal:
+                rows += journal.execute("select time, epoch, kind, text from events order by time, id").fetchall()
+        rows.sort(key=lambda row: float(row[0]))
         return [(at - self._clock, epoch, kind, text) for at, epoch, kind, text in rows]
 
     def _pids(self) -> list[int]:

@@ -85,7 +85,8 @@ class Cluster:
         fork: bool = False,
         secure: bool = False,
     ) -> None:
-        self._secure, self._join = secure, ""  # the token of all daemons
+        self._secure, self._join = secure, ""  # the token for new daemons
+        self._joins: dict[int, str] = {}  # those with which they came: their certificates outlive a lost journal
         self._lanes, self._listen, self._startup_timeout = lanes, listen, startup_timeout
         self._network = network
         self._master_args = [f"--heartbeat-timeout={heartbeat_timeout}", *master_args]
@@ -116,6 +117,7 @@ class Cluster:
         self._extra_args: list[list[str]] = []  # of each peer, for its restart
         self._peer_addresses: list[tuple[str, int]] = []
         self._clients: list[ClientProcess] = []
+        self._journals_lost = 0  # files that stand beside, for whoever looks
         self._communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
         try:
             for k in range(masters):
@@ -389,8 +391,12 @@ class Cluster:
         label = f"master-{k}" if k else "master"
         journal = os.path.join(self._folder, f"journal-{k}.sqlite") if k else self.journal
         if lose_journal:
+            self._journals_lost += 1
             for end in ("", "-wal", "-shm", ".lock"):
-                pathlib.Path(journal + end).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(
+                        journal + end, f"{journal.removesuffix('.sqlite')}-lost-{self._journals_lost}.sqlite{end}"
+                    )
             self._join = ""  # the master knows it no more
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *first, *self._master_args]
         if self._secure:
@@ -429,8 +435,10 @@ class Cluster:
         Args:
             name: before_commit, half_commit (one member has been told), after_commit, before_epoch, half_epoch,
                 after_epoch, before_persist (of numbers to the journal), before_rotation or after_rotation (the next
-                phase of its authorities is kept, and nobody is told).
-            action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm).
+                phase of its authorities is kept, and nobody is told), store_write or store_sync (of numbers to the
+                journal: nothing of them is there, or all is).
+            action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm); at store_write and store_sync also "fail":
+                until it is cleared, as on a full disk.
             k: which master.
         """
         who = f"master {k}, {action} {name}"
@@ -511,8 +519,10 @@ class Cluster:
         """Options for the daemon's certificate; one that starts again has its key, and needs no master for that."""
         if not self._secure:
             return []
-        self._join = self._join or self.token()
-        return [f"--join={self._join}", f"--state={self._state(i)}"]
+        if i not in self._joins:
+            self._join = self._join or self.token()
+            self._joins[i] = self._join
+        return [f"--join={self._joins[i]}", f"--state={self._state(i)}"]
 
     def _state(self, i: int) -> str:
         return os.path.join(self._folder, f"state-{i}")

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from wancoll.errors import ConfigError
+from wancoll.failpoints import Failpoints
 from wancoll.wire.messages import EventRecord
 from wancoll_master.core.ready import JUMP, Persist, Used
 from wancoll_master.store.facts import (
@@ -66,6 +67,7 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self._path = path or ":memory:"
+        self.failpoints = Failpoints("")
         self._lock = None if self._path == ":memory:" else _lock(self._path)
         self.asked = self.written = 0
         try:
@@ -156,10 +158,12 @@ class Journal:
         ]
         self._db.execute("pragma synchronous = full")
         try:
+            self.failpoints.hit("store_write")
             with self._db:
                 self._db.execute("begin immediate")
                 self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
                 self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?, ?, ?)", rows)
+            self.failpoints.hit("store_sync")
         except sqlite3.Error:
             if self._lock is not None:
                 os.ftruncate(self._lock, 0)

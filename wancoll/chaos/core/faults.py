@@ -27,7 +27,11 @@ KINDS: dict[str, tuple[float, str]] = {
     "master_kill": (1, "master"),  # SIGKILL, started again later
     "master_pause": (0.7, "master"),  # SIGSTOP
     "master_point": (1.5, "master"),  # killed at a failpoint
+    "master_full_disk": (0.7, "master"),  # its journal takes no write for a while; then SIGKILL, and started again
+    "master_lost_journal": (0.7, "master"),  # SIGKILL; started again without its journal, a new daemon comes at once
 }
+_AT_POINTS = ("master_point", "master_full_disk")
+LOSE_JOURNALS = ("master_full_disk", "master_lost_journal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ class _Drawing:
 
     def _possible(self, kind: str, now: float, may_lose: int) -> bool:
         hits = KINDS[kind][1]
-        if (kind == "point" and not self._shape.points) or (kind == "master_point" and not self._shape.master_points):
+        if not (self._shape.points if kind == "point" else self._shape.master_points or kind not in _AT_POINTS):
             return False
         if hits == "master":
             return self._master_free_at <= now
@@ -195,7 +199,9 @@ class _Drawing:
 
     def _master(self, now: float, kind: str) -> None:
         points = self._shape.master_points
-        point = points[self._below(len(points))] if kind == "master_point" else ""
+        if kind == "master_full_disk":
+            points = tuple(point for point in points if point.startswith("store"))
+        point = points[self._below(len(points))] if kind in _AT_POINTS else ""
         pause = kind == "master_pause"
         seconds = self._between(0.2, 1.5) * self._shape.heartbeat_timeout if pause else self._between(0.1, 1.5)
         self._add(now, kind, MASTER_SLOT, seconds=seconds, point=point)

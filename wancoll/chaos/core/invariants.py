@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wancoll.chaos.core.faults import MASTER_SLOT, Fault
+from wancoll.chaos.core.faults import LOSE_JOURNALS, MASTER_SLOT, Fault
 from wancoll.chaos.core.records import Called
 
 LOST = frozenset({"Evicted", "MasterUnreachable", "OutcomeUnknown", "PeerDaemonLost"})  # the membership is over
@@ -189,7 +189,7 @@ def detection(injected: Injected, times: Times) -> float:
             return min(lasts, times.link) + 1.0  # the longest pause between dials
         case "oneway":
             return min(lasts, times.lane + times.link) + 1.0
-        case "slow" | "master_kill" | "master_pause" | "master_point":
+        case "slow" | "master_kill" | "master_pause" | "master_point" | "master_full_disk" | "master_lost_journal":
             return lasts
         case _:
             return 0.0
@@ -217,13 +217,15 @@ def blind(faults: Sequence[Injected], times: Times) -> list[tuple[float, float]]
 def unexplained_loss(slot: int, call: Called, faults: Iterable[Injected], times: Times, slack: float) -> str:
     """Why nothing that was injected explains that member *slot* was put out; "" if something does.
 
-    A master that dies explains nothing: nobody is to be evicted for its absence. A machine explains it that let
-    processes wait meanwhile for as long as it takes to give up a link (*slack*, seconds).
+    A master that dies explains nothing: nobody is to be evicted for its absence. But where its journal is lost, what
+    members finished is unknown if one of them is missing. A machine explains it that let processes wait meanwhile for
+    as long as it takes to give up a link (*slack*, seconds).
     """
     if slack >= times.link:
         return ""
     for one in faults:
-        if one.hit and slot in one.fault.touches and one.armed <= call.ended:
+        doubted = one.fault.kind in LOSE_JOURNALS and call.error == "OutcomeUnknown"
+        if one.hit and (doubted or slot in one.fault.touches) and one.armed <= call.ended:
             until = min(one.ended, call.ended) + times.heartbeat + times.link + times.lane + times.rejoin
             if call.begun - slack <= until + _AFTERMATH:
                 return ""
