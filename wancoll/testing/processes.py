@@ -52,7 +52,7 @@ def _poll(process: BaseProcess) -> Callable[[], int | None]:
 def fork_service(label: str, arguments: Sequence[str], folder: str, environment: Mapping[str, str]) -> Child:
     """`wancoll ARGUMENTS`, as wancoll.process.start, from a process that has it loaded: a tenth of the time."""
     out, log = (os.path.join(folder, f"{label}.{end}") for end in ("out", "log"))
-    os.close(os.open(out, os.O_WRONLY | os.O_CREAT, 0o600))  # said() looks into it at once
+    os.close(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))  # said() looks into it at once
     process = _start(True, _serve, (list(arguments), dict(environment), out, log), label)
     assert process.pid is not None
     return Child(f"{label} (wancoll {' '.join(arguments)})", process.pid, _poll(process), out, log)
