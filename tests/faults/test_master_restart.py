@@ -242,18 +242,23 @@ def test_the_journal_is_lost_too(cluster: Cluster) -> None:
 
 @pytest.mark.check
 @pytest.mark.parametrize("secure", [False, True])
-def test_the_journal_is_lost_and_a_daemon_that_never_saw_a_master_comes_first(secure: bool) -> None:
-    """No second group beside the one that runs: its name waits for reports."""
+@pytest.mark.parametrize("how", ["lost", "missed an epoch"])
+def test_the_journal_lacks_the_epoch_and_a_daemon_that_never_saw_a_master_comes_first(how: str, secure: bool) -> None:
+    """No second group beside the one that runs: its name waits for reports. No number is given twice."""
     group, options = new_group(), OPTIONS | {"master_args": [f"--rejoin-grace={2 * BUSY}"]}
-    with Cluster(2, secure=secure, **options) as cluster:
-        comms = join(cluster, range(2), group=group)
+    with Cluster(PEERS, secure=secure, **options) as cluster:
+        comms = join(cluster, range(PEERS), group=group)
+        reduce_all(comms, range(PEERS))
+        if how != "lost":
+            cluster.master_failpoint("store_write", "fail")
+        comms.pop().close()
         before = reduce_all(comms, range(2))
         cluster.kill_master()
         for i in range(2):
             cluster.pause(i)  # their way to the master is a longer one
-        cluster.start_master(lose_journal=True)
+        cluster.start_master(lose_journal=how == "lost")
         fresh = cluster.add_peer()
-        late = Background(lambda _: cluster.connect(fresh, group=group, name="m2", start_world=2), 1)
+        late = Background(lambda _: cluster.connect(fresh, group=group, name="m2", start_world=PEERS), 1)
         wait_joining(cluster, group, "m2")
         [waits] = [found.waiting_for for found in cluster.status().groups if found.name == group]
         assert "waits for members of an earlier one" in waits
@@ -266,7 +271,9 @@ def test_the_journal_is_lost_and_a_daemon_that_never_saw_a_master_comes_first(se
         updates = Background(lambda k: attempt(comms[k].update_membership), 2)
         assert all(outcome.error is None for outcome in updates.results())
         comms += late.results()
-        reduce_all(comms, range(PEERS))
+        now = reduce_all(comms, range(PEERS))
+        assert now[0].receipt is not None
+        assert now[0].receipt.epoch > before[0].receipt.epoch + 1000  # above all that the journal may have missed
         close_all(comms)
 
 
