@@ -252,6 +252,7 @@ def test_the_journal_lacks_the_epoch_and_a_daemon_that_never_saw_a_master_comes_
         if how != "lost":
             cluster.master_failpoint("store_write", "fail")
         comms.pop().close()
+        cluster.kill(2)
         before = reduce_all(comms, range(2))
         cluster.kill_master()
         for i in range(2):
