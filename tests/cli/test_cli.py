@@ -174,7 +174,7 @@ def said(process: subprocess.Popen[str]) -> str:
 @contextlib.contextmanager
 def running_master(*args: str, env: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A master on a free port, and its address."""
-    with started(*WANCOLL, "master", "--listen", "127.0.0.1:0", *args, env=env) as process:
+    with started(*WANCOLL, "master", "--first", "--listen", "127.0.0.1:0", *args, env=env) as process:
         found = re.fullmatch(r"wancoll master ready (127\.0\.0\.1:\d+)", said(process))
         assert found
         yield process, found[1]

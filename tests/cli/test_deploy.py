@@ -83,6 +83,13 @@ def test_a_unit_is_watched_and_restarted(unit):
     assert "-/etc/wancoll/wancoll.env" in found["EnvironmentFile"]
 
 
+def test_nothing_that_starts_a_master_again_says_that_it_is_the_first():
+    """It may come back without its journal, while its groups run (R7)."""
+    texts = [path.read_text() for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert any("wancoll master" in text for text in texts)
+    assert not [text for text in texts if "--first" in text or "WANCOLL_FIRST" in text]
+
+
 def test_a_twin_is_not_restarted_for_ever():
     assert settings("wancoll-peer@.service")["RestartPreventExitStatus"] == ["2 4"]  # a ConfigError, `wancoll leave`
 
