@@ -30,8 +30,9 @@ from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
 from wancoll.wire.framing import Decoder, encode
 from wancoll_master.config import MasterConfig
-from wancoll_master.core.ready import JUMP, Persist, Used, encode_for_each
+from wancoll_master.core.ready import JUMP, Persist, Ready, Used, encode_for_each
 from wancoll_master.serve import serve
+from wancoll_master.server import Server
 from wancoll_master.store import journal as journal_module
 from wancoll_master.store.facts import Facts
 from wancoll_master.store.journal import Journal
@@ -712,6 +713,43 @@ def test_where_not_even_a_missed_write_can_be_noted_nothing_may_be_told(tmp_path
     journal._lock = os.open(tmp_path / "journal.lock", os.O_RDONLY)  # as where the file system takes no change
     with pytest.raises(OSError):
         journal.persist(Persist(4, 7, 1))
+    journal.close()
+
+
+async def test_who_stood_still_on_a_full_disk_leads_again_once_its_term_is_written(tmp_path):
+    """Under old facts it would give numbers twice."""
+    journal = Journal(str(tmp_path / "journal"))
+    server = Server(MasterConfig(first=True), journal)
+    server.lead(journal)
+    assert server.state is not None
+    journal.persist(Persist(5, 1025, 1))
+    journal._db.execute("pragma query_only = 1")
+    server._carry_out(server.state, Ready(persist=Persist(6, 2049, 1)))
+    assert server.state is not None  # training goes on
+    server._start_over("it stood still")
+    server._lead_again()
+    assert server.state is None
+    journal._db.execute("pragma query_only = 0")
+    server._lead_again()
+    assert server.state is not None
+    assert (server.state.floor, server.state.next_mid) == (5 + JUMP, 1025 + JUMP)
+    assert server.state.term == 1 + JUMP + 1
+    assert server.state.lost_journal
+    journal.close()
+
+
+async def test_what_can_be_neither_written_nor_marked_is_not_told(tmp_path, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise OSError("read-only file system")
+
+    journal = Journal(str(tmp_path / "journal"))
+    server = Server(MasterConfig(first=True), journal)
+    server.lead(journal)
+    monkeypatch.setattr(Journal, "persist", fail)
+    told: list[Ready] = []
+    monkeypatch.setattr(server, "_tell", told.append)
+    server._carry_out(server.state, Ready(persist=Persist(6, 2049, 1)))
+    assert (server.state, told) == (None, [])
     journal.close()
 
 
