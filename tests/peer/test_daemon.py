@@ -73,12 +73,12 @@ class Stage:
 
     def __init__(self, config: PeerConfig) -> None:
         self.config = config
-        self.opened, self._connections = trio.open_memory_channel[Talk](10)
+        self.opened, self.connections = trio.open_memory_channel[Talk](10)
         self._clients: list[Talk] = []
 
     async def welcome(self) -> Talk:
         """The master's connection with the daemon, once it is welcome."""
-        master = await self._connections.receive()
+        master = await self.connections.receive()
         await master.hear(m.Hello)
         await master.say(m.Welcome(PROTOCOL_VERSION, 1, 1.0, SILENCE, 1))
         return master
@@ -141,6 +141,19 @@ async def test_a_daemon_that_is_sent_away_ends_at_once_and_says_why(tmp_path: Pa
                     assert TWIN in last.got
         assert time.monotonic() - began < DEFAULT.drain_timeout
         assert not await trio.Path(played.config.socket).exists()
+
+
+async def test_a_daemon_that_was_here_outlives_a_master_that_is_started_with_tls_by_mistake(tmp_path: Path) -> None:
+    """Such a master refuses everything in clear, for good, before any Welcome."""
+    async with stage(tmp_path) as played, trio.open_nursery() as nursery:
+        await nursery.start(partial(serve, played.config, stop=trio.Event()))
+        master = await played.welcome()
+        await master.stream.aclose()
+        mistaken = await played.connections.receive()
+        await mistaken.say(m.Bye("this master speaks TLS only", final=True))
+        await mistaken.stream.aclose()
+        await played.welcome()
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_daemon_that_goes_down_says_so_and_not_that_its_clients_died(tmp_path: Path) -> None:

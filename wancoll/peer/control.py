@@ -420,7 +420,9 @@ class Control:
             for message in decoder.feed(data):
                 if isinstance(message, m.Bye):
                     self._session = 0
-                    self.refused = message.reason if message.final else ""
+                    # In clear the master before may be back in a moment, once this one is started as that one was.
+                    came_before = self._wallet is None and self.master and welcome.deadline < float("inf")
+                    self.refused = message.reason if message.final and not came_before else ""
                     return f"the master said: {message.reason}"
                 if isinstance(message, m.StandsBy):
                     self._hint = message.leader
