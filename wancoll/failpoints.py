@@ -55,6 +55,11 @@ class Failpoints:
         """Whether anything is armed; lets hot paths skip hit()."""
         return bool(self._armed)
 
+    @property
+    def between_notes(self) -> bool:
+        """Whether one is armed that strikes before or between notes: the daemon says them then, not its engine."""
+        return not self._armed.keys().isdisjoint(("before_done", "half_done"))
+
     def hit(self, name: str) -> None:
         """The code is at *name*.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,17 +16,20 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from wancoll.collective import Descriptor, Kind
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.engine import Done, Engine
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address
 from wancoll.net import clock
+from wancoll.peer import daemon as daemon_module
 from wancoll.peer.config import PeerConfig
+from wancoll.peer.daemon import Daemon, serve
 from wancoll.peer.daemon import _wallet as wallet_of
-from wancoll.peer.daemon import serve
 from wancoll.trust.token import Token
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
+from wancoll.wire.note import Note, unpack
 
 SILENCE = 60.0  # seconds: the master that is played answers no heartbeat
 TWIN = "another daemon is named d, and answers"
@@ -285,3 +289,212 @@ def test_machines_that_share_a_home_have_folders_of_their_own(tmp_path: Path, mo
         assert found is not None
         folders.add(found.folder)
     assert len(folders) == 2
+
+
+# ---- what a daemon does before it lets a member hear that its operations stop -----------------------------------
+
+SUM = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, 4)
+QUICK = dataclasses.replace(DEFAULT, drain_timeout=0.1)  # nobody takes the end of what still runs
+FILLED = 8192  # in the arena: a byte for each block of the input that is there
+
+
+class Pair:
+    """Two daemons with their engines and the links between them, and a member of one group at each.
+
+    Attributes:
+        daemons: the real ones.
+        masters: the played one's connections with them.
+        clients: of the members.
+        epoch: that the members are in.
+        did: what the first daemon's engine was told or asked, in order.
+    """
+
+    def __init__(self) -> None:
+        self.daemons: list[Daemon] = []
+        self.masters: list[Talk] = []
+        self.clients: list[Talk] = []
+        self.epoch = ALONE
+        self.did: list[str] = []
+        self.waiting: list[Any] = []  # the first engine's events that a test has seen, and its daemon has not
+        self.take = Engine.events
+
+    async def post(self, which: int, call: Descriptor = SUM, filled: int = -1) -> None:
+        await self.clients[which].say(m.Post(1, call, 0, 4096, 1, filled=filled))
+
+    @property
+    def first(self) -> Engine:
+        return self.daemons[0].engine
+
+    def runs(self, daemon: Daemon) -> bool:
+        """Whether its engine has an operation."""
+        return bool(daemon._by_engine_id)
+
+    def finished(self) -> bool:
+        """Whether the first engine has finished an operation; the daemon has not heard of it."""
+        self.waiting += self.take(self.first)
+        return any(isinstance(one, Done) for one in self.waiting)
+
+    def fill(self) -> None:
+        """The first client's input is there."""
+        arena = self.daemons[0].sessions[0].arena
+        arena._map[FILLED] = 1
+        os.eventfd_write(arena.bell, 1)
+
+
+async def silent(*_: object) -> None:
+    await trio.sleep_forever()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - the engine has no event for this
+        await trio.sleep(0.001)
+
+
+def in_time(condition: Callable[[], bool]) -> None:
+    """Stand still until it holds: engines go on meanwhile, daemons do not."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: tuple[int, ...] = ()) -> AsyncIterator[Pair]:
+    """What engine and notes say lies there until something else makes a daemon look, of those that are *deaf*."""
+    made = Pair()
+
+    class Kept(Daemon):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.daemons.append(self)
+            if len(made.daemons) - 1 in deaf:
+                monkeypatch.setattr(self, "watch_engine", trio.sleep_forever)
+                monkeypatch.setattr(self.links, "watch_notes", silent)
+
+    def record(name: str) -> None:
+        real = getattr(Engine, name)
+
+        def recorded(self: Engine, *args: Any) -> Any:
+            if not made.daemons or self is not made.first:
+                return real(self, *args)
+            made.did.append(name)
+            seen, made.waiting = (made.waiting, []) if name == "events" else ([], made.waiting)
+            return seen + real(self, *args) if name == "events" else real(self, *args)
+
+        monkeypatch.setattr(Engine, name, recorded)
+
+    monkeypatch.setattr(daemon_module, "Daemon", Kept)
+    for name in ("withhold_note", "events", "cancel"):
+        record(name)
+    async with stage(tmp_path) as played, trio.open_nursery() as nursery:
+        infos = []
+        for mid, name in enumerate("ab", 1):
+            path = str(tmp_path / name)
+            config = dataclasses.replace(
+                played.config, socket=path, name=f"d{name}", lanes=1, arena_bytes=1 << 20, limits=QUICK
+            )
+            started = await nursery.start(partial(serve, config, stop=trio.Event()))
+            made.masters.append(await played.welcome())
+            made.clients.append(Talk(await trio.open_unix_socket(path), m.FromDaemon))
+            await made.clients[-1].say(m.Attach(PROTOCOL_VERSION, "g", name, 2, 1, 1))
+            infos.append(m.MemberInfo(mid, name, f"d{name}", list(started.data), ""))
+        made.epoch = replace(ALONE, members=infos, plan=replace(ALONE.plan, commit="members"))
+        for mid, (master, client) in enumerate(zip(made.masters, made.clients, strict=True), 1):
+            await master.hear(m.Join)
+            await master.say(m.Joined("g", "ab"[mid - 1], mid, ""), replace(made.epoch, to=mid))
+            await client.hear(m.EpochInfo)
+        yield made
+        for client in made.clients:
+            await client.stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_notes_are_said_by_the_engine_alone_whatever_failpoint_is_armed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault tests run what ships; but for the failpoints that strike between two notes."""
+    said: list[int] = []  # of which operations
+    real = Engine.send_note
+
+    def send_note(self: Engine, link: int, data: bytes) -> bool:
+        note = unpack(data)
+        assert isinstance(note, Note)
+        said.append(note.seq)
+        return real(self, link, data)
+
+    monkeypatch.setattr(Engine, "send_note", send_note)
+    async with pair(tmp_path, monkeypatch) as two:
+        for daemon in two.daemons:
+            daemon.failpoints.arm("on_epoch", "kill")
+        for which in (0, 1):
+            await two.post(which)
+        for client in two.clients:
+            result = await client.hear(m.Result)
+            assert (result.seq, result.contributors) == (1, ["a", "b"])
+        assert set(said) <= {0}  # 0: how far this one has committed, once a link is up
+        for daemon in two.daemons:
+            daemon.failpoints.arm("on_epoch", "clear")
+
+
+async def test_what_the_engine_has_finished_is_in_the_report_of_who_freezes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C2: its note may have been heard. Here nobody has taken in that it is finished."""
+    async with pair(tmp_path, monkeypatch, deaf=(0, 1)) as two:
+        for which in (0, 1):
+            await two.post(which)
+        await until(two.finished)
+        await two.masters[0].say(m.Abort("g", 1, 0, "somebody is lost"))
+        frozen = await two.masters[0].hear(m.Frozen)
+        assert [seq for seq, _, _ in frozen.done] == [1]
+
+
+async def test_what_finishes_while_its_member_freezes_is_told_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C2: after what was finished is taken in, and before the operation is out of the engine, it ends there."""
+    async with pair(tmp_path, monkeypatch, deaf=(0,)) as two:
+        two.daemons[0].sessions[0].arena._map[FILLED] = 0
+        await two.post(0, filled=FILLED)
+        await two.post(1)
+        for daemon in two.daemons:
+            await until(partial(two.runs, daemon))
+        take = two.daemons[0].take_events
+
+        def and_then_it_ends() -> bool:
+            found = take()
+            two.fill()
+            in_time(two.finished)
+            return found
+
+        monkeypatch.setattr(two.daemons[0], "take_events", and_then_it_ends)
+        await two.masters[0].say(m.Abort("g", 1, 0, "somebody is lost"))
+        frozen = await two.masters[0].hear(m.Frozen)
+        assert (frozen.done, frozen.committed_upto) == ([], 0)
+        with trio.move_on_after(0.5):
+            await two.clients[1].hear(m.Result)
+            pytest.fail("the other member has heard a note of what the report lacks")
+
+
+@pytest.mark.parametrize("what", ["abort", "epoch", "change", "evicted", "updated"])
+async def test_before_a_member_stops_its_notes_are_withheld_and_events_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async with pair(tmp_path, monkeypatch) as two:
+        await two.post(0)
+        await until(partial(two.runs, two.daemons[0]))
+        later = replace(two.epoch, epoch=2, key=b"l" * 16)
+        said: dict[str, m.Message] = {
+            "abort": m.Abort("g", 1, 0, "x"),
+            "epoch": later,
+            "change": m.EpochChange("g", 1, 1, 2, 1, [], [], [], None, 0, [], "x"),
+            "evicted": m.Evicted("g", 1, "x", 0),
+            "updated": m.Updated("g", 1, m.UpdateOutcome(1, 2, ["a"])),
+        }
+        two.did.clear()
+        await two.masters[0].say(said[what])
+        with trio.move_on_after(5):
+            await until(lambda: {"withhold_note", "updated" if what == "updated" else "cancel"} <= {*two.did, what})
+        at = two.did.index("withhold_note")
+        assert "cancel" not in two.did[:at]
+        assert two.did[at + 1 : at + 2] == ["events"]

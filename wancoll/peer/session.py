@@ -510,8 +510,8 @@ class Session:
         return op.outcome is not None or self.member.over or not (op.there or not self._has_gaps(op))
 
     def _who_hear(self, op: Op) -> Hearers | None:
-        """To whom the engine says the op's note by itself; where faults are injected this daemon does."""
-        if not op.hearers or self._daemon.failpoints.armed:
+        """To whom the engine says the op's note by itself."""
+        if not op.hearers or self._daemon.failpoints.between_notes:
             return None
         found = self._hearers.get(op.hearers)
         if found is None:
@@ -639,6 +639,8 @@ class Session:
     def op_finished(self, done: Done) -> None:
         """The engine's Done."""
         self._released(done.op)
+        if done.told:
+            self._daemon.failpoints.hit("after_done")
         with self.alone(done):
             told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error
             self.run(self.member.op_finished(*told, trio.current_time(), told=done.told))
