@@ -370,8 +370,8 @@ async def test_who_is_put_out_hears_of_it_once_the_epoch_without_it_is_written()
         await hears_nothing(other)
         store.written = store.asked
         found.release()
-        assert await other.hear() == m.Evicted("g", mid, "daemon b " + NONSENSE, 0)
-        assert await other.hear() == m.Bye("daemon b " + NONSENSE)
+        assert await other.hear() == m.Evicted("g", mid, "daemon b " + NONSENSE.replace("expected 1", "expected 2"), 0)
+        assert await other.hear() == m.Bye("daemon b " + NONSENSE.replace("expected 1", "expected 2"))
         assert await other.hear() is None
         assert found.state is not None
         assert sorted(found.state.daemons) == ["a"]
