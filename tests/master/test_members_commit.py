@@ -8,10 +8,13 @@ import msgspec
 import pytest
 
 from tests.master.transcript import GROUP, Room, report_of
+from wancoll.collective import Descriptor, Kind
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll_master.core import report
 from wancoll_master.core.ready import Former, Used
+
+UPDATE = Descriptor(Kind.update_membership).fingerprint()
 
 
 def voters(count: int, **limits: Any) -> Room:
@@ -30,8 +33,11 @@ def frozen(
     digest: int = 7,
     apart: tuple[int, ...] = (),
     alone: tuple[int, ...] = (),
+    updated: int = 0,
 ) -> None:
-    results = [(seq, digest, 9) for seq in done]
+    """The member says what it has, with the results of what it has committed; *updated*: of an update_membership."""
+    results = [(seq, 0, UPDATE) if seq == updated else (seq, 7, 9) for seq in range(max(1, upto - 40), upto + 1)]
+    results += [(seq, digest, 9) for seq in done]
     said = m.Frozen(GROUP, room.mid(name), room.epoch, upto, results, [], [], list(apart), list(alone))
     room.say("d" + name[1:], said)
 
@@ -91,7 +97,7 @@ def test_who_was_lost_is_told_what_the_others_have_with_its_digest() -> None:
     room.clear()
     room.hello("d2")
     fate = room.one("d2", m.Evicted)
-    assert (fate.committed_upto, fate.unknown_upto, fate.epoch, fate.digests) == (1, 2, 1, [(2, 7, 9)])
+    assert (fate.committed_upto, fate.unknown_upto, fate.epoch, fate.digests) == (0, 2, 1, [(1, 7, 9), (2, 7, 9)])
 
 
 def test_status_says_who_has_to_report_also_where_a_link_to_who_is_out_already_was_complained_of() -> None:
@@ -271,7 +277,7 @@ def test_a_master_that_is_started_again_to_commit_itself_ends_the_epoch_in_which
         room.say(f"d{mid}", msgspec.structs.replace(report, plan=plan))
     for mid in (1, 2, 3):
         assert room.one(f"d{mid}", m.Abort).epoch == 1
-        room.say(f"d{mid}", m.Frozen(GROUP, mid, 1, mid, [(seq, 7, 9) for seq in range(mid + 1, 6)], [], [], []))
+        room.say(f"d{mid}", m.Frozen(GROUP, mid, 1, mid, [(seq, 7, 9) for seq in range(1, 6)], [], [], []))
     epoch = room.new_epoch()
     assert (len(epoch.members), epoch.committed_upto, epoch.plan.commit) == (3, 5, "master")
 
@@ -282,12 +288,13 @@ def test_who_says_that_more_is_committed_than_the_others_bear_is_put_out(name: s
     room.give_up("m1", 4)
     for one in ("m0", "m1", "m2"):
         frozen(room, one, *((10, ()) if one == name else (1, (2,))))
+    assert room.epoch == 2
     epoch = room.new_epoch()
     assert [one.name for one in epoch.members] == [one for one in ("m0", "m1", "m2") if one != name]
     assert epoch.committed_upto == 2
     fate = room.one("d" + name[1:], m.Evicted)
-    assert "operation 10 is committed" in fate.reason
-    assert (fate.committed_upto, fate.unknown_upto, fate.digests) == (1, 2, [(2, 7, 9)])
+    assert "says that operation 3 is committed" in fate.reason
+    assert (fate.committed_upto, fate.unknown_upto, fate.digests) == (0, m.MOST, [(1, 7, 9), (2, 7, 9)])
 
 
 def test_what_somebody_has_committed_is_not_given_up_nor_doubted_by_another_one() -> None:
@@ -428,7 +435,7 @@ def test_after_a_restart_who_says_too_much_is_put_out_though_all_are_here() -> N
         room.say(f"d{mid}", m.Frozen(GROUP, mid, 1, 9 if mid == 3 else 1, [], [], [], []))
     epoch = room.new_epoch()
     assert ([one.mid for one in epoch.members], epoch.committed_upto) == ([1, 2], 1)
-    assert "operation 9 is committed" in room.one("d3", m.Evicted).reason
+    assert "says that operation 9 is committed" in room.one("d3", m.Evicted).reason
 
 
 def test_members_that_commit_while_they_report_go_on_after_a_restart() -> None:
@@ -490,13 +497,13 @@ def test_joiners_come_in_once_all_have_stopped_at_the_update() -> None:
 def test_joiners_wait_where_the_members_have_passed_the_update_alone() -> None:
     room = voters(2)
     at_an_update(room)
-    frozen(room, "m0", upto=1, done=(2,))
+    frozen(room, "m0", upto=1, done=(2,), updated=1)
     frozen(room, "m1", done=(2,), alone=(1,))
     epoch = room.new_epoch()
     assert ([one.name for one in epoch.members], epoch.committed_upto, epoch.passed) == (["m0", "m1"], 2, True)
     room.all_update(3)
-    frozen(room, "m0", upto=2)
-    frozen(room, "m1", upto=2)
+    frozen(room, "m0", upto=2, updated=1)
+    frozen(room, "m1", upto=2, updated=1)
     assert len(room.new_epoch().members) == 3
 
 
@@ -780,3 +787,81 @@ def test_to_evict_a_lost_member_is_not_to_refuse_who_waits_for_its_name() -> Non
     room.sleep(room.limits.rejoin_grace + 1)
     assert evict(room, "m1").what.endswith("its name is free")
     assert room.one("d7", m.Epoch).members[0].name == "m0"
+
+
+# ---- members that lie (C3) ----------------------------------------------------------------------------
+
+
+def closed(*said: tuple[int, dict[int, int]], lost: int = 0, **limits: Any) -> Room:
+    """The epoch ends, and each has committed so much and has these digests by seq; the last *lost* have gone since."""
+    room = voters(len(said), **limits)
+    room.mismatch("m0", 99, "a")
+    for number, (upto, digests) in enumerate(said):
+        results = [(seq, digest, 9) for seq, digest in digests.items()]
+        room.say(f"d{number}", m.Frozen(GROUP, room.mid(f"m{number}"), room.epoch, upto, results, [], [], []))
+    for number in range(len(said) - lost, len(said)):
+        lose(room, f"d{number}")
+    room.sleep(room.limits.mismatch_wait + 0.1)
+    return room
+
+
+def outcome(room: Room) -> tuple[list[str], int, list[int]]:
+    """Who goes on, what is committed, and of what nobody can say whether it is."""
+    epoch = room.group.told
+    unknown = [void.seq for void in epoch.voids if void.error == "OutcomeUnknown"]
+    return [one.name for one in epoch.members], epoch.committed_upto, unknown
+
+
+A, B, NONE = {1: 7}, {1: 8}, dict[int, int]()
+COUNTED = {
+    # what each has committed, and its digests; who goes on, D, what is unknown
+    "the liar says nothing of what it voted for": ([(1, A), (0, A), (0, NONE)], "m0 m1", 1, []),
+    "the liar has another result": ([(1, A), (0, A), (0, B)], "m0 m1", 1, []),
+    "the liar claims what nobody has": ([(0, A), (0, A), (1, B)], "m0 m1", 1, []),
+    "the liar claims what nobody has finished": ([(0, NONE), (0, NONE), (1, B)], "m0 m1", 0, []),
+    "the liar claims, and does not say with which result": ([(0, A), (0, B), (1, NONE)], "m0 m1", 0, []),
+    "the liar made two results, and claims one": ([(0, A), (0, B), (1, A)], "m0 m2", 1, []),
+    "the liar claims what another one has, and one lags": ([(0, A), (0, NONE), (1, A)], "m0 m2", 1, []),
+    "two claims": ([(1, A), (0, A), (0, A), (1, B)], "m0 m1 m2", 1, []),
+    "two claims, both contradicted by most": ([(1, A), (1, B), (0, NONE), (0, NONE), (0, NONE)], "m2 m3 m4", 0, []),
+    "a tie": ([(1, A), (0, NONE)], "m0 m1", 0, [1]),
+    "a tie of results": ([(1, A), (0, B)], "m0 m1", 0, [1]),
+    "a tie of claims": ([(1, A), (1, B)], "m0 m1", 0, [1]),
+    "a tie of four": ([(1, A), (0, A), (0, B), (0, NONE)], "m0 m1 m2 m3", 0, [1]),
+    "what is above a tie": ([(3, {1: 7, 2: 7, 3: 7}), (1, {1: 7, 3: 7})], "m0 m1", 1, [2, 3]),
+    "results are kept of the newest alone": ([(50, {50: 7}), (49, {49: 7, 50: 7}), (0, NONE)], "m0 m1", 50, []),
+    "a huge claim": ([(0, A), (0, A), (1 << 40, {1 << 40: 7})], "m0 m1", 1, []),
+    "most lie": ([(1, A), (0, B), (0, B)], "m1 m2", 1, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_reports_are_counted_where_one_says_that_an_operation_is_committed_and_another_contradicts(case: str) -> None:
+    said, names, upto, unknown = COUNTED[case]
+    assert outcome(closed(*said)) == (names.split(), upto, unknown)
+
+
+def test_the_report_of_a_member_that_is_lost_since_counts() -> None:
+    assert outcome(closed((0, A), (0, NONE), (0, A), (1, A), lost=1)) == (["m0", "m2"], 1, [])
+    assert outcome(closed((0, A), (0, NONE), (1, A), lost=1)) == (["m0"], 1, [])
+    assert outcome(closed((0, A), (0, NONE), lost=1)) == (["m0"], 1, [])  # nobody claims it
+
+
+def test_who_is_put_out_with_another_result_is_told_no_receipt_of_it() -> None:
+    room = closed((0, A), (0, B), (1, A))
+    fate = room.one("d1", m.Evicted)
+    assert "operation 1 is committed, as most have it" in fate.reason
+    assert (fate.committed_upto, fate.unknown_upto, fate.digests) == (0, 1, [(1, 7, 9)])
+
+
+def test_a_tie_about_a_huge_number_is_about_no_more_than_an_honest_member_can_lack() -> None:
+    room = closed((1 << 40, NONE), (0, NONE), ops_in_flight=4, covers=2)
+    assert outcome(room) == (["m0", "m1"], 0, [1, 2, 3, 4, 5, 6])
+
+
+def test_where_as_many_say_the_one_as_the_other_joiners_wait_and_nobody_ends_the_update() -> None:
+    room = voters(2)
+    at_an_update(room)
+    frozen(room, "m0", upto=1, updated=1)
+    frozen(room, "m1", upto=0)
+    assert outcome(room) == (["m0", "m1"], 0, [1])

@@ -259,3 +259,73 @@ def test_joiners_of_another_group_keep_their_ids() -> None:
     room.say("d2", report_of(2, 2, of=(1, 2, mid)))
     assert room.mid("z1") == mid
     assert len(room.take("d1", m.Joined)) == 1
+
+
+A, B = (1, 7, 9), (1, 8, 9)
+LIES = {
+    # what each says is committed, and is done with; who is put out, what is committed, and of what nobody knows it
+    "nobody lies": ([(1, [A]), (0, [A]), (0, [A])], [], 1, []),
+    "a claim without a result, where two have come apart": ([(0, [A]), (0, [B]), (1, [])], [3], 0, []),
+    "a claim of one of the two results": ([(0, [A]), (0, [B]), (1, [A])], [2], 1, []),
+    "a claim of another result": ([(0, [A]), (0, [A]), (1, [B])], [3], 1, []),
+    "a claim of what nobody has": ([(0, []), (0, []), (9, [])], [3], 0, []),
+    "what was committed is denied": ([(1, [A]), (0, [A]), (0, [])], [3], 1, []),
+    "it is denied by one of two": ([(1, [A]), (0, [])], [], 0, [1]),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_no_report_decides_alone_where_the_master_commits(case: str) -> None:
+    said, out, upto, unknown = LIES[case]
+    room, mids = Room(), tuple(range(1, len(said) + 1))
+    room.restarted(mids=mids)
+    for mid, (committed, done) in zip(mids, said, strict=True):
+        room.say(f"d{mid}", report_of(mid, of=mids, committed_upto=committed, done=done))
+    assert [mid for mid in mids if room.take(f"d{mid}", m.Evicted)] == out
+    assert room.group.committed == upto
+    assert [void.seq for void in room.group.voids.values() if void.error == "OutcomeUnknown"] == unknown
+    assert room.epoch == (2 if out or unknown else 1)
+    assert room.state.members.keys() == set(mids) - set(out)
+
+
+def test_a_void_that_one_report_names_does_not_hide_what_another_has_committed() -> None:
+    room = Room()
+    room.restarted(mids=(1, 2, 3))
+    void = m.Void(1, "OperationAborted", "", {})
+    for mid, told in ((1, {"committed_upto": 1, "done": [A]}), (2, {"done": [A]}), (3, {"voids": [void]})):
+        room.say(f"d{mid}", report_of(mid, **told))
+    assert len(room.take("d3", m.Evicted)) == 1
+    assert (room.group.committed, room.group.voids) == (1, {})
+
+
+def test_who_reports_too_late_with_another_result_is_told_no_receipt_of_it() -> None:
+    room = Room()
+    room.restarted(mids=(1, 2, 3))
+    room.say("d1", report_of(1, committed_upto=1, done=[A]))
+    room.say("d2", report_of(2, done=[A]))
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    room.say("d3", report_of(3, done=[B]))
+    fate = room.one("d3", m.Evicted)
+    assert (fate.committed_upto, fate.unknown_upto, fate.digests) == (0, 1, [A])
+
+
+def test_the_report_of_a_member_that_is_lost_since_counts() -> None:
+    room = Room()
+    room.restarted(mids=(1, 2, 3))
+    room.say("d1", report_of(1, committed_upto=1, done=[A]))
+    room.drop("d1")
+    room.say("d2", report_of(2, done=[A]))
+    room.say("d3", report_of(3))
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    assert (room.group.committed, [one.mid for one in room.group.members]) == (1, [2])
+
+
+def test_who_says_that_it_had_not_heard_of_an_epoch_in_which_most_have_committed_is_put_out() -> None:
+    room = Room()
+    room.restarted(mids=(1, 2, 3))
+    room.say("d3", m.Join(GROUP, "m3", 3, 1, 3))
+    room.say("d1", report_of(1, committed_upto=1, done=[A]))
+    room.say("d2", report_of(2, done=[A]))
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    assert "operation 1 is committed, as most have it" in room.one("d3", m.Evicted).reason
+    assert (room.group.committed, [one.mid for one in room.group.members]) == (1, [1, 2])

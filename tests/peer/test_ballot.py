@@ -14,7 +14,7 @@ from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.peer.core.ballot import Ballot
 from wancoll.wire import messages as m
-from wancoll.wire.note import ROUNDS, NewRound, Note, unpack
+from wancoll.wire.note import ROUNDS, Ask, NewRound, Note, unpack
 
 OTHERS = frozenset({2, 3})
 
@@ -55,15 +55,29 @@ def test_everything_below_has_to_be_committed_or_void() -> None:
     assert b.reach() == 7
 
 
-def test_who_has_committed_says_so_for_all_of_what_is_finished_here() -> None:
+def test_nobody_commits_on_another_members_word() -> None:
+    """Not on that of all others but one, either."""
     b = ballot()
     b.finish(1, 7, 9)
     b.hear(2, Note(5, 1, 2, 1, 1))
+    b.hear(3, Note(5, 1))
+    assert (b.reach(), b.claimed) == (0, 1)
+    b.hear(2, Note(5, 1, 1, 7, 9))
+    assert b.reach() == 0
+    b.hear(3, Note(5, 1, 1, 7, 9))
     assert b.reach() == 1
-    b.advance(1)
-    assert b.again() == [Note(5, 1)]
-    b.finish(2, 8, 9)
-    assert b.again() == [Note(5, 1), Note(5, 1, 2, 8, 9)]
+
+
+def test_votes_are_said_again_to_who_has_not_said_that_it_has_committed_that_far() -> None:
+    b, kept = ballot(), [(1, 7, 9), (2, 8, 9)]
+    for seq, digest, fingerprint in kept:
+        b.finish(seq, digest, fingerprint)
+        b.hear(2, Note(5, seq - 1, seq, digest, fingerprint))
+        b.hear(3, Note(5, 0, seq, digest, fingerprint))
+    b.advance(b.reach())
+    b.finish(3, 9, 9)
+    assert b.again(3, kept) == [Note(5, 2), Note(5, 2, 1, 7, 9), Note(5, 2, 2, 8, 9), Note(5, 2, 3, 9, 9)]
+    assert b.again(2, kept) == [Note(5, 2), Note(5, 2, 2, 8, 9), Note(5, 2, 3, 9, 9)]
 
 
 def test_nobody_has_committed_what_is_not_finished_here() -> None:
@@ -72,9 +86,18 @@ def test_nobody_has_committed_what_is_not_finished_here() -> None:
     for committed in (5, 6):
         with pytest.raises(ProtocolError, match="committed what it cannot have"):
             b.hear(2, Note(5, committed, 7, 7, 9))
+    for mid in OTHERS:
+        b.hear(mid, Note(5, 3, 4, 7, 9))
     b.pass_by(6)
     b.hear(2, Note(5, 6, 7, 7, 9))
     assert b.reach() == 6
+
+
+def test_an_update_ends_by_the_votes_of_all_or_the_masters_word_and_not_by_that_of_who_passes_it_on() -> None:
+    b = ballot()
+    b.pass_by(1, relayed=False)
+    b.hear(2, Note(5, 1))
+    assert b.reach() == 0
 
 
 def test_frozen_it_finishes_and_believes_nothing() -> None:
@@ -141,7 +164,7 @@ class Voter:
             commands += self.member.op_finished(self.member.attempts.next - 1, 7, 0, now=2.0)
         return commands
 
-    def hear(self, mid: int, note: Note) -> list[cmd.Command]:
+    def hear(self, mid: int, note: Note | Ask) -> list[cmd.Command]:
         return self.member.links_say(links.Noted(self.owner, mid, note.pack()), 3.0)
 
 
@@ -337,7 +360,12 @@ def test_it_says_again_what_who_was_late_with_the_epoch_has_dropped() -> None:
     assert len(first) == 2
 
 
-def test_who_alone_heard_the_master_commit_it_says_so_when_the_master_is_gone() -> None:
+def at(v: Voter, *moments: float) -> list[tuple[int, Note]]:
+    """Heartbeat intervals pass: what it says then."""
+    return [said for now in moments for said in notes(v.member.ask(now))]
+
+
+def test_who_alone_heard_the_master_commit_it_is_asked_for_its_vote_when_the_master_is_gone() -> None:
     v, late = Voter(), Voter()
     for each in (v, late):
         each.run(UPDATE)
@@ -345,12 +373,17 @@ def test_who_alone_heard_the_master_commit_it_says_so_when_the_master_is_gone() 
     for each in (v, late):
         said = notes(each.member.without_master(3.0))
         assert said[:2] == [(2, Note(1, each is v)), (3, Note(1, each is v))]
-    [result] = told(late.hear(2, Note(1, 1)), m.Result)
+    vote = Note(1, 0, 1, 0, UPDATE.fingerprint())
+    assert late.hear(3, vote) == late.hear(2, Note(1, 1)) == []
+    assert at(late, 3.5, 4.0) == [(2, Ask(1, 0)), (3, Ask(1, 0))]
+    [first, again] = notes(v.hear(3, Ask(1, 0)))
+    assert (first, again) == ((3, Note(1, 1)), (3, vote._replace(committed=1)))
+    [result] = told(late.hear(2, again[1]), m.Result)
     assert result.seq == 1
 
 
 def test_who_passes_it_says_so_to_one_who_was_late_with_the_epoch_and_had_dropped_a_note() -> None:
-    """Nobody says again what it has passed, or what a master was told of."""
+    """It asks for the vote that it has dropped."""
     update, v, late = UPDATE.fingerprint(), Voter(), Voter()
     for each in (v, late):
         each.run(UPDATE)
@@ -358,9 +391,56 @@ def test_who_passes_it_says_so_to_one_who_was_late_with_the_epoch_and_had_droppe
     v.hear(2, Note(1, 0, 1, 0, update))
     said = v.hear(3, Note(1, 0, 1, 0, update))
     assert notes(said) == [(2, Note(1, 1)), (3, Note(1, 1))]
-    assert late.hear(2, Note(1, 0, 1, 0, update)) == []
-    [result] = told(late.hear(3, Note(1, 1)), m.Result)
+    assert late.hear(2, Note(1, 0, 1, 0, update)) == late.hear(3, Note(1, 1)) == []
+    assert at(late, 3.5, 4.0) == [(2, Ask(1, 0)), (3, Ask(1, 0))]
+    [result] = told(late.hear(3, Note(1, 1, 1, 0, update)), m.Result)
     assert (result.seq, result.asked_master) == (1, False)
+
+
+def test_votes_are_asked_for_at_each_interval_in_which_another_one_has_more_and_nothing_came_here() -> None:
+    v = Voter()
+    v.run()
+    v.run()
+    assert at(v, 3.0, 3.5) == []
+    v.hear(2, Note(1, 1, 2, 7, SUM))
+    assert at(v, 4.0) == []  # they may be on their way
+    assert at(v, 4.5) == at(v, 5.0) == [(2, Ask(1, 0)), (3, Ask(1, 0))]
+    for mid in (2, 3):
+        v.hear(mid, Note(1, 1, 1, 7, SUM))
+    v.hear(3, Note(1, 2))
+    assert at(v, 5.5) == []
+    assert at(v, 6.0) == [(2, Ask(1, 1)), (3, Ask(1, 1))]
+    v.hear(3, Note(1, 1, 2, 7, SUM))
+    assert at(v, 6.5, 7.0) == []
+
+
+def test_who_is_asked_says_its_votes_again_once_an_interval_and_not_once_it_is_frozen() -> None:
+    v = Voter()
+    v.run()
+    v.run()
+    for mid in (2, 3):
+        v.hear(mid, Note(1, 0, 1, 7, SUM))
+    again = [(3, Note(1, 1)), (3, Note(1, 1, 1, 7, SUM)), (3, Note(1, 1, 2, 7, SUM))]
+    assert notes(v.hear(3, Ask(1, 0))) == again
+    assert notes(v.hear(3, Ask(1, 0))) == []
+    assert len(notes(v.hear(2, Ask(1, 0)))) == 3
+    at(v, 4.0)
+    assert notes(v.hear(3, Ask(1, 1))) == [again[0], again[2]]
+    v.member.abort(m.Abort("g", 1, 0, "lost"))
+    at(v, 5.0)
+    assert v.hear(3, Ask(1, 0)) == at(v, 6.0) == []
+
+
+def test_as_many_votes_are_kept_as_another_member_can_lack() -> None:
+    """It reports them, too: a master that ends the epoch compares them with what the others have."""
+    v = Voter(limits=Limits(ops_in_flight=2, covers=1))
+    for seq in range(1, 6):
+        v.run()
+        for mid in (2, 3):
+            v.hear(mid, Note(1, 0, seq, 7, SUM))
+    assert [note.seq for _, note in notes(v.hear(3, Ask(1, 0)))] == [0, 3, 4, 5]
+    [said] = masters(v.member.abort(m.Abort("g", 1, 0, "lost")))
+    assert said == m.Frozen("g", 1, 1, 5, [(seq, 7, SUM) for seq in (3, 4, 5)], [], [], [])
 
 
 def test_frozen_it_passes_nothing() -> None:

@@ -287,13 +287,13 @@ async def test_a_grace_time_begins_when_the_input_is_there() -> None:
     client, daemon = socket.socketpair()
     session, said, _ = session_with(Engine(), client)
     session._post(replace(post(1, SUM), filled=8192))
-    session.look_at_inputs()
+    session.look()
     assert said == []
     session.run(session.member.enter_epoch(epoch(2, 1, 2), 1.0))
     assert said == []
     session.arena._map[8192] = 1
-    session.look_at_inputs()
-    session.look_at_inputs()
+    session.look()
+    session.look()
     assert said == [m.Grace("g", 1, 2, 1, SUM)]
     session.run(session.member.enter_epoch(epoch(3, 1, 2), 2.0))
     assert said[1:] == [m.Grace("g", 1, 3, 1, SUM)]

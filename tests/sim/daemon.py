@@ -200,6 +200,7 @@ class Daemon(Process):
                 self._over(this, "the master is silent")
                 return
             self._vouching.said(number, self.clock.now)
+            self._look()
             self.send(m.Heartbeat(number, self._called(), heard=self._heard))
             number += 1
         self.after(self._interval, lambda: self._heartbeat(this, number))
@@ -209,6 +210,10 @@ class Daemon(Process):
         return [(one.mid, one.epoch_number, one.collectives.called, one.collectives.settled) for one in members]
 
     # ---- daemon.py -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        for session in list(self.sessions):
+            session.run(session.member.ask(self.clock.now))
 
     def add(self, session: Session) -> None:
         self.sessions.append(session)
@@ -303,6 +308,7 @@ class Daemon(Process):
         if self.connected or not self.alive:
             return
         self.stop_unheard()
+        self._look()
         now, grace, silent = self.clock.now, self.limits.master_grace, self._timeout
         due = []
         for session in list(self.sessions):

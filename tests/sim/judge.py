@@ -219,8 +219,7 @@ class Judge:
         if member.collectives.ballot.frozen:
             raise Violation(f"{member.name} is frozen and says {said} (C2)")
         if isinstance(said, Note) and said.seq:
-            update = said.fingerprint == _UPDATE
-            self._done(member.name, said.epoch, said.seq, (0, 0) if update else (said.digest, said.fingerprint))
+            self._done(member.name, said.epoch, said.seq, (said.digest, said.fingerprint))
 
     def counts(self, member: Any) -> None:
         """C1: where members commit, what one takes for committed all have finished, equally."""
@@ -252,6 +251,7 @@ class Judge:
             raise Violation(f"the daemon of {name} takes part in op {seq}, first called at {first}")
 
     def _done(self, name: str, epoch: int, seq: int, what: tuple[int, int]) -> None:
+        what = (0, 0) if what[1] == _UPDATE else what
         known = self.done.setdefault((name, epoch, seq), what)
         if not (known == what):
             raise Violation(f"{name} is done with op {seq} of epoch {epoch} twice, differently")

@@ -17,6 +17,7 @@ from wancoll.collective import Descriptor, Kind
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
 from wancoll.peer.core import outcomes
+from wancoll.peer.core.ballot import Ballot
 from wancoll.peer.core.calls import Meaning
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import OpState
@@ -350,6 +351,18 @@ def doubt_about_what_is_decided() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def believing_another_members_word() -> Iterator[None]:
+    """What one says is committed is so."""
+    real = Ballot._is_settled
+
+    def is_settled(self: Ballot, seq: int) -> bool:
+        return seq <= self.claimed or real(self, seq)
+
+    with patch.object(Ballot, "_is_settled", is_settled):
+        yield
+
+
+@contextlib.contextmanager
 def giving_numbers_again_after_a_loss() -> Iterator[None]:
     with patch.object(rebuilding, "JUMP", 0), patch("tests.sim.master.JUMP", 0):
         yield
@@ -398,4 +411,5 @@ MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     giving_numbers_again_after_a_loss,
     doubt_about_what_is_decided,
     the_last_word_first,
+    believing_another_members_word,
 ]

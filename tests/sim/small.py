@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import random
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from wancoll.peer.core import member as core
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
+from wancoll.wire.note import Note
 from wancoll_master.core import membership
 from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Received, Send, Tick, Used
 from wancoll_master.core.state import Closing
@@ -67,6 +69,7 @@ class SmallWorld:
         faults: how often each may happen: "crash", "drop", "master", "time", "wrong", "join", "raise" (a member gives
             up what it has called), "alone" (who has no master goes on without it), and of notes "cut" (a link breaks,
             what is on its way is lost, and it is up again).
+            See LyingWorld for "lie".
         commit: who commits, the "master" or the "members".
         least: min_world.
     """
@@ -88,6 +91,7 @@ class SmallWorld:
         self.notes: dict[tuple[str, str], deque[bytes]] = {}  # by sender and receiver
         self.outcomes: dict[int, tuple[Any, ...]] = {}
         self.updates: dict[int, int] = {}  # update_memberships -> the epoch in which they have ended
+        self._beats = 0.0  # seconds that have passed for members alone
         self._begin_master()
         head = members, least
         self.peers: list[Peer] = []
@@ -406,6 +410,8 @@ class SmallWorld:
             for action in pending:
                 if action in self.actions():
                     self.do(action)
+            if not pending and self._ask():
+                continue
             if not pending:
                 if self.state.rejoin_until <= self.now and not any(
                     g.rebuild or g.current.hold_until < 1e9 for g in self.state.groups.values()
@@ -414,11 +420,22 @@ class SmallWorld:
                         break
                     self._add(self.peers[0].core.start_world, self._least)
                 self._pass_time()
+        self._all_are_told()
+
+    def _all_are_told(self) -> None:
         for peer in self.peers:
             if peer.alive and peer.posted:
                 missing = [seq for seq in range(peer.first, len(self.calls) + 1) if seq not in peer.told]
                 if missing or peer.core.in_flight:
                     raise Violation(f"{peer.core.name} is never told of {missing}: {peer.core.waiting_for()}")
+
+    def _ask(self) -> bool:
+        """Two heartbeat intervals pass for the members: whether somebody asks for votes."""
+        for peer in self.peers * 2:
+            self._beats += LIMITS.heartbeat_interval / len(self.peers)
+            if peer.alive and not peer.core.over:
+                self._run(peer, peer.core.ask(self.now + self._beats))
+        return any(self.notes.values())
 
     def _go_on_alone(self) -> None:
         """What members commit needs no master, whatever links broke (C12)."""
@@ -475,6 +492,80 @@ class SmallWorld:
         return _pack((groups, facts, peers, rest), enc_hook=repr)
 
 
+class LyingWorld(SmallWorld):
+    """The first member lies, as often as "lie" says: to a member in notes, and to the master in reports.
+
+    It begins when all have called. What the others hold must agree, of those who go on. Who is out, and is told that
+    something has not happened, must not be a contributor of it for one who goes on.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        while pending := [action for action in super().actions() if action[0] in ("up", "down", "note")]:
+            self.do(pending[0])
+
+    def actions(self) -> list[Action]:
+        found, liar = super().actions(), self.peers[0]
+        ballot = liar.core.collectives.ballot
+        if not self.faults.get("lie") or not liar.alive:
+            return found
+        for j, other in enumerate(self.peers[1:], 1):
+            same = ballot is not None and other.core.epoch_number == liar.core.epoch_number
+            if same and other.core.collectives.ballot is not None and other.alive:
+                found += [("say committed", j), ("vote alike", j)]
+                if self.notes.get((liar.core.name, other.core.name)):
+                    found.append(("withhold", j))
+        if any(isinstance(message, m.Frozen | m.Report) for message in liar.up):
+            found += [("report nothing",), *(("report as", j) for j in range(1, len(self.peers)))]
+        return found
+
+    def do(self, action: Action) -> None:
+        what, *where = action
+        liar, other = self.peers[0], self.peers[where[0]] if where else self.peers[0]
+        if what not in ("say committed", "vote alike", "withhold", "report nothing", "report as"):
+            super().do(action)
+            return
+        self.faults["lie"] -= 1
+        theirs, queue = other.core.collectives, self.notes.setdefault((liar.core.name, other.core.name), deque())
+        votes = theirs.ballot.votes() if theirs.ballot is not None and other is not liar else []
+        match what:
+            case "say committed":
+                queue.append(Note(other.core.epoch_number, max((vote.seq for vote in votes), default=0)).pack())
+            case "vote alike":
+                queue += [vote._replace(committed=0).pack() for vote in votes]
+            case "withhold":
+                queue.clear()
+            case _:
+                told = theirs.results() if what == "report as" else []
+                for i, message in enumerate(liar.up):
+                    if isinstance(message, m.Frozen | m.Report):
+                        base = message.base if isinstance(message, m.Report) else 0
+                        upto = max((seq for seq, _, _ in told), default=base)
+                        liar.up[i] = msgspec.structs.replace(message, committed_upto=upto, done=told)
+
+    def _told(self, peer: Peer, told: m.Result | m.Failure) -> None:
+        if told.id and peer is not self.peers[0]:
+            assert told.id not in peer.told
+            peer.told[told.id] = told
+
+    def _all_are_told(self) -> None:
+        honest = [peer for peer in self.peers[1:] if peer.alive]
+        for one in (peer for peer in honest if not peer.core.over):
+            for seq, told in one.told.items():
+                if isinstance(told, m.Result) and self.calls[seq - 1] is not Kind.update_membership:
+                    for other in honest:
+                        self._agree(one, told, other, other.told.get(seq))
+
+    def _agree(self, one: Peer, told: m.Result, other: Peer, theirs: m.Result | m.Failure | None) -> None:
+        if isinstance(theirs, m.Failure):
+            if other.core.name in told.contributors and theirs.error != "OutcomeUnknown":
+                raise Violation(f"{one.core.name} has {told}; {other.core.name} is told {theirs}")
+        elif theirs is not None and not other.core.over:
+            both = [(each.epoch, each.contributors, each.digest) for each in (told, theirs)]
+            if both[0] != both[1]:
+                raise Violation(f"{one.core.name} has {told}; {other.core.name} has {theirs}")
+
+
 def _member(member: core.Member) -> tuple[Any, ...]:
     book, standing = member.collectives, member.standing
     facts = (
@@ -490,8 +581,8 @@ def _ballot(book: Collectives) -> tuple[Any, ...] | None:
     if ballot is None:
         return None
     theirs = sorted((mid, sorted(said.items())) for mid, said in ballot._theirs.items())
-    known = ballot.committed, ballot.frozen, ballot._known, sorted(ballot._mine.items()), ballot.apart
-    here = theirs, sorted(book._said), sorted(book._complained), sorted(book._up)
+    known = ballot.committed, ballot.frozen, sorted(ballot._claims.items()), sorted(ballot._mine.items()), ballot.apart
+    here = theirs, sorted(book._said), sorted(book._complained), sorted(book._up), list(book._kept), book._behind
     rounds = book.round, book._ahead, sorted(book._leaving), [op.round for op in book.open.values()]
     return *known, *here, book.master_away, sorted(book._alone), rounds
 
@@ -538,3 +629,23 @@ def explore(world: SmallWorld, depth: int, seconds: float) -> tuple[int, int, bo
         if not layer:
             return len(seen), ends, True
     return len(seen), ends, True
+
+
+def wander(world: SmallWorld, walks: int, steps: int, seed: int = 0) -> None:
+    """Take so many walks of so many steps at random, each kind of step as often, and let all come to its end.
+
+    Raises:
+        Violation: with the actions that lead to it.
+    """
+    image, chance = pickle.dumps(world, -1), random.Random(seed)
+    for _ in range(walks):
+        here: SmallWorld = pickle.loads(image)
+        path: list[Action] = []
+        try:
+            while len(path) < steps and (actions := here.actions()):
+                kind = chance.choice(sorted({what for what, *_ in actions}))
+                path.append(chance.choice([action for action in actions if action[0] == kind]))
+                here.do(path[-1])
+            here.settle()
+        except (Violation, AssertionError) as bad:
+            raise Violation(f"{bad}\nafter {path}") from bad

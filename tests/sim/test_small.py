@@ -10,7 +10,7 @@ import pytest
 from tests.later import later
 from tests.sim import mistakes
 from tests.sim.judge import Violation
-from tests.sim.small import SmallWorld, explore
+from tests.sim.small import LyingWorld, SmallWorld, explore, wander
 from wancoll.collective import Kind
 from wancoll.peer.core import member as core
 
@@ -54,6 +54,14 @@ ROUNDS = [
     (2, (REDUCE, BROADCAST, REDUCE), {"cut": 2}, "members"),
     (3, (REDUCE, REDUCE), {"cut": 2}, "members"),
 ]
+# One of them lies: to others, and to a master that ends the epoch, or is started again.
+LIARS = [
+    (3, (REDUCE,), {"lie": 3, "wrong": 1, "raise": 1}, "members"),
+    (4, (REDUCE,), {"lie": 3, "wrong": 1, "drop": 1}, "members"),
+    (3, (REDUCE, REDUCE), {"lie": 3, "wrong": 1, "cut": 1, "raise": 1}, "members"),
+    (3, (REDUCE,), {"lie": 3, "wrong": 1, "master": 1, "raise": 1}, "members"),
+    (3, (REDUCE,), {"lie": 2, "wrong": 1, "master": 1, "time": 1}, "master"),
+]
 # Mistakes of mistakes.py, and the world in which each is found.
 PLANTED: dict[str, tuple[Any, ...]] = {
     "telling_the_evicted_at_once": (2, (REDUCE,), {"drop": 1}),
@@ -63,7 +71,6 @@ PLANTED: dict[str, tuple[Any, ...]] = {
     "reporting_without_freezing": (2, (REDUCE,), {"drop": 1}),
     "no_digest_for_the_evicted": (2, (REDUCE,), {"drop": 1, "wrong": 1}),
     "definite_with_nobody_left": (2, (REDUCE,), {"drop": 2}),
-    "passing_on_ones_own": (2, (UPDATE,), {"master": 1, "alone": 2}),
     "not_telling_those_who_came_late": (2, (UPDATE,), {"master": 1, "alone": 2}),
     "no_round_after_a_loss": (2, (REDUCE,), {"cut": 1}),
     "undoing_what_was_said": (2, (REDUCE,), {"cut": 1}),
@@ -100,6 +107,24 @@ def test_small_worlds_below_min_world(world: tuple[Any, ...]) -> None:
     states, ends, _ = explore(SmallWorld(*world), 100, 0.4)
     assert states > 50
     assert ends > 10
+
+
+@pytest.mark.parametrize("world", LIARS, ids=str)
+def test_small_worlds_with_a_member_that_lies(world: tuple[Any, ...]) -> None:
+    wander(LyingWorld(*world), 100, 14)
+
+
+@pytest.mark.check
+def test_passing_an_update_on_ones_own_shows() -> None:
+    """In walks at random: what one passes alone others may bear, and end alike."""
+    world = 2, (REDUCE, UPDATE), {"master": 1, "alone": 1, "drop": 1}, "members"
+    with mistakes.passing_on_ones_own(), pytest.raises((Violation, AssertionError)):
+        wander(SmallWorld(*world), 3000, 18)
+
+
+def test_a_lie_that_is_believed_shows() -> None:
+    with mistakes.believing_another_members_word(), pytest.raises(Violation, match="m1 has Result"):
+        wander(LyingWorld(3, (REDUCE,), {"lie": 2, "wrong": 1, "drop": 1}, "members"), 5000, 12)
 
 
 @pytest.mark.parametrize("name", [*PLANTED][:4] + later(*[*PLANTED][4:]))

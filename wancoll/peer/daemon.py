@@ -245,7 +245,7 @@ class Daemon:
                 continue
             if member.epoch is not None:
                 with session.alone("its inputs"):
-                    session.look_at_inputs()
+                    session.look()
                 called.append((member.mid, member.epoch_number, session.called, member.collectives.settled))
                 if session.recovered is not None:
                     recovered.append((member.mid, *session.recovered))
@@ -435,6 +435,9 @@ class Daemon:
                 said_at = now if again else said_at
                 for session in list(self._sessions):
                     waited = now - max(self._no_master_since, session.attached_at)
+                    if again:
+                        with session.alone("a look at it"):
+                            session.look()
                     if self.control.heartbeat_timeout <= waited < limits.master_grace and again:
                         with session.alone("the master's silence"):
                             session.run(session.member.without_master(now))

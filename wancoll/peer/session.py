@@ -595,8 +595,9 @@ class Session:
             return self._daemon.engine.lacks_input(op.engine_id)
         return self._has_gaps(op)  # the engine has not seen it yet
 
-    def look_at_inputs(self) -> None:
-        """Now and then: which of the inputs that were being filled are there."""
+    def look(self) -> None:
+        """At each heartbeat: which of the inputs that were being filled are there, and which votes are not."""
+        self.run(self.member.ask(trio.current_time()))
         for op in list(self.member.collectives.open.values()):
             if not op.there and not self._has_gaps(op):
                 self.run(self.member.input_there(op))

@@ -840,7 +840,7 @@ class UpdateMembership(Message, frozen=True):
 class Frozen(Message, frozen=True):
     """Answer to Abort where members commit: the member finishes nothing in *epoch* any more, and this is all it has.
 
-    Lists are of what is above *committed_upto*; each entry is as in Report.done.
+    Lists are of what is above *committed_upto*; of *done* also of what was committed here, as in Report.done.
     """
 
     group: Name
@@ -944,9 +944,11 @@ class Report(Message, frozen=True):
     reason: Text  # why the epoch began
     base: Number  # committed when the epoch began
     committed_upto: Number
-    voids: Annotated[list[Void], Meta(max_length=8192)]  # above committed_upto
+    voids: Annotated[list[Void], Meta(max_length=8192)]  # of the epoch
     aborted: bool  # the epoch's ops were stopped
-    done: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # seq, digest, fingerprint, as in Done
+    # seq, digest, fingerprint, as in Done; also of what was committed here in the epoch: the newest ops_in_flight and
+    # covers of those, update_memberships among them, with digest 0
+    done: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]
     updates: Annotated[list[Number], Meta(max_length=8192)]  # seqs of update_memberships it stands at
     p2p: Annotated[list[OpenP2P], Meta(max_length=8192)]
     heard: Number  # highest order of a send or recv that a master told it

@@ -4,7 +4,7 @@
     kind        1 byte, 1
     epoch       8 bytes, of which all else is
     committed   8 bytes: up to here all is committed, as the sender knows
-    seq         8 bytes: the operation that the sender has finished, 0 for none
+    seq         8 bytes: the operation that the sender has finished, its vote; 0 for none
     digest      8 bytes, of its result; 0 where results differ by rank
     fingerprint 8 bytes, of the call
 
@@ -12,6 +12,11 @@
     kind        1 byte, 2
     epoch       8 bytes
     number      8 bytes: the sender has begun this round of the epoch
+
+    Ask         17 bytes, little endian
+    kind        1 byte, 3
+    epoch       8 bytes
+    committed   8 bytes: the sender lacks votes above this, and asks for them
 
 Repeating a note changes nothing, so a member may say again whatever was lost with a link.
 """
@@ -24,7 +29,7 @@ from typing import NamedTuple
 from wancoll.errors import ProtocolError
 
 _LAYOUT, _ROUND_LAYOUT = struct.Struct("<BQQQQQ"), struct.Struct("<BQQ")
-_KIND, _ROUND_KIND = 1, 2
+_KIND, _ROUND_KIND, _ASK_KIND = 1, 2, 3
 _MOST = 1 << 62  # as of all numbers on the wire
 ROUND_BITS = 16
 ROUNDS = 1 << ROUND_BITS  # of an epoch, at most
@@ -57,7 +62,18 @@ class NewRound(NamedTuple):
         return _ROUND_LAYOUT.pack(_ROUND_KIND, *self)
 
 
-def unpack(data: bytes) -> Note | NewRound:
+class Ask(NamedTuple):
+    """See the module."""
+
+    epoch: int
+    committed: int
+
+    def pack(self) -> bytes:
+        """For the wire."""
+        return _ROUND_LAYOUT.pack(_ASK_KIND, *self)
+
+
+def unpack(data: bytes) -> Note | NewRound | Ask:
     """The note in *data*.
 
     Raises:
@@ -68,6 +84,11 @@ def unpack(data: bytes) -> Note | NewRound:
         if begun.epoch > _MOST or begun.number >= ROUNDS:
             raise ProtocolError("sent an impossible note", expected=f"less than {ROUNDS} rounds", got=str(begun))
         return begun
+    if len(data) == _ROUND_LAYOUT.size and data[0] == _ASK_KIND:
+        ask = Ask(*_ROUND_LAYOUT.unpack(data)[1:])
+        if max(ask) > _MOST:
+            raise ProtocolError("sent an impossible note", expected=f"numbers up to {_MOST}", got=str(ask))
+        return ask
     if len(data) != NOTE_BYTES or data[0] != _KIND:
         raise ProtocolError("sent no note", expected=f"{NOTE_BYTES} bytes of kind {_KIND}", got=data[:64].hex())
     note = Note(*_LAYOUT.unpack(data)[1:])

@@ -1,54 +1,143 @@
-"""What has happened in an epoch, by what those who are left have finished (R7, C3). Pure.
+"""What has happened in an epoch, by what its members report (R7, C3). Pure.
 
-Whoever has committed an operation knew that everyone had finished it. So it is among what all who are left have, and
-what all of them have may have been committed: it is.
+Whoever has committed an operation knew that everyone had finished it, with the same result. So it is among what all who
+are left have, and what all of them have may have been committed: it is. That is so while nobody lies. One member's word
+that an operation is committed decides nothing: where a report lacks the operation, or has another result, reports are
+counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from wancoll.wire import messages as m
+from wancoll.collective import Descriptor, Kind
 
 Result = tuple[int, int]  # digest, fingerprint
-_STANDS = 0, 0  # at an update_membership, which has no result
+_STANDS = 0, Descriptor(Kind.update_membership).fingerprint()  # of an update_membership, which has no result
+_COMMITTED = -1, -1  # it is committed there, longer ago than the member keeps results
 
 
 class Word(NamedTuple):
-    """What one member has: all up to *committed*, and above it what it is *done* with."""
-
-    committed: int
-    done: dict[int, Result]
-
-
-def word(committed: int, *done: Iterable[tuple[int, int, int]], updates: Iterable[int] = ()) -> Word:
-    """From a member's message; *updates*: those at which it stands, if they count."""
-    found = {seq: (digest, fingerprint) for each in done for seq, digest, fingerprint in each}
-    return Word(committed, found | dict.fromkeys(updates, _STANDS))
-
-
-def reach(
-    words: list[Word], base: int, ends: Callable[[int], bool], voids: dict[int, m.Void]
-) -> tuple[int, list[tuple[int, int, int]]]:
-    """Up to where all have finished all, equally, and with which digests, as in Report.done.
+    """What one member says.
 
     Args:
-        words: of all who are left, at least one.
+        committed: up to here all is committed there.
+        has: results, also of what is committed.
+        only_claimed: seqs of *has* that count only where somebody says that they are committed.
+    """
+
+    committed: int
+    has: dict[int, Result]
+    only_claimed: Collection[int] = ()
+
+    def of(self, seq: int) -> Result | None:
+        """What it says of an operation that somebody says is committed."""
+        return self.has.get(seq) or (_COMMITTED if seq <= self.committed else None)
+
+    def finished(self, seq: int) -> Result | None:
+        """What it says of another one."""
+        return None if seq in self.only_claimed else self.has.get(seq)
+
+
+def word(
+    committed: int,
+    *done: Iterable[tuple[int, int, int]],
+    updates: Iterable[int] = (),
+    only_claimed: Collection[int] = (),
+) -> Word:
+    """From a member's message; *updates*: those at which it stands, or which it passes."""
+    found = {seq: (digest, fingerprint) for each in done for seq, digest, fingerprint in each}
+    return Word(committed, found | dict.fromkeys(updates, _STANDS), only_claimed)
+
+
+class Verdict(NamedTuple):
+    """What has happened.
+
+    Args:
+        sure: up to here all is committed, and somebody said so.
+        upto: up to here all is committed; nothing above has happened, but for *tied*.
+        results: of what is committed, as in Report.done.
+        out: of those who go on, who has to be put out first, by mid, and why: the rest is not decided.
+        tied: of these seqs, where they are not void, nobody can say whether they have happened.
+    """
+
+    sure: int
+    upto: int
+    results: list[tuple[int, int, int]]
+    out: dict[int, str] = {}
+    tied: range = range(0)
+
+
+def judge(
+    words: dict[int, Word], stay: Collection[int], base: int, ends: Callable[[int], bool], voids: Collection[int]
+) -> Verdict:
+    """What has happened above *base*.
+
+    Args:
+        words: of all who have reported, by mid, at least one; also of those who are lost.
+        stay: those of them who go on.
         base: up to here all is committed.
-        ends: says of a seq that it has not happened, whoever has finished it.
+        ends: says of a seq which nobody says is committed that it has not happened, whoever has finished it.
         voids: seqs that nobody can finish.
     """
-    found: list[tuple[int, int, int]] = []
-    upto = seq = max(base, min(each.committed for each in words))
-    while True:
-        seq += 1
-        if ends(seq):
-            return upto, found
+    top = max(base, *(each.committed for each in words.values()))
+    alike = {(each.committed, id(each.has)): each for each in words.values()}.values()  # a thousand may say the same
+    sure, upto, results, seq = base, base, list[tuple[int, int, int]](), base
+    for point in _points(words.values(), base, top, voids):  # all from seq + 1 to point are alike
+        if point not in voids:
+            said = {each.of(point) for each in alike}
+            won, out, tied = _count(words, point) if len(said) > 1 else (said.pop(), {}, False)
+            if out := {mid: why for mid, why in out.items() if mid in stay}:
+                return Verdict(sure, upto, results, out)
+            if tied:
+                return Verdict(sure, upto, results, tied=range(seq + 1, top + 1))
+            if won is None:  # nobody who goes on says that it is committed
+                won = _finished_by_all(words, stay, point)
+                if won is None or ends(point):
+                    return Verdict(sure, upto, results)
+            else:
+                sure = point
+            upto = point
+            results += [(point, *won)] if won not in (_COMMITTED, _STANDS) else []
+        seq = point
+    while not ends(seq := seq + 1):
         if seq in voids:
             continue
-        results = {each.done.get(seq) for each in words if each.committed < seq}
-        if len(results) > 1 or None in results:
-            return upto, found
-        found += [(seq, *result) for result in results if result is not None and result != _STANDS]
+        won = _finished_by_all(words, stay, seq)
+        if won is None:
+            break
         upto = seq
+        results += [(seq, *won)] if won != _STANDS else []
+    return Verdict(sure, upto, results)
+
+
+def _points(words: Collection[Word], base: int, top: int, voids: Collection[int]) -> list[int]:
+    """Seqs up to *top* of which words differ from those about the next one; a huge number costs no time."""
+    marks = {seq for each in words for seq in each.has}.union(voids)
+    return sorted(
+        seq for seq in marks.union((seq - 1 for seq in marks), (each.committed for each in words)) if base < seq <= top
+    )
+
+
+def _count(words: dict[int, Word], seq: int) -> tuple[Result | None, dict[int, str], bool]:
+    """With which result *seq*, which somebody says is committed, is so; who is wrong about it; whether it is a tie."""
+    said = {mid: each.of(seq) for mid, each in words.items()}
+    claims = {said[mid] for mid, each in words.items() if seq <= each.committed}
+    wrong, tied = dict[int, str](), False
+    for claim in (claims - {_COMMITTED}) or claims:
+        bear = [mid for mid, one in said.items() if one in (claim, _COMMITTED)]
+        if 2 * len(bear) > len(words):
+            why = f"operation {seq} is committed, as most have it; this member has another result of it, or none"
+            return claim, {mid: why for mid in words if mid not in bear}, False
+        if 2 * len(bear) < len(words):
+            why = f"it says that operation {seq} is committed; most have another result of it, or none"
+            wrong |= {mid: why for mid in bear if said[mid] == claim and seq <= words[mid].committed}
+        else:
+            tied = True
+    return None, wrong, tied
+
+
+def _finished_by_all(words: dict[int, Word], stay: Collection[int], seq: int) -> Result | None:
+    results = {words[mid].finished(seq) for mid in stay}
+    return results.pop() if len(results) == 1 else None

@@ -10,14 +10,15 @@ the next epoch is written down, and told.
     closing                         Abort: each member freezes and reports   all who go on have reported
     decided                         what all of them have is committed       written down, then told: the next one runs
 
-Who is lost while it closes is not waited for, and what it had reported does not count.
+Who is lost while it closes is not waited for. What it had reported counts only where somebody says that an operation is
+committed and another report is against that: then all reports are counted (borne.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from math import ceil, inf
 from typing import Any
 
@@ -54,9 +55,10 @@ _CALLS_TOLD = 32  # of a mismatch
 _VOID_CHARS, _FEW_VOIDS = 300, 16
 _VOID_CHARS_OF_MANY = 100
 _VOTERS = 32  # members that may commit among themselves: each tells all others of each operation
-_DIGESTS_TOLD = 1024
+_DIGESTS_TOLD = 2048
 _NAMED = 8  # members, where people are told for whom a name waits
 DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
+TIED = "members contradict each other in whether it is committed, as many on one side as on the other"
 
 # ---- epochs -----------------------------------------------------------------------------------------
 
@@ -134,31 +136,28 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
     closing = group.current.closing
     if closing is None or not closing.reasons or not all(one.mid in closing.reports for one in group.members):
         return
-    reports = [closing.reports[member.mid] for member in group.members]
-    sure = max(group.committed, *(report.committed_upto for report in reports))
-    reach, digests = _borne(group, closing, reports, sure)
-    if reach < sure:
-        alone = [member for member in group.members if closing.reports[member.mid].committed_upto > reach]
-        why = f"it says that operation {sure} is committed; all have finished, equally, what is up to {reach}"
-        lose(step, dict.fromkeys(alone, why), "evicted", tell=True, cause="nonsense")
+    known, members = group.committed, {member.mid: member for member in group.members}
+    doubtful = {seq for mid in members for seq in closing.reports[mid].apart}
+    found = borne.judge(_words(closing, members), members.keys(), known, doubtful.__contains__, group.voids.keys())
+    if found.out:
+        lose(step, {members[mid]: why for mid, why in found.out.items()}, "evicted", tell=True, cause="nonsense")
         return
-    fate: dict[str, Any]
+    contradicted = any(one.committed_upto > found.upto for one in closing.reports.values())
+    unknown_upto = m.MOST if contradicted or closing.doubted else found.upto
+    digests = [] if closing.doubted else found.results[-_DIGESTS_TOLD:]
+    upto = found.sure if closing.doubted else found.upto
+    if found.tied:
+        closing.voids |= tied(step, found.tied, group.voids)
+        closing.reasons.append(f"operation {found.tied[0]}: {TIED}")
     if closing.doubted:
-        unknown = {seq: m.Void(seq, "OutcomeUnknown", DOUBTED, {}) for seq, _, _ in digests if seq > sure}
-        upto = sure
-        group.voids |= unknown
-        fate = {"unknown_upto": m.MOST}
-    else:
-        upto = reach
-        told = [one for one in digests if one[0] > sure][-_DIGESTS_TOLD:]
-        fate = {"unknown_upto": reach, "digests": told}
+        group.voids |= unknown(seq for seq, _, _ in found.results if seq > found.sure)
     if upto > group.committed:
         _set_committed(step, group, upto)
-    _tell_out(step, group, sure, fate)
+    _tell_out(step, group, known, {"unknown_upto": unknown_upto, "digests": digests})
     group.current.votes = False  # all is known of it
     voids = [void for void in closing.voids.values() if void.seq > group.committed]
     reason = several(closing.reasons)
-    closing.passed = closing.update <= reach
+    closing.passed = closing.update <= found.upto or bool(found.tied)
     if not closing.passed:
         _set_committed(step, group, closing.update)
         able = [joiner for joiner in closing.able if joiner in group.joining]
@@ -169,32 +168,39 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
         _next_epoch(step, group, reason)
 
 
-def _borne(
-    group: Group, closing: Closing, reports: list[m.Frozen], sure: int
-) -> tuple[int, list[tuple[int, int, int]]]:
-    """Up to where all have finished all; *sure*: so far somebody says it is committed.
-
-    That is not void any more, nor are there doubts about it, whoever says so: all have to have it. What all have
-    finished is not void, either: somebody who is lost may have committed it.
-    """
-    updates = set[int]()
+def _words(closing: Closing, members: Collection[int]) -> dict[int, borne.Word]:
+    """What all who have reported say, those who are lost meanwhile too."""
+    passed = set[int]()
     if closing.restarted:  # an earlier master may have committed those at which all stood; C11 is another way
-        told = {seq for one in reports for seq in one.updates}
-        updates = {seq for seq in told if all(seq <= one.committed_upto or seq in one.updates for one in reports)}
-    words = [
-        borne.word(
-            one.committed_upto, one.done, one.told if closing.restarted else [], updates=updates.union(one.alone)
+        told = [{*closing.reports[mid].updates} for mid in members]
+        passed = set[int]().union(*told).intersection(*told)
+    return {
+        mid: borne.word(
+            one.committed_upto, one.done, one.told, updates=[*one.updates, *one.alone],
+            only_claimed={
+                *(() if closing.restarted else (seq for seq, _, _ in one.told)),
+                *(seq for seq in one.updates if seq not in passed and seq not in one.alone),
+            },
         )
-        for one in reports
-    ]
-    doubtful = {seq for report in reports for seq in report.apart}
-    return borne.reach(words, group.committed, lambda seq: seq > sure and seq in doubtful, group.voids)
+        for mid, one in closing.reports.items()
+    }  # fmt: skip
 
 
-def _tell_out(step: Step, group: Group, sure: int, fate: dict[str, Any]) -> None:
-    """Who is out of the epoch hears what became of what it had called (C5)."""
+def unknown(seqs: Iterable[int], why: str = DOUBTED) -> dict[int, m.Void]:
+    """Nobody can say what became of these."""
+    return {seq: m.Void(seq, "OutcomeUnknown", why, {}) for seq in seqs}
+
+
+def tied(step: Step, seqs: range, voids: Collection[int]) -> dict[int, m.Void]:
+    """Void, since as many say that they are committed as say the contrary. Nobody honest lacks more."""
+    most = step.limits.ops_in_flight + step.limits.covers
+    return unknown(islice((seq for seq in seqs if seq not in voids), most), TIED)
+
+
+def _tell_out(step: Step, group: Group, known: int, fate: dict[str, Any]) -> None:
+    """Who is out of the epoch hears what became of what it had called (C5); up to *known* it has committed it."""
     for out in group.current.out:
-        evicted = m.Evicted(group.name, out.mid, clip(out.why), sure, epoch=group.epoch, **fate)
+        evicted = m.Evicted(group.name, out.mid, clip(out.why), known, epoch=group.epoch, **fate)
         if out.daemon is None:
             remember(step, evicted)
             continue
@@ -716,7 +722,7 @@ def _try_again(step: Step, group: Group, seq: int, kind: str, text: str) -> None
         what = m.Void(seq, "ProtocolError", clip(f"{text}; it was tried {failures} times"), {})
         void(step, group, [what], f"{text}; given up")
     else:
-        end_epoch(step, group, f"{text}; it runs again")
+        end_epoch(step, group, text)
 
 
 # ---- update_membership ------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """After a restart of the master: members report, then their epoch goes on, or a new one begins without some. Pure.
 
 R7 of the protocol. Reports of the highest epoch that anybody knows say what may have been committed in it: whatever
-was, each of its members had finished. Members that report an earlier epoch have finished nothing in it. Whoever
-reports too late was not asked: what it has counts where it is equal to what those have who were (R8).
+was, each of its members had finished. No report decides that alone (borne.py). Members that report an earlier epoch
+have finished nothing in it. Whoever reports too late was not asked: what it has counts where it is equal to what those
+have who were (R8).
 
 What is remembered to keep two masters' decisions apart: the journal knows the newest epoch of each group with its
 members. Who reports an older one, and is none of them, was put out; nobody of those who report may decide then. If
@@ -11,8 +12,10 @@ they are of its members, and the master died before any had heard of it, what it
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -127,6 +130,7 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     again = report.mid in group.rebuild.reports
     group.rebuild.epochs[report.epoch] = epoch
     group.rebuild.reports[report.mid] = daemon, _shared(report, epoch)
+    group.rebuild.lost.pop(report.mid, None)
     daemon.reported.add(report.mid)
     if known is None or again:
         _look_anew(group.rebuild)
@@ -162,7 +166,9 @@ def _too_many(step: Step, daemon: Daemon, report: m.Report) -> str:
 
 def _shared(report: m.Report, epoch: Reported) -> m.Report:
     """The report, without what it says like the others: a thousand times a thousand members take memory."""
-    return msgspec.structs.replace(report, members=epoch.report.members, plan=epoch.report.plan)
+    known = epoch.done.setdefault(report.committed_upto, report.done)
+    done = known if known == report.done else report.done
+    return msgspec.structs.replace(report, members=epoch.report.members, plan=epoch.report.plan, done=done)
 
 
 def _look_anew(rebuild: Rebuild) -> None:
@@ -195,11 +201,13 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported) -> Non
         raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
     window = epochs.WINDOW_FACTOR * step.limits.ops_in_flight
     seqs = [seq for seq, _, _ in report.done] + report.updates
-    low, high = min(seqs, default=report.committed_upto + 1), max(seqs, default=0)
+    low, high = min(seqs, default=report.base + 1), max(seqs, default=0)
     bound = report.committed_upto + window
     small = len(epoch.daemons) < report.min_world
-    if report.committed_upto < report.base or low <= report.committed_upto or len(set(seqs)) < len(seqs):
-        raise ProtocolError("reports impossible operations", got=f"operations from {low}, done twice or committed")
+    if report.committed_upto < report.base or low <= report.base or len(set(seqs)) < len(seqs):
+        raise ProtocolError(
+            "reports impossible operations", got=f"operations from {low}, done twice or before the epoch"
+        )
     if not _WHY_VOID.issuperset(void.error for void in report.voids):
         raise ProtocolError("reports impossible operations", expected=f"void for one of {sorted(_WHY_VOID)}")
     bound = max(bound, step.state.believable) if small else bound
@@ -242,7 +250,7 @@ def left(step: Step, daemon: Daemon, name: str, member: str, reason: str) -> Non
         return
     for mid, (of, report) in list(group.rebuild.reports.items()):
         if of is daemon and (mid, member, daemon.name) in report.members:
-            del group.rebuild.reports[mid]
+            _lose(step, group.rebuild, mid)
             if not reason:
                 group.rebuild.epochs[report.epoch].goodbyes.add(mid)
             epochs.stopped(step, name, {mid})
@@ -250,13 +258,19 @@ def left(step: Step, daemon: Daemon, name: str, member: str, reason: str) -> Non
     consider(step, group)
 
 
+def _lose(step: Step, rebuild: Rebuild, mid: int) -> None:
+    _, report = rebuild.reports.pop(mid)
+    if len(rebuild.lost) < step.limits.group_members:
+        rebuild.lost[mid] = report
+
+
 def drop(step: Step, daemon: Daemon) -> None:
-    """The daemon's connection is over: what it reported does not count any more."""
+    """The daemon's connection is over: what it reported counts only against what others report (borne.py)."""
     for group in list(step.state.groups.values()):
         if group.rebuild is not None:
             reports = group.rebuild.reports
             for mid in [mid for mid, (of, _) in reports.items() if of is daemon]:
-                del reports[mid]
+                _lose(step, group.rebuild, mid)
                 epochs.heard_last(step, group.name)
             _look_anew(group.rebuild)
 
@@ -342,9 +356,10 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     used = step.state.used.get(group.name)
     group.used = max(step.state.floor, used.epoch if used is not None else 0)
     votes, unheard = newest.plan.commit == "members", used is not None and used.epoch > newest.epoch
-    sure = max(report.committed_upto for report in top.values())
-    group.committed = newest.base if votes else sure  # what one of the members says the others have to bear (C3)
-    group.voids = {void.seq: void for report in top.values() for void in report.voids if void.seq > group.committed}
+    group.committed = newest.base
+    named = Counter(void.seq for report in top.values() for void in report.voids)
+    voids = {void.seq: void for report in top.values() for void in report.voids if 2 * named[void.seq] > len(top)}
+    group.voids = {seq: void for seq, void in voids.items() if seq > newest.base}
     group.p2p_count = max(report.heard for _, report in reports.values())
     # daemons tell again what they measured: nothing new is known
     group.planned = Planned(newest.plan, seen_version=step.state.measures.version, seen_at=step.now)
@@ -357,57 +372,89 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         if joiner.name in back:
             probing.refuse(step, joiner, "that name is taken by a member that came back; choose another name")
     moving = _settle_p2p(step, group, rebuild)
+    bound = m.MOST
+    if used is not None and unheard and used.base >= newest.base:
+        above = sum(report.committed_upto > used.base for report in top.values())
+        # Those that it left out were told that no more was committed. If most say more, it is of another history.
+        bound = used.base if 2 * above <= len(top) else m.MOST
+    lost = {mid: one for mid, one in rebuild.lost.items() if one.epoch == newest.epoch}
+    lost = {mid: one for mid, one in lost.items() if used is None or not unheard or mid in used.mids}
+    words, found = _judge(group, top | lost, bound)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
-        reach, _ = _borne(group, list(top.values()), updates_too=True)
-        if not votes or (step.limits.commit == "members" and (sure <= reach or not unheard)):
-            group.committed = min(sure, reach) if votes else sure
+        agreed = not found.out and not found.tied
+        if (agreed or (votes and not unheard)) and (not votes or step.limits.commit == "members"):
+            group.committed = found.sure
             _go_on(step, group, list(top.values()), votes=votes)
-            if sure > group.committed:  # members commit on while they report: the others are to say as much soon
-                group.current.claim = sure, step.now + step.limits.heartbeat_timeout
+            claim = max(word.committed for word in words.values())
+            if claim > found.sure:  # members commit on while they report: the others are to say as much soon
+                group.current.claim = claim, step.now + step.limits.heartbeat_timeout
                 step.alarm(group.current.claim[1])
             return
     _tell_updates(step, group, rebuild)
     if used is not None and unheard:  # the last master may have told it, to those who are not here
         told_before = {seq: m.Void(seq, error, _VOID_BEFORE, {}) for seq, error in used.voids.items()}
-        group.voids |= {seq: void for seq, void in told_before.items() if seq > group.committed}
+        group.voids |= {seq: void for seq, void in told_before.items() if seq > max(used.base, newest.base)}
     for ends in newest.plan.avoid:
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
+    freezes = votes and not unheard and len(top) == len(group.members)
+    words, found = _judge(group, top | lost, bound)  # with these voids
+    while found.out and not freezes:
+        put_out |= _put_out_liars(step, group, reports, found.out)
+        words, found = _judge(group, lost | {mid: top[mid] for mid in top.keys() & reports.keys()}, bound)
     present = {member.mid for member in group.members}
     gone = {mid: name for mid, name, _ in newest.members if mid not in present}
     group.goodbyes = [name for mid, name in gone.items() if mid in rebuild.epochs[newest.epoch].goodbyes]
-    lost = used is None or used.epoch < newest.epoch  # the journal, or a part: this epoch was told, so it was in it
+    no_journal = used is None or used.epoch < newest.epoch  # or a part of it: this epoch was told, so it was in it
     missing = f"; {', '.join(list(gone.values())[:16])} did not report" if gone else "; not all knew the same epoch"
     reason = f"the master was restarted{missing if gone or len(top) < len(present) else ''}"
     late = f"did not report within {step.limits.rejoin_grace:g} s after the master's restart"
-    if votes and not unheard and len(top) == len(group.members):
+    if freezes:
         group.begin(newest.reason, votes=True)
         out = [Out(mid, f"{name} {late}", None) for mid, name in gone.items()]
-        epochs.close_after_restart(step, group, reason, out, doubted=lost and bool(gone))
+        epochs.close_after_restart(step, group, reason, out, doubted=no_journal and bool(gone))
         return
-    committed, voids = group.committed, group.voids
-    digests = _commit_witnessed(step, group, list(top.values()))
-    committed = max(committed, min(sure, group.committed))
-    if lost and gone:
-        # Who reports may have been put out by those who do not.
-        unknown = {seq: m.Void(seq, "OutcomeUnknown", epochs.DOUBTED, {}) for seq, _, _ in digests}
-        group.committed, group.voids = committed, voids | unknown
+    doubted = no_journal and bool(gone)  # who reports may have been put out by those who do not
+    group.committed = found.sure if doubted else found.upto
+    group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
+    if doubted:
+        group.voids |= epochs.unknown(seq for seq, _, _ in found.results if seq > found.sure)
+    claimed = max(report.committed_upto for report in (top | lost).values())
+    told: dict[str, Any] = {"unknown_upto": m.MOST if no_journal or found.upto < claimed else found.upto}
+    told["digests"] = [] if no_journal else found.results
     for mid, name in gone.items():
-        fate = m.Evicted(group.name, mid, clip(f"{name} {late}"), committed)
-        told = {"unknown_upto": m.MOST} if lost else {"unknown_upto": group.committed, "digests": digests}
-        fate = msgspec.structs.replace(fate, epoch=newest.epoch, **told)
+        why = put_out[mid][1] if mid in put_out else f"{name} {late}"
+        fate = m.Evicted(group.name, mid, clip(why), newest.base, epoch=newest.epoch, **told)
         if mid in put_out:
-            step.send(put_out[mid].conn, msgspec.structs.replace(fate, reason="put out by the master before this one"))
+            step.send(put_out[mid][0].conn, fate)
         else:
             epochs.remember(step, fate)
-    epochs.end_epoch(step, group, reason)
+    if found.tied:
+        unknown = epochs.tied(step, found.tied, group.voids)
+        epochs.void(step, group, list(unknown.values()), f"{reason}; operation {found.tied[0]}: {epochs.TIED}")
+    else:
+        epochs.end_epoch(step, group, reason)
 
 
-def _put_out_by(used: Used, reports: dict[int, tuple[Daemon, m.Report]]) -> dict[int, Daemon]:
+def _put_out_by(used: Used, reports: dict[int, tuple[Daemon, m.Report]]) -> dict[int, tuple[Daemon, str]]:
     """Where members commit: who the newest epoch that was written down left out may lack what it takes for committed.
 
     Taken out of the *reports*.
     """
-    return {mid: reports.pop(mid)[0] for mid in list(reports) if mid not in used.mids}
+    why = "put out by the master before this one"
+    return {mid: (reports.pop(mid)[0], why) for mid in list(reports) if mid not in used.mids}
+
+
+def _put_out_liars(
+    step: Step, group: Group, reports: dict[int, tuple[Daemon, m.Report]], out: dict[int, str]
+) -> dict[int, tuple[Daemon, str]]:
+    """What these report most others contradict. Taken out of the *reports*, which do not count any more."""
+    liars = [member for member in group.members if member.mid in out]
+    for member in liars:
+        group.members.remove(member)
+        reports.pop(member.mid, None)  # it may have said instead that it had not heard of the epoch
+        del step.state.members[member.mid], member.daemon.members[member.mid]
+        step.record(group, "evicted", clip(f"{member.name}: {out[member.mid]}"), cause="nonsense", lost=1)
+    return {member.mid: (member.daemon, out[member.mid]) for member in liars}
 
 
 def _members(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> list[Member]:
@@ -437,7 +484,8 @@ def _tell_outsiders(step: Step, rebuild: Rebuild, newest: m.Report) -> None:
     inside = {mid for mid, _, _ in newest.members}
     for mid, (daemon, report) in list(rebuild.reports.items()):
         if mid not in inside:
-            follows = report.epoch + 1 == newest.epoch  # so nothing was committed above what it began with
+            # So nothing was committed above what it began with. Another group that formed since has no member of it.
+            follows = report.epoch + 1 == newest.epoch and any(one in inside for one, _, _ in report.members)
             unknown_upto = newest.base if follows else m.MOST  # by an earlier restart, perhaps, to which it was late
             _put_out(step, daemon, report, f"put out before epoch {newest.epoch}", unknown_upto)
             del rebuild.reports[mid]
@@ -448,17 +496,18 @@ def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upt
     step.record(None, "evicted", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
 
 
-def _commit_witnessed(step: Step, group: Group, top: list[m.Report]) -> list[tuple[int, int, int]]:
-    """Commit what all who report are done with: it may have been committed. Returns seqs, digests, fingerprints."""
-    if len(top) < len(group.members):
-        return []  # somebody had not heard of the epoch: nothing was committed in it
-    before, (reach, digests) = group.committed, _borne(group, top, updates_too=True)
-    used = step.state.used.get(group.name)
-    if used is not None and used.epoch > group.epoch and used.base >= before:
-        reach = min(reach, used.base)  # those that the unheard epoch left out were told that no more was committed
-    group.committed = reach
-    group.voids = {seq: void for seq, void in group.voids.items() if seq > reach}
-    return [one for one in digests if one[0] <= reach]
+def _judge(group: Group, top: dict[int, m.Report], bound: int) -> tuple[dict[int, borne.Word], borne.Verdict]:
+    """What members say, and what has happened. Above *bound* nothing has."""
+    known: dict[int, dict[int, borne.Result]] = {}  # a thousand members report the same
+    words = {}
+    for mid, report in top.items():
+        has = known.get(id(report.done)) or known.setdefault(id(report.done), borne.word(0, report.done).has)
+        has = borne.word(0, report.done, updates=report.updates).has if report.updates else has
+        words[mid] = borne.Word(min(report.committed_upto, bound), has)
+    stay = [member.mid for member in group.members]
+    for mid in stay:  # who had not heard of the epoch: nothing was committed in it
+        words.setdefault(mid, borne.Word(group.committed, {}))
+    return words, borne.judge(words, stay, group.committed, bound.__lt__, group.voids.keys())
 
 
 def _tell_updates(step: Step, group: Group, rebuild: Rebuild) -> None:
@@ -468,12 +517,6 @@ def _tell_updates(step: Step, group: Group, rebuild: Rebuild) -> None:
     for mid, (daemon, report) in rebuild.reports.items():
         if newest is not None and newest.seq in report.updates:
             step.send(daemon.conn, m.Updated(group.name, mid, newest))
-
-
-def _borne(group: Group, reports: list[m.Report], *, updates_too: bool) -> tuple[int, list[tuple[int, int, int]]]:
-    """Up to where all who report are done, equally, and with which digests: it may have been committed, so it is."""
-    words = [borne.word(one.committed_upto, one.done, updates=one.updates if updates_too else ()) for one in reports]
-    return borne.reach(words, group.committed, lambda seq: False, group.voids)
 
 
 def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) -> None:
@@ -486,7 +529,9 @@ def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) ->
         told = m.Resumed(group.name, member.mid, group.epoch, step.state.term)
         step.send(member.daemon.conn, told)
     if not votes:
-        group.committed, _ = _borne(group, reports, updates_too=False)  # those may admit joiners
+        words = {report.mid: borne.word(report.committed_upto, report.done) for report in reports}
+        none = frozenset[int]().__contains__
+        group.committed = borne.judge(words, words.keys(), group.committed, none, group.voids.keys()).upto
     group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
     if any(report.committed_upto < group.committed for report in reports):
         step.broadcast(group, m.Commit(group.name, group.epoch, group.committed, step.state.term))
@@ -498,7 +543,8 @@ def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) ->
         if report.mid not in step.state.members:
             continue  # what others said has put it out
         member = step.state.members[report.mid]
-        said = [m.Done(*head, *one) for one in report.done] + [m.UpdateMembership(*head, seq) for seq in report.updates]
+        done = [one for one in report.done if one[0] > report.committed_upto]
+        said = [m.Done(*head, *one) for one in done] + [m.UpdateMembership(*head, seq) for seq in report.updates]
         for message in sorted(said, key=lambda one: one.seq):
             if group.epoch == report.epoch:
                 tell = epochs.done if isinstance(message, m.Done) else epochs.update

@@ -318,6 +318,7 @@ class Reported:
 
     report: m.Report  # the first of them
     daemons: dict[int, str]  # by mid
+    done: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)  # as one reports it, by committed_upto
     goodbyes: set[int] = field(default_factory=set)  # mids of those who have reported, and left
 
 
@@ -327,6 +328,7 @@ class Rebuild:
 
     deadline: float
     reports: dict[int, tuple[Daemon, m.Report]] = field(default_factory=dict)  # by mid
+    lost: dict[int, m.Report] = field(default_factory=dict)  # of members that are lost since, by mid
     epochs: dict[int, Reported] = field(default_factory=dict)  # that these are of, by number
     here: int = 0  # how many members of the newest one, by rank, need not be waited for
 

@@ -12,7 +12,9 @@ says so in a note, and when all have it ends like a barrier, and admits nobody.
 
 Where the plan says so members commit among themselves (ballot.py): what proves that everyone took part is said to all
 others in notes, and ends here when all have said the same. The note is handed to the engine with the op, which may say
-it itself at the moment in which it has finished; op.told is what became of that. Other kinds are told to the master
+it itself at the moment in which it has finished; op.told is what became of that. A member keeps the results of what it
+has committed of late: others may lack its votes, and a master that ends the epoch compares them (C3). So it is where
+the master commits, for the one after it (R7). Other kinds are told to the master
 once all below them is committed here, and their Done says so. An Abort then freezes the member: what is done stays
 done, is reported, and nothing else is finished in this epoch.
 
@@ -24,7 +26,9 @@ makes the call. Then it gets that outcome, whatever its own tensor was.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
+from math import inf
 
 from msgspec.structs import replace
 
@@ -38,7 +42,7 @@ from wancoll.peer.core.calls import Call, Meaning, Seat, covering
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
-from wancoll.wire.note import ROUNDS, NewRound, Note
+from wancoll.wire.note import ROUNDS, Ask, NewRound, Note
 
 _WINDOW_FACTOR = 4  # times ops_in_flight, and covers: how far above the last commit a member may be
 
@@ -58,7 +62,11 @@ class Collectives(Book):
         self._held = False  # the oldest op that waits does so for a link, or for a larger world
         self._late: dict[int, Op] = {}  # that cover: ended or not, which the client has not called; open, which differ
         self._asked = 0  # the master wants to know what this member calls at this seq
+        # Of what was committed: seq, digest, fingerprint. No other member can lack more of it.
+        self._kept: deque[tuple[int, int, int]] = deque(maxlen=limits.ops_in_flight + limits.covers)
         self.ballot: Ballot | None = None  # where members commit
+        self._behind = -1  # up to where it had committed when it was found at last that another says more
+        self._answered: dict[int, float] = {}  # when another member that asked for votes was told them at last
         self.now = 0.0  # of the newest step
         self._said: set[int] = set()  # then: seqs of this epoch that the master was told as done
         self._complained: set[int] = set()  # and those of which it was told that results differ
@@ -79,6 +87,11 @@ class Collectives(Book):
         """Of its result, which is the same everywhere; 0 where it is not."""
         return op.digest if op.kind in SAME_RESULT else 0
 
+    def _keep(self, op: Op) -> None:
+        """It is committed, with this result."""
+        assert op.meaning is not None
+        self._kept.append((op.seq, self._digest(op), op.meaning.fingerprint))
+
     @property
     def settled(self) -> int:
         """What the master is told with each word: where members commit, up to where they have."""
@@ -87,6 +100,11 @@ class Collectives(Book):
     def finished(self) -> list[m.Done | m.UpdateMembership]:
         """What is done here and not known to be committed, in the order of its seqs."""
         return [self.done(op) for op in self.open.values() if op.state is OpState.done]
+
+    def results(self) -> list[tuple[int, int, int]]:
+        """What has been committed here of late, and what is done."""
+        done = [one for one in self.finished() if isinstance(one, m.Done)]
+        return [*self._kept, *((one.seq, one.digest, one.fingerprint) for one in done)]
 
     def told(self) -> list[m.Done | m.UpdateMembership]:
         """Of that, what the master was told."""
@@ -157,12 +175,13 @@ class Collectives(Book):
             if op.seq > upto:
                 break
             if op.state is OpState.done and not (out and op.kind is Kind.update_membership):
+                self._keep(op)
                 commands += self._end_beside(op) + self.end(op, self._result(op, now, alone=alone))
         if self.ballot is None or out:
             return commands
         self.ballot.advance(upto)
         self._said = {seq for seq in self._said if seq > upto}
-        # C10, C12: some may lack another's word, or the master's, and wait in what nobody else repeats.
+        # C10, C12: some may lack a vote, or the master's word, and wait in what nobody else repeats: they are to ask.
         if not self.ballot.frozen and (any(seq <= upto for seq in self._alone) or (self.round and not alone)):
             to = tuple(sorted(self.ballot.others & self._up))
             commands.append(cmd.SendNote(to, self.ballot.committed_so_far().pack()))
@@ -193,6 +212,7 @@ class Collectives(Book):
         op = self.open.get(outcome.seq)
         if op is None or op.state is not OpState.done or op.kind is not Kind.update_membership:
             return []
+        self._keep(op)
         later = outcome.epoch > self.seat.epoch.epoch
         stopped = self._stop() if self.ballot is not None and later else []
         self.aborted |= later
@@ -228,7 +248,7 @@ class Collectives(Book):
         return m.Frozen(
             *self.seat.head,
             self.committed,
-            done=[(one.seq, one.digest, one.fingerprint) for one in done if one.seq in votes],
+            done=[*self._kept, *((one.seq, one.digest, one.fingerprint) for one in done if one.seq in votes)],
             told=[(one.seq, one.digest, one.fingerprint) for one in done if one.seq in self._said],
             updates=[one.seq for one in self.told() if isinstance(one, m.UpdateMembership)],
             apart=ballot.apart,
@@ -283,6 +303,9 @@ class Collectives(Book):
         return commands
 
     def _open_ballot(self, seat: Seat, voids: Collection[int]) -> None:
+        self._kept.clear()
+        self._answered.clear()
+        self._behind = -1
         self._said.clear()
         self._alone.clear()
         self._complained.clear()
@@ -338,7 +361,7 @@ class Collectives(Book):
         assert op.meaning is not None
         return self._note(self.ballot, op.seq, self._digest(op), op.meaning.fingerprint, told=op.told)
 
-    def hear(self, sender: int, note: Note | NewRound) -> list[cmd.Command]:
+    def hear(self, sender: int, note: Note | NewRound | Ask) -> list[cmd.Command]:
         """Member *sender* says what it knows. Of another epoch nothing counts (C10).
 
         Raises:
@@ -348,6 +371,8 @@ class Collectives(Book):
             return self._hear_round(note)
         if self.ballot is None or note.epoch != self.ballot.epoch:
             return []
+        if isinstance(note, Ask):
+            return self._say_again(self.ballot, sender, note)
         self.ballot.hear(sender, note)
         return self._differ(note.seq) + self._count()
 
@@ -378,16 +403,38 @@ class Collectives(Book):
             return []
         return self.commit(upto, self.now, alone=True)
 
+    def ask(self) -> list[cmd.Command]:
+        """At each heartbeat interval: ask all others for votes, where one says more is committed than is here (C10).
+
+        Not for what came since the last look: their votes are on their way.
+        """
+        ballot = self.ballot
+        if ballot is None or ballot.frozen or ballot.claimed <= ballot.committed:
+            self._behind = -1
+            return []
+        asks, self._behind = self._behind == ballot.committed, ballot.committed
+        to = tuple(sorted(ballot.others & self._up))
+        return [cmd.SendNote(to, Ask(ballot.epoch, ballot.committed).pack(), again=True)] if asks else []
+
+    def _say_again(self, ballot: Ballot, mid: int, ask: Ask) -> list[cmd.Command]:
+        """Member *mid* lacks votes: tell it this one's, not more often than it may ask."""
+        ballot.hear(mid, Note(ask.epoch, ask.committed))
+        soon = self._answered.get(mid, -inf) + self._limits.heartbeat_interval / 2
+        if ballot.frozen or self.now < soon:
+            return []
+        self._answered[mid] = self.now
+        return [cmd.SendNote((mid,), note.pack(), again=True) for note in ballot.again(mid, self._kept)]
+
     def without_master(self) -> list[cmd.Command]:
         """There was none for a while: what waits at an update_membership goes on without it, if all others do (C11).
 
         Again: that is said again to those who were late with the epoch. So is how far this one has committed: the
-        master's last word may have come here alone.
+        master's last word may have come here alone, and who lacks a vote is to ask for it.
         """
         self.master_away, ballot = True, self.ballot
         if ballot is None or ballot.frozen:
             return []
-        passes = [note for note in ballot.again() if note.seq in self._alone]
+        passes = [note for note in ballot.votes() if note.seq in self._alone]
         to = tuple(sorted(ballot.others & self._up))
         said = [cmd.SendNote(to, note.pack(), again=True) for note in passes or [ballot.committed_so_far()]]
         return [*said, *(self._say_next() if not passes else ())]
@@ -419,7 +466,7 @@ class Collectives(Book):
             if op.state is OpState.done and not self._votes(op):
                 if op.seq not in self._said:
                     self._said.add(op.seq)
-                    ballot.pass_by(op.seq)
+                    ballot.pass_by(op.seq, relayed=op.kind is not Kind.update_membership)
                     commands.append(cmd.ToMaster(self.done(op)))
                 if op.kind is Kind.update_membership:
                     commands += self._pass_alone(op, ballot)
@@ -451,12 +498,15 @@ class Collectives(Book):
     def links_up(self, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids): start what waits, in seq order."""
         new, self._up = sorted(set(up) - self._up), set(up)
-        again = self.ballot.again() if self.ballot is not None and not self.ballot.frozen else []
-        said: list[cmd.Command] = [cmd.SendNote(tuple(new), note.pack(), again=True) for note in again if new]
-        for mid in new if again and self.round + 1 < ROUNDS else ():  # none follows the last round
-            self._standing.said.pop((mid, "lost", False), None)  # a new master need not end the epoch for that
-        if again and new and self.round:
-            said.append(cmd.SendNote(tuple(new), NewRound(self.seat.epoch.epoch, self.round).pack(), again=True))
+        said: list[cmd.Command] = []
+        ballot = self.ballot
+        if ballot is not None and not ballot.frozen:
+            for mid in new:
+                said += [cmd.SendNote((mid,), note.pack(), again=True) for note in ballot.again(mid, self._kept)]
+                if self.round + 1 < ROUNDS:  # none follows the last round
+                    self._standing.said.pop((mid, "lost", False), None)  # a new master need not end the epoch for that
+            if new and self.round:
+                said.append(cmd.SendNote(tuple(new), NewRound(self.seat.epoch.epoch, self.round).pack(), again=True))
         if self.aborted or (self._ready and not self._held):
             return said  # stopped: the next epoch follows
         self._ready = True

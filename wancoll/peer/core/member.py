@@ -245,7 +245,6 @@ class Member:
 
     def _report(self, seat: Seat) -> m.Report:
         epoch, collectives, p2p = seat.epoch, self.collectives, self.p2p
-        told = collectives.finished()
         return m.Report(
             *seat.head,
             members=[(one.mid, one.name, one.daemon) for one in epoch.members],
@@ -256,10 +255,10 @@ class Member:
             reason=epoch.reason,
             base=epoch.committed_upto,
             committed_upto=collectives.committed,
-            voids=[void for void in epoch.voids if void.seq > collectives.committed],
+            voids=list(epoch.voids),
             aborted=collectives.aborted,
-            done=[(one.seq, one.digest, one.fingerprint) for one in told if isinstance(one, m.Done)],
-            updates=[one.seq for one in told if isinstance(one, m.UpdateMembership)],
+            done=collectives.results(),
+            updates=[one.seq for one in collectives.finished() if isinstance(one, m.UpdateMembership)],
             p2p=p2p.reported(),
             heard=p2p.heard,
             settled=list(p2p.settlements.items()),
@@ -363,6 +362,11 @@ class Member:
         """No master for heartbeat_timeout, or still none: members go on without it where they can (C11)."""
         self._at(now)
         return [] if self.over or self.seat is None else self.collectives.without_master()
+
+    def ask(self, now: float) -> list[cmd.Command]:
+        """At each heartbeat interval, whether a master is there or not: ask for votes that it lacks (C10)."""
+        self._at(now)
+        return [] if self.over or self.seat is None else self.collectives.ask()
 
     @property
     def votes(self) -> bool:
