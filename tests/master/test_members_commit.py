@@ -145,6 +145,54 @@ def test_whose_client_writes_to_what_it_has_handed_over_is_out_by_its_own_word(l
     assert "the tensor was written to during the call: all_reduce(3 x float32)" in room.one("d1", m.Evicted).reason
 
 
+def test_what_one_has_heard_another_result_of_is_not_committed_though_all_who_go_on_have_it_alike() -> None:
+    """The other result is of one who is lost."""
+    room = voters(3)
+    lose(room, "d2")
+    frozen(room, "m0", 0, (1,), apart=(1,))
+    frozen(room, "m1", 0, (1,))
+    assert room.new_epoch().committed_upto == 0
+
+
+def after_restart(room: Room, *mids: int, **report: Any) -> None:
+    """These members report, where members commit."""
+    plan = m.Plan(4, 1024, True, {}, [], 0, "", commit="members")
+    for mid in mids:
+        room.say(f"d{mid}", report_of(mid, plan=plan, **report))
+
+
+def test_who_is_left_out_by_an_epoch_that_nobody_has_heard_of_stays_out() -> None:
+    room = Room(Limits(commit="members"))
+    room.restarted(epoch=2, mids=(1, 2))
+    after_restart(room, 1, 2, 3)
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    assert "put out by the master before this one" in room.one("d3", m.Evicted).reason
+    assert [one.mid for one in room.group.members] == [1, 2]
+
+
+def test_where_the_journal_is_lost_and_one_is_missing_what_all_have_finished_is_unknown() -> None:
+    room = Room(Limits(commit="members"))
+    room.restarted()
+    after_restart(room, 1, 2, epoch=2)
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    for mid in (1, 2):
+        room.say(f"d{mid}", m.Frozen(GROUP, mid, 2, 1, [(1, 7, 9), (2, 7, 9)], [], [], []))
+    epoch = room.new_epoch()
+    assert (epoch.committed_upto, [(void.seq, void.error) for void in epoch.voids]) == (1, [(2, "OutcomeUnknown")])
+
+
+@pytest.mark.parametrize("commit", ["members", "master"])
+def test_an_epoch_that_the_journal_does_not_know_is_written_before_it_goes_on(commit: str) -> None:
+    room = Room(Limits(commit=commit))
+    room.restarted()
+    plan = m.Plan(4, 1024, True, {}, [], 0, "", commit=commit)
+    for mid in (1, 2, 3):
+        room.say(f"d{mid}", report_of(mid, plan=plan, epoch=2))
+    assert room.one("d1", m.Resumed).epoch == 2
+    assert room.ready.persist is not None
+    assert (room.ready.persist.groups[GROUP].epoch, room.journal[GROUP].epoch) == (2, 2)
+
+
 def test_what_is_given_up_is_void_and_nothing_above_it_has_happened() -> None:
     room = voters(2)
     room.give_up("m0", 2, reason="no memory")

@@ -111,11 +111,9 @@ def test_frozen_it_finishes_and_believes_nothing() -> None:
         b.finish(2, 7, 9)
 
 
-def test_notes_of_other_epochs_and_strangers_count_for_nothing() -> None:
+def test_notes_of_strangers_count_for_nothing() -> None:
     b = ballot()
     b.finish(1, 7, 9)
-    b.hear(2, Note(4, 1, 1, 7, 9))
-    b.hear(2, Note(6, 1, 1, 7, 9))
     b.hear(4, Note(5, 1, 1, 7, 9))
     b.hear(3, Note(5, 0, 1, 7, 9))
     assert b.reach() == 0
@@ -277,6 +275,28 @@ def test_a_note_of_an_epoch_that_is_not_known_here_is_not_kept() -> None:
     v.enter(2)
     v.member.links_ready(2, [2, 3])
     assert told(v.run(), m.Result) == []
+
+
+def test_a_note_or_a_question_of_an_epoch_that_is_over_counts_for_nothing() -> None:
+    v = Voter()
+    v.enter(2)
+    v.member.links_ready(2, [2, 3])
+    v.run()
+    for mid in (2, 3):
+        assert v.hear(mid, Note(1, 0, 1, 7, SUM)) == v.hear(mid, Ask(1, 0)) == []
+    v.hear(2, Note(2, 0, 1, 7, SUM))
+    assert len(told(v.hear(3, Note(2, 0, 1, 7, SUM)), m.Result)) == 1
+
+
+def test_nothing_runs_in_a_new_round_before_the_engine_has_let_go_of_the_older_one() -> None:
+    v = Voter()
+    said = post(1, data())
+    v.member.post(said, v.member.call(said), 1.0)
+    running = v.member.attempts.next - 1
+    assert cmd.CancelOp(running) in v.member.link_lost(2, "reset")
+    assert "StartOp" not in " ".join(kinds(v.member.links_ready(1, [2, 3])))
+    [again] = [one for one in v.member.op_cancelled(running) if isinstance(one, cmd.StartOp)]
+    assert again.op.seq == 1
 
 
 def test_nonsense_breaks_the_link_and_nothing_else() -> None:

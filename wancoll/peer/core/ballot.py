@@ -94,13 +94,13 @@ class Ballot:
             self._mine[seq] = None
 
     def hear(self, sender: int, note: Note) -> None:
-        """A member of this epoch says what it knows.
+        """A member of this epoch says what it knows of it.
 
         Raises:
             ProtocolError: more than it can know; nothing has changed.
         """
         theirs = self._theirs.get(sender)
-        if self.frozen or theirs is None or note.epoch != self.epoch:
+        if self.frozen or theirs is None:
             return
         if (
             note.committed > self._last and note.committed > self.committed
