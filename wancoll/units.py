@@ -13,10 +13,9 @@ RATES = {f"{prefix}B/s": float(factor) for prefix, factor in _PREFIXES.items()} 
     f"{prefix}bit/s": factor / 8 for prefix, factor in _PREFIXES.items()
 }  # bytes per second
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?([^\d\s.]\S*)", re.ASCII)
-_SIZE = re.compile(r"(\d{1,15}) ?(?:([KMGT])(?:iB)?|B)?", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}) ?(?:([KMGT])(iB|B)?|B)?", re.ASCII | re.IGNORECASE)
 _COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([kMGBT]?)", re.ASCII)
 _COUNTS = {"": 0, "k": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # powers of ten
-_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def parse_duration(text: str, what: str) -> float:
@@ -54,7 +53,7 @@ def parse_rate(text: str, what: str) -> float:
 
 
 def parse_size(text: str, what: str) -> int:
-    """Bytes of "4096", "1K", "1KiB", "64MiB" or "2G": K, M, G and T are powers of 1024.
+    """Bytes of "4096", "1K", "64MiB", "2G" (powers of 1024) or "2GB" (powers of 1000).
 
     Args:
         text: a whole number above 0, and a unit.
@@ -64,12 +63,13 @@ def parse_size(text: str, what: str) -> int:
         ConfigError: not of that form.
     """
     match = _SIZE.fullmatch(text.strip())
-    size = int(match[1]) << _SHIFTS[(match[2] or "").upper()] if match else 0
+    base = 1000 if match and (match[3] or "").upper() == "B" else 1024
+    size = int(match[1]) * base ** " KMGT".index((match[2] or " ").upper()) if match else 0
     if not 0 < size <= 1 << 60:
         raise ConfigError(
             "no size",
             who=what,
-            expected="bytes, 1 to 2^60, such as 4096, 64K, 64KiB or 2G (powers of 1024)",
+            expected="bytes, 1 to 2^60, such as 4096, 64K, 64KiB or 2G (powers of 1024), 2GB (powers of 1000)",
             got=repr(text),
         )
     return size

@@ -96,6 +96,7 @@ def test_it_says_what_would_fit(call: Any) -> None:
     assert "none fits: more members, or fewer or smaller micro-batches" in flat(long)
     assert "none fits" not in call()
     assert ", 1 member of 200 GiB," in call("--members", "1", "--device-memory", "200G")
+    assert ", 1 member of 74.5 GiB," in call("--members", "1", "--device-memory", "80GB"), "what was taken is shown"
     assert "more than 1 member," in flat(call("--members", "1"))
 
 
@@ -127,7 +128,7 @@ def test_links_inside_a_machine_show_where_each_part_belongs(call: Any) -> None:
         (["--inside", "fast"], "--inside"),
         (["--machine", "0"], "from 1 to"),
         (["--precision", "double"], "double"),
-        (["--device-memory", "80GB"], "--device-memory"),
+        (["--device-memory", "80GX"], "--device-memory"),
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_2(args: list[str], says: str, call: Any) -> None:

@@ -16,7 +16,7 @@ from cyclopts.config import Env
 
 from wancoll.chaos.core.faults import KINDS, Shape
 from wancoll.errors import ConfigError
-from wancoll.limits import DEFAULT
+from wancoll.limits import DEFAULT, format_size
 from wancoll.options import Seconds, between
 from wancoll.process import exit_on_sigterm
 from wancoll.units import parse_size
@@ -106,6 +106,7 @@ def run(
         commit=commit, secure=secure, spoil=spoil,
     )  # fmt: skip
     console = Console(markup=False, highlight=False)
+    console.print(f"tensors of up to {format_size(largest)}")
     exit_on_sigterm()
     with Show(console) as show:
         findings = Run(options, show).do()
@@ -139,7 +140,7 @@ def _interval(text: str) -> tuple[float, float]:
 
 
 def _size(text: str) -> int:
-    nbytes = int(parse_size(text, "--size"))
+    nbytes = parse_size(text, "--size")
     if not 1024 <= nbytes <= 1 << 30:
         raise ConfigError("not usable", who="--size", expected="1KiB to 1GiB", got=text)
     return nbytes

@@ -31,7 +31,7 @@ model = App(
     help_epilogue=(
         "The classic model: messages x alpha + bytes x beta, step after step. Without --size and --world: 64 MiB over "
         "2 to 1024 members, and 64 members over 256 B to 256 MiB. The winner is the fastest of the columns. Sizes: K "
-        "and KiB are 1024 bytes. Rates: GB/s is 10^9 bytes a second."
+        "and KiB are 1024 bytes, KB 1000. Rates: GB/s is 10^9 bytes a second."
     ),
 )
 model.command(
@@ -68,7 +68,7 @@ def run(
         Parameter(help="CPU time of a member for each message it sends or receives, unit ns, us, ms or s."),
     ] = "0us",
     size: Annotated[
-        str, Parameter(help="Tensor, bytes (K, KiB, M, MiB, G, GiB): only the table over worlds, for this size.")
+        str, Parameter(help="Tensor, bytes (K, M, G; KB, MB, GB): only the table over worlds, for this size.")
     ] = "",
     world: Annotated[
         int,

@@ -65,7 +65,7 @@ def run(
         _Count, Parameter(name=["--inner-steps", "-H"], help="H: steps between two exchanges of DiLoCo.")
     ] = 100,
     members: Annotated[int, Parameter(validator=between(1, MOST_MEMBERS), help="Devices.")] = 8,
-    device_memory: Annotated[str, Parameter(help="Of a device, bytes (K, KiB, M, MiB, G, GiB).")] = "80GiB",
+    device_memory: Annotated[str, Parameter(help="Of a device, bytes (K, M, G; KB, MB, GB).")] = "80GiB",
     alpha: Annotated[str, Parameter(help="Time of one message over one hop, unit ns, us, ms or s.")] = "5us",
     bandwidth: Annotated[
         str, Parameter(help="Bandwidth of a member's link, each way, unit B/s or bit/s with k, M, G, T, Ki, Mi or Gi.")
@@ -136,7 +136,7 @@ def run(
     links = f"alpha {format_duration(link.alpha)}, bandwidth {format_rate(rate)}"
     links += f"; {format_rate(1 / near.beta)} inside a machine of {machine}" if near else ""
     _say(f"{parameters} parameters of {job.precision.total} bytes, {counted(members, 'member')} of "
-         f"{format_size(memory)}, {links}")  # fmt: skip
+         f"{format_size(memory, 3)}, {links}")  # fmt: skip
     _say(f"all_reduce of the gradients, {format_bytes(job.gradients)}: {format_bytes(gradients['bound_bytes'])} each, "
          f"{format_duration(gradients['ring_seconds'], 3)}; {format_duration(gradients['2S_seconds'], 3)} with the "
          "approximation 2 S")  # fmt: skip
