@@ -387,7 +387,7 @@ def test_variants_are_shown_side_by_side(capsys: pytest.CaptureFixture[str]) -> 
     variants = (Variant("auto"), Variant("ring", "int8"))
     groups = [
         [row(variants[0], 4, 1e-6), row(variants[1], 4, 2e-6)],
-        [dataclasses.replace(row(variants[0], 8, 9e-6), algbw=0.00123, busbw=0.04567), row(variants[1], 8, 3e-6)],
+        [dataclasses.replace(row(variants[0], 8, 9e-6), algbw=4.7e-8, busbw=0.04567), row(variants[1], 8, 3e-6)],
     ]
     perf_report.report_table(dataclasses.replace(DEFAULTS, variants=variants), 4, "here", groups)
     lines = capsys.readouterr().out.splitlines()
@@ -395,7 +395,7 @@ def test_variants_are_shown_side_by_side(capsys: pytest.CaptureFixture[str]) -> 
     assert lines[at].split() == ["#", "size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong"]
     assert lines[at + 2].split() == ["4", "1", "float32", "sum", "1.0", "1.000", "1.500", "0"]
     assert lines[at + 3] == "#   ring (auto)"
-    assert lines[at + 6].split()[-3:] == ["0.00123", "0.04567", "0"]  # a megabyte per second shows, too
+    assert lines[at + 6].split()[-3:] == ["4.7e-08", "0.04567", "0"]  # 47 bytes per second show, too
     assert lines[at + 5] == "#   ring, int8: error 1.00e-02, saved 20 B"
     words = [line.split() for line in lines]
     begin = words.index(["#", "time", "(us)", "side", "by", "side,", "*", "the", "fastest"])
@@ -560,7 +560,7 @@ def test_ranks_on_separate_machines_join_one_group() -> None:
     [
         (["all_reduce", "-b", "2"], "--min-bytes holds no element; expected at least 4 bytes; got 2"),
         (["all_gather", "-b", "12"], "--min-bytes holds no element; expected at least 16 bytes; got 12"),
-        (["all_reduce", "-e", "4KB"], "--max-bytes: no size; expected bytes"),
+        (["all_reduce", "-e", "4KX"], "--max-bytes: no size; expected bytes"),
         (["all_reduce", "--master", "a:1", "--socket", "b"], "--master and --socket exclude each other"),
         (["all_reduce", "-n", "0"], "Expected a whole number from 1 to 32, got 0"),
         (["reduce", "-r", "4"], "--root is no rank; expected 0 to 3; got 4"),

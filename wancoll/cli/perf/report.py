@@ -34,8 +34,7 @@ def report_table(settings: Settings, peers: int, where: str, groups: Iterable[li
             cells = {
                 "size": f"{row.size}", "count": f"{row.count}", "type": row.type, "redop": row.redop,
                 "root": f"{row.root}", "time": f"{row.time * 1e6:.1f}",
-                "algbw": f"{row.algbw:.{3 if row.algbw >= 1 else 5}f}",
-                "busbw": f"{row.busbw:.{3 if row.busbw >= 1 else 5}f}", "#wrong": f"{row.wrong}",
+                "algbw": _shown(row.algbw), "busbw": _shown(row.busbw), "#wrong": f"{row.wrong}",
             }  # fmt: skip
             line = " ".join(f"{cells[name]:>{width}}" for name, _, width in columns)
             print(line + (f" {row.algorithm}" if behind else f"\n#   {_more(row)}"), flush=True)
@@ -90,6 +89,11 @@ def _columns(settings: Settings) -> tuple[list[tuple[str, str, int]], bool]:
     longest = max(len(name) for name in ("algorithm", *AVAILABLE.get(settings.collective, ())))
     fits = sum(width + 1 for _, _, width in columns) + longest <= _WIDTH
     return columns, fits and len(settings.variants) == 1 and settings.variants[0].codec == "none"
+
+
+def _shown(rate: float) -> str:
+    """GB/s in 7 characters; what is small has two digits, too."""
+    return f"{rate:.{3 if rate >= 1 else 5}f}" if rate >= 1e-3 or not rate else f"{rate:.1e}"
 
 
 def _more(row: Row) -> str:
