@@ -391,6 +391,18 @@ def test_events_of_a_group_that_there_is_not(capsys, monkeypatch):
         assert (out, err) == ("" if group == "g" else "1970-01-01 00:00:00 over, epoch 2: left: m1 left\n", "")
 
 
+def test_events_fit_80_of_a_terminal_and_are_a_line_each_for_a_program(capsys, monkeypatch):
+    told = msgspec.structs.replace(answer([], None), events=[m.EventRecord(0.0, "g", 2, "left", "word " * 40)])
+    monkeypatch.setattr(events, "find", lambda *_: (told, []))
+    for terminal in (True, False):
+        console = Console(width=80, force_terminal=terminal, highlight=False)
+        monkeypatch.setattr(tables, "terminal", lambda console=console: console)
+        assert events.events(master="h:1") == 0
+        lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+        assert " ".join(" ".join(lines).split()) == "1970-01-01 00:00:00 g, epoch 2: left:" + 40 * " word"
+        assert (max(map(len, lines)) <= 80, len(lines) > 1) == (terminal, terminal)
+
+
 def test_events_that_came_later():
     told = [m.EventRecord(float(i), "g", 1, "epoch", str(i)) for i in range(6)]
     assert events.later([], told[:2]) == (told[:2], False)

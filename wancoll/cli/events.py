@@ -77,10 +77,13 @@ def later(seen: Sequence[EventRecord], told: Sequence[EventRecord]) -> tuple[lis
 
 
 def _print(told: Sequence[EventRecord], group: str) -> None:
-    from wancoll.cli.tables import what, when
+    from wancoll.cli.tables import event_table, terminal, what, when
 
-    for event in told:
-        if group in ("", event.group):
+    shown, console = [event for event in told if group in ("", event.group)], terminal()
+    if console.is_terminal and shown:
+        console.print(event_table(shown))
+    else:  # a line each, as grep takes them
+        for event in shown:
             print(f"{when(event)} {what(event)}")
     sys.stdout.flush()
 

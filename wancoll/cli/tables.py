@@ -99,7 +99,7 @@ def without_events(answer: Status) -> Status:
 def _last(events: Sequence[EventRecord]) -> Iterator[RenderableType]:
     if events:
         yield Text("\nlast events (UTC)")
-        yield _events(events)
+        yield event_table(events)
 
 
 def _group(group: GroupStatus, *, brief: bool) -> Iterator[RenderableType]:
@@ -221,7 +221,8 @@ def path(link: LinkStatus | None) -> str:
     return ", ".join(known)
 
 
-def _events(events: Iterable[EventRecord]) -> Table:
+def event_table(events: Iterable[EventRecord]) -> Table:
+    """Times, and beside them what happened, on as many lines as it takes."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
