@@ -117,7 +117,7 @@ def train(options: Options) -> Report:
         adam.step(each.grad for each in stage.parameters)
         part.zero_grad()
         losses.append(mean(stage.loss) * p)
-    rows = [("bubble", "of the time", "and micro-batches kept at most")]
+    rows = [("bubble", "with what sends take", "of computing alone; and micro-batches kept")]
     for name, values in waited.items():
         had, most = mean(min(values)), m if name == "GPipe" else min(m, p)
         theirs = (p - 1) / (3 * m + p - 1) if name == "zero bubble" else bubble(p, m)
