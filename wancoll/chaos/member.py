@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 import wancoll
-from wancoll import resources
 from wancoll.chaos.core import workload
 from wancoll.chaos.core.records import Called, Held, Joined, NotJoined, Record
 from wancoll.chaos.core.workload import Array, Step
@@ -92,7 +91,7 @@ class _Over(Exception):
 def churn(socket: str, settings: Settings, slot: int) -> Iterator[Record]:
     """Member *slot*: take part until the run's phase is LAST. A generator, for ClientProcess.
 
-    What it logs goes beside the daemons' logs: the terminal is the table's.
+    What it logs goes beside the daemons' logs: the terminal is the run's.
     """
     log = os.path.join(os.path.dirname(socket), f"client-m{slot}.log")
     logging.basicConfig(filename=log, format="%(asctime)s %(message)s")
@@ -110,18 +109,16 @@ class _Client:
     def run(self) -> Iterator[Record]:
         settings = self._settings
         while self._phase < LAST and self._word() < LAST:
-            begun = time.monotonic()
             try:
                 self._comm = wancoll.connect(
                     settings.group, name=f"m{self._slot}", socket=self._socket, start_world=settings.start_world,
                     min_world=settings.min_world, timeout=settings.deadline,
                 )  # fmt: skip
             except (wancoll.WancollError, TimeoutError) as bad:
-                yield NotJoined(time.monotonic(), type(bad).__name__, str(bad)[:_KEPT_TEXT])
+                yield NotJoined(type(bad).__name__)
                 time.sleep(_RETRY)
                 continue
-            now = time.monotonic()
-            yield Joined(now, self._comm.epoch, self._comm.members, now - begun)
+            yield Joined(time.monotonic())
             try:
                 yield from self._take_part()
             except _Over:
@@ -133,7 +130,7 @@ class _Client:
         yield from self._meet()
         while self._phase < LAST:
             if self._phase in HELD:
-                yield Held(time.monotonic(), self._phase, resources.of_process())
+                yield Held()
                 while self._word() == self._phase:
                     time.sleep(_POLL)
                 yield from self._meet()
@@ -198,7 +195,7 @@ class _Client:
                 if call.result is not None:
                     result += f" {zlib.crc32(call.result.tobytes()):08x}"
             yield Called(
-                *common, receipt.epoch, receipt.seq, receipt.contributors, result, receipt.attempts,
+                *common, receipt.epoch, receipt.seq, receipt.contributors, result,
                 wrong=wrong, may_abort=call.may_abort,
             )  # fmt: skip
 

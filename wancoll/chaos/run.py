@@ -15,25 +15,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from wancoll import resources
 from wancoll.chaos.clients import Client, Clients
 from wancoll.chaos.core import faults, invariants
 from wancoll.chaos.core.invariants import LOST, Agreement, Injected, Times, Violation
 from wancoll.chaos.core.records import Called, Held, Joined, NotJoined, Record
-from wancoll.chaos.core.report import Commit, Findings
+from wancoll.chaos.core.report import Commit, Findings, goodput
 from wancoll.chaos.inject import Injector
 from wancoll.chaos.member import LAST, Settings
 from wancoll.chaos.watch import StallWatch, StatusWatch
 from wancoll.errors import WancollError
-from wancoll.limits import DEFAULT
+from wancoll.limits import DEFAULT, counted
 from wancoll.testing import Cluster, Proxies
 from wancoll.testing.proxy import proxied_cluster
+from wancoll.units import format_rate
 
 QUIET, HOLD, FAULTS, HOLD_AGAIN = range(LAST)
 _GROUP = "chaos"
 _TICK = 0.05  # seconds
+_SAY_EVERY = 10.0  # seconds until a line says how far it is
+_WINDOW = 3.0  # seconds of the goodput that it names
 _SETTLE = 12.0  # seconds that counts of resources may take to become what they were
 _AFTER = 20  # commits that must follow the last fault's end
 
@@ -57,26 +59,17 @@ class Options:
     spoil: bool = False
 
 
-class Watcher(Protocol):
-    """Who wants to know how the run goes."""
-
-    def said(self, text: str) -> None:
-        """Something worth a line."""
-
-    def tick(self, run: Run) -> None:
-        """Some time has passed."""
-
-
 class Run:
     """See the module. Made anew for each run; do() is called once, in the main thread.
 
     Args:
         options: what to do.
-        watcher: is told how it goes.
+        say: is given the lines that say how it goes.
     """
 
-    def __init__(self, options: Options, watcher: Watcher) -> None:
-        self.options, self._watcher = options, watcher
+    def __init__(self, options: Options, say: Callable[[str], None]) -> None:
+        self.options, self._say_line = options, say
+        self._began = self._said_at = time.monotonic()
         self.peers = options.shape.peers
         self.faults = faults.draw(random.Random(options.seed).random, options.shape)
         self.injected: list[Injected] = []
@@ -92,7 +85,7 @@ class Run:
         self._newest = (0, 0)  # epoch and seq of the newest commit
         self._life_began: dict[int, float] = {}
         self._members: set[int] = set()  # slots whose client has a communicator
-        self._held: dict[int, Held] = {}
+        self._held: set[int] = set()  # slots whose client stands still
         self._resources: dict[str, dict[str, dict[str, int]]] = {}
         self._log: list[tuple[float, int, str, str]] = []  # the master's events
         self._gaps: list[invariants.Gap] = []
@@ -184,7 +177,7 @@ class Run:
                 self._run_until(self.started + fault.at)
                 one = Injected(fault, time.monotonic())
                 self.injected.append(one)
-                self._watcher.said(str(fault))
+                self._say(str(fault))
                 under_way.append(pool.submit(self._injector.carry_out, one))
             self._run_until(self.started + self.options.shape.seconds)
             stopping.set()
@@ -217,9 +210,9 @@ class Run:
         self._held.clear()
         self._go(phase)
         everyone = set(range(self.peers))
-        held = self._until(lambda: everyone <= set(self._held), self.options.times.deadline, "all clients stand still")
+        held = self._until(lambda: everyone <= self._held, self.options.times.deadline, "all clients stand still")
         if not held:
-            missing = ", ".join(f"m{slot}" for slot in sorted(everyone - set(self._held)))
+            missing = ", ".join(f"m{slot}" for slot in sorted(everyone - self._held))
             self._violated("deadline", missing, "did not come to the hold", "all members there")
         deadline = time.monotonic() + _SETTLE
         while True:
@@ -263,14 +256,30 @@ class Run:
         """Listen to the clients until the condition holds; False if it does not in time."""
         deadline = time.monotonic() + timeout
         if what:
-            self._watcher.said(f"waiting until {what}")
+            self._say(f"waiting until {what}")
         while not condition():
             if time.monotonic() > deadline:
                 return False
             for client, record in self._clients.hear(_TICK):
                 self._hear(client, record)
-            self._watcher.tick(self)
+            if time.monotonic() >= self._said_at + _SAY_EVERY:
+                self._say(self._summary())
         return True
+
+    def _say(self, text: str) -> None:
+        self._said_at = time.monotonic()
+        self._say_line(f"{self._said_at - self._began:7.2f} s  {text}")
+
+    def _summary(self) -> str:
+        now, group = time.monotonic(), self.status.group
+        passed = now - self.started
+        where = f"{passed:.0f} of {self.options.shape.seconds:.0f} s" if passed > 0 else "without faults"
+        rate = format_rate(goodput(self.commits[-5000:], now - _WINDOW, now), 3)
+        return (
+            f"{where}, epoch {group.epoch if group is not None else 0}, {counted(len(self.status.members), 'member')}, "
+            f"{counted(len(self.commits), 'operation')}, {rate}, "
+            f"{counted(len(self.injected), 'fault')}, {counted(len(self.violations), 'violation')}"
+        )
 
     def _hear(self, client: Client, record: Record | BaseException | None) -> None:
         match record:
@@ -282,7 +291,7 @@ class Run:
                 self._life_began[client.slot] = record.at
                 self._agreement.joined(client.name)
             case Held():
-                self._held[client.slot] = record
+                self._held.add(client.slot)
             case NotJoined():
                 self.calls[f"connect: {record.error}"] += 1
             case None:
@@ -322,7 +331,7 @@ class Run:
 
     def _violation(self, violation: Violation) -> None:
         self.violations.append(violation)
-        self._watcher.said(f"VIOLATION {violation}")
+        self._say(f"VIOLATION {violation}")
 
     # ---- the verdict ---------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -81,7 +82,6 @@ def run(
 
     from wancoll.chaos.core.report import build
     from wancoll.chaos.run import TIMES, Options, Run
-    from wancoll.chaos.show import Show
     from wancoll.failpoints import MASTER, PEER
 
     kinds = _kinds(faults)
@@ -106,10 +106,10 @@ def run(
         commit=commit, secure=secure, spoil=spoil,
     )  # fmt: skip
     console = Console(markup=False, highlight=False)
-    console.print(f"tensors of up to {format_size(largest)}")
+    say = partial(console.print, soft_wrap=True)
+    say(f"tensors of up to {format_size(largest)}")
     exit_on_sigterm()
-    with Show(console) as show:
-        findings = Run(options, show).do()
+    findings = Run(options, say).do()
     report = build(findings)
     _print(console, report)
     _write(report, as_json, as_html)

@@ -21,7 +21,6 @@ class Called:
         seq: 0 where it failed.
         contributors: names in rank order.
         result: digest of the receipt where all members have the same result, and of the caller's bytes.
-        attempts: until it committed.
         error: class of what was raised, "" if it committed.
         text: of what was raised.
         wrong: what is wrong with the values afterwards, "" if nothing is.
@@ -39,7 +38,6 @@ class Called:
     seq: int = 0
     contributors: tuple[str, ...] = ()
     result: str = ""
-    attempts: int = 0
     error: str = ""
     text: str = ""
     wrong: str = ""
@@ -51,27 +49,18 @@ class Joined:
     """connect() has returned."""
 
     at: float
-    epoch: int
-    members: tuple[str, ...]
-    waited: float  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class NotJoined:
     """connect() has failed; it is tried again."""
 
-    at: float
     error: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """The client stands still, as the run's phase says."""
-
-    at: float
-    phase: int
-    resources: dict[str, int]
 
 
 Record = Called | Joined | NotJoined | Held

@@ -182,7 +182,7 @@ def compare(step: Step, slots: Sequence[int], got: Array, shift: int = 0) -> str
     """Why *got* is not the reduction of what *slots* contributed; "" if it is."""
     right = expected(step, slots, shift)
     if step.codec == "none":
-        return _difference(got, right)
+        return same(got, right)
     # Whoever encodes is off by half a step of 1/127 of the block's largest: each member once, and once for the result.
     total = _PATTERN * sum(_weight(step, slot) for slot in slots) / (len(slots) if step.op == "avg" else 1)
     bound = 1.1 * (len(slots) + 1) * total / 254
@@ -193,7 +193,8 @@ def compare(step: Step, slots: Sequence[int], got: Array, shift: int = 0) -> str
     return f"element {worst} is {got[worst]!r}, expected {right[worst]!r} within {bound:.4g}"
 
 
-def _difference(got: Array, right: Array) -> str:
+def same(got: Array, right: Array) -> str:
+    """Why two tensors differ, "" if they do not."""
     if got.shape != right.shape:
         return f"{got.shape[0]} elements, expected {right.shape[0]}"
     wrong = np.flatnonzero(got != right)
@@ -201,8 +202,3 @@ def _difference(got: Array, right: Array) -> str:
         return ""
     at = int(wrong[0])
     return f"{wrong.size} of {got.size} elements, the first at {at}: {got[at]!r}, expected {right[at]!r}"
-
-
-def same(got: Array, right: Array) -> str:
-    """Why two tensors differ, "" if they do not."""
-    return _difference(got, right)
