@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from itertools import pairwise
@@ -135,8 +136,8 @@ def test_stale_and_misplaced_bytes_show() -> None:
 
 def called(seq: int, **fields: Any) -> Called:
     base: dict[str, Any] = {
-        "step": 1, "index": 0, "what": "step 1", "kind": "all_reduce", "nbytes": 8, "begun": 1.0, "ended": 2.0,
-        "epoch": 1, "seq": seq, "contributors": ("m0", "m1"), "result": "aa", "attempts": 1,
+        "what": "step 1", "kind": "all_reduce", "nbytes": 8, "begun": 1.0, "ended": 2.0,
+        "epoch": 1, "seq": seq, "contributors": ("m0", "m1"), "result": "aa",
     }  # fmt: skip
     return Called(**(base | fields))
 
@@ -397,6 +398,12 @@ def test_the_page_stands_alone_and_escapes_what_it_quotes() -> None:
         assert 0 <= float(bar.attrib["x"]) <= float(bar.attrib["x"]) + float(bar.attrib["width"]) <= width
     said = [element.text for element in svg.iter("text")]
     assert {"master", "m1", "0 s", "8 s"} <= set(said)
+
+
+def test_the_page_knows_every_kind_of_fault() -> None:
+    few = dataclasses.replace(findings(), faults=[hit(kind, 1, 5.0, 6.0) for kind in drawing.KINDS])
+    text = page(report.build(few))
+    assert [kind for kind in drawing.KINDS if f"{kind.replace('_', ' ')}: " not in text] == []
 
 
 def test_faults_by_phase_fit_80_columns(capsys: Any) -> None:

@@ -140,15 +140,13 @@ class _Client:
                 calls = self._calls(step)
             except _ENDED as bad:  # before all of them were under way
                 now, error = time.monotonic(), type(bad).__name__
-                yield Called(
-                    step.number, 0, str(step), step.kind, 0, now, now, self._comm.epoch, error=error, text=str(bad)
-                )
+                yield Called(str(step), step.kind, 0, now, now, self._comm.epoch, error=error, text=str(bad))
                 raise _Over from bad
-            yield from self._run(step, calls)
+            yield from self._run(calls)
             self._step += 1
             if self._step % _UPDATE_EVERY == 0:
                 update = _Call("update_membership()", "update_membership", 0, self._comm.update_membership)
-                yield from self._run(None, [update])
+                yield from self._run([update])
                 yield from self._meet()
 
     def _word(self) -> int:
@@ -166,22 +164,20 @@ class _Client:
         def meet(timeout: float) -> Receipt:
             return self._comm.all_reduce(where, op="max", timeout=timeout)  # type: ignore[no-any-return]
 
-        yield from self._run(
-            None, [_Call("all_reduce(step and phase, max)", "all_reduce", where.nbytes, meet, result=where)]
-        )
+        yield from self._run([_Call("all_reduce(step and phase, max)", "all_reduce", where.nbytes, meet, result=where)])
         self._step, self._phase = int(where[0]), int(where[1])
 
-    def _run(self, step: Step | None, calls: list[_Call]) -> Iterator[Called]:
+    def _run(self, calls: list[_Call]) -> Iterator[Called]:
         """Wait for the calls in turn, check what they gave, report."""
-        begun, number = time.monotonic(), -1 if step is None else step.number
-        for index, call in enumerate(calls):
+        begun = time.monotonic()
+        for call in calls:
             epoch, receipt, error, text = self._comm.epoch, None, "", ""
             try:
                 receipt = call.wait(self._settings.deadline)
             except (wancoll.WancollError, TimeoutError) as bad:
                 error, text = type(bad).__name__, str(bad)[:_KEPT_TEXT]
             ended = time.monotonic()
-            common = (number, index, call.what, call.kind, call.nbytes, begun, ended)
+            common = (call.what, call.kind, call.nbytes, begun, ended)
             if receipt is None:
                 wrong = "" if error == "TimeoutError" else call.check_failed()
                 yield Called(*common, epoch, error=error, text=text, wrong=wrong, may_abort=call.may_abort)

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from wancoll.chaos.core.report import lines
-from wancoll.limits import MIB, counted
+from wancoll.limits import counted
 from wancoll.units import format_rate
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _CHART = 1200, 70, 24, 22, 100  # pixels
@@ -28,10 +28,10 @@ _KINDS = {
     "master_kill": ("#6c3483", "the master is killed, and started again"),
     "master_pause": ("#a569bd", "the master is stopped, and goes on later"),
     "master_point": ("#af7ac5", "the master is killed at a named place of its code"),
+    "master_full_disk": ("#5b2c6f", "the master's journal takes no write for a while"),
+    "master_lost_journal": ("#9b59b6", "the master comes back without its journal"),
 }
 _STEPS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600)  # seconds between two lines
-_HELD = {"fds": "open files", "memory": "memory", "shared": "shared memory"}
-_BYTES = ("memory", "shared")
 _STYLE = """
 :root { color-scheme: light dark; --ink: #222; --paper: #fff; --quiet: #666; --edge: #ccc; --panel: #f4f4f4;
   --member: #ccc; --bytes: #6fa3c7; --bad: #c0392b; }
@@ -74,8 +74,6 @@ def page(report: dict[str, Any]) -> str:
         _phases(report),
         "<h2>From a fault to the first commit of the epoch after it</h2>",
         _recoveries(report),
-        "<h2>What processes held, before and after</h2>",
-        *_resources(report),
     ]
     return (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
@@ -160,7 +158,7 @@ def timeline(report: dict[str, Any]) -> str:
             f"{begin:.2f} to {end:.2f} s</title></rect>"
         )
     for fault in report["faults"]:
-        colour, _ = _KINDS.get(fault["kind"], ("#c0392b", ""))
+        colour, _ = _KINDS[fault["kind"]]
         fill = colour if fault["hit"] else "none"
         wide = max(3.0, x(fault["ended"]) - x(fault["began"]))
         what = escape(f"{fault['began']:.2f} s: {fault['text']}; {fault['phase']} {fault['note']}", quote=True)
@@ -208,27 +206,3 @@ def _recoveries(report: dict[str, Any]) -> str:
         for kind, each in report["recoveries"]["by_kind"].items()
     ]
     return _table(["fault", "how many", "half of them within", "99 % within"], rows)
-
-
-def _resources(report: dict[str, Any]) -> list[str]:
-    """A table for each kind of process, since each has other things."""
-    before, after = report["resources"].get("before", {}), report["resources"].get("after", {})
-    kinds: dict[str, list[str]] = {}
-    for who in sorted({*before, *after}):
-        kinds.setdefault("peer" if who.startswith("peer-") else who.rstrip("0123456789"), []).append(who)
-    tables = []
-    for those in kinds.values():
-        names = sorted({name for held in (before, after) for who in those for name in held.get(who, {})})
-        rows = [
-            [who, *(f"{_amount(name, before, who)} \u2192 {_amount(name, after, who)}" for name in names)]
-            for who in those
-        ]
-        tables.append(_table(["process", *(_HELD.get(name, _said(name)) for name in names)], rows))
-    return tables
-
-
-def _amount(name: str, held: dict[str, dict[str, int]], who: str) -> str:
-    amount = held.get(who, {}).get(name)
-    if amount is None:
-        return "-"
-    return f"{amount / MIB:.1f} MiB" if name in _BYTES else str(amount)

@@ -10,8 +10,6 @@ class Called:
     """One call and what became of it. Times are of the machine's monotonic clock, in seconds.
 
     Attributes:
-        step: the step's number; -1: the members tell each other where they are.
-        index: of the call among the step's.
         what: for people.
         kind: of the collective.
         nbytes: of the tensor that the caller gave.
@@ -27,8 +25,6 @@ class Called:
         may_abort: whether a lost member may end it with OperationAborted.
     """
 
-    step: int
-    index: int
     what: str
     kind: str
     nbytes: int
