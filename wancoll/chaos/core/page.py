@@ -6,31 +6,13 @@ import math
 from html import escape
 from typing import Any
 
+from wancoll.chaos.core.faults import KINDS
 from wancoll.chaos.core.report import lines
 from wancoll.limits import counted
 from wancoll.units import format_rate
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _CHART = 1200, 70, 24, 22, 100  # pixels
-# kind -> colour, what it is: on the page only where it came up.
-_KINDS = {
-    "kill": ("#c0392b", "a daemon is killed"),
-    "client_kill": ("#e67e22", "a training process is killed"),
-    "stop": ("#8e44ad", "a daemon is stopped, and goes on later"),
-    "point": ("#e74c3c", "a daemon is killed or stopped at a named place of its code"),
-    "twin": ("#d35400", "a second daemon with the same name"),
-    "cut": ("#2980b9", "all connections between two members end, both ways"),
-    "oneway": ("#3498db", "what one member sends to another is lost"),
-    "slow": ("#16a085", "one connection carries little"),
-    "delay": ("#1abc9c", "what one member sends to another comes late"),
-    "flip": ("#b7950b", "one bit is flipped on the way"),
-    "truncate": ("#7f8c8d", "a connection ends in the middle of a frame"),
-    "join_storm": ("#27ae60", "several join at once, and die later"),
-    "master_kill": ("#6c3483", "the master is killed, and started again"),
-    "master_pause": ("#a569bd", "the master is stopped, and goes on later"),
-    "master_point": ("#af7ac5", "the master is killed at a named place of its code"),
-    "master_full_disk": ("#5b2c6f", "the master's journal takes no write for a while"),
-    "master_lost_journal": ("#9b59b6", "the master comes back without its journal"),
-}
+_COLOURS = {kind: f"hsl({360 * i // len(KINDS)},55%,45%)" for i, kind in enumerate(KINDS)}
 _STEPS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600)  # seconds between two lines
 _STYLE = """
 :root { color-scheme: light dark; --ink: #222; --paper: #fff; --quiet: #666; --edge: #ccc; --panel: #f4f4f4;
@@ -90,8 +72,8 @@ def _legend(report: dict[str, Any]) -> str:
     ]
     came = {fault["kind"] for fault in report["faults"]}
     keys += [
-        (f"<rect width='14' height='12' fill='{colour}'/>", f"{_said(kind)}: {means}")
-        for kind, (colour, means) in _KINDS.items()
+        (f"<rect width='14' height='12' fill='{_COLOURS[kind]}'/>", f"{_said(kind)}: {means}")
+        for kind, (_, _, means) in KINDS.items()
         if kind in came
     ]
     if not all(fault["hit"] for fault in report["faults"]):
@@ -158,7 +140,7 @@ def timeline(report: dict[str, Any]) -> str:
             f"{begin:.2f} to {end:.2f} s</title></rect>"
         )
     for fault in report["faults"]:
-        colour, _ = _KINDS[fault["kind"]]
+        colour = _COLOURS[fault["kind"]]
         fill = colour if fault["hit"] else "none"
         wide = max(3.0, x(fault["ended"]) - x(fault["began"]))
         what = escape(f"{fault['began']:.2f} s: {fault['text']}; {fault['phase']} {fault['note']}", quote=True)
