@@ -93,8 +93,7 @@ def run(
         soft_wrap=not console.is_terminal,
     )
     exit_on_sigterm()
-    with Show(console, steps, verbose=verbose) as show:
-        outcome = play(plan, show)
+    outcome = play(plan, Show(console, steps, verbose=verbose))
     reasons = list(outcome.reasons_to_fail())
     console.print()
     console.print(outcome.table())

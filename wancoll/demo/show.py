@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from wancoll.demo.outcome import Outcome
 from wancoll.demo.reports import Started, Stepped
+from wancoll.limits import counted
 
 _LINES = 10  # of plain progress in a whole run
 
 
 class Show:
-    """A context manager: a progress bar where the console is a terminal, lines above it or alone.
+    """Lines, some a run.
 
     Args:
         console: where to.
@@ -25,25 +24,8 @@ class Show:
 
     def __init__(self, console: Console, steps: int, *, verbose: bool) -> None:
         self._console, self._steps, self._verbose = console, steps, verbose
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("the cluster starts", total=steps)
         self._last: Stepped | None = None
         self._victim = ""
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def started(self, name: str, report: Started) -> None:
         """A member is ready to take part."""
@@ -60,12 +42,9 @@ class Show:
         if before is not None and before.contributors != report.contributors:
             self._change(before.contributors, report)
         size = len(report.contributors)
-        self._bar.update(
-            self._task, completed=report.step, description=f"loss {report.loss:.4f}, {_count(size, 'member')}"
-        )
         if self._verbose or report.step % max(1, self._steps // _LINES) == 0:
             by = f", first told by {name}" if self._verbose else ""
-            self._line(f"step {report.step:4} of {self._steps}: loss {report.loss:.4f}, {_count(size, 'member')}{by}")
+            self._line(f"step {report.step:4} of {self._steps}: loss {report.loss:.4f}, {counted(size, 'member')}{by}")
 
     def killed(self, outcome: Outcome) -> None:
         """The SIGKILL has been sent."""
@@ -79,7 +58,7 @@ class Show:
         """All survivors have the commit of the operation that was hit."""
         attempts = max(step.attempts for step in outcome.hit)
         self._line(
-            f"step {outcome.killed_in:4}: {_count(len(outcome.hit), 'survivor')} committed it on attempt {attempts}, "
+            f"step {outcome.killed_in:4}: {counted(len(outcome.hit), 'survivor')} committed it on attempt {attempts}, "
             f"{1000 * outcome.recovery:.1f} ms after the kill"
         )
 
@@ -101,9 +80,5 @@ class Show:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
 def _members(names: Sequence[str]) -> str:
-    return f"{_count(len(names), 'member')} ({', '.join(names)})"
+    return f"{counted(len(names), 'member')} ({', '.join(names)})"
