@@ -86,7 +86,7 @@ def train(options: Options, rate: float, console: Console) -> list[Run]:
     runs = []
     for name, way in WAYS.items():
         console.print(f"\n{name}")
-        story = play(way, options, options.steps // 3, rate=rate, watch=_say(options, console))
+        story = play(way, options, rate=rate, watch=_say(options, console))
         runs.append(Run(name, story, story.times[SETTLED - 1]))
     return runs
 

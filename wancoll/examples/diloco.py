@@ -16,9 +16,8 @@ import torch._dynamo  # torch's optimizers want it: once, before members are for
 from wancoll.examples.shared.adam import LEARNING_RATE
 from wancoll.examples.shared.alone import train_alone
 from wancoll.examples.shared.model import backward, count, loss_of, transformer
-from wancoll.examples.shared.options import Options, shared_batch, told_options
+from wancoll.examples.shared.options import shared_batch, told_options
 from wancoll.examples.shared.play import Member, digest, play
-from wancoll.examples.shared.story import Story
 from wancoll.examples.shared.text import batch, text
 from wancoll.torch import DiLoCo
 from wancoll.units import format_bytes
@@ -54,15 +53,10 @@ def train(comm: Communicator, member: Member) -> None:
             diloco.join(comm)
 
 
-def main(options: Options) -> Story:
-    """Play it: the kill comes after a third of the steps."""
-    return play(train, options, kill_in=options.steps // 3)
-
-
 if __name__ == "__main__":
     title = "DiLoCo"
     options = told_options(title, steps=120, multiples=shared_batch)
     size = count(transformer(options))  # a byte for each parameter
     sent = 2 * (options.world - 1) / options.world * size / H
     formula = f"{format_bytes(sent)} = 2(p-1)/p S / (4 H) of {options.world}"
-    sys.exit(0 if main(options).show(title, train_alone(options), options, formula, points=10.0) else 1)
+    sys.exit(0 if play(train, options).show(title, train_alone(options), options, formula, points=10.0) else 1)

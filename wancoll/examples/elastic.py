@@ -15,9 +15,8 @@ import torch._dynamo  # torch's optimizers want it: once, before members are for
 from wancoll.examples.shared.adam import LEARNING_RATE
 from wancoll.examples.shared.alone import train_alone
 from wancoll.examples.shared.model import backward, count, loss_of, transformer
-from wancoll.examples.shared.options import Options, told_options
+from wancoll.examples.shared.options import told_options
 from wancoll.examples.shared.play import Member, digest, play
-from wancoll.examples.shared.story import Story
 from wancoll.examples.shared.text import batch, text
 from wancoll.torch import ElasticDataParallel
 from wancoll.units import format_bytes
@@ -51,14 +50,9 @@ def train(comm: Communicator, member: Member) -> None:
             time.sleep(0.01)  # here all wait for the newcomer, so that it is there for a while
 
 
-def main(options: Options) -> Story:
-    """Play it: the kill comes after a third of the steps."""
-    return play(train, options, kill_in=options.steps // 3)
-
-
 if __name__ == "__main__":
     title = "elastic data parallel"
     options = told_options(title, steps=60)
     size = 4 * count(transformer(options))
     formula = f"{format_bytes(2 * (options.world - 1) / options.world * size)} = 2(p-1)/p S of {options.world}"
-    sys.exit(0 if main(options).show(title, train_alone(options), options, formula, points=5.0) else 1)
+    sys.exit(0 if play(train, options).show(title, train_alone(options), options, formula, points=5.0) else 1)

@@ -1,8 +1,6 @@
-"""What a single process makes of the same batches, and how far from it an example may come."""
+"""What a single process makes of the same batches."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from wancoll.examples.shared.adam import Adam
 from wancoll.examples.shared.model import backward, loss_of, transformer
@@ -23,13 +21,3 @@ def train_alone(options: Options) -> list[float]:
         model.zero_grad()
         losses.append(loss.item())
     return losses
-
-
-def differs(losses: Sequence[float], alone: Sequence[float]) -> float:
-    """The largest difference of a step's loss, relative."""
-    return max(abs(a - b) / b for a, b in zip(losses, alone, strict=True))
-
-
-def allowed(options: Options) -> float:
-    """What `differs` may be: gradients of two bytes are rounded before they are summed up."""
-    return 0.02 if options.dtype == "bfloat16" else 1e-3

@@ -82,23 +82,22 @@ def _cluster(peers: int, rate: float) -> Iterator[Cluster]:
 def play(
     train: Train,
     options: Options,
-    kill_in: int,
     *,
     rate: float = 0.0,
     watch: Callable[[Story], None] = lambda _: None,
 ) -> Story:
-    """Train on `options.world` members; after step *kill_in* SIGKILL one with its daemon, half as late start another.
+    """Train on `options.world` members; after a third of the steps kill one and its daemon, after half start another.
 
     Args:
         train: a member's life.
         options: of the example.
-        kill_in: the step.
         rate: bytes per second that each member's link to each other one carries, each way; 0: what there is.
         watch: called after each thing that was told.
 
     Raises:
         WancollError: a process ended that was not killed, or none said anything for a while.
     """
+    kill_in = options.steps // 3
     fork = multiprocessing.get_context("fork")  # torch is loaded once
     torch.set_num_threads(1)
     with _cluster(options.world + 1, rate) as cluster:  # the newcomer's daemon is there, and waits for a client
