@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from types import SimpleNamespace
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from wancoll.metrics.core.families import Bins, Family, Labels, Spec
@@ -47,15 +47,5 @@ def _add(metric: Metric, spec: Spec, values: Labels, value: float | Bins) -> int
 
 
 def _text(metric: Metric, first: bool) -> bytes:
-    text = generate_latest(_One(metric))
+    text = generate_latest(SimpleNamespace(collect=lambda: [metric]))
     return text if first else text.split(b"\n", 2)[2]  # without HELP and TYPE, which stand once
-
-
-class _One(Collector):
-    """What prometheus_client writes out: one metric."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> list[Metric]:
-        return [self._metric]
