@@ -18,13 +18,15 @@ from wancoll.local import MASTER_PORT, default_state, split_address
 from wancoll.net.ask import ask
 from wancoll.net.enroll import Wallet, WrongMaster
 from wancoll.net.listen import is_loopback_host
-from wancoll.options import DEFAULT_MASTER, address, addresses
+from wancoll.options import DEFAULT_MASTER, NO_MASTER, Seconds, address, addresses
 from wancoll.trust.papers import ADMIN, AUTHORITY, Papers, fingerprints
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 from wancoll.wire.messages import Bye, FromMaster, RotationIs, StandsBy, Tokens
 
 _Answer = TypeVar("_Answer", Tokens, RotationIs)
+OneMaster = Annotated[str, Parameter(help=f"HOST:PORT of the master, or of one that stands by. {NO_MASTER}")]
+Timeout = Annotated[Seconds, Parameter(help="Seconds for the answer.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,14 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from wancoll.cli.asking import Asking
+from wancoll.cli.asking import Asking, OneMaster, Timeout
 from wancoll.cli.status import find
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION, counted
 from wancoll.local import MASTER_PORT
-from wancoll.options import NO_MASTER, Flat, Seconds, SecondsOrNone, address
+from wancoll.options import Flat, SecondsOrNone, address
 from wancoll.wire import messages as m
 
-Master = Annotated[str, Parameter(help=f"HOST:PORT of the master, or of one that stands by. {NO_MASTER}")]
-Timeout = Annotated[Seconds, Parameter(help="Seconds for the answer.")]
 _SAYS = {
     "steady": "one authority is believed, and signs",
     "spreading": "a new authority is believed beside the old one, which signs",
@@ -33,7 +31,7 @@ ca = App(name="ca", help="Show and replace the certificate authority of a master
 
 @ca.command
 def show(
-    *, master: Master = "", timeout: Timeout = DEFAULT.connect_timeout,
+    *, master: OneMaster = "", timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:  # fmt: skip
     """Show the phase of a rotation, and the authorities that are believed: SHA-256, from when and until when."""
@@ -60,7 +58,7 @@ def rotate(
         ),
     ] = False,
     yes: Annotated[bool, Parameter(negative=(), show_env_var=False, help=f"Do it with --now, though {_COST}.")] = False,
-    master: Master = "",
+    master: OneMaster = "",
     timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:

@@ -7,9 +7,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from wancoll.cli.asking import Asking, ask_leader, say_done
+from wancoll.cli.status import Master
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.options import NO_MASTER, Flat, Seconds
+from wancoll.options import Flat, Seconds
 from wancoll.wire.messages import Evict
 
 
@@ -20,9 +21,7 @@ def evict(
     group: Annotated[str, Parameter(help="Its group.")],
     everyone: Annotated[bool, Parameter(name="--all", negative=(), help="All members, instead of one.")] = False,
     reason: Annotated[str, Parameter(help="What the member is told, and the log.")] = "",
-    master: Annotated[
-        str, Parameter(help=f"HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT. {NO_MASTER}")
-    ] = "",
+    master: Master = "",
     timeout: Annotated[Seconds, Parameter(help="Seconds for each master's answer.")] = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:

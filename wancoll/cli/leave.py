@@ -10,12 +10,11 @@ import msgspec
 from cyclopts import Parameter
 
 from wancoll.cli.asking import Asking, ask_leader, say_done
+from wancoll.cli.status import Master, find
 from wancoll.errors import ConfigError, Evicted, MasterUnreachable, PeerDaemonLost, ProtocolError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.local import split_address
-from wancoll.net.ask import ask
 from wancoll.net.unix import connect_local, what_to_do
-from wancoll.options import NO_MASTER, Flat, Seconds, SecondsOrNone
+from wancoll.options import Flat, Seconds, SecondsOrNone
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -35,9 +34,7 @@ def leave(
     socket: Annotated[
         str, Parameter(help="Instead of NAME: the unix socket of a daemon on this machine.", show_env_var=False)
     ] = "",
-    master: Annotated[
-        str, Parameter(help=f"HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT. {NO_MASTER}")
-    ] = "",
+    master: Master = "",
     timeout: Annotated[Seconds, Parameter(help="Seconds for each answer.")] = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
@@ -153,14 +150,9 @@ def _await_gone(
 
 def _newest(known: list[str], asking: Asking, timeout: float) -> m.Status | None:
     """What the master says that leads; one that was replaced may still believe that it does."""
-    found: list[m.Status] = []
-    for address in known:
-        with contextlib.suppress(OSError, WancollError):
-            papers = asking.papers(address, timeout)
-            who, question = f"master {address}", m.StatusRequest(PROTOCOL_VERSION)
-            status = ask(split_address(address), question, m.FromMaster, timeout=timeout, who=who, papers=papers)
-            found += [status] if isinstance(status, m.Status) else []
-    return max(found, key=lambda status: status.term, default=None)
+    with contextlib.suppress(WancollError):
+        return find(known, timeout, asking)[0]
+    return None
 
 
 def _is_there(status: m.Status, question: m.AskToLeave) -> bool:

@@ -7,18 +7,16 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from wancoll.cli.asking import Asking
+from wancoll.cli.asking import Asking, OneMaster, Timeout
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.options import NO_MASTER, Flat, Seconds, SecondsOrNone
+from wancoll.options import Flat, SecondsOrNone
 from wancoll.trust.registry import MOST_USES
 from wancoll.wire import messages as m
 
 DAY = 24 * 3600.0
 LONGEST = 3650 * DAY
 MOST_GROUPS = 64
-Master = Annotated[str, Parameter(help=f"HOST:PORT of the master, or of one that stands by. {NO_MASTER}")]
-Timeout = Annotated[Seconds, Parameter(help="Seconds for the answer.")]
 
 token = App(name="token", help="Make, show and revoke the tokens that daemons join with.")
 
@@ -39,7 +37,7 @@ def create(
         Parameter(help="How many daemons may join with it; one that comes back is not counted again. 0: any number."),
     ] = 0,
     expires: Annotated[SecondsOrNone, Parameter(help="Seconds for which it is good. 0: for ever.")] = DAY,
-    master: Master = "",
+    master: OneMaster = "",
     timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
@@ -68,7 +66,7 @@ def create(
 
 @token.command(name="list")
 def show(
-    *, master: Master = "", timeout: Timeout = DEFAULT.connect_timeout,
+    *, master: OneMaster = "", timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:  # fmt: skip
     """Show all tokens, one a line, without their secrets.
@@ -94,7 +92,7 @@ def revoke(
     id: Annotated[str, Parameter(help="Of the token, as `wancoll token list` shows it.")],
     /,
     *,
-    master: Master = "",
+    master: OneMaster = "",
     timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:

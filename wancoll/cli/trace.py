@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from wancoll.cli.timeline import TraceFile, merged, timeline
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
-from wancoll.limits import DEFAULT
+from wancoll.limits import DEFAULT, counted
 from wancoll.local import default_socket
 from wancoll.net.unix import connect_local, what_to_do
 from wancoll.options import Seconds
@@ -63,8 +63,8 @@ def record(
     _write(timeline(traced, min(clocks, key=lambda clock: clock.uncertain, default=None)), out)
     count = sum(map(len, traced.values()))
     if otel:
-        print(f"{_count(spans.send(traced), 'span')} sent")
-    print(f"{_count(count, 'attempt')} of {_count(len(traced), 'daemon')} in {out}")
+        print(f"{counted(spans.send(traced), 'span')} sent")
+    print(f"{counted(count, 'attempt')} of {counted(len(traced), 'daemon')} in {out}")
     return 0
 
 
@@ -91,12 +91,8 @@ def merge(
     whole = merged(read)
     _write(whole, out)
     off = 2 * whole.metadata.clock.uncertain if whole.metadata.clock is not None else 0.0
-    print(f"{_count(len(read), 'file')} in {out}; times of two machines compare to within {1e3 * off:.3g} ms")
+    print(f"{counted(len(read), 'file')} in {out}; times of two machines compare to within {1e3 * off:.3g} ms")
     return 0
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _write(file: TraceFile, out: str) -> None:
