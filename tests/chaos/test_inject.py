@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+from wancoll.chaos.clients import Clients
 from wancoll.chaos.core.faults import MASTER_SLOT, STORM, Fault
 from wancoll.chaos.core.invariants import Injected
 from wancoll.chaos.inject import Injector
@@ -29,7 +30,9 @@ class Crew:
 def test_join_storms_that_meet_have_clients_of_their_own() -> None:
     crew, stopping = Crew(), threading.Event()
     cluster = cast("Cluster", cast("Any", [None] * 10))
-    injector = Injector(cluster, cast("Proxies", SimpleNamespace()), crew, lambda _: -1, stopping, 10, 3)
+    injector = Injector(
+        cluster, cast("Proxies", SimpleNamespace()), cast("Clients", crew), lambda _: -1, stopping, 10, 3
+    )
     storms = [Injected(Fault(k, 0.0, "join_storm", MASTER_SLOT, seconds=30.0, amount=2), 0.0) for k in range(3)]
     threads = [threading.Thread(target=injector.carry_out, args=[storm]) for storm in storms]
     for k, thread in enumerate(threads):

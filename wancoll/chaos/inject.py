@@ -7,8 +7,8 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
+from wancoll.chaos.clients import Clients
 from wancoll.chaos.core.faults import STORM, Fault
 from wancoll.chaos.core.invariants import Injected
 from wancoll.errors import ConfigError, WancollError
@@ -25,16 +25,6 @@ _PHASES = {  # words of what a member's daemon says that it waits for
     "finished": "finished, not committed",
     "given up": "given up",
 }
-
-
-class Crew(Protocol):
-    """The clients of the run."""
-
-    def start(self, slot: int, daemon: int) -> None:
-        """Start the client of *slot* at a daemon."""
-
-    def kill(self, slot: int) -> None:
-        """SIGKILL it."""
 
 
 class Injector:
@@ -56,7 +46,7 @@ class Injector:
         self,
         cluster: Cluster,
         proxies: Proxies,
-        crew: Crew,
+        crew: Clients,
         neighbour: Callable[[int], int],
         stopping: threading.Event,
         peers: int,
@@ -142,22 +132,14 @@ class Injector:
     # ---- members -------------------------------------------------------------------------------------
 
     def _kill(self, one: Injected, fault: Fault) -> None:
-        one.hit, one.began = True, time.monotonic()
-        self._cluster.kill(fault.slot)
-        self._wait(fault.seconds)
-        self._cluster.restart_peer(fault.slot)
+        self._for_a_while(one, lambda: self._cluster.kill(fault.slot), lambda: self._cluster.restart_peer(fault.slot))
 
     def _client_kill(self, one: Injected, fault: Fault) -> None:
-        one.hit, one.began = True, time.monotonic()
-        self._crew.kill(fault.slot)
-        self._wait(fault.seconds)
-        self._crew.start(fault.slot, fault.slot)
+        slot = fault.slot
+        self._for_a_while(one, lambda: self._crew.kill(slot), lambda: self._crew.start(slot, slot))
 
     def _stop(self, one: Injected, fault: Fault) -> None:
-        one.hit, one.began = True, time.monotonic()
-        self._cluster.pause(fault.slot)
-        self._wait(fault.seconds)
-        self._cluster.resume(fault.slot)
+        self._for_a_while(one, lambda: self._cluster.pause(fault.slot), lambda: self._cluster.resume(fault.slot))
 
     def _point(self, one: Injected, fault: Fault) -> None:
         """Armed until it is hit; then as kill and stop."""
@@ -248,17 +230,13 @@ class Injector:
 
     def _master_kill(self, one: Injected, fault: Fault) -> None:
         with self._only_fault():
-            one.hit, one.began, one.phase = True, time.monotonic(), "any"
-            self._cluster.kill_master()
-            self._wait(fault.seconds)
-            self._cluster.start_master()
+            one.phase = "any"
+            self._for_a_while(one, self._cluster.kill_master, self._cluster.start_master)
 
     def _master_pause(self, one: Injected, fault: Fault) -> None:
         with self._only_fault():
-            one.hit, one.began, one.phase = True, time.monotonic(), "any"
-            self._cluster.pause_master()
-            self._wait(fault.seconds)
-            self._cluster.resume_master()
+            one.phase = "any"
+            self._for_a_while(one, self._cluster.pause_master, self._cluster.resume_master)
 
     def _master_point(self, one: Injected, fault: Fault) -> None:
         with self._only_fault():
@@ -308,6 +286,12 @@ class Injector:
         return False
 
     # ---- inside --------------------------------------------------------------------------------------
+
+    def _for_a_while(self, one: Injected, breaks: Callable[[], object], heals: Callable[[], object]) -> None:
+        one.hit, one.began = True, time.monotonic()
+        breaks()
+        self._wait(one.fault.seconds)
+        heals()
 
     def _wait(self, seconds: float) -> None:
         self._stopping.wait(max(0.0, seconds))
