@@ -75,6 +75,7 @@ def check_picture(path: Path, *, what: str) -> None:
 Seconds = Annotated[float, Parameter(validator=_check_seconds)]
 SecondsOrEver = Annotated[float, Parameter(validator=_check_seconds_or_ever)]  # inf: without end
 SecondsOrNone = Annotated[float, Parameter(validator=_check_seconds_or_none)]  # 0: not at all
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")]
 
 Metrics = Annotated[
     str,

@@ -80,7 +80,7 @@ def run(
     """Break a cluster on this machine in every way, by a seeded schedule, and check what it promises."""
     from rich.console import Console
 
-    from wancoll.chaos.core.report import build
+    from wancoll.chaos.core.report import build, lines
     from wancoll.chaos.run import TIMES, Options, Run
     from wancoll.failpoints import MASTER, PEER
 
@@ -111,7 +111,8 @@ def run(
     exit_on_sigterm()
     findings = Run(options, say).do()
     report = build(findings)
-    _print(console, report)
+    console.print(faults_by_phase(report["phases"]))
+    say("\n".join(lines(report)))
     _write(report, as_json, as_html)
     if not report["violations"]:
         return 0
@@ -144,15 +145,6 @@ def _size(text: str) -> int:
     if not 1024 <= nbytes <= 1 << 30:
         raise ConfigError("not usable", who="--size", expected="1KiB to 1GiB", got=text)
     return nbytes
-
-
-def _print(console: Any, report: dict[str, Any]) -> None:
-    """Which fault hit in which phase, and the numbers."""
-    from wancoll.chaos.core.report import lines
-
-    console.print(faults_by_phase(report["phases"]))
-    for line in lines(report):
-        console.print(line, soft_wrap=True)
 
 
 def faults_by_phase(counts: Mapping[str, Mapping[str, int]]) -> Table:

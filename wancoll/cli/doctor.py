@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -67,23 +68,15 @@ def doctor(
     Exit code 1: something fails.
     """
     plans = Plans(members=members, lanes=lanes, rate=parse_rate(rate, "--rate"), rtt=parse_duration(rtt, "--rtt"))
-    masters = []
-    if master or asking.join:
-        masters = asking.masters(master)
+    masters = asking.masters(master) if master or asking.join else []
     found = []
-    for one in _all(plans, masters, timeout, asking):
+    for one in chain(machine(plans), *(_of_master(address, timeout, asking) for address in masters)):
         found.append(one)
         if not as_json:
             _print(one)
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     return 1 if any(one.level == advice.FAIL for one in found) else 0
-
-
-def _all(plans: Plans, masters: list[str], timeout: float, asking: Asking) -> Iterator[Finding]:
-    yield from machine(plans)
-    for address in masters:
-        yield from _of_master(address, timeout, asking)
 
 
 def _print(one: Finding) -> None:

@@ -20,7 +20,7 @@ from wancoll.health import Health, health, of_group
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.net.ask import ask
-from wancoll.options import NO_MASTER, Flat, Seconds, SecondsOrNone, between
+from wancoll.options import NO_MASTER, AsJson, Flat, Seconds, SecondsOrNone, between
 from wancoll.wire.messages import Bye, FromMaster, StandsBy, Status, StatusRequest
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def status(
         SecondsOrNone, Parameter(help="Seconds between answers; shows the newest until Ctrl-C. 0: one.")
     ] = 0.0,
     timeout: Annotated[Seconds, Parameter(help="Seconds for the whole answer.")] = DEFAULT.connect_timeout,
-    as_json: Annotated[
-        bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")
-    ] = False,
+    as_json: AsJson = False,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Say in one line whether all is well; then show groups, members, plans, measured paths and last events.

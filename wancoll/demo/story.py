@@ -100,10 +100,12 @@ class _Director:
         try:
             while not (self._outcome.newcomer and all(one.finished or one.killed for one in self._everyone())):
                 for trainer, report in self._hear():
-                    if trainer is self._alone:
-                        self._hear_alone(report)
-                    else:
+                    if trainer is not self._alone:
                         self._hear_member(trainer, report)
+                    elif isinstance(report, reports.Stepped):
+                        self._outcome.alone.append(report)
+                    elif isinstance(report, reports.Finished):
+                        self._outcome.alone_finished = report
         finally:
             self._alone.process.close()
         return self._outcome
@@ -143,12 +145,6 @@ class _Director:
                 raise WancollError("the training process ended early", who=trainer.name, got=got) from bad
             trainer.finished = isinstance(report, reports.Finished)
             yield trainer, report
-
-    def _hear_alone(self, report: reports.AnyReport) -> None:
-        if isinstance(report, reports.Stepped):
-            self._outcome.alone.append(report)
-        elif isinstance(report, reports.Finished):
-            self._outcome.alone_finished = report
 
     def _hear_member(self, trainer: _Trainer, report: reports.AnyReport) -> None:
         match report:

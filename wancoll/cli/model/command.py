@@ -11,10 +11,19 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.model.question import EXTRA, Question, column_names, named_columns, print_columns, shown
+from wancoll.cli.model.question import (
+    EXTRA,
+    Alpha,
+    Bandwidth,
+    Question,
+    column_names,
+    named_columns,
+    print_columns,
+    shown,
+)
 from wancoll.errors import ConfigError
 from wancoll.limits import format_size
-from wancoll.options import between, check_picture
+from wancoll.options import AsJson, between, check_picture
 from wancoll.schedule.cost import ALGORITHMS, HALVED, LinkCost
 from wancoll.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 
@@ -59,10 +68,8 @@ class Row:
 @model.default
 def run(
     *,
-    alpha: Annotated[str, Parameter(help="Time of one message over one hop, unit ns, us, ms or s.")] = "5us",
-    bandwidth: Annotated[
-        str, Parameter(help="Bandwidth of a member's link, each way, unit B/s or bit/s with k, M, G, T, Ki, Mi or Gi.")
-    ] = "100GB/s",
+    alpha: Alpha = "5us",
+    bandwidth: Bandwidth = "100GB/s",
     overhead: Annotated[
         str,
         Parameter(help="CPU time of a member for each message it sends or receives, unit ns, us, ms or s."),
@@ -114,9 +121,7 @@ def run(
     plot: Annotated[
         str, Parameter(help="Path of a PNG, SVG or PDF to draw: which algorithm wins at which size and world.")
     ] = "",
-    as_json: Annotated[
-        bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Print what an all-reduce takes by the alpha-beta model, for each algorithm."""
     cost, given = _cost(alpha, bandwidth, overhead, "")

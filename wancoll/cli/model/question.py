@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from wancoll.errors import ConfigError
 from wancoll.schedule.cost import HALVED, LinkCost, Sites, crossover, lower_bound, seconds
@@ -11,6 +14,10 @@ from wancoll.schedule.training import all_reduce_twice
 from wancoll.units import format_bytes, format_rate
 
 WIDTH = 80  # of a terminal
+Alpha = Annotated[str, Parameter(help="Time of one message over one hop, unit ns, us, ms or s.")]
+Bandwidth = Annotated[
+    str, Parameter(help="Bandwidth of a member's link, each way, unit B/s or bit/s with k, M, G, T, Ki, Mi or Gi.")
+]
 EXTRA = {
     "bound": "the least time, of bytes that every member has to receive whatever the algorithm",
     "bytes": "these bytes",

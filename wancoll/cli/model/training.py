@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.model.question import WIDTH, named_columns, print_columns
+from wancoll.cli.model.question import WIDTH, Alpha, Bandwidth, named_columns, print_columns
 from wancoll.errors import ConfigError
 from wancoll.limits import counted, format_size
-from wancoll.options import between
+from wancoll.options import AsJson, between
 from wancoll.schedule.cost import LinkCost, lower_bound, seconds
 from wancoll.schedule.training import PRECISIONS, Estimate, Job, all_reduce_twice, estimates, order
 from wancoll.units import (
@@ -66,10 +66,8 @@ def run(
     ] = 100,
     members: Annotated[int, Parameter(validator=between(1, MOST_MEMBERS), help="Devices.")] = 8,
     device_memory: Annotated[str, Parameter(help="Of a device, bytes (K, M, G; KB, MB, GB).")] = "80GiB",
-    alpha: Annotated[str, Parameter(help="Time of one message over one hop, unit ns, us, ms or s.")] = "5us",
-    bandwidth: Annotated[
-        str, Parameter(help="Bandwidth of a member's link, each way, unit B/s or bit/s with k, M, G, T, Ki, Mi or Gi.")
-    ] = "100GB/s",
+    alpha: Alpha = "5us",
+    bandwidth: Bandwidth = "100GB/s",
     inside: Annotated[
         str, Parameter(help="As --bandwidth, between devices of one machine, 5 us a message. Empty: as the others.")
     ] = "",
@@ -96,9 +94,7 @@ def run(
             + "."
         ),
     ] = ",".join(COLUMNS),
-    as_json: Annotated[
-        bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of a table.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Print what a step of training takes with DP, ZeRO, tensor and pipeline parallel, 3D and DiLoCo."""
     chosen = named_columns(columns, COLUMNS)

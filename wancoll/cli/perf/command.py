@@ -15,7 +15,7 @@ from wancoll.cli.perf.values import COLLECTIVES
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import DEFAULT, counted
-from wancoll.options import Seconds, between
+from wancoll.options import AsJson, Seconds, between
 from wancoll.schedule.build import takes
 from wancoll.schedule.cost import AVAILABLE
 from wancoll.units import parse_size
@@ -106,9 +106,7 @@ def perf(
     socket: Annotated[str, Parameter(help="Path of a running daemon's socket: join through it as one rank.")] = "",
     group: Annotated[str, Parameter(help="Name of the group, with --master or --socket.")] = "perf",
     timeout: Annotated[Seconds, Parameter(help="Seconds for the group to start, and for each operation.")] = 60.0,
-    as_json: Annotated[
-        bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of the table.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Measure a collective, operations back to back, with the columns of nccl-tests; check the values of the first one.
 
