@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -321,7 +322,7 @@ def test_a_private_master_left_to_itself_renews_its_certificate_and_leaves_nothi
 
     for name, value in {"TMPDIR": str(tmp_path), "WANCOLL_SECURE": "true", "WANCOLL_STATE": "/dev/null"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(private.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(private, "_UNUSED_SECONDS", 0.5)
     master = private.PrivateMaster("127.0.0.1:0")
     process = master._process
