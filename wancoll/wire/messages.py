@@ -722,27 +722,29 @@ class Heartbeat(Message, frozen=True):
     recovered: Annotated[list[tuple[Number, Number, Seconds]], Meta(max_length=1024)] = []
 
 
-class Done(Message, frozen=True):
-    """Op *seq* is finished on this member, with this result; members may finish ops out of order."""
+class OfMember(Message, frozen=True):
+    """Base of what member *mid* of this daemon says of its epoch."""
 
     group: Name
     mid: Number
     epoch: Number
+
+
+class Done(OfMember, frozen=True):
+    """Op *seq* is finished on this member, with this result; members may finish ops out of order."""
+
     seq: Number
     digest: Bits
     fingerprint: Bits
     committed_upto: Number = 0  # where members commit: all below is committed or void
 
 
-class LinkDown(Message, frozen=True):
+class LinkDown(OfMember, frozen=True):
     """The link to member *other* broke ("lost") or could not be dialled within its deadline ("unreachable").
 
     *sends*: it is the pair's link for sends and recvs, not the one for collectives.
     """
 
-    group: Name
-    mid: Number
-    epoch: Number
     other: Number
     kind: Name
     reason: Text
@@ -782,70 +784,52 @@ class LinkWait(Message, frozen=True):
     reason: Annotated[str, Meta(max_length=256)] = ""
 
 
-class Waits(Message, frozen=True):
+class Waits(OfMember, frozen=True):
     """What the member's slow operations wait for, as seen here. Said with each heartbeat while there is something."""
 
-    group: Name
-    mid: Number
-    epoch: Number
     ops: Annotated[list[OpWait], Meta(max_length=16)]  # oldest first
     links: Annotated[list[LinkWait], Meta(max_length=128)]
 
 
-class Mismatch(Message, frozen=True):
+class Mismatch(OfMember, frozen=True):
     """A neighbour called something else at *seq*, or the answer to an Abort that asks; *call* is my descriptor."""
 
-    group: Name
-    mid: Number
-    epoch: Number
     seq: Number
     call: Text
     fingerprint: Bits = 0  # of my descriptor
 
 
-class GiveUp(Message, frozen=True):
+class GiveUp(OfMember, frozen=True):
     """*seqs* cannot or shall not run in this epoch; the master voids them for all.
 
     reason "": a member was lost and the caller asked for it (on_failure="raise"); else why, for example a lost root.
     """
 
-    group: Name
-    mid: Number
-    epoch: Number
     seqs: Annotated[list[Number], Meta(max_length=1024)]
     reason: Text
 
 
-class Grace(Message, frozen=True):
+class Grace(OfMember, frozen=True):
     """The member has made this *call*, which does not wait for ever for those who have not (R20)."""
 
-    group: Name
-    mid: Number
-    epoch: Number
     seq: Number
     call: Descriptor
     committed_upto: Number = 0  # where members commit: so much is
 
 
-class UpdateMembership(Message, frozen=True):
+class UpdateMembership(OfMember, frozen=True):
     """The member has reached update_membership at *seq*."""
 
-    group: Name
-    mid: Number
-    epoch: Number
     seq: Number
     committed_upto: Number = 0  # as in Done
 
 
-class Frozen(Message, frozen=True):
+class Frozen(OfMember, frozen=True):
     """Answer to Abort where members commit: the member finishes nothing in *epoch* any more, and this is all it has.
 
     Lists are of what is above *committed_upto*; of *done* also of what was committed here, as in Report.done.
     """
 
-    group: Name
-    mid: Number
-    epoch: Number
     committed_upto: Number
     done: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # that members commit
     told: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # of which a master was told Done
@@ -854,33 +838,24 @@ class Frozen(Message, frozen=True):
     alone: Annotated[list[Number], Meta(max_length=8192)] = []  # updates that it passes if all others do, too (C11)
 
 
-class Differs(Message, frozen=True):
+class Differs(OfMember, frozen=True):
     """Where members commit: the member finished *seq* with *digest*, and member *other* with *theirs*."""
 
-    group: Name
-    mid: Number
-    epoch: Number
     seq: Number
     digest: Bits
     other: Number
     theirs: Bits
 
 
-class Written(Message, frozen=True):
+class Written(OfMember, frozen=True):
     """The member's own client has written to the input of *call* while it ran: two looks at it found other bytes."""
 
-    group: Name
-    mid: Number
-    epoch: Number
     call: Text
 
 
-class P2PCall(Message, frozen=True):
+class P2PCall(OfMember, frozen=True):
     """The member called send or recv, its *number*-th such call. Said again in each epoch until it is settled."""
 
-    group: Name
-    mid: Number
-    epoch: Number
     number: Number
     other: Number  # mid of the receiver, or of the sender
     tag: Bits
@@ -891,15 +866,12 @@ class P2PCall(Message, frozen=True):
     ahead: bool = False  # as in Post
 
 
-class P2PDone(Message, frozen=True):
+class P2PDone(OfMember, frozen=True):
     """The bytes of the pair *order* have left, or are here with this *digest* (0 at the sender).
 
     With *error*, why this end cannot move them, both halves end.
     """
 
-    group: Name
-    mid: Number
-    epoch: Number
     order: Number
     digest: Bits
     error: Text = ""
@@ -925,15 +897,12 @@ class UpdateOutcome(Message, frozen=True):
     members: Annotated[list[Name], Meta(max_length=1024)]  # names, by rank
 
 
-class Report(Message, frozen=True):
+class Report(OfMember, frozen=True):
     """What member *mid* knows of its epoch: to a master that was started after the one that it knows.
 
     Between this and Resumed or the next Epoch the member says nothing else of the epoch.
     """
 
-    group: Name
-    mid: Number
-    epoch: Number
     members: Annotated[
         list[tuple[Number, Name, Name]], Meta(min_length=1, max_length=1024)
     ]  # by rank: mid, name, daemon
@@ -1074,12 +1043,17 @@ class Commit(Message, frozen=True):
     term: Number
 
 
-class Resumed(Message, frozen=True):
-    """Answer to Report: all have reported, *epoch* goes on. Whatever of it is not settled is said (again) now."""
+class ForMember(Message, frozen=True):
+    """Base of what is for member *to* alone, in its epoch."""
 
     group: Name
     to: Number
     epoch: Number
+
+
+class Resumed(ForMember, frozen=True):
+    """Answer to Report: all have reported, *epoch* goes on. Whatever of it is not settled is said (again) now."""
+
     term: Number
 
 
@@ -1103,32 +1077,23 @@ class Abort(Message, frozen=True):
     reason: Text
 
 
-class Cover(Message, frozen=True):
+class Cover(ForMember, frozen=True):
     """If the client of member *to* has not made this *call* at *seq*, the daemon takes part in it with zeros (R20)."""
 
-    group: Name
-    to: Number
-    epoch: Number
     seq: Number
     call: Descriptor
 
 
-class Matched(Message, frozen=True):
+class Matched(ForMember, frozen=True):
     """The send or recv *number* of member *to* has found its other half. Pairs of two members run in their *order*."""
 
-    group: Name
-    to: Number
-    epoch: Number
     number: Number
     order: Number  # counts the group's pairs of a send and a recv
 
 
-class Settled(Message, frozen=True):
+class Settled(ForMember, frozen=True):
     """The send or recv *number* of member *to* is committed, or failed with *error*, a class of wancoll.errors."""
 
-    group: Name
-    to: Number
-    epoch: Number
     number: Number
     digest: Bits  # of the bytes, as the receiver has them
     error: Annotated[str, Meta(max_length=128)]
@@ -1153,18 +1118,15 @@ class Evicted(Message, frozen=True):
     digests: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)] = []  # as in Report.done
 
 
-class Waited(Message, frozen=True):
+class Waited(ForMember, frozen=True):
     """Answer to Waits: what the group's oldest slow operation waits for, in words; "": not known."""
 
-    group: Name
-    to: Number
-    epoch: Number
     seq: Number  # of that operation; 0: none
     text: Text
     parked: Annotated[list[Number], Meta(max_length=1024)]  # mids that hold the member's bytes back for good reason
 
 
-class Redial(Message, frozen=True):
+class Redial(ForMember, frozen=True):
     """Member *to* shall make its links to *others* (empty: all) anew that are up for longer than *older* seconds.
 
     *sends*: only those for sends and recvs, or (False) only those for collectives; None: both.
@@ -1172,9 +1134,6 @@ class Redial(Message, frozen=True):
     What is on them is lost: the other end has let go of them, or nothing moves and nobody knows why.
     """
 
-    group: Name
-    to: Number
-    epoch: Number
     others: Annotated[list[Number], Meta(max_length=1024)]
     older: Real
     reason: Text
