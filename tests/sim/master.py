@@ -62,6 +62,7 @@ class Journal:
     lacks: bool = False  # what was told: the lock knows a newer term, or a daemon has told a leader of one
     away: bool = False  # of a store that fences: it answers nobody
     refuses: int = 0  # writes to come
+    losses: int = 0  # of all that was in it: the key of who led then is gone, too, and its writes are refused
 
     def open(self, forgets: bool) -> bool:
         """Take the next term; whether it lacks what was told. *forgets*: else it was not full after all."""
@@ -95,6 +96,7 @@ class Journal:
     def lose(self, *, lock_too: bool) -> None:
         self.term, self.epoch, self.next_mid, self.used = 0, 0, 1, {}
         self.missed, self.lacks = [], not lock_too
+        self.losses += 1
 
 
 class Master(Process):
@@ -297,6 +299,7 @@ class Master(Process):
     def _write_next(self) -> None:
         """One write at a time, there and back: it is carried out at the store even if this master dies meanwhile."""
         opened, what, journal = self.opened, self._writes[0], self._journal
+        losses = journal.losses
         until = self.clock.now + self.world.limits.heartbeat_timeout
 
         def write() -> None:
@@ -308,6 +311,8 @@ class Master(Process):
                 answer = unanswered
             else:
                 try:
+                    if losses != journal.losses:
+                        raise Fenced
                     journal.persist(what)
                 except Fenced:
                     answer = refused
