@@ -66,7 +66,6 @@ def run(
             help="Seconds without a word from any training process after which the demo gives up.",
         ),
     ] = 60.0,
-    verbose: Annotated[bool, Parameter(negative=(), help="Print every step.")] = False,
     secure: Annotated[
         bool, Parameter(negative=(), help="Certificates for all peers: what they say goes over TLS, tensors too.")
     ] = False,
@@ -93,7 +92,7 @@ def run(
         soft_wrap=not console.is_terminal,
     )
     exit_on_sigterm()
-    outcome = play(plan, Show(console, steps, verbose=verbose))
+    outcome = play(plan, Show(console, steps))
     reasons = list(outcome.reasons_to_fail())
     console.print()
     console.print(outcome.table())

@@ -14,12 +14,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The process is a member, and has what it needs to take part in the step after *step*."""
+    """The process is a member, and has what it needs to take part."""
 
     rank: int
     epoch: int
     members: tuple[str, ...]
-    step: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,32 +19,28 @@ class Show:
     Args:
         console: where to.
         steps: of the whole run.
-        verbose: a line for every step instead of some, and one for every process that is ready.
     """
 
-    def __init__(self, console: Console, steps: int, *, verbose: bool) -> None:
-        self._console, self._steps, self._verbose = console, steps, verbose
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console, self._steps = console, steps
         self._last: Stepped | None = None
         self._victim = ""
 
-    def started(self, name: str, report: Started) -> None:
+    def started(self, report: Started) -> None:
         """A member is ready to take part."""
-        if self._verbose:
-            self._line(f"{name} is ready: rank {report.rank} of {len(report.members)}, after step {report.step}")
         if self._last is None and report.rank == 0:
             self._line(f"epoch {report.epoch}: {_members(report.members)}")
 
-    def stepped(self, name: str, report: Stepped) -> None:
+    def stepped(self, report: Stepped) -> None:
         """A member reports a step; the first one to do so is shown."""
         if self._last is not None and report.step <= self._last.step:
             return
         before, self._last = self._last, report
         if before is not None and before.contributors != report.contributors:
             self._change(before.contributors, report)
-        size = len(report.contributors)
-        if self._verbose or report.step % max(1, self._steps // _LINES) == 0:
-            by = f", first told by {name}" if self._verbose else ""
-            self._line(f"step {report.step:4} of {self._steps}: loss {report.loss:.4f}, {counted(size, 'member')}{by}")
+        if report.step % max(1, self._steps // _LINES) == 0:
+            size = counted(len(report.contributors), "member")
+            self._line(f"step {report.step:4} of {self._steps}: loss {report.loss:.4f}, {size}")
 
     def killed(self, outcome: Outcome) -> None:
         """The SIGKILL has been sent."""

@@ -149,7 +149,7 @@ class _Director:
     def _hear_member(self, trainer: _Trainer, report: reports.AnyReport) -> None:
         match report:
             case reports.Started():
-                self._show.started(trainer.name, report)
+                self._show.started(report)
                 self._ranks.setdefault(report.rank, self._members.index(trainer))
             case reports.Waiting():
                 self._waiting.add(trainer.name)
@@ -157,7 +157,7 @@ class _Director:
                     self._all_wait(report.step)
             case reports.Stepped():
                 self._outcome.reports[trainer.name].append(report)
-                self._show.stepped(trainer.name, report)
+                self._show.stepped(report)
                 if report.step == self._plan.kill_in and len(self._outcome.hit) == self._plan.peers - 1:
                     self._show.recovered(self._outcome)
                 if report.step >= self._plan.call_newcomer_in:

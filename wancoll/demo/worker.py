@@ -97,7 +97,7 @@ def take_part(
     def life(comm: Communicator) -> None:
         hand_over(comm, replica)
         begun.append(replica.step)
-        tell(Started(comm.rank, comm.epoch, comm.members, replica.step))
+        tell(Started(comm.rank, comm.epoch, comm.members))
         train(comm, replica, digits, course, wait_before)
 
     if 0 in wait_before:
