@@ -175,7 +175,7 @@ def narrow(height: int = 24) -> Console:
 
 def shown(whole: m.Status, height: int) -> list[str]:
     console = narrow(height)
-    rest = tables.render(tables.without_events(whole), (), console, brief=True)
+    rest = tables.render(msgspec.structs.replace(whole, events=[]), (), console, brief=True)
     with console.capture() as caught:
         console.print(tables.screen(["all is well"], whole, rest, console), end="")
     return [line.rstrip() for line in caught.get().splitlines()]

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -37,32 +38,28 @@ class Wait(NamedTuple):
     until: trio.Event | None
 
 
+@dataclass
 class _Announcer:
     """The service's task_status: says how far it is to whoever waits for that."""
 
-    def __init__(
-        self,
-        name: str,
-        describe: Callable[[Any], str],
-        waits: Callable[[Any], Wait] | None,
-        notifier: Notifier,
-        watchers: trio.Nursery,
-    ) -> None:
-        self._name, self._describe, self._waits = name, describe, waits
-        self._notifier, self._watchers = notifier, watchers
-        self.has_started = False
+    name: str
+    describe: Callable[[Any], str]
+    waits: Callable[[Any], Wait] | None
+    notifier: Notifier
+    watchers: trio.Nursery
+    has_started: bool = False
 
     def started(self, value: Any = None) -> None:
         self.has_started = True
-        where, until = self._describe(value), None
-        if self._waits is not None:
-            what, until = self._waits(value)
+        where, until = self.describe(value), None
+        if self.waits is not None:
+            what, until = self.waits(value)
             self._say(f"started {where} and waits for {what}")
-            self._notifier.send(f"STATUS=waits for {what}")
+            self.notifier.send(f"STATUS=waits for {what}")
         if until is None:
             self._ready(where)
         else:
-            self._watchers.start_soon(self._ready_at, until, where)
+            self.watchers.start_soon(self._ready_at, until, where)
 
     async def _ready_at(self, until: trio.Event, where: str) -> None:
         await until.wait()
@@ -70,10 +67,10 @@ class _Announcer:
 
     def _ready(self, where: str) -> None:
         self._say(f"ready {where}")
-        self._notifier.send("READY=1", f"STATUS=ready {where}")
+        self.notifier.send("READY=1", f"STATUS=ready {where}")
 
     def _say(self, what: str) -> None:
-        say(f"wancoll {self._name} {what}")
+        say(f"wancoll {self.name} {what}")
 
 
 def say(line: str) -> None:

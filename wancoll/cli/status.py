@@ -273,7 +273,7 @@ def _watch(masters: list[str], seconds: float, timeout: float, asking: Asking, s
     from rich.live import Live
     from rich.text import Text
 
-    from wancoll.cli.tables import render, screen, terminal, without_events
+    from wancoll.cli.tables import render, screen, terminal
 
     console = terminal()
     answer, roles = find(masters, timeout, asking)
@@ -284,8 +284,10 @@ def _watch(masters: list[str], seconds: float, timeout: float, asking: Asking, s
             if live is not None:
                 first = [Text(missing, style="bold red")] if missing else _first(shown.health(answer, roles))
                 part = shown.part(answer)
-                rest = render(without_events(part), _several(roles), console, brief=shown.brief, whole=answer)
-                live.update(screen(first, part, rest, console), refresh=True)
+                others = render(
+                    msgspec.structs.replace(part, events=[]), _several(roles), console, brief=shown.brief, whole=answer
+                )
+                live.update(screen(first, part, others, console), refresh=True)
             elif missing:
                 print(missing, file=sys.stderr, flush=True)
             elif shown.as_json:

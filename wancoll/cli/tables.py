@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import msgspec
 from rich.console import Console, Group
 from rich.segment import Segment, SegmentLines
 from rich.table import Table
@@ -89,11 +88,6 @@ def screen(first: Iterable[RenderableType], rest: Status, others: Iterable[Rende
         more = f"... {counted(len(above) - keep, 'more line')}: on a higher screen, or with `wancoll status`"
         above = [*above[:keep], [Segment(more[: console.width])]]
     return Group(SegmentLines([*above, *below][: console.height], new_lines=True))
-
-
-def without_events(answer: Status) -> Status:
-    """The rest of *answer*."""
-    return msgspec.structs.replace(answer, events=[])
 
 
 def _last(events: Sequence[EventRecord]) -> Iterator[RenderableType]:
