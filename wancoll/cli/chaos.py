@@ -86,7 +86,9 @@ def run(
 
     kinds = _kinds(faults)
     least, most = _interval(interval)
-    largest = _size(size)
+    largest = parse_size(size, "--size")
+    if not 1024 <= largest <= 1 << 30:
+        raise ConfigError("not usable", who="--size", expected="1KiB to 1GiB", got=size)
     if min_world > peers - 2:
         raise ConfigError(
             "too high", who="--min-world", expected=f"at most --peers - 2, {peers - 2}", got=str(min_world)
@@ -138,13 +140,6 @@ def _interval(text: str) -> tuple[float, float]:
     if not 0.05 <= least <= most:
         raise ConfigError("not usable", who="--interval", expected="LEAST:MOST seconds, from 0.05 on", got=text)
     return least, most
-
-
-def _size(text: str) -> int:
-    nbytes = parse_size(text, "--size")
-    if not 1024 <= nbytes <= 1 << 30:
-        raise ConfigError("not usable", who="--size", expected="1KiB to 1GiB", got=text)
-    return nbytes
 
 
 def faults_by_phase(counts: Mapping[str, Mapping[str, int]]) -> Table:

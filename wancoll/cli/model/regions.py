@@ -48,14 +48,11 @@ def worlds(question: Question) -> NDArray[np.int64]:
 def winners(question: Question) -> NDArray[np.int64]:
     """[world, size] of a cell is the index in question.names of the fastest; of equal ones the first."""
     sizes, members = 2.0 ** cells(LOW_SIZE, HIGH_SIZE), worlds(question)
-    best = {int(k): _fastest(question, int(k), sizes) for k in np.unique(members)}
+    best = {}
+    for k in map(int, np.unique(members)):
+        times = np.array([[question.seconds(name, n, k) for n in sizes] for name in question.names])
+        best[k] = np.argmax(times <= times.min(axis=0) * EQUAL, axis=0)
     return np.array([best[int(k)] for k in members])
-
-
-def _fastest(question: Question, world: int, sizes: NDArray[np.float64]) -> NDArray[np.int64]:
-    times = np.array([[question.seconds(name, n, world) for n in sizes] for name in question.names])
-    first: NDArray[np.int64] = np.argmax(times <= times.min(axis=0) * EQUAL, axis=0)
-    return first
 
 
 def deepest(mask: NDArray[np.bool_]) -> tuple[int, int, int]:
