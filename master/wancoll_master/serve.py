@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -21,7 +21,7 @@ from wancoll.metrics.listen import listeners as listeners_of_metrics
 from wancoll.metrics.papers import Expiry
 from wancoll.net.listen import open_listeners, trio_listeners
 from wancoll.trust.papers import ADMIN, AUTHORITY, MASTER, Papers, held_folder
-from wancoll_master.config import EtcdConfig, MasterConfig
+from wancoll_master.config import MasterConfig
 from wancoll_master.core.page import Section
 from wancoll_master.server import Server
 from wancoll_master.store.journal import Journal
@@ -86,7 +86,10 @@ async def serve(
                 if config.etcd is None:
                     server.lead(journal)
                 else:
-                    nursery.start_soon(_elect(config, config.etcd, server, bound[0], gate, trust, tell))
+                    from wancoll_master.election import Election, whereabouts
+
+                    address = reached_at(config.advertise, bound[0], whereabouts(config.etcd.endpoints))
+                    nursery.start_soon(Election(config.etcd, server, address, gate, trust, tell).run)
                 if config.end_when_unused:
                     nursery.start_soon(_end_when_unused, server, config.end_when_unused, nursery.cancel_scope)
                 if gate is not None:
@@ -238,23 +241,3 @@ async def _end_when_unused(server: Server, seconds: float, ending: trio.CancelSc
         await trio.sleep(min(seconds / 4, 1.0))
     log.info("no daemon is there any more: the master ends")
     ending.cancel()
-
-
-def _elect(
-    config: MasterConfig,
-    etcd: EtcdConfig,
-    server: Server,
-    bound: str,
-    gate: Gate | None,
-    trust: SharedTrust | None,
-    tell: Callable[[str], None],
-) -> Callable[[], Coroutine[Any, Any, None]]:
-    """The task that makes the server lead and stand by.
-
-    Raises:
-        ConfigError: a setting.
-    """
-    from wancoll_master.election import Election, whereabouts
-
-    address = reached_at(config.advertise, bound, whereabouts(etcd.endpoints))
-    return Election(etcd, server, address, gate, trust, tell).run

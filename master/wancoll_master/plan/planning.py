@@ -37,9 +37,7 @@ FAR = 0.005  # seconds of round trip from which a path counts as long
 MAX_AVOID = 4096  # pairs that a Plan can carry
 FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
 THREADS = 4  # of a daemon that may serve one link; each has lanes of its own, which share what is to be sent
-FAR_SHARING = (
-    8  # lanes of each at least, over a long path: one thread is fast enough there, and lanes are slow at times
-)
+FAR_SHARING = 8  # lanes of each at least, over a long path: a thread is fast enough there, and lanes slow at times
 LANE_WINDOW = 2 << 20  # bytes under way on one lane: half of what Linux lets a send buffer grow to
 LANE_LOOKS = 3  # before other lanes are tried: first operations are slow for other reasons
 LANE_GAIN = 1.05  # times more that twice the lanes have to carry
@@ -270,8 +268,7 @@ def ring_of(measures: Measures, members: Sequence[Member]) -> Ring:
 
     The bottleneck is 0 where an edge is not known, inf where all are within a machine. Unknown latencies are left out.
     """
-    daemons = [member.daemon for member in members]
-    edges = [ends for ends in [*pairwise(daemons), (daemons[-1], daemons[0])] if not near(*ends)]
+    edges = _edges(members)
     return Ring(
         tuple(member.mid for member in members),
         min((measures.bandwidth(one.name, other.name) for one, other in edges), default=inf),
