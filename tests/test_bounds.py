@@ -217,7 +217,7 @@ BOUNDS = {
     "wancoll/peer/daemon.py: Daemon._by_engine_id": "ops_in_flight of each client",
     "wancoll/peer/links/connections.py: Connector._keys": "_MOST_KEYS",
     "wancoll/peer/daemon.py: Daemon._ended": "_MOST_ENDED",
-    "wancoll/peer/daemon.py: Daemon._sessions": "clients",
+    "wancoll/peer/daemon.py: Daemon.sessions": "clients",
     "wancoll/peer/core/tracing.py: Attempt.at": "five phases",
     "wancoll/peer/core/tracing.py: Recorder._again": "ops_in_flight and covers, of each client; it ends with the trace",
     "wancoll/peer/core/tracing.py: Recorder._done": "ops_in_flight and covers, of each client; it ends with the trace",

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ import trio
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.net.dial import read_frame
+from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.tcpinfo import (
     BACKLOG,
     BUSY,
@@ -265,16 +267,12 @@ class Probed:
         self.ask = m.MeasureLink("b", [f"127.0.0.1:{port}"], 1 << 20)
         self.reports: list[m.LinkMeasure] = []
         self.busy = False
-        self.measurer = Measurer(
-            Limits(probe_timeout=30.0),
-            links=list,
-            look=lambda link, lane: b"",
-            send=lambda report: self.reports.extend(report.links),
-            busy=lambda: self.busy,
-            here=list,
-            pace=lambda link, rate: None,
-            connector=Connector(),
+        daemon = SimpleNamespace(
+            config=PeerConfig(master="h:1", limits=Limits(probe_timeout=30.0)),
+            control=SimpleNamespace(send=lambda report: self.reports.extend(report.links)),
+            links=SimpleNamespace(connector=Connector()),
         )
+        self.measurer = Measurer(daemon, lambda: self.busy)
 
     async def wait_for(self, count: int) -> None:
         with trio.fail_after(30):

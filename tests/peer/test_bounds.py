@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import trio
 
 from tests.peer.test_links import End
 from tests.peer.test_member import Driver
 from tests.peer.test_p2p import Partner
 from wancoll.collective import Kind
-from wancoll.limits import DEFAULT, Limits
+from wancoll.limits import DEFAULT
+from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.pacing import Pacer
 from wancoll.peer.core.stalls import LaneLook, Stalls
 from wancoll.peer.core.tcpinfo import Observer, TcpInfo
-from wancoll.peer.links.connections import Connector
 from wancoll.peer.watch.measure import Measurer
 from wancoll.wire import messages as m
 
@@ -71,16 +73,7 @@ def test_watchers_forget_links_that_are_closed() -> None:
 
 
 async def test_paths_to_measure_wait_in_a_bounded_line() -> None:
-    measurer = Measurer(
-        Limits(),
-        links=list,
-        look=lambda link, lane: b"",
-        send=lambda report: None,
-        busy=lambda: False,
-        here=list,
-        pace=lambda link, rate: None,
-        connector=Connector(),
-    )
+    measurer = Measurer(SimpleNamespace(config=PeerConfig(master="h:1")), lambda: False)
     for number in range(MANY):
         measurer.measure(m.MeasureLink(f"d{number}", ["h:1"], 0))
     assert measurer._asks.statistics().current_buffer_used == 1024

@@ -116,7 +116,7 @@ class Control:
         self.addresses: list[str] = []
         self._heard_at = self._welcomed_at = 0.0
         self._vouching = Vouching(clock.awake_or_asleep())
-        self._heartbeat_interval = config.limits.heartbeat_interval
+        self.interval = config.limits.heartbeat_interval  # seconds between heartbeats
         self.heartbeat_timeout = config.limits.heartbeat_timeout  # seconds; the master's, once it has welcomed this one
 
     @property
@@ -138,11 +138,6 @@ class Control:
     def queued(self) -> int:
         """Bytes that wait to be sent."""
         return self._stream.queued if self._stream is not None else 0
-
-    @property
-    def interval(self) -> float:
-        """Seconds between heartbeats."""
-        return self._heartbeat_interval
 
     @property
     def open(self) -> bool:
@@ -209,29 +204,7 @@ class Control:
                 return f"{address}: its certificate is not a master's: somebody else answers there"
             self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
             self._vouching.said_hello(clock.awake_or_asleep())
-            stream.send(
-                encode(
-                    m.Hello(
-                        PROTOCOL_VERSION,
-                        self._daemon,
-                        self._incarnation,
-                        self.addresses,
-                        self._config.lanes,
-                        self._config.site,
-                        version("wancoll"),
-                        self._config.max_lanes,
-                        offered_congestion_controls(self._config.congestion_control),
-                        self._config.measure,
-                        self.term,
-                        self.master,
-                        self._dials,
-                        self._session if self.open else 0,
-                        self._heard,
-                        min(limits.master_grace, WITHOUT_END),
-                        self._ended,
-                    )
-                )
-            )
+            stream.send(encode(self._hello()))
             self._stream = stream
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stream.write_queue)
@@ -257,6 +230,15 @@ class Control:
             self._stream = None
             if stream is not None:
                 stream.close()
+
+    def _hello(self) -> m.Hello:
+        config = self._config
+        return m.Hello(
+            PROTOCOL_VERSION, self._daemon, self._incarnation, self.addresses, config.lanes, config.site,
+            version("wancoll"), config.max_lanes, offered_congestion_controls(config.congestion_control),
+            config.measure, self.term, self.master, self._dials, self._session if self.open else 0, self._heard,
+            min(config.limits.master_grace, WITHOUT_END), self._ended,
+        )  # fmt: skip
 
     async def _ask_all(self, patience: float) -> None:
         """What elects the masters at all addresses. Who does not answer in time is not waited for."""
@@ -440,7 +422,7 @@ class Control:
                     if message.master != self.master:
                         self.clocks.clear()
                     self.term, self.master = message.term, message.master
-                    self._heartbeat_interval = message.heartbeat_interval
+                    self.interval = message.heartbeat_interval
                     self.heartbeat_timeout = message.heartbeat_timeout
                     self._masters.welcomed()
                     self._others.clear()
@@ -494,11 +476,11 @@ class Control:
         number = 0
         self._heard_at = trio.current_time()
         while True:
-            await trio.sleep_until(next_on_grid(trio.current_time(), self._heartbeat_interval))
+            await trio.sleep_until(next_on_grid(trio.current_time(), self.interval))
             if not self.connected:
                 continue
             silent = trio.current_time() - self._heard_at
-            if silent > max(self.heartbeat_timeout, 2 * self._heartbeat_interval):
+            if silent > max(self.heartbeat_timeout, 2 * self.interval):
                 stream.ended = f"it was silent for {silent:.1f} s"
                 stream.end()  # who reads closes it
                 return

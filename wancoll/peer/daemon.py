@@ -121,26 +121,10 @@ class Daemon:
             self._beat,
             wallet,
         )
-        self.measurer = Measurer(
-            config.limits,
-            self.links.open_links,
-            engine.tcp_info,
-            self.control.send,
-            lambda: bool(self._by_engine_id),
-            lambda: self.control.addresses,
-            engine.pace_link,
-            self.links.connector,
-        )
-        self.watcher = Watcher(
-            config.limits,
-            self.links,
-            lambda: self._sessions,
-            self.control.send,
-            lambda: self.control.interval,
-            self._master_away,
-        )
+        self.measurer = Measurer(self, lambda: bool(self._by_engine_id))
+        self.watcher = Watcher(self)
         self._nursery = nursery
-        self._sessions: list[Session] = []
+        self.sessions: list[Session] = []  # of those who are attached
         self._by_engine_id: dict[int, Session] = {}
         self._no_master_since = trio.current_time()
         self._no_master_reason = "no connection yet"
@@ -156,24 +140,14 @@ class Daemon:
 
     # ---- sessions ------------------------------------------------------------------------------------
 
-    @property
-    def sessions(self) -> list[Session]:
-        """Of those who are attached."""
-        return self._sessions
-
-    @property
-    def clients(self) -> int:
-        """How many are attached."""
-        return len(self._sessions)
-
     def has(self, group: str, name: str) -> bool:
         """Whether a client is attached as this member, and has not left."""
-        members = (session.member for session in self._sessions)
+        members = (session.member for session in self.sessions)
         return any((one.group, one.name) == (group, name) and not one.over for one in members)
 
     def add(self, session: Session) -> None:
         """A client has attached."""
-        self._sessions.append(session)
+        self.sessions.append(session)
         if self.control.open:
             session.run(session.member.join())
         else:
@@ -181,8 +155,8 @@ class Daemon:
 
     def remove(self, session: Session) -> None:
         """A client is gone and the engine has let go of its ops."""
-        if session in self._sessions:
-            self._sessions.remove(session)
+        if session in self.sessions:
+            self.sessions.remove(session)
             self._remember(session)
 
     def started(self, engine_id: int, session: Session) -> None:
@@ -196,7 +170,7 @@ class Daemon:
         by = trio.current_time() + ask.within
         chosen = [
             one
-            for one in self._sessions
+            for one in self.sessions
             if not one.member.over and (not ask.group or (one.member.group, one.member.name) == (ask.group, ask.name))
         ]
         for session in chosen:
@@ -208,7 +182,7 @@ class Daemon:
 
     async def _end_when_left(self) -> None:
         """Task: end when all who are attached have left."""
-        while any(not one.member.over for one in self._sessions):  # noqa: ASYNC110 - once, at the end
+        while any(not one.member.over for one in self.sessions):  # noqa: ASYNC110 - once, at the end
             await trio.sleep(0.01)
         with trio.move_on_after(1):
             while self.askers:  # noqa: ASYNC110 - the same
@@ -239,7 +213,7 @@ class Daemon:
     def _beat(self, number: int) -> m.Heartbeat:
         """The heartbeat: how far the clients are in their programs, and whose process stands still."""
         now, called, still, recovered = trio.current_time(), [], [], []
-        for session in self._sessions:
+        for session in self.sessions:
             member = session.member
             if member.over or not member.mid:
                 continue
@@ -293,12 +267,12 @@ class Daemon:
                     "waiting_for": self._waiting_for(session),
                     "waits": self.watcher.status(session),
                 }
-                for session in self._sessions
+                for session in self.sessions
             ],
         }
 
     def _waiting_for(self, session: Session) -> str:
-        waits, away = session.member.waiting_for(), self._master_away()
+        waits, away = session.member.waiting_for(), self.master_away()
         return f"{waits}; not there: {away}" if waits and away else waits
 
     def _resources(self) -> dict[str, int]:
@@ -306,7 +280,7 @@ class Daemon:
         return {
             **resources.of_this_process(),
             "tasks": trio.lowlevel.current_statistics().tasks_living,
-            "sessions": len(self._sessions),
+            "sessions": len(self.sessions),
             "ops": len(self._by_engine_id),
             **self.links.counts(),
         }
@@ -328,7 +302,7 @@ class Daemon:
 
     def _members_hear(self, message: m.ToMember) -> None:
         now, number, master = trio.current_time(), self.control.number, self.control.master
-        addressed = [one for one in self._sessions if one.member.addressed(message)]
+        addressed = [one for one in self.sessions if one.member.addressed(message)]
         if isinstance(message, STOPPING):
             for session in addressed:
                 session.hush()
@@ -351,7 +325,7 @@ class Daemon:
                 session.run(session.member.hear(message, now, number, master))
             if isinstance(message, m.Refused):
                 break  # it answers one Join; another one by this name has its own answer
-        if isinstance(message, m.Evicted) and not any(one.member.addressed(message) for one in self._sessions):
+        if isinstance(message, m.Evicted) and not any(one.member.addressed(message) for one in self.sessions):
             self.control.send(m.Ended([(message.group, message.mid)]))
 
     async def _probe(self, ask: m.Probe) -> None:
@@ -373,7 +347,7 @@ class Daemon:
         log.info("connected to the master", master=self.control.master_address)
         self.answered.set()
         self.measurer.retell()
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             with session.alone("the master's return"):
                 session.run(session.member.reconnected(self.control.number, self.control.master))
             self._remember(session)
@@ -392,11 +366,11 @@ class Daemon:
         self._no_master_reason = reason
         if live:
             self._no_master_since = trio.current_time()
-        for session in self._sessions:
+        for session in self.sessions:
             if session.member.epoch is None:
                 self._say_who_is_missing(session)
 
-    def _master_away(self) -> str:
+    def master_away(self) -> str:
         """Which, and for how long; "": it is here."""
         if self.control.connected:
             return ""
@@ -407,7 +381,7 @@ class Daemon:
 
     def _master_synced(self) -> None:
         """The master has told all it knows: members of the connection before are unknown to it."""
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             if session.member.epoch is not None and session.member.standing.connection != self.control.number:
                 with session.alone("being forgotten"):
                     session.run(session.member.forgotten(self._no_master_reason))
@@ -417,7 +391,7 @@ class Daemon:
         await self.control.run()
         reason = self.control.refused
         log.error("no master takes this daemon", reason=reason)
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             with session.alone("the daemon's dismissal"):
                 session.run(session.member.sent_away(self.name, reason))
         self.ending = outcomes.sent_away(self.name, reason).last
@@ -433,7 +407,7 @@ class Daemon:
                 now, limits = trio.current_time(), self.config.limits
                 again = now >= said_at + limits.heartbeat_interval
                 said_at = now if again else said_at
-                for session in list(self._sessions):
+                for session in list(self.sessions):
                     waited = now - max(self._no_master_since, session.attached_at)
                     if again:
                         with session.alone("a look at it"):
@@ -446,7 +420,7 @@ class Daemon:
                         with session.alone("the master's silence"):
                             session.run(session.member.master_unreachable(*out))
                 await trio.sleep(_MASTER_POLL)
-            for session in self._sessions:
+            for session in self.sessions:
                 session.member.master_is_back()
 
     def stop_unheard(self) -> None:
@@ -458,7 +432,7 @@ class Daemon:
             return
         waited = self.control.unheard
         cause = "no answer while this daemon slept" if self.control.connected else self._no_master_reason
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             if session.member.votes:
                 with session.alone("the master's silence"):
                     session.run(session.member.master_unreachable(self.config.master, waited, cause))
@@ -484,17 +458,13 @@ class Daemon:
 
     def _engine_says(self, event: Done | Cancelled | LaneDown | Mismatch) -> None:
         match event:
-            case Done(op):
+            case Done(op) | Cancelled(op):
                 if self.recorder is not None:
                     self._trace(self.recorder, event)
                 session = self._by_engine_id.pop(op, None)
-                if session is not None:
+                if session is not None and isinstance(event, Done):
                     session.op_finished(event)
-            case Cancelled(op):
-                if self.recorder is not None:
-                    self._trace(self.recorder, event)
-                session = self._by_engine_id.pop(op, None)
-                if session is not None:
+                elif session is not None:
                     session.op_cancelled(op)
             case LaneDown(link, lane, _, text):
                 self.links.lane_down(link, lane, text)
@@ -516,14 +486,14 @@ class Daemon:
             raise ConfigError("is being traced already", who=self.name, hint="wait until that is over")
         self.recorder = recorder = Recorder()
         self.engine.trace(True)
-        for session in self._sessions:
+        for session in self.sessions:
             session.record_open(recorder.found)
         try:
             await trio.sleep(seconds)
         finally:
             self.engine.trace(False)
             self.recorder = None
-        for session in self._sessions:
+        for session in self.sessions:
             session.record_open(recorder.over)
         ahead = time.time() - trio.current_time()
         for row in recorder.rows:
@@ -546,9 +516,9 @@ class Daemon:
         stopping = m.Failure(0, "PeerDaemonLost", "the peer daemon is stopping", who=self.name, hint=hint)
         self.ending = self.ending or stopping
         with trio.move_on_after(self.config.limits.drain_timeout):
-            while any(one.member.in_flight or not one.idle for one in self._sessions):  # noqa: ASYNC110 - once, at the end
+            while any(one.member.in_flight or not one.idle for one in self.sessions):  # noqa: ASYNC110 - once, at the end
                 await trio.sleep(0.01)
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             with session.alone("the daemon's end"):
                 ending = outcomes.left(session.member.name, stopping.what, self.ending)
                 session.run(session.member.leave("", ending=ending))
@@ -556,7 +526,7 @@ class Daemon:
         with trio.move_on_after(1):
             await self.control.flush()
         with trio.move_on_after(1):  # while the engine's events are still read
-            for session in list(self._sessions):
+            for session in list(self.sessions):
                 await session.wait_idle()
 
 
@@ -567,7 +537,7 @@ async def _watch_stdin(daemon: Daemon, stop: trio.Event) -> None:
         if not os.read(0, 4096):
             break
     with trio.move_on_after(1):
-        while daemon.clients:  # noqa: ASYNC110 - once, at the very end; each ends as a client that left or died
+        while daemon.sessions:  # noqa: ASYNC110 - once, at the very end; each ends as a client that left or died
             await trio.sleep(0.01)
     stop.set()
 
@@ -597,15 +567,7 @@ def _port(daemon: Daemon, door: FrontDoor, metrics: list[socket.socket], wallet:
     from wancoll.metrics.port import Port, Source
 
     daemon.operations, daemon.links.traffic = Operations(), Traffic()
-
-    def doors() -> dict[str, tuple[int, int]]:
-        data = daemon.links.counts()
-        return {"data": (data["handshakes"], data["strangers_refused"]), "clients": door.counts}
-
-    figures = Figures(
-        lambda: daemon.sessions, daemon.operations, daemon.control, daemon.links, doors,
-        None if wallet is None else lambda: wallet.papers,
-    )  # fmt: skip
+    figures = Figures(daemon, daemon.operations, door, wallet)
     return Port(Source("peer", kernel_name(), figures.families, daemon.unready), metrics, daemon.config.metrics_token)
 
 
@@ -650,7 +612,7 @@ async def serve(
                     nursery.start_soon(daemon.measurer.watch)
                     nursery.start_soon(daemon.measurer.probe)
                 nursery.start_soon(trio.serve_listeners, daemon.links.accept, trio_listeners(data_sockets))
-                door = FrontDoor(daemon, daemon.status)
+                door = FrontDoor(daemon)
                 nursery.start_soon(trio.serve_listeners, door.accept, trio_listeners([local_socket]))
                 if metrics:
                     nursery.start_soon(_port(daemon, door, metrics, wallet).serve)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -33,11 +32,10 @@ class FrontDoor:
 
     Args:
         daemon: what the clients attach to.
-        status: the daemon's view of itself, ready for JSON.
     """
 
-    def __init__(self, daemon: Host, status: Callable[[], dict[str, object]]) -> None:
-        self._daemon, self._status = daemon, status
+    def __init__(self, daemon: Host) -> None:
+        self._daemon = daemon
         limits = daemon.config.limits
         self._greeting = Handshakes(limits.pending_connections, limits.local_handshake_timeout)
         self._strangers = Sparing()
@@ -87,7 +85,7 @@ class FrontDoor:
     ) -> None:
         first, limits = messages[0], self._daemon.config.limits
         if isinstance(first, m.LocalStatusRequest):
-            client.send(encode(m.LocalStatus(json.dumps(self._status()))))
+            client.send(encode(m.LocalStatus(json.dumps(self._daemon.status()))))
         elif isinstance(first, m.Arm):
             log.warning("fault injection is asked for", who=who, name=first.name, action=first.action)
             client.send(encode(self._arm(first)))
@@ -102,7 +100,7 @@ class FrontDoor:
                 return
             if not first.member:
                 first = replace(first, member=f"{self._daemon.name[:100]}-{self._next_range}")
-            if self._daemon.clients >= limits.clients:
+            if len(self._daemon.sessions) >= limits.clients:
                 head = (0, "PeerDaemonLost", "has no room for one more client", self._daemon.name)
                 expected = f"at most {limits.clients} clients of one daemon; its limit on open files may allow more"
                 client.send(encode(m.Failure(*head, expected)))

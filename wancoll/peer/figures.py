@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import trio
 
 from wancoll.metrics.core import families as f
 from wancoll.metrics.core.operations import Operations
 from wancoll.metrics.papers import Expiry
-from wancoll.peer.control import Control
-from wancoll.peer.links.hub import LinkHub
+from wancoll.net.enroll import Wallet
+from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.traffic import Now
-from wancoll.peer.session import Session
-from wancoll.trust.papers import Papers
+from wancoll.peer.session import Host, Session
 
 _LINKS_AT_ONCE = 16  # that are looked at without a pause
 
@@ -23,32 +22,22 @@ class Figures:
     """See the module.
 
     Args:
-        sessions: gives those that are attached.
+        daemon: whose they are.
         operations: what was counted.
-        control: the connection to the master.
-        links: the daemon's.
-        doors: by name, gives how many handshakes are pending and how many were refused.
-        papers: gives where its certificates are; None: it has none.
+        door: the daemon's, for clients.
+        wallet: the daemon's certificates; None: it has none.
     """
 
-    def __init__(
-        self,
-        sessions: Callable[[], Sequence[Session]],
-        operations: Operations,
-        control: Control,
-        links: LinkHub,
-        doors: Callable[[], dict[str, tuple[int, int]]],
-        papers: Callable[[], Papers] | None,
-    ) -> None:
-        self._sessions, self._operations, self._control, self._links = sessions, operations, control, links
-        self._doors, self._papers, self._expiry = doors, papers, Expiry()
+    def __init__(self, daemon: Host, operations: Operations, door: FrontDoor, wallet: Wallet | None) -> None:
+        self._daemon, self._links, self._operations, self._door = daemon, daemon.links, operations, door
+        self._wallet, self._expiry = wallet, Expiry()
 
     def families(self) -> Iterator[f.Family | None]:
         """All of them; None is a pause."""
         yield from self._operations.families()
         now = trio.current_time()
-        yield f.Family(f.CLIENTS, [((), len(self._sessions()))])
-        yield f.Family(f.CONNECTED, [((), int(self._control.connected))])
+        yield f.Family(f.CLIENTS, [((), len(self._daemon.sessions))])
+        yield f.Family(f.CONNECTED, [((), int(self._daemon.control.connected))])
         yield self._of_groups(f.IN_FLIGHT, lambda one: one.member.in_flight, sum)
         yield self._of_groups(f.OLDEST, lambda one: one.waits_since(now), max)
         yield self._of_groups(f.EPOCH, lambda one: one.member.epoch_number, max)
@@ -56,12 +45,13 @@ class Figures:
         yield self._of_groups(f.ARENA_USED, lambda one: one.arena.used, sum)
         yield self._of_groups(f.ARENA_SIZE, lambda one: one.arena.nbytes, sum)
         yield from self._of_links()
-        clients = sum(session.queued for session in self._sessions())
-        yield f.Family(f.QUEUED, [(("master",), self._control.queued), (("clients",), clients)])
-        doors = self._doors()
+        clients = sum(session.queued for session in self._daemon.sessions)
+        yield f.Family(f.QUEUED, [(("master",), self._daemon.control.queued), (("clients",), clients)])
+        data = self._links.counts()
+        doors = {"data": (data["handshakes"], data["strangers_refused"]), "clients": self._door.counts}
         yield f.Family(f.HANDSHAKES, [((name,), pending) for name, (pending, _) in doors.items()])
         yield f.Family(f.REFUSED, [((name,), refused) for name, (_, refused) in doors.items()])
-        papers = self._papers() if self._papers is not None else None
+        papers = self._wallet.papers if self._wallet is not None else None
         yield self._expiry.family(
             {"own": papers.certificate, "authority": papers.authorities} if papers is not None else {}
         )
@@ -71,7 +61,7 @@ class Figures:
     ) -> f.Family:
         """Of this daemon's members in each group together."""
         found = defaultdict(list)
-        for session in self._sessions():
+        for session in self._daemon.sessions:
             if not session.member.over:
                 found[session.member.group].append(value(session))
         return f.Family(spec, [((group,), join(values)) for group, values in found.items()])

@@ -57,15 +57,18 @@ class Host(Protocol):
     control: Control
     failpoints: Failpoints
     hot: Hot
+    sessions: list[Session]  # of those who are attached
     ending: m.Failure | None  # it stops: what clients are told
     leaving: m.Failure | None  # it will, once its members have left: the same
     askers: int  # operators on the unix socket who will be told that they have
     operations: Operations | None  # what is counted for metrics; None: they are not told
     recorder: Recorder | None  # while somebody traces
 
-    @property
-    def clients(self) -> int:
-        """How many are attached."""
+    def status(self) -> dict[str, object]:
+        """The daemon's own view, for LocalStatusRequest."""
+
+    def master_away(self) -> str:
+        """Which, and for how long; "": it is here."""
 
     def has(self, group: str, name: str) -> bool:
         """Whether a client is attached as this member, and has not left."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import structlog
 import trio
 
-from wancoll.limits import Limits
 from wancoll.local import split_address
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
 from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.pacing import Pacer
 from wancoll.peer.core.tcpinfo import Observer, TcpInfo, parse_tcp_info
-from wancoll.peer.links.connections import Connector
 from wancoll.peer.links.hub import WatchedLink
 from wancoll.peer.links.probes import burst, round_trip
+from wancoll.peer.session import Host
 from wancoll.wire import messages as m
 
 log = structlog.get_logger("wancoll.measure")
@@ -33,32 +32,14 @@ class Measurer:
     """What operations and probes tell of this daemon's paths, on its way to the master.
 
     Args:
-        limits: timeouts.
-        links: gives the links that are open now.
-        look: gives the newest struct tcp_info of a link's lane, b"" if there is none.
-        send: to the master.
+        daemon: whose paths they are.
         busy: whether an operation is under way.
-        here: gives this daemon's addresses; paths within one machine are not measured.
-        pace: from now on each lane of a link sends at most so many bytes per second.
-        connector: makes connections.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        links: Callable[[], Iterable[WatchedLink]],
-        look: Callable[[int, int], bytes],
-        send: Callable[[m.FromPeer], None],
-        busy: Callable[[], bool],
-        here: Callable[[], Iterable[str]],
-        pace: Callable[[int, int], None],
-        connector: Connector,
-    ) -> None:
-        self._connector = connector
-        self._limits, self._links, self._look, self._send = limits, links, look, send
-        self._busy, self._here, self._pace = busy, here, pace
+    def __init__(self, daemon: Host, busy: Callable[[], bool]) -> None:
+        self._daemon, self._limits, self._busy = daemon, daemon.config.limits, busy
         self._observer, self._pacer = Observer(), Pacer()
-        self._room = trio.Semaphore(limits.pending_connections)  # for round trips under way
+        self._room = trio.Semaphore(self._limits.pending_connections)  # for round trips under way
         self._asked, self._asks = trio.open_memory_channel[m.MeasureLink](_ASKS)
         self._burst = trio.CancelScope()
 
@@ -74,11 +55,11 @@ class Measurer:
             paced = {link.engine_id: (link.pacing, lanes) for link, lanes in looks}
             for number, pace in self._pacer.look(trio.current_time(), paced).items():
                 log.info("pace changed", link=number, megabytes_per_second=round(pace / 1e6, 3))
-                self._pace(number, pace)
+                self._daemon.engine.pace_link(number, pace)
             if trio.current_time() >= report_at:
                 report = self._observer.report()
                 if report is not None:
-                    self._send(report)
+                    self._daemon.control.send(report)
                     report_at = trio.current_time() + _REPORT
 
     def retell(self) -> None:
@@ -86,13 +67,14 @@ class Measurer:
         self._observer.retell()
 
     def _remote_links(self) -> list[WatchedLink]:
-        hosts = {split_address(address)[0] for address in self._here()}
-        return [
-            link for link in self._links() if hosts.isdisjoint(split_address(address)[0] for address in link.addresses)
-        ]
+        """Paths within one machine are not measured."""
+        hosts = {split_address(address)[0] for address in self._daemon.control.addresses}
+        links = self._daemon.links.open_links()
+        return [link for link in links if hosts.isdisjoint(split_address(address)[0] for address in link.addresses)]
 
     def _lanes(self, link: WatchedLink) -> dict[int, TcpInfo]:
-        found = ((lane, parse_tcp_info(self._look(link.engine_id, lane))) for lane in range(link.lanes))
+        look = self._daemon.engine.tcp_info
+        found = ((lane, parse_tcp_info(look(link.engine_id, lane))) for lane in range(link.lanes))
         return {lane: info for lane, info in found if info is not None}
 
     # ---- probes --------------------------------------------------------------------------------------
@@ -122,12 +104,12 @@ class Measurer:
         rtt, known = 0.0, (DialFailed, trio.TooSlowError)
         try:
             with contained("a round trip", lambda: ask, expected=known), trio.fail_after(self._limits.probe_timeout):
-                rtt = await round_trip(self._connector, ask, self._limits.probe_timeout)
+                rtt = await round_trip(self._daemon.links.connector, ask, self._limits.probe_timeout)
         except known as bad:
             log.info("round trip not measured", daemon=ask.daemon, reason=str(bad))
         finally:
             self._room.release()
-        self._send(m.LinkReport([m.LinkMeasure(ask.daemon, rtt, 0.0, 0, 0.0)]))
+        self._daemon.control.send(m.LinkReport([m.LinkMeasure(ask.daemon, rtt, 0.0, 0, 0.0)]))
         if rtt and ask.nbytes:
             try:
                 bursts.send_nowait(ask)
@@ -144,7 +126,7 @@ class Measurer:
                 ask, best = again.popleft() if again else (await wanted.receive(), 0.0)
             rate = await self._send_burst(ask)
             if rate > best or not best:
-                self._send(m.LinkReport([m.LinkMeasure(ask.daemon, 0.0, rate, 0, 0.0)]))
+                self._daemon.control.send(m.LinkReport([m.LinkMeasure(ask.daemon, 0.0, rate, 0, 0.0)]))
             if rate and not best:
                 again.append((ask, rate))
 
@@ -157,7 +139,7 @@ class Measurer:
             rate = 0.0
             try:
                 with contained("a burst", lambda: ask, expected=(DialFailed,)), self._burst:
-                    rate = await burst(self._connector, ask, self._limits.probe_timeout)
+                    rate = await burst(self._daemon.links.connector, ask, self._limits.probe_timeout)
             except DialFailed as bad:
                 log.info("bandwidth not measured", daemon=ask.daemon, reason=str(bad))
                 break

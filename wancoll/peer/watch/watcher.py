@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
-from wancoll.limits import Limits
 from wancoll.peer.core import waits
 from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.links import P2P, Broken, MemberLinks
 from wancoll.peer.core.stalls import LinkView, Stalls
 from wancoll.peer.core.waits import WaitLog
-from wancoll.peer.links.hub import LinkHub
-from wancoll.peer.session import Session
+from wancoll.peer.session import Host, Session
 from wancoll.wire import messages as m
 
 log = structlog.get_logger("wancoll.wait")
@@ -45,25 +43,11 @@ class Watcher:
     """See the module.
 
     Args:
-        limits: timeouts.
-        hub: the daemon's links.
-        sessions: gives those that are attached.
-        send: to the master.
-        interval: gives the seconds between reports to the master.
-        away: which master is away, and for how long; "": it is here.
+        daemon: whose links and members they are.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        hub: LinkHub,
-        sessions: Callable[[], list[Session]],
-        send: Callable[[m.FromPeer], None],
-        interval: Callable[[], float],
-        away: Callable[[], str],
-    ) -> None:
-        self._limits, self._hub, self._sessions, self._send, self._interval = limits, hub, sessions, send, interval
-        self._away = away
+    def __init__(self, daemon: Host) -> None:
+        self._daemon, self._limits = daemon, daemon.config.limits
         self._stalls = Stalls()
         self._known_at: dict[int, float] = {}  # by engine id of a link: when the master last said who holds bytes back
         self._watched: dict[Session, _Watched] = {}
@@ -77,17 +61,17 @@ class Watcher:
             self._look(now)
             ready_at = now + (trio.current_time() - now) / _SHARE
             if now >= report_at:
-                report_at = next_on_grid(now, self._interval())
+                report_at = next_on_grid(now, self._daemon.control.interval)
                 self._report(now)
 
     def _look(self, now: float) -> None:
-        self._stalls.look(now, self._hub.looks())
-        settled = self._limits.slow_after + _SETTLED * self._interval()
+        self._stalls.look(now, self._daemon.links.looks())
+        settled = self._limits.slow_after + _SETTLED * self._daemon.control.interval
         for stuck in self._stalls.stuck(now, self._limits.lane_timeout, settled, self._known_at):
-            self._hub.step(Broken(stuck.link, stuck.reason))
+            self._daemon.links.step(Broken(stuck.link, stuck.reason))
 
     def _report(self, now: float) -> None:
-        sessions = self._sessions()
+        sessions = self._daemon.sessions
         self._watched = {session: self._watched.get(session) or _Watched() for session in sessions}
         live = {number for session in sessions for number, _ in _numbers(session.links)}
         self._known_at = {number: at for number, at in self._known_at.items() if number in live}
@@ -97,7 +81,7 @@ class Watcher:
             if not member.over:
                 watched.waits = self._waits_of(session, now)
             if watched.waits is not None and not member.standing.reporting:
-                self._send(watched.waits)
+                self._daemon.control.send(watched.waits)
             self._note(session, watched, now)
             self._answer(session, watched)
             if member.seat is None and member.mid and not member.over:
@@ -110,7 +94,7 @@ class Watcher:
     def _ask_place(self, session: Session, watched: _Watched, now: float) -> None:
         if now >= max(watched.asked_at, session.attached_at) + _ASK_PLACE:
             watched.asked_at = now
-            self._send(m.AskPlace(session.member.group, session.member.mid))
+            self._daemon.control.send(m.AskPlace(session.member.group, session.member.mid))
 
     def _seen(self, links: MemberLinks, now: float) -> list[waits.Seen]:
         found = []
@@ -131,7 +115,7 @@ class Watcher:
             log.info("operation waits no more", member=session.member.name, seconds=round(took, 1))
         if oldest is None or watched.waits is None:
             watched.verdict = None
-        elif oldest.age >= self._limits.slow_after + 2 * self._interval() and watched.log.begins(
+        elif oldest.age >= self._limits.slow_after + 2 * self._daemon.control.interval and watched.log.begins(
             key, now - oldest.age, now
         ):
             local = self._seen_here(session, watched.waits, oldest)
@@ -140,7 +124,7 @@ class Watcher:
 
     def _seen_here(self, session: Session, report: m.Waits, oldest: m.OpWait) -> str:
         unheard = session.member.collectives.unheard(oldest.seq)
-        return waits.local_words(report, self._namer(session), unheard, self._away())
+        return waits.local_words(report, self._namer(session), unheard, self._daemon.master_away())
 
     def _answer(self, session: Session, watched: _Watched) -> None:
         """There is no master to say what the client's call waits for: say it, less and less often; take it back."""
@@ -149,7 +133,7 @@ class Watcher:
             watched.answered = 0.0
             return
         oldest = report.ops[0]
-        away = bool(self._away())
+        away = bool(self._daemon.master_away())
         if oldest.age < watched.answered:
             watched.answered = 0.0  # another one
         if (away and oldest.age >= _LESS_OFTEN * watched.answered) or (not away and watched.answered):
