@@ -201,7 +201,7 @@ class Member:
             case m.Joined():
                 return self.joined(message.mid, connection, master)
             case m.Refused():
-                return self.refused(message.reason, evicted=message.evicted)
+                return self._finish(outcomes.refused(self.name, message.reason, evicted=message.evicted))
             case m.Epoch():
                 return self.enter_epoch(message, now)
             case m.EpochChange():
@@ -220,8 +220,8 @@ class Member:
                 return self.evicted(message, now)
             case m.Cover():
                 return self.cover(message, now)
-            case m.Updated():
-                return self.updated(message.outcome, now)
+            case m.Updated() if self.seat is not None:
+                return self.collectives.update_ended(message.outcome, now)
             case m.Redial() if message.epoch == self.epoch_number:
                 return [cmd.Redial(tuple(message.others), message.older, message.reason, message.sends)]
         return []  # Waited changes nothing: it is for the watcher
@@ -275,10 +275,6 @@ class Member:
         self.collectives.master_away = False
         again = [*self.collectives.told(), *self.collectives.graces(), *self.standing.said.values()]
         return [cmd.ToMaster(message) for message in again] + self.p2p.tell_again()
-
-    def refused(self, reason: str, *, evicted: bool = False) -> list[cmd.Command]:
-        """The master does not let this member in, or an operator has sent it away before it was."""
-        return self._finish(outcomes.refused(self.name, reason, evicted=evicted))
 
     def enter_epoch(self, epoch: m.Epoch, now: float) -> list[cmd.Command]:
         """A new epoch: commit what it says is committed, drop what it voids, run the rest again (R2, R4).
@@ -339,10 +335,6 @@ class Member:
     def settled(self, settled: m.Settled, now: float) -> list[cmd.Command]:
         """A send or recv has ended on both sides."""
         return [] if self.over or self.seat is None else self.p2p.settled(settled, now)
-
-    def updated(self, outcome: m.UpdateOutcome, now: float) -> list[cmd.Command]:
-        """Others were told how the update_membership has ended at which this member stands (R5)."""
-        return [] if self.over or self.seat is None else self.collectives.update_ended(outcome, now)
 
     def evicted(self, evicted: m.Evicted, now: float) -> list[cmd.Command]:
         """The master put this member out; what had committed until then still counts (R8)."""
