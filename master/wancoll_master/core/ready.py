@@ -31,8 +31,7 @@ from wancoll_master.core.may import EVERYTHING
 # ---- events -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A message came over connection *conn* (a number that the shell never uses again).
 
     *identity* is who is at its other end, None: somebody who has not proved it. *source* is the address that it comes
@@ -45,8 +44,7 @@ class Received:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
+class Disconnected(msgspec.Struct, frozen=True):
     """Connection *conn* is gone: why; *lasting*: it cannot be taken up again. *round_trip*: its path's, if known."""
 
     conn: int
@@ -55,8 +53,7 @@ class Disconnected:
     round_trip: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SentAway:
+class SentAway(msgspec.Struct, frozen=True):
     """Who is at the other end of these connections has no right to be there any more: why, by connection.
 
     The shell has told them, and ends the connections.
@@ -65,21 +62,18 @@ class SentAway:
     reasons: Mapping[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(msgspec.Struct, frozen=True):
     """The daemon of connection *conn* has taken it up again: presence.returning() was asked, and all is kept."""
 
     conn: int
     hello: m.Hello
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """next_deadline() has come. A tick that comes late tells the master that it slept itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(msgspec.Struct, frozen=True):
     """Somebody looks at the page: until then daemons shall tell what moves."""
 
     until: float
@@ -90,24 +84,21 @@ Event = Received | Disconnected | SentAway | Returned | Tick | Watched
 # ---- messages ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send *message* over *conn*."""
 
     conn: int
     message: m.FromMaster
 
 
-@dataclass(frozen=True, slots=True)
-class Broadcast:
+class Broadcast(msgspec.Struct, frozen=True):
     """Send the same bytes over all of *conns*."""
 
     conns: tuple[int, ...]
     message: m.FromMaster
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(msgspec.Struct, frozen=True):
     """Send *epoch* to each (conn, mid) of *to*; to members of *base*, who were told that one last, what changed."""
 
     to: tuple[tuple[int, int], ...]
@@ -160,16 +151,14 @@ def encode_for_each(message: m.Epoch | m.EpochChange, mids: list[int]) -> list[b
 # ---- the rest of what a step wants done -------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SendStatus:
+class SendStatus(msgspec.Struct, frozen=True):
     """Send a Status over *conn*; report makes the parts that the state knows. Of *groups* alone, empty: of all."""
 
     conn: int
     groups: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """Say Bye with *reason* (if there is one), deliver what was sent before, close. Nothing is read from now on."""
 
     conn: int
@@ -210,8 +199,7 @@ class Persist:
     groups: dict[str, Used] = field(default_factory=dict)  # that begin an epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """One line for people: in the log, and where it is *kept* in the event log, too.
 
     *lost*: so many members of an epoch are out by it, and did not say that they leave; *cause* is of CAUSES.
@@ -232,8 +220,7 @@ class Record:
 CAUSES = ("client died", "daemon died", "silent", "trainer", "link", "operator", "nonsense", "daemon", "other")
 
 
-@dataclass(frozen=True, slots=True)
-class StepDown:
+class StepDown(msgspec.Struct, frozen=True):
     """Of an elected master: another one leads, or has led, with *term*. Lead no more; the next term is above it."""
 
     reason: str

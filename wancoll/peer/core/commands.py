@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
 
 
-@dataclass(frozen=True, slots=True)
-class ToMaster:
+class ToMaster(Struct, frozen=True):
     """Send to the master."""
 
     message: m.FromPeer
@@ -23,8 +24,7 @@ class ToClient:
     of: Op | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class EnterEpoch:
+class EnterEpoch(Struct, frozen=True):
     """Bring the links to this epoch: drop those to former members, dial those to *neighbours*, then say links_ready.
 
     Those to *spares* are kept up, too, but nothing waits for them.
@@ -36,15 +36,13 @@ class EnterEpoch:
     round: int = 0  # of the epoch
 
 
-@dataclass(frozen=True, slots=True)
-class BeginRound:
+class BeginRound(Struct, frozen=True):
     """What the epoch's frames of collectives have carried until now counts no more: bring the links to this round."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class NeedLinks:
+class NeedLinks(Struct, frozen=True):
     """See that the links to these members (mids) come up in this epoch, too, then say links_ready.
 
     With *p2p* those for sends and recvs are meant, and p2p_links is what to say then.
@@ -54,15 +52,13 @@ class NeedLinks:
     p2p: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LetGo:
+class LetGo(Struct, frozen=True):
     """Nothing waits any more for the link for sends and recvs to member *mid*."""
 
     mid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Redial:
+class Redial(Struct, frozen=True):
     """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds.
 
     *sends*: only those for sends and recvs, or (False) only those for collectives; None: both.
@@ -74,8 +70,7 @@ class Redial:
     sends: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SendNote:
+class SendNote(Struct, frozen=True):
     """Send the note to these members (mids), perhaps *again*; dropped where the link to one is not up."""
 
     mids: tuple[int, ...]
@@ -83,8 +78,7 @@ class SendNote:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StartOp:
+class StartOp(Struct, frozen=True):
     """Hand the op to the engine under op.engine_id, as op.meaning says; answered by op_finished or op_cancelled.
 
     If it has op.hearers the engine may say op.note to them, with the digest, the moment it has finished: op_finished
@@ -97,22 +91,19 @@ class StartOp:
     beside: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HandOver:
+class HandOver(Struct, frozen=True):
     """The late client has called what its daemon took part in: copy the result from op.memory to the client's back."""
 
     op: Op
 
 
-@dataclass(frozen=True, slots=True)
-class CancelOp:
+class CancelOp(Struct, frozen=True):
     """Take an attempt out of the engine; answered by op_cancelled."""
 
     engine_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Over:
+class Over(Struct, frozen=True):
     """The member has left the group; no command follows but those that end its ops."""
 
 

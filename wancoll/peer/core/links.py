@@ -39,6 +39,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
+from msgspec import Struct
+
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUND_BITS
@@ -152,8 +154,7 @@ class Link:
 # ---- what happens ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Enter:
+class Enter(Struct, frozen=True):
     """The member goes to *epoch*, which needs links to *neighbours* and wants those to *spares* (mids)."""
 
     owner: MemberLinks
@@ -163,16 +164,14 @@ class Enter:
     round: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(Struct, frozen=True):
     """The member goes to this round of its epoch: what was sent on its links for collectives counts no more."""
 
     owner: MemberLinks
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(Struct, frozen=True):
     """An op needs the links to *mids*."""
 
     owner: MemberLinks
@@ -180,23 +179,20 @@ class Need:
     channel: int = COLLECTIVES
 
 
-@dataclass(frozen=True, slots=True)
-class LetGo:
+class LetGo(Struct, frozen=True):
     """No send or recv waits any more for the link to *mid*."""
 
     owner: MemberLinks
     mid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """The member is gone: close its links and tell it nothing any more."""
 
     owner: MemberLinks
 
 
-@dataclass(frozen=True, slots=True)
-class Knock:
+class Knock(Struct, frozen=True):
     """Somebody dialled; answered by Welcome or Refuse, at once or when the epoch is known here.
 
     *daemon*: who it has proved to be; None: lanes are in clear, and nobody proves anything.
@@ -207,31 +203,27 @@ class Knock:
     daemon: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(Struct, frozen=True):
     """Whoever knocked does not wait for the answer any more."""
 
     knock: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
+class Attached(Struct, frozen=True):
     """The engine has the lane; only if `awaits` said so just now."""
 
     number: int
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(Struct, frozen=True):
     """A lane of this set failed to come or broke, or the whole set is of no use."""
 
     number: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Redial:
+class Redial(Struct, frozen=True):
     """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds, on a channel."""
 
     owner: MemberLinks
@@ -241,22 +233,19 @@ class Redial:
     channel: int | None = None  # None: on both
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """Fault injection: break all links to *daemon* and keep them down until Heal."""
 
     daemon: str
 
 
-@dataclass(frozen=True, slots=True)
-class Heal:
+class Heal(Struct, frozen=True):
     """See Cut."""
 
     daemon: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """deadline() has come."""
 
 
@@ -266,8 +255,7 @@ Event = Enter | Round | Need | LetGo | Leave | Knock | Gone | Attached | Broken 
 # ---- what has to be done -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OpenLink:
+class OpenLink(Struct, frozen=True):
     """Open a link without lanes in the engine."""
 
     number: int
@@ -275,8 +263,7 @@ class OpenLink:
     plan: m.Plan
 
 
-@dataclass(frozen=True, slots=True)
-class MoveLink:
+class MoveLink(Struct, frozen=True):
     """Bring the engine's link to this epoch and round, and to the epoch's pace where that changed."""
 
     number: int
@@ -284,15 +271,13 @@ class MoveLink:
     pacing: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class CloseLink:
+class CloseLink(Struct, frozen=True):
     """Take it out of the engine, and stop dialling for it."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dial:
+class Dial(Struct, frozen=True):
     """Dial one lane for each of *hellos*; say Broken of each that fails, and attach those that come through."""
 
     number: int
@@ -300,8 +285,7 @@ class Dial:
     hellos: tuple[m.LaneHello, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Struct, frozen=True):
     """Answer the knock and attach its lane; say Broken if that fails."""
 
     knock: int
@@ -309,31 +293,27 @@ class Welcome:
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Answer the knock and close its connection."""
 
     knock: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinksUp:
+class LinksUp(Struct, frozen=True):
     """All neighbours' links are up in this epoch, perhaps others: see owner.up, which is never out of date."""
 
     owner: MemberLinks
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class P2PUp:
+class P2PUp(Struct, frozen=True):
     """Links for sends and recvs are up: see owner.up."""
 
     owner: MemberLinks
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLost:
+class LinkLost(Struct, frozen=True):
     """A link broke that was up."""
 
     owner: MemberLinks
@@ -342,8 +322,7 @@ class LinkLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinkUnreachable:
+class LinkUnreachable(Struct, frozen=True):
     """A link that is needed could not be raised within link_timeout; said again after each further one.
 
     One for sends and recvs is not needed any more from then on, unless Need says so again: the master may end what
@@ -356,8 +335,7 @@ class LinkUnreachable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(Struct, frozen=True):
     """Member *mid* sent this note. It may come before this end of the link to it is up."""
 
     owner: MemberLinks
