@@ -240,5 +240,5 @@ def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match=r'pip install "wancoll\[cuda\]"'):
+    with pytest.raises(ConfigError, match=r"pip install '.\[cuda\]'"):
         device.build("compute_80")
