@@ -164,6 +164,7 @@ BOUNDS = {
     "wancoll/peer/core/ballot.py: Ballot._theirs": "group_members; of each four times ops_in_flight, and covers",
     "wancoll/peer/core/collectives.py: Collectives._answered": "members of the epoch",
     "wancoll/peer/core/collectives.py: Collectives._kept": "ops_in_flight, covers",
+    "wancoll/peer/core/collectives.py: Collectives._ahead": "group_members",
     "wancoll/peer/core/collectives.py: Collectives._alone": "ops_in_flight",
     "wancoll/peer/core/collectives.py: Collectives._complained": "operations of an epoch that the master ends",
     "wancoll/peer/core/collectives.py: Collectives._late": "covers, cover_bytes",

@@ -16,7 +16,10 @@ MASTER_PORT = 7400
 _SHARED = "/tmp"
 _LONGEST_SOCKET = 107  # bytes of a unix socket's path
 _LONGEST_FOLDER = 80  # bytes of $TMPDIR, which leave room for a socket in a folder there
-_HELD = "held"  # a file in a folder for a while: locked as long as the process lives that made the folder
+_HELD, _HELD_SAYS = (
+    "held",
+    b"wancoll\n",
+)  # a file in a folder for a while: locked as long as the process lives that made the folder
 _STATE = "a folder that can be written in, at $XDG_STATE_HOME or ~/.local/state"
 _ELSEWHERE = "set WANCOLL_SOCKET, or XDG_RUNTIME_DIR, to a place of your own; daemon and training process need the same"
 
@@ -59,6 +62,7 @@ class OwnFolder:
             new = os.path.join(self.path, f".{_HELD}")
             self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.write(self._lock, _HELD_SAYS)
             os.rename(new, os.path.join(self.path, _HELD))
         except OSError as bad:
             raise ConfigError(
@@ -76,13 +80,14 @@ class OwnFolder:
 
 
 def _remove_left_over(held: str) -> None:
-    """Remove the folder of *held* if it is this user's, and the process that locked *held* has ended."""
+    """Remove the folder of *held* if it is an OwnFolder of this user, and the process that locked *held* has ended."""
     folder = os.path.dirname(held)
     with contextlib.suppress(OSError):
         if os.lstat(folder).st_uid == os.geteuid():
-            with open(held) as file:
+            with open(os.open(held, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                if file.read(len(_HELD_SAYS) + 1) == _HELD_SAYS:  # others may call a folder so, and a file in it
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_folder(path: str) -> str:

@@ -229,6 +229,16 @@ def test_masters_that_differ_are_refused_before_one_is_followed() -> None:
     assert found.followed == ""
 
 
+def test_beside_an_etcd_no_other_master_is_taken_also_where_one_of_its_masters_was_met() -> None:
+    """It was started without --etcd at the leader's address: others may still follow the leader that etcd elects."""
+    found = Masters(["a", "b"])
+    assert found.refuses("etcd 7 under w/") == ""
+    for other in ("journal 1", "etcd 8 under w/"):
+        found.met["b"] = "etcd 7 under w/"
+        assert "a is of " + other in found.refuses(other)
+        assert found.refuses("etcd 7 under w/") == ""
+
+
 def test_a_leader_elsewhere_is_followed_if_the_same_etcd_elects_it() -> None:
     found = Masters(["a"])
     assert found.refuses("etcd 7 under w/") == ""

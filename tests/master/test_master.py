@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pathlib
 import random
 import shutil
 import socket
@@ -579,10 +580,12 @@ def test_the_journal_keeps_numbers_that_never_fall(tmp_path):
 def test_a_journal_is_for_one_master(tmp_path):
     path = str(tmp_path / "journal")
     journal = Journal(path)
-    with pytest.raises(ConfigError, match="the journal is used by another master") as told:
-        Journal(path)
-    assert path in str(told.value)
-    assert "--journal" in str(told.value)
+    (tmp_path / "link").symlink_to("journal")
+    for same in (path, str(tmp_path / "link")):
+        with pytest.raises(ConfigError, match="the journal is used by another master") as told:
+            Journal(same)
+        assert path in str(told.value)
+        assert "--journal" in str(told.value)
     journal.persist(Persist(7, 1025))
     journal.close()
     journal = Journal(path)
@@ -704,6 +707,35 @@ def test_a_journal_that_lacks_an_epoch_knows_no_group_and_gives_no_number_again(
     journal = Journal(path)
     assert journal.facts.used == {"g": Used(highest + JUMP + 1, frozenset({1}), 6)}
     journal.close()
+
+
+def test_an_older_copy_of_the_same_term_counts_as_lost(tmp_path):
+    path, copy = str(tmp_path / "journal"), str(tmp_path / "copy")
+    journal = Journal(path)
+    journal.persist(Persist(3, 1025, 1, {"g": Used(3, frozenset({1, 2}), 5)}))
+    with contextlib.closing(sqlite3.connect(path)) as now, contextlib.closing(sqlite3.connect(copy)) as then:
+        now.backup(then)
+    journal.persist(Persist(4, 1025, 1, {"g": Used(4, frozenset({1}), 6)}))
+    journal.close()
+    for end in ("-wal", "-shm"):
+        pathlib.Path(path + end).unlink(missing_ok=True)
+    shutil.copy(copy, path)
+    journal = Journal(path)
+    assert (journal.facts.lost, journal.facts.used, journal.facts.highest_epoch) == (True, {}, 3 + JUMP)
+    journal.close()
+
+
+@pytest.mark.parametrize("what", ["a link to another file", "a pipe"])
+def test_a_lock_that_is_no_plain_file_is_refused_and_left_alone(tmp_path, what):
+    lock, other = tmp_path / "journal.lock", tmp_path / "other"
+    other.write_text("precious")
+    if what == "a pipe":
+        os.mkfifo(lock)
+    else:
+        lock.symlink_to(other)
+    with pytest.raises(ConfigError, match="the journal cannot be used"):
+        Journal(str(tmp_path / "journal"))
+    assert other.read_text() == "precious"
 
 
 def test_where_not_even_a_missed_write_can_be_noted_nothing_may_be_told(tmp_path):

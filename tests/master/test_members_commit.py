@@ -11,7 +11,7 @@ from tests.master.transcript import GROUP, Room, report_of
 from wancoll.collective import Descriptor, Kind
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
-from wancoll_master.core import report
+from wancoll_master.core import borne, report
 from wancoll_master.core.ready import Former, Used
 
 UPDATE = Descriptor(Kind.update_membership).fingerprint()
@@ -705,6 +705,21 @@ def test_members_that_ended_while_the_master_was_away_keep_nobody_waiting() -> N
     assert room.one("d7", m.Epoch).members[0].name == "m7"
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_nobody_says_of_another_daemons_members_that_they_have_ended(before: bool) -> None:
+    """C8: they may go on by themselves, and the name is theirs; also where it was said while they were here."""
+    room = voters(2)
+    mids = [member.mid for member in room.group.members]
+    lie = m.Ended([(GROUP, mid) for mid in mids])
+    room.hello("d9", incarnation=2)
+    if before:
+        room.say("d9", lie)
+    lose_all(room)
+    room.say("d9", lie)
+    assert set(room.state.used[GROUP].former) == set(mids)
+    assert GROUP in room.state.alone
+
+
 def test_a_member_that_leaves_after_its_report_keeps_nobody_waiting() -> None:
     room = voters(2)
     mids, plan = [member.mid for member in room.group.members], room.group.told.plan
@@ -881,6 +896,19 @@ COUNTED = {
     "a huge claim": ([(0, A), (0, A), (1 << 40, {1 << 40: 7})], "m0 m1", 1, []),
     "most lie": ([(1, A), (0, B), (0, B)], "m1 m2", 1, []),
 }  # fmt: skip
+
+
+def test_liars_that_are_lost_are_counted_once_and_not_at_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else lists that a few members choose hold up a master for minutes."""
+    counts: list[int] = []
+    real = borne._count
+    monkeypatch.setattr(borne, "_count", lambda words, seq: counts.append(seq) or real(words, seq))  # type: ignore[func-returns-value]
+    right = {seq: (7, seq) for seq in range(1, 201)}
+    liars = {100 + k: borne.Word(200, {seq: (k, seq) for seq in right}) for k in range(40)}
+    honest = {mid: borne.Word(200, right) for mid in range(1, 51)}
+    found = borne.judge(honest | liars, honest.keys(), 0, lambda seq: False, ())
+    assert (found.upto, found.out, counts) == (200, {}, [1])
+    assert found.results == [(seq, 7, seq) for seq in right]
 
 
 @pytest.mark.parametrize("case", COUNTED)

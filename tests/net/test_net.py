@@ -494,6 +494,12 @@ def test_folders_of_processes_that_were_killed_are_removed_by_the_next(
         process.wait()
     with monkeypatch.context() as patch:
         as_if_owned(patch, 8, user=7)
+        theirs_too = tmp_path / "wancoll-projects"  # a folder of the user's own, with a file of that name
+        theirs_too.mkdir()
+        (theirs_too / "held").write_text("a list\n")
+        (tmp_path / "wancoll-pipeline").mkdir()
+        os.mkfifo(tmp_path / "wancoll-pipeline" / "held")
+        alive |= {theirs_too.name, "wancoll-pipeline"}
         local.OwnFolder().close()
         assert theirs.exists()
     local.OwnFolder().close()

@@ -255,6 +255,14 @@ def test_who_cannot_run_again_for_others_says_so_to_each_master() -> None:
     assert len(told(v.hear(3, Note(1, 0, 1, 7, SUM)), m.Result)) == 1  # it is finished here all the same
 
 
+def test_a_round_of_an_epoch_that_is_never_heard_of_hides_no_other() -> None:
+    v = Voter()
+    for sender, begun in ((2, NewRound(1 << 60, 1)), (3, NewRound(2, 3)), (2, NewRound(1 << 60, 2))):
+        v.member.links_say(links.Noted(v.owner, sender, begun.pack()), 3.0)
+    v.enter(2)
+    assert v.member.collectives.round == 3
+
+
 @pytest.mark.parametrize(("before", "complaints"), [(ROUNDS - 3, 0), (ROUNDS - 1, 1)])
 def test_what_breaks_in_the_last_round_is_told_to_a_later_master(before: int, complaints: int) -> None:
     v = Voter()

@@ -283,8 +283,8 @@ def rounds_said_to_nobody() -> Iterator[None]:
         said = [one for one in commands if isinstance(one, cmd.SendNote) and isinstance(unpack(one.note), NewRound)]
         return [one for one in commands if one not in said]
 
-    def hear(self: Collectives, begun: Any) -> list[cmd.Command]:
-        return quiet(real(self, begun))
+    def hear(self: Collectives, sender: int, begun: Any) -> list[cmd.Command]:
+        return quiet(real(self, sender, begun))
 
     def up(self: Collectives, mids: Any) -> list[cmd.Command]:
         return quiet(links_up(self, mids))

@@ -583,7 +583,7 @@ def _ballot(book: Collectives) -> tuple[Any, ...] | None:
     theirs = sorted((mid, sorted(said.items())) for mid, said in ballot._theirs.items())
     known = ballot.committed, ballot.frozen, sorted(ballot._claims.items()), sorted(ballot._mine.items()), ballot.apart
     here = theirs, sorted(book._said), sorted(book._complained), sorted(book._up), list(book._kept), book._behind
-    rounds = book.round, book._ahead, sorted(book._leaving), [op.round for op in book.open.values()]
+    rounds = book.round, sorted(book._ahead.items()), sorted(book._leaving), [op.round for op in book.open.values()]
     return *known, *here, book.master_away, sorted(book._alone), rounds
 
 

@@ -8,6 +8,7 @@ counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
@@ -82,14 +83,17 @@ def judge(
         voids: seqs that nobody can finish.
     """
     top = max(base, *(each.committed for each in words.values()))
-    alike = {(each.committed, id(each.has)): each for each in words.values()}.values()  # a thousand may say the same
+    alike = _alike(words)
     sure, upto, results, seq = base, base, list[tuple[int, int, int]](), base
     for point in _points(words.values(), base, top, voids):  # all from seq + 1 to point are alike
         if point not in voids:
             said = {each.of(point) for each in alike}
-            won, out, tied = _count(words, point) if len(said) > 1 else (said.pop(), {}, False)
-            if out := {mid: why for mid, why in out.items() if mid in stay}:
+            won, wrong, tied = _count(words, point) if len(said) > 1 else (said.pop(), {}, False)
+            if out := {mid: why for mid, why in wrong.items() if mid in stay}:
                 return Verdict(sure, upto, results, out)
+            if wrong:  # they are lost, and do not count any more
+                words = {mid: each for mid, each in words.items() if mid not in wrong}
+                alike = _alike(words)
             if tied:
                 return Verdict(sure, upto, results, tied=range(seq + 1, top + 1))
             if won is None:  # nobody who goes on says that it is committed
@@ -112,6 +116,11 @@ def judge(
     return Verdict(sure, upto, results)
 
 
+def _alike(words: dict[int, Word]) -> Collection[Word]:
+    """One of those that say the same: a thousand may."""
+    return {(each.committed, id(each.has)): each for each in words.values()}.values()
+
+
 def _points(words: Collection[Word], base: int, top: int, voids: Collection[int]) -> list[int]:
     """Seqs up to *top* of which words differ from those about the next one; a huge number costs no time."""
     marks = {seq for each in words for seq in each.has}.union(voids)
@@ -124,18 +133,19 @@ def _count(words: dict[int, Word], seq: int) -> tuple[Result | None, dict[int, s
     """With which result *seq*, which somebody says is committed, is so; who is wrong about it; whether it is a tie."""
     said = {mid: each.of(seq) for mid, each in words.items()}
     claims = {said[mid] for mid, each in words.items() if seq <= each.committed}
-    wrong, tied = dict[int, str](), False
+    bear = Counter(said.values())
+    for_any = bear.pop(_COMMITTED, 0)  # they have forgotten with which result
+    against, tied = set[Result](), False
     for claim in (claims - {_COMMITTED}) or claims:
-        bear = [mid for mid, one in said.items() if one in (claim, _COMMITTED)]
-        if 2 * len(bear) > len(words):
+        votes = 2 * (bear[claim] + for_any)
+        if votes > len(words):
             why = f"operation {seq} is committed, as most have it; this member has another result of it, or none"
-            return claim, {mid: why for mid in words if mid not in bear}, False
-        if 2 * len(bear) < len(words):
-            why = f"it says that operation {seq} is committed; most have another result of it, or none"
-            wrong |= {mid: why for mid in bear if said[mid] == claim and seq <= words[mid].committed}
-        else:
-            tied = True
-    return None, wrong, tied
+            return claim, {mid: why for mid, one in said.items() if one not in (claim, _COMMITTED)}, False
+        tied = tied or votes == len(words)
+        if votes < len(words):
+            against.add(claim)
+    why = f"it says that operation {seq} is committed; most have another result of it, or none"
+    return None, {mid: why for mid, one in said.items() if one in against and seq <= words[mid].committed}, tied
 
 
 def _finished_by_all(words: dict[int, Word], stay: Collection[int], seq: int) -> Result | None:

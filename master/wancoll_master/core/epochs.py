@@ -509,7 +509,10 @@ def ended(step: Step, daemon: Daemon, members: Collection[tuple[str, int]]) -> N
         if not fates.evicted:
             del step.state.gone[daemon.name, daemon.incarnation]
     for group, mid in members:
-        stopped(step, group, {mid})
+        used = step.state.used.get(group)
+        before = used.former.get(mid) if used is not None else None
+        if before is not None and before.daemon == daemon.incarnation:  # nobody says so of another daemon's
+            stopped(step, group, {mid})
 
 
 def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:

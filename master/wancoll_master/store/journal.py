@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import sqlite3
+import stat
 from collections.abc import Collection
 from typing import Any
 
@@ -29,7 +30,8 @@ from wancoll_master.store.facts import (
 log = structlog.get_logger("wancoll.master")
 
 FORMAT = 7
-_TERM_DIGITS = 20  # in the lock
+_LOCK_DIGITS = 20  # of each number in the lock
+_NOTHING = 0, 0  # stands in the lock
 EVENTS_KEPT = 10_000
 _TRIM_EVERY = 1000  # events beyond EVENTS_KEPT before the oldest are deleted
 
@@ -54,9 +56,10 @@ class Journal:
     loses power may lose the last events, and nothing else. One master uses a file at a time: it holds a lock on
     another one beside it, since sqlite's would keep readers of the events away.
 
-    The lock holds the newest term, and nothing once a write has failed: to empty a file needs no room on the disk. A
-    journal beside an empty or newer lock has missed a write, or has lost its newest part, or is an older copy. Then the
-    next term begins without the groups, as if the journal were lost, and with numbers far above those that it knows.
+    The lock holds the newest term and how many writes there were, each noted before what was written is told. Once a
+    write has failed it holds nothing: to empty a file needs no room on the disk. A journal beside an empty or newer
+    lock has missed a write, or has lost its newest part, or is an older copy. Then the next term begins without the
+    groups, as if the journal were lost, and with numbers far above those that it knows.
 
     Args:
         path: of the file; "" or ":memory:" keeps all in memory.
@@ -66,7 +69,7 @@ class Journal:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path or ":memory:"
+        self._path = os.path.realpath(path) if path and path != ":memory:" else ":memory:"  # one lock for each file
         self.failpoints = Failpoints("")
         self._lock = None if self._path == ":memory:" else _lock(self._path)
         self.asked = self.written = 0
@@ -99,8 +102,9 @@ class Journal:
             rows = self._db.execute(
                 "select name, epoch, mids, base, voids, alone, former from groups order by epoch"
             ).fetchall()
-            term, told = known.get("term", 0), self._told(known.get("term", 0))
-            lost = told > term or (term > 0 and not told)
+            has = term, self._writes = known.get("term", 0), known.get("writes", 0)
+            told = self._told() if self._lock is not None else has
+            lost = told > has or (term > 0 and told == _NOTHING)
             if lost:
                 self._db.execute("delete from groups")
                 rows = []
@@ -109,27 +113,31 @@ class Journal:
             past = JUMP if lost else 0
             highest, next_mid = known.get("highest_epoch", 0) + past, known.get("next_mid", 1) + past
             id = known.setdefault("id", secrets.randbits(60))
-            self.facts = Facts(max(term, told) + past + 1, highest, next_mid, used, f"journal {id:x}", lost)
+            self.facts = Facts(max(term, told[0]) + past + 1, highest, next_mid, used, f"journal {id:x}", lost)
             numbers = {"term": self.facts.term, "highest_epoch": highest, "next_mid": next_mid}
             self._write({"format": FORMAT, "id": id, **numbers})
         if lost:
             log.warning("the journal had missed epochs, or is an older one: it knows no group now", journal=self._path)
-        if self._lock is not None:
-            with contextlib.suppress(OSError):  # then the next term takes it for lost
-                os.pwrite(self._lock, b"%0*d" % (_TERM_DIGITS, self.facts.term), 0)
-                os.fsync(self._lock)
+        self._missed = False
+        self._note(self.facts.term)
         self._db.execute("pragma synchronous = normal")
         (self._events,) = self._db.execute("select count(*) from events").fetchone()
 
-    def _told(self, term: int) -> int:
-        """The newest term, by the lock; 0: a write was missed, or the lock was not beside the journal.
+    def _told(self) -> tuple[int, int]:
+        """The newest term and write, by the lock; _NOTHING: a write was missed, or the lock is not the journal's."""
+        assert self._lock is not None
+        text = os.pread(self._lock, 2 * _LOCK_DIGITS, 0)
+        whole = len(text) == 2 * _LOCK_DIGITS and text.isdigit()
+        return (int(text[:_LOCK_DIGITS]), int(text[_LOCK_DIGITS:])) if whole else _NOTHING
 
-        The journal's own *term*, where it is in memory.
-        """
-        if self._lock is None:
-            return term
-        text = os.pread(self._lock, _TERM_DIGITS, 0)
-        return int(text) if len(text) == _TERM_DIGITS and text.isdigit() else 0
+    def _note(self, term: int) -> None:
+        """Say in the lock how new the journal is, unless a write of this term was missed."""
+        if self._lock is not None and not self._missed:
+            with contextlib.suppress(
+                OSError
+            ):  # what stands there is older than the journal, or nothing: then it is lost
+                os.pwrite(self._lock, b"%0*d%0*d" % (_LOCK_DIGITS, term, _LOCK_DIGITS, self._writes), 0)
+                os.fsync(self._lock)
 
     def _write(self, facts: dict[str, int]) -> None:
         self._db.executemany(
@@ -161,10 +169,14 @@ class Journal:
             self.failpoints.hit("store_write")
             with self._db:
                 self._db.execute("begin immediate")
-                self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
+                numbers = {"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid}
+                self._write(numbers | {"writes": self._writes + 1})
                 self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?, ?, ?)", rows)
             self.failpoints.hit("store_sync")
+            self._writes += 1
+            self._note(what.term)
         except sqlite3.Error:
+            self._missed = True
             if self._lock is not None:
                 os.ftruncate(self._lock, 0)
                 os.fsync(self._lock)
@@ -253,9 +265,12 @@ def _lock(path: str) -> int:
         ConfigError: another master has it, or it cannot be made.
     """
     try:
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as bad:
         raise _unusable(path, str(bad)) from bad
+    if not stat.S_ISREG(os.fstat(lock).st_mode):
+        os.close(lock)
+        raise _unusable(path, f"{path}.lock is no plain file")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as bad:

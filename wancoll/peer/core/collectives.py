@@ -73,7 +73,7 @@ class Collectives(Book):
         self.master_away = False  # so an update_membership does not wait for it, where members commit
         self._alone: set[int] = set()  # seqs of those of this epoch that this one passes if all others do, too
         self.round = 0  # of the epoch (C12)
-        self._ahead = NewRound(0, 0)  # the newest of an epoch that this member has not heard of yet
+        self._ahead: dict[int, NewRound] = {}  # by mid: of an epoch that this member has not heard of yet
         self._leaving: set[int] = set()  # seqs of what ran in an older round and is still in the engine
 
     def done(self, op: Op) -> m.Done | m.UpdateMembership:
@@ -273,7 +273,9 @@ class Collectives(Book):
         self.committed, self.aborted, self._asked = epoch.committed_upto, False, 0
         voids = {void.seq: void for void in epoch.voids}
         self._open_ballot(seat, voids)
-        self.round = self._ahead.number if self.ballot and self._ahead.epoch == epoch.epoch else 0
+        rounds = [begun.number for begun in self._ahead.values() if begun.epoch == epoch.epoch]
+        self.round = max(rounds, default=0) if self.ballot else 0
+        self._ahead = {mid: begun for mid, begun in self._ahead.items() if begun.epoch > epoch.epoch}
         commands: list[cmd.Command] = []
         behind = False  # an update_membership that is open
         refused: dict[str, list[Op]] = {}  # by reason: what cannot or shall not run in this epoch
@@ -368,7 +370,7 @@ class Collectives(Book):
             ProtocolError: what no member can know; nothing has changed.
         """
         if isinstance(note, NewRound):
-            return self._hear_round(note)
+            return self._hear_round(sender, note)
         if self.ballot is None or note.epoch != self.ballot.epoch:
             return []
         if isinstance(note, Ask):
@@ -538,10 +540,10 @@ class Collectives(Book):
         ran = (op for op in self.open.values() if op.round == self.round and op.ran and op.seq not in self._leaving)
         return any(op.meaning is not None and other in op.meaning.needs for op in ran if op.outcome is None)
 
-    def _hear_round(self, begun: NewRound) -> list[cmd.Command]:
-        """Somebody has begun another round, perhaps of an epoch that this member is yet to hear of."""
+    def _hear_round(self, sender: int, begun: NewRound) -> list[cmd.Command]:
+        """Member *sender* has begun another round, perhaps of an epoch that this member is yet to hear of."""
         if begun.epoch > self.seat.epoch.epoch:
-            self._ahead = max(self._ahead, begun)
+            self._ahead[sender] = begun
             return []
         ballot = self.ballot
         if ballot is None or ballot.frozen or begun.epoch != ballot.epoch or begun.number <= self.round:
