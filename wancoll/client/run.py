@@ -75,11 +75,8 @@ def run(
     while True:
         try:
             comm = connect(group, **comeback.bounded(options))
-        except COMES_BACK as bad:
-            comeback.wait(bad)
-            continue
-        except ConfigError as bad:
-            if not comeback.haunted:
+        except (*COMES_BACK, ConfigError) as bad:
+            if isinstance(bad, ConfigError) and not comeback.haunted:
                 raise
             comeback.wait(bad)
             continue

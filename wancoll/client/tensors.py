@@ -273,10 +273,7 @@ def _not_plain(who: str, got: str, hint: str) -> ConfigError:
 
 def _dlpack(x: Any, who: str) -> Region:
     found, writable, origin = open_dlpack(x, who)
-    dtype = DType.__members__.get(found.dtype)
-    if dtype is None:
-        raise unknown_dtype(who, found.dtype)
-    tensor = Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable, origin)
+    tensor = _exported(x, found, writable, origin, who)
     kind, number = map(int, x.__dlpack_device__())
     tensor.pinned = of_dlpack(x, number) if kind == _CUDA_HOST else None
     return tensor
@@ -311,10 +308,14 @@ def _interface(x: Any, who: str) -> Region | None:
     if opened is None:
         return None
     found, _, writable, origin = opened
+    return _exported(x, found, writable, origin, who)
+
+
+def _exported(x: Any, found: Exported, writable: bool, origin: Origin | None, who: str) -> Region:
     dtype = DType.__members__.get(found.dtype)
     if dtype is None:
         raise unknown_dtype(who, found.dtype)
-    return Region(x, None, found.address, prod(found.shape), dtype, found.shape, writable, origin)
+    return Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable, origin)
 
 
 def open_interface(x: Any, who: str) -> tuple[Exported, int, bool, Origin] | None:
@@ -325,12 +326,8 @@ def open_interface(x: Any, who: str) -> tuple[Exported, int, bool, Origin] | Non
     has_other = hasattr(type(x), "__dlpack__")
     try:
         said = x.__cuda_array_interface__
-        (address, read_only), strides, code, version = (
-            said["data"],
-            said.get("strides"),
-            said["typestr"],
-            said["version"],
-        )
+        (address, read_only), strides = said["data"], said.get("strides")
+        code, version = said["typestr"], said["version"]
         steps = None if strides is None else tuple(strides)
         found = Exported(None, index(address or 0), code, tuple(map(index, said["shape"])), steps, bool(read_only))
     except Exception as bad:  # torch and CuPy raise an AttributeError for what is not on a device
