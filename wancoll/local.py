@@ -14,7 +14,7 @@ from wancoll.errors import ConfigError
 
 MASTER_PORT = 7400
 _SHARED = "/tmp"
-_LONGEST_SOCKET = 107  # bytes of a unix socket's path
+LONGEST_SOCKET = 107  # bytes of a unix socket's path
 _LONGEST_FOLDER = 80  # bytes of $TMPDIR, which leave room for a socket in a folder there
 _HELD, _HELD_SAYS = (
     "held",
@@ -35,7 +35,7 @@ def default_socket() -> str:
         return named
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     path = os.path.join(runtime, "wancoll", "peer.sock") if runtime else ""
-    if path and len(os.fsencode(path)) <= _LONGEST_SOCKET:
+    if path and len(os.fsencode(path)) <= LONGEST_SOCKET:
         return path
     return os.path.join(_own_folder(f"{_SHARED}/wancoll-{os.geteuid()}"), "peer.sock")
 

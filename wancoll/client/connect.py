@@ -24,7 +24,7 @@ from wancoll.client.private import START_SECONDS, PrivateDaemon
 from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.local import MASTER_PORT, default_socket, join_address, split_addresses
+from wancoll.local import LONGEST_SOCKET, MASTER_PORT, default_socket, join_address, split_addresses
 from wancoll.net.unix import connect_local, is_served, peer_credentials
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
@@ -38,7 +38,6 @@ _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 _NAME_A_MASTER = ("WANCOLL_MASTER", "WANCOLL_JOIN")  # the first counts
 _LOOK_SECONDS = 0.05  # between two tries at a daemon that is not there yet
 _SAY_SECONDS = 2.0  # from then on somebody who waits is told for what
-_LONGEST_PATH = 107  # bytes, of a unix socket
 _ROOM = sockets.CMSG_SPACE(16)  # for up to four descriptors
 _LEAST_HANDSHAKE = 1.0  # seconds that a daemon has to answer, however little time is left
 
@@ -281,7 +280,7 @@ def _attach_in_time(
             return _attach(path, attach, private, most if left is None else min(most, max(_LEAST_HANDSHAKE, left)))
         except OSError as bad:
             left, waited = seconds_left(deadline), time.monotonic() - began
-            if not left or isinstance(bad, PermissionError) or len(os.fsencode(path)) > _LONGEST_PATH:
+            if not left or isinstance(bad, PermissionError) or len(os.fsencode(path)) > LONGEST_SOCKET:
                 raise _no_daemon(path, bad, waited if deadline is not None else 0) from bad
             if waited >= _SAY_SECONDS and not said:
                 said = True
@@ -385,10 +384,10 @@ def _exactly(sock: sockets.socket, size: int, came: list[Any]) -> bytes:
 
 
 def _no_daemon(path: str, bad: OSError, waited: float) -> PeerDaemonLost | ConfigError:
-    if len(os.fsencode(path)) > _LONGEST_PATH:
+    if len(os.fsencode(path)) > LONGEST_SOCKET:
         return ConfigError(
             "the path is too long for a unix socket", who="connect(socket=...)",
-            expected=f"at most {_LONGEST_PATH} bytes", got=f"{len(os.fsencode(path))}: {path}",
+            expected=f"at most {LONGEST_SOCKET} bytes", got=f"{len(os.fsencode(path))}: {path}",
         )  # fmt: skip
     wrong = isinstance(bad, PermissionError)  # no other try would do better
     return (ConfigError if wrong else PeerDaemonLost)(
