@@ -148,20 +148,15 @@ class Cluster:
 
     def _find_daemon(self, deadline: float) -> str:
         named = os.environ.get("WANCOLL_SOCKET")
-        if named:
-            if self._answer.masters:
-                raise ConfigError(
-                    "this rank has WANCOLL_SOCKET and rank 0 has not", who=f"init_process_group, rank {self._rank}",
-                    expected="a daemon for all ranks, or for none", got=f"WANCOLL_SOCKET={named}",
-                    hint="set WANCOLL_SOCKET for all ranks, or for none",
-                )  # fmt: skip
-            return named
-        if not self._answer.masters:
+        if bool(named) == bool(self._answer.masters):
+            has, lacks = ("this rank", "rank 0") if named else ("rank 0", "this rank")
             raise ConfigError(
-                "rank 0 has WANCOLL_SOCKET and this rank has not", who=f"init_process_group, rank {self._rank}",
-                expected="a daemon for all ranks, or for none", got="no WANCOLL_SOCKET here",
-                hint="set WANCOLL_SOCKET for all ranks, or for none",
+                f"{has} has WANCOLL_SOCKET and {lacks} has not", who=f"init_process_group, rank {self._rank}",
+                expected="a daemon for all ranks, or for none", hint="set WANCOLL_SOCKET for all ranks, or for none",
+                got=f"WANCOLL_SOCKET={named}" if named else "no WANCOLL_SOCKET here",
             )  # fmt: skip
+        if named:
+            return named
         master = self._reachable(self._answer.masters)
         self._daemon = PrivateDaemon(master, (), _left(deadline), self._answer.token)
         return self._daemon.socket
