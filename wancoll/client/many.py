@@ -160,7 +160,6 @@ class ManyWork:
 class _Bucket(Work):
     """A Work whose result lies in several tensors."""
 
-    __slots__ = ("parts",)
     parts: tuple[Region, ...]
 
     def _result_count(self, contributors: list[str]) -> int:

@@ -40,36 +40,6 @@ class Placement:
         pause: seconds after which it pays to look again, for somebody who waits.
     """
 
-    __slots__ = (
-        "_arena",
-        "_back",
-        "_early",
-        "_filling",
-        "_fresh",
-        "_front",
-        "_holding",
-        "_inside",
-        "_share",
-        "_staging",
-        "_swapped",
-        "_table",
-        "_unwanted",
-        "_words",
-        "_words_held",
-        "back",
-        "feed",
-        "filled",
-        "front",
-        "landings",
-        "pause",
-        "pins",
-        "reads",
-        "shown",
-        "sources",
-        "targets",
-        "writes",
-    )
-
     def __init__(
         self,
         arena: Arena,

@@ -55,24 +55,6 @@ class Work:
         ahead: of a recv: a send that does not fit it passes it by.
     """
 
-    __slots__ = (
-        "_answer",
-        "_blocks",
-        "_connection",
-        "_landings",
-        "_out",
-        "_told",
-        "ahead",
-        "descriptor",
-        "epoch",
-        "finished",
-        "id",
-        "peer",
-        "placement",
-        "posted_at",
-        "tag",
-    )
-
     def __init__(
         self,
         connection: Waiter,
