@@ -115,7 +115,7 @@ class Room:
 
     def _deliver(self, conn: int, message: Any) -> None:
         assert conn not in self.closed, f"sent {message} over a closed connection"
-        if isinstance(message, msgspec.Struct):
+        if isinstance(message, m.Message):
             msgspec.msgpack.decode(encode(message)[4:], type=m.FromMaster)  # a peer would accept it
         if isinstance(message, m.Joined):
             assert self.persisted[1] > message.mid, "gave out a mid that the journal does not know"
