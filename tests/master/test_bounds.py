@@ -58,7 +58,7 @@ def test_fates_of_one_daemon() -> None:
     for i in range(4):
         room.join(f"m{i}", daemon="d0", group=f"g{i}")
         room.say("d0", m.Heartbeat(1, [], [(room.mid(f"m{i}"), 100.0, "stopped")]))
-    assert [one.group for one in room.state.gone["d0", 1].evicted] == ["g2", "g3"]
+    assert [one.group for one in room.state.gone["d0", 1]] == ["g2", "g3"]
 
 
 def test_fates_of_members_that_did_not_report(room: Room) -> None:

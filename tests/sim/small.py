@@ -472,7 +472,7 @@ class SmallWorld:
         facts = (
             master.term, master.next_mid, master.floor, master.lost_journal, sorted(master.missing),
             sorted((one.name, one.synced, sorted(one.members)) for one in master.daemons.values()),
-            [sorted(one.evicted, key=repr) for _, one in sorted(master.gone.items())], master.deadline - self.now,
+            [sorted(one, key=repr) for _, one in sorted(master.gone.items())], master.deadline - self.now,
             master.rejoin_until - self.now,
             sorted((name, until - self.now) for name, until in master.alone.items()),
             sorted((name, sorted(one.former)) for name, one in master.used.items()),

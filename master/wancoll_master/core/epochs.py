@@ -34,7 +34,6 @@ from wancoll_master.core.state import (
     Asking,
     Closing,
     Daemon,
-    Gone,
     Group,
     Member,
     Out,
@@ -483,31 +482,27 @@ def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bo
 def _keep_fate(step: Step, daemon: Daemon, evicted: m.Evicted) -> None:
     """A message may be lost with its connection: the daemon is told again when it introduces itself again (R8)."""
     gone = step.state.gone
-    fates = gone.pop((daemon.name, daemon.incarnation), None) or Gone()
-    fates.evicted.append(evicted)
-    if len(fates.evicted) > step.limits.group_members:
-        del fates.evicted[0]
-    gone[daemon.name, daemon.incarnation] = fates
+    fates = gone.pop((daemon.name, daemon.incarnation), [])
+    gone[daemon.name, daemon.incarnation] = [*fates, evicted][-step.limits.group_members :]
     if len(gone) > step.limits.daemons_gone:
         del gone[next(iter(gone))]
 
 
 def tell_fates(step: Step, daemon: Daemon) -> list[m.Evicted]:
     """The first that a daemon is told after its Welcome. Kept until it has heard them."""
-    fates = step.state.gone.get((daemon.name, daemon.incarnation), Gone())
-    for evicted in fates.evicted:
+    fates = step.state.gone.get((daemon.name, daemon.incarnation), [])
+    for evicted in fates:
         step.send(daemon.conn, evicted)
-    return fates.evicted
+    return fates
 
 
 def ended(step: Step, daemon: Daemon, members: Collection[tuple[str, int]]) -> None:
     """The daemon says that these are out: it need not be told again, and they commit nothing any more."""
-    fates = step.state.gone.get((daemon.name, daemon.incarnation))
-    if fates is not None:
-        known = set(members)
-        fates.evicted = [one for one in fates.evicted if (one.group, one.mid) not in known]
-        if not fates.evicted:
-            del step.state.gone[daemon.name, daemon.incarnation]
+    gone, key, known = step.state.gone, (daemon.name, daemon.incarnation), set(members)
+    if left := [one for one in gone.get(key, ()) if (one.group, one.mid) not in known]:
+        gone[key] = left
+    else:
+        gone.pop(key, None)
     for group, mid in members:
         used = step.state.used.get(group)
         before = used.former.get(mid) if used is not None else None

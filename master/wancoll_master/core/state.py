@@ -284,10 +284,7 @@ class Current:
     out: list[Out] = field(default_factory=list)  # then: who is out, and is not told yet what became of its calls
     conns: tuple[int, ...] = ()  # of the members' daemons, each once
     heard: int = 0  # where members commit: the most that one of them says it has committed
-    claim: tuple[int, float] = (
-        0,
-        inf,
-    )  # said at a restart to be committed; until when all are to say so
+    claim: tuple[int, float] = (0, inf)  # said at a restart to be committed; until when all are to say so
     pending: dict[int, Pending] = field(default_factory=dict)  # by seq
     p2p: P2PBook = field(default_factory=P2PBook)
     asking: Asking | None = None
@@ -416,13 +413,6 @@ class Group:
 
 
 @dataclass(slots=True)
-class Gone:
-    """What a daemon has to be told about members that were put out, should it not have heard it."""
-
-    evicted: list[m.Evicted] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class State:
     """Everything."""
 
@@ -443,9 +433,8 @@ class State:
     elected: bool = False  # it leads by a lease; its term is not its own to raise
     elected_by: str = ""  # Welcome's
     lost_journal: bool = False  # it lacks what an earlier master told
-    missing: dict[tuple[str, int], m.Evicted] = field(
-        default_factory=dict
-    )  # by group, mid: who did not report in time, oldest first
+    # By group, mid: who did not report in time, oldest first.
+    missing: dict[tuple[str, int], m.Evicted] = field(default_factory=dict)
     announce: tuple[str, ...] = ()  # networks of which daemons may announce any address (see announced.py)
     refused: dict[str, int] = field(default_factory=dict)  # by message: how often somebody said it who may not
     deadline: float = inf
@@ -453,7 +442,8 @@ class State:
     daemons: dict[str, Daemon] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
-    gone: dict[tuple[str, int], Gone] = field(default_factory=dict)  # by daemon and incarnation, oldest first
+    # By daemon and incarnation, oldest first: what it has to be told of members put out, should it not have heard it.
+    gone: dict[tuple[str, int], list[m.Evicted]] = field(default_factory=dict)
     twins: dict[str, tuple[int, m.Hello]] = field(default_factory=dict)  # by name: the connection that waits for it
     postponed: dict[Daemon, list[tuple[Daemon, m.Join]]] = field(default_factory=dict)  # by the silent one: who waits
     watched_until: float = -inf  # until then daemons are told that somebody looks at the page
