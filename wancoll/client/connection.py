@@ -395,8 +395,6 @@ class Connection:
         self._channel.close()
         self.staging.disown()
         self.arena.disown()
-        if self._private is not None:
-            self._private.disown()
 
 
 class _AnyOf:
