@@ -392,11 +392,10 @@ class Cluster:
         journal = os.path.join(self._folder, f"journal-{k}.sqlite") if k else self.journal
         if lose_journal:
             self._journals_lost += 1
+            lost = f"{journal.removesuffix('.sqlite')}-lost-{self._journals_lost}.sqlite"
             for end in ("", "-wal", "-shm", ".lock"):
                 with contextlib.suppress(FileNotFoundError):
-                    os.rename(
-                        journal + end, f"{journal.removesuffix('.sqlite')}-lost-{self._journals_lost}.sqlite{end}"
-                    )
+                    os.rename(journal + end, lost + end)
             self._join = ""  # the master knows it no more
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *first, *self._master_args]
         if self._secure:

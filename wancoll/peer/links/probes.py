@@ -46,9 +46,7 @@ async def probe(connector: Connector, addresses: Sequence[str], daemon: str, lim
                     await _expect(connection, addresses, daemon)
                 except DialFailed:
                     await trio.sleep(_ENDING_SECONDS)
-                    async with await connector.open(
-                        addresses, limits.probe_timeout
-                    ):  # is there still somebody who listens?
+                    async with await connector.open(addresses, limits.probe_timeout):  # does somebody still listen?
                         raise
     except DialFailed as bad:
         return bad
