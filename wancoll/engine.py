@@ -6,9 +6,10 @@ import errno
 import math
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
+
+from msgspec import Struct
 
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
@@ -27,8 +28,7 @@ NOTE_BYTES = 128
 _EVENTS_AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """Op *op* has finished here.
 
     Args:
@@ -52,8 +52,7 @@ class Done:
     last: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(Struct, frozen=True):
     """The engine no longer touches the memory of *op*; *first* and *last* as in Done."""
 
     op: int
@@ -61,8 +60,7 @@ class Cancelled:
     last: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LaneDown:
+class LaneDown(Struct, frozen=True):
     """A lane is closed, and its link of no use any more: close it. error: errno, 0 if the other end closed it."""
 
     link: int
@@ -71,8 +69,7 @@ class LaneDown:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(Struct, frozen=True):
     """The other end of *link* has another fingerprint for *seq*, the number of my op *op*."""
 
     link: int
@@ -84,8 +81,7 @@ class Mismatch:
 Event = Done | Cancelled | LaneDown | Mismatch
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """The other end of *link* sent this by send_note."""
 
     link: int
