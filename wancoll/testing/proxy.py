@@ -115,11 +115,8 @@ class Proxies:
 
     def clear(self, number: int) -> None:
         """Take the rule away."""
-        self._say("clear", number)
-
-    def _say(self, order: str, value: Any) -> None:
         with self._saying:
-            self._pipe.send((order, value))
+            self._pipe.send(("clear", number))
 
     def _hear(self, timeout: float) -> int:
         try:

@@ -9,17 +9,10 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from wancoll.client.arena import Arena, Block, Lease, size_class
+from wancoll.client.cuda.driver import Mark
 from wancoll.errors import ArenaFull, DeviceError
-
-
-class Passed(Protocol):
-    """A place in a stream."""
-
-    def ready(self) -> bool:
-        """Whether the device has come to it."""
 
 
 class Entry:
@@ -36,7 +29,7 @@ class Entry:
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
-        self.marks: list[Passed] = []
+        self.marks: list[Mark] = []
         self.unmarked = 0
         self.returning: _Returning | None = None
 

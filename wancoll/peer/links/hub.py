@@ -26,7 +26,6 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.links import Link, Links, MemberLinks
 from wancoll.peer.core.stalls import LaneLook, look_again
-from wancoll.peer.core.tcpinfo import TcpInfo
 from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import greet, kernel_view, tune
 from wancoll.peer.links.probes import answer_probe
@@ -159,7 +158,7 @@ class LinkHub:
             counts = self._engine.statistics(number, lane)
             if counts is not None:
                 moved = counts.bytes_received, counts.bytes_sent, counts.parked
-                found[lane] = look_again(before.get(lane), *moved, partial(_view, watched.get(lane)))
+                found[lane] = look_again(before.get(lane), *moved, partial(kernel_view, watched.get(lane)))
         return found
 
     # ---- the core ------------------------------------------------------------------------------------
@@ -365,10 +364,6 @@ class LinkHub:
         finally:
             del self._answers[knock]
             self.step(core.Gone(knock))
-
-
-def _view(sock: socket.socket | None) -> TcpInfo | None:
-    return None if sock is None else kernel_view(sock)
 
 
 async def _greet_or_close(connection: Connection, hello: m.LaneHello, who: str) -> m.LaneWelcome:

@@ -104,9 +104,9 @@ async def greet(connection: Connection, hello: m.LaneHello | m.ProbeHello, who: 
 
 
 def kernel_view(sock: Any) -> TcpInfo | None:
-    """The kernel's view of a connected TCP socket; None if it has none."""
+    """The kernel's view of a connected TCP socket; None if it has none, or there is no socket."""
     try:
-        return parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
+        return sock and parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
     except OSError:
         return None
 
