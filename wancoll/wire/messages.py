@@ -31,6 +31,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """Base: a positional msgpack array whose first item is the type's name."""
 
 
+class First(Message, frozen=True):
+    """Base of what is said before anything else: in which version of the *protocol*."""
+
+    protocol: int
+
+
 # ---- an epoch, as the master announces it ------------------------------------------------------------
 
 
@@ -113,10 +119,9 @@ class EpochChange(Message, frozen=True):
 # ---- client and daemon, over the unix socket ---------------------------------------------------------
 
 
-class Attach(Message, frozen=True):
+class Attach(First, frozen=True):
     """First message of a client. Empty *member*: the daemon makes a name."""
 
-    protocol: int
     group: Name
     member: Annotated[str, Meta(max_length=128)]
     start_world: World
@@ -173,7 +178,7 @@ class LocalStatusRequest(Message, frozen=True):
     """May be the first message: ask the daemon about itself."""
 
 
-class AskToLeave(Message, frozen=True):
+class AskToLeave(First, frozen=True):
     """Leave in order, an operator says: member *name* of *group*; with group "" the daemon *name*, which stops then.
 
     From `wancoll leave` the first and only message of a connection, to a daemon's unix socket ("" names the daemon
@@ -181,7 +186,6 @@ class AskToLeave(Message, frozen=True):
     *within* seconds.
     """
 
-    protocol: int
     group: Annotated[str, Meta(max_length=128)]
     name: Annotated[str, Meta(max_length=128)]
     within: Seconds
@@ -301,10 +305,9 @@ FromDaemon = Attached | EpochInfo | Result | Failure | Slow | Ok | LocalStatus |
 # ---- the handshake on a data connection: daemon to daemon --------------------------------------------
 
 
-class LaneHello(Message, frozen=True):
+class LaneHello(First, frozen=True):
     """First frame on a data connection. After LaneWelcome only engine frames follow."""
 
-    protocol: int
     group: Name
     key: Annotated[bytes, Meta(min_length=16, max_length=16)]
     sender: Number  # mid of the dialler
@@ -316,14 +319,13 @@ class LaneHello(Message, frozen=True):
     checksums: bool = True  # whether the dialler wants payloads to carry one
 
 
-class ProbeHello(Message, frozen=True):
+class ProbeHello(First, frozen=True):
     """First frame of a connection that only asks who listens here, and how far away.
 
     After it come *nbytes* of anything; LaneWelcome answers when they have arrived. More ProbeHello may follow. *fill*:
     bytes that the answer shall have, at least: whether so large a packet comes back.
     """
 
-    protocol: int
     daemon: Name
     nbytes: Annotated[int, Meta(ge=0, le=1 << 26)] = 0
     fill: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
@@ -353,10 +355,8 @@ LaneAnswer = LaneWelcome | LaneRefused
 # ---- what `wancoll status` asks a master, and the answer ---------------------------------------------
 
 
-class StatusRequest(Message, frozen=True):
+class StatusRequest(First, frozen=True):
     """From `wancoll status`: may be the first and only message of a connection."""
-
-    protocol: int
 
 
 class MemberStatus(Message, frozen=True):
@@ -457,10 +457,9 @@ class EventRecord(Message, frozen=True):
     text: str
 
 
-class Evict(Message, frozen=True):
+class Evict(First, frozen=True):
     """From `wancoll evict`: the first and only message of a connection. *everyone*: all of the group, no *member*."""
 
-    protocol: int
     group: Name
     member: Annotated[str, Meta(max_length=128)]
     everyone: bool
@@ -486,10 +485,8 @@ Pem = Annotated[bytes, Meta(max_length=PEM_BYTES)]
 Role = Literal["peer", "observer", "chaos", "admin"]
 
 
-class AskAuthority(Message, frozen=True):
+class AskAuthority(First, frozen=True):
     """Who has a token, and knows the hash of the authority's certificate by it, asks for that."""
-
-    protocol: int
 
 
 class AuthorityIs(Message, frozen=True):
@@ -501,10 +498,9 @@ class AuthorityIs(Message, frozen=True):
     certificates: Pem
 
 
-class Enroll(Message, frozen=True):
+class Enroll(First, frozen=True):
     """A token's secret for a certificate; *request* proves that its sender has the key."""
 
-    protocol: int
     token: Annotated[str, Meta(max_length=64)]
     secret: Annotated[str, Meta(max_length=128)]
     name: Name
@@ -525,10 +521,9 @@ class Enrolled(Message, frozen=True):
     authorities: Pem = b""  # as AuthorityIs has them
 
 
-class MakeToken(Message, frozen=True):
+class MakeToken(First, frozen=True):
     """From `wancoll token create`; the fields are a Grant's, *seconds* until it expires (0: never)."""
 
-    protocol: int
     role: Role
     name: Annotated[str, Meta(max_length=128)]
     groups: Annotated[list[Name], Meta(max_length=64)]
@@ -536,17 +531,14 @@ class MakeToken(Message, frozen=True):
     seconds: Seconds
 
 
-class RevokeToken(Message, frozen=True):
+class RevokeToken(First, frozen=True):
     """From `wancoll token revoke`."""
 
-    protocol: int
     token: Name
 
 
-class ListTokens(Message, frozen=True):
+class ListTokens(First, frozen=True):
     """From `wancoll token list`."""
-
-    protocol: int
 
 
 class TokenInfo(Message, frozen=True):
@@ -571,16 +563,13 @@ class Tokens(Message, frozen=True):
     refused: Text = ""
 
 
-class AskRotation(Message, frozen=True):
+class AskRotation(First, frozen=True):
     """From `wancoll ca show`."""
 
-    protocol: int
 
-
-class Rotate(Message, frozen=True):
+class Rotate(First, frozen=True):
     """From `wancoll ca rotate`; *seconds* of each phase (0: what is safe), *now*: the old one is dropped at once."""
 
-    protocol: int
     seconds: Seconds
     now: bool
 
@@ -637,10 +626,9 @@ class Status(Message, frozen=True):
 # ---- what a peer says to the master ------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True):
+class Hello(First, frozen=True):
     """First message on a control connection. incarnation is fresh at each daemon start."""
 
-    protocol: int
     daemon: Name
     incarnation: Bits
     addresses: Addresses  # where this daemon's lanes can be dialled
@@ -659,10 +647,8 @@ class Hello(Message, frozen=True):
     ended: Annotated[list[Bits], Meta(max_length=256)] = []  # incarnations whose processes have ended, on its machine
 
 
-class AskElection(Message, frozen=True):
+class AskElection(First, frozen=True):
     """What elects this master? Asked before Hello by a daemon with several addresses. Welcome answers, or StandsBy."""
-
-    protocol: int
 
 
 class Join(Message, frozen=True):
@@ -992,10 +978,9 @@ FromPeer = (
 # ---- what the master says to a peer ------------------------------------------------------------------
 
 
-class Welcome(Message, frozen=True):
+class Welcome(First, frozen=True):
     """Answer to Hello. *term* grows with each master; times are seconds."""
 
-    protocol: int
     term: Number
     heartbeat_interval: Annotated[float, Meta(ge=1e-3, le=1e6)]
     heartbeat_timeout: Annotated[float, Meta(ge=1e-3, le=1e6)]
