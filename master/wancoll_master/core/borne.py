@@ -135,7 +135,7 @@ def _count(words: dict[int, Word], seq: int) -> tuple[Result | None, dict[int, s
     claims = {said[mid] for mid, each in words.items() if seq <= each.committed}
     bear = Counter(said.values())
     for_any = bear.pop(_COMMITTED, 0)  # they have forgotten with which result
-    against, tied = set[Result](), False
+    against, tied = set[Result | None](), False
     for claim in (claims - {_COMMITTED}) or claims:
         votes = 2 * (bear[claim] + for_any)
         if votes > len(words):
