@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import trio
 import wancoll
 from tests.cli.test_cli import WANCOLL, end, said, started
 from tests.owned import as_if_owned
+from wancoll.cli import asking
 from wancoll.cli.asking import Asking
 from wancoll.cli.evict import evict
 from wancoll.cli.master import _makes_authority as makes_authority
@@ -33,7 +35,7 @@ from wancoll.net.listen import is_loopback_host
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.probes import burst, probe, round_trip
-from wancoll.trust.papers import unverified
+from wancoll.trust.papers import Papers, unverified
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 from wancoll_master.config import MasterConfig
@@ -212,6 +214,49 @@ def test_a_leader_is_asked_with_the_certificates_that_its_standby_was_asked_with
     assert papers is not None
     assert Asking().papers("192.0.2.1:7400", 1.0, named_by="127.0.0.1:7400") == papers
     assert Asking().papers("192.0.2.1:7400", 1.0, named_by="192.0.2.2:7401") is None, "that went beyond already"
+
+
+SAID = {"master": "m:1,m:2", "papers": {"authorities": "/a", "certificate": "", "key": "/k", "by_host": False}}
+
+
+@pytest.mark.parametrize(
+    ("master", "given", "asked"),
+    [
+        ("", {}, "m:1,m:2"), ("h", {}, "h:7400"), ("", {"join": TOKEN}, "h:9"), ("h:1", {"join": TOKEN}, "h:1"),
+        ("", {"state": "s"}, "127.0.0.1:7400"), ("", OWN, "127.0.0.1:7400"),
+    ],
+)  # fmt: skip
+def test_what_is_given_counts_before_this_machines_daemon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, master: str, given: dict[str, str], asked: str
+) -> None:
+    certificate = tmp_path / "certificate.pem"
+    certificate.touch()
+    papers = {**SAID["papers"], "certificate": str(certificate)}  # type: ignore[dict-item]
+    monkeypatch.setattr(asking, "ask", lambda *_, **__: m.LocalStatus(json.dumps({**SAID, "papers": papers})))
+    masters, who = Asking(**given).found(master, 1.0)
+    assert ",".join(masters) == asked
+    assert who.own == (None if master or given else Papers(**papers))
+    if not master and not given:
+        assert who.papers("192.0.2.1:1", 1.0) == who.own
+        assert who.papers("192.0.2.2:1", 1.0, named_by="192.0.2.1:1") == who.own, "a standby's leader has its authority"
+
+
+def test_without_options_and_a_daemon_that_can_be_asked_the_error_says_what_was_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nobody(*_: Any, **__: Any) -> m.LocalStatus:
+        raise ConnectionRefusedError("nobody listens")
+
+    monkeypatch.setenv("WANCOLL_SOCKET", "/s")
+    older = json.dumps({"master": "m:1"})
+    for answer, words in ((nobody, "/s: nobody listens"), (lambda *_, **__: m.LocalStatus(older), "/s: .papers.")):
+        monkeypatch.setattr(asking, "ask", answer)
+        masters, who = Asking().found("", 1.0)
+        assert (masters, who.own) == (["127.0.0.1:7400"], None)
+        assert re.search(words, who.way)
+    monkeypatch.setattr(asking, "ask", lambda *_, **__: m.LocalStatus(json.dumps(SAID)))
+    with pytest.raises(MasterUnreachable, match="m:1,m:2, named by the daemon at /s: cannot be asked as the daemon"):
+        Asking().found("", 1.0)
 
 
 def test_a_daemon_is_not_sealed_and_in_clear_at_once() -> None:

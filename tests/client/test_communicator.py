@@ -52,6 +52,7 @@ from wancoll.errors import (
     WorldTooSmall,
 )
 from wancoll.limits import PROTOCOL_VERSION
+from wancoll.net import unix
 from wancoll.wire import messages as m
 
 connect_module: Any = importlib.import_module("wancoll.client.connect")  # by this name its package has the function
@@ -254,7 +255,7 @@ def test_another_users_socket_is_told_nothing(tmp_path: Path) -> None:
 def test_a_client_takes_daemons_of_its_own_user_and_of_root(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, uid: int, *, taken: bool
 ) -> None:
-    monkeypatch.setattr(connect_module, "peer_credentials", lambda _: (1, uid, 0))
+    monkeypatch.setattr(unix, "peer_credentials", lambda _: (1, uid, 0))
     monkeypatch.setattr(os, "geteuid", lambda: 7001)
     if taken:
         wancoll.connect(socket=daemon.path).close()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +48,35 @@ def test_operations_run_while_certificates_are_renewed_and_the_master_is_started
             assert found == {(2, 1, 3.0)}
         for i in range(2):
             assert cluster.logs(i).count(ENROLLED) == 2
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("secure", [False, True])
+def test_status_and_events_ask_as_the_daemon_at_the_socket(tmp_path: Path, *, secure: bool) -> None:
+    with Cluster(2, fork=True, secure=secure) as cluster:
+        comms = in_threads(lambda i: cluster.connect(i, group="seen", start_world=2), 2, 30)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("WANCOLL_")}
+        env = clean | {"WANCOLL_SOCKET": cluster.socket(1), "COLUMNS": "160"}
+
+        def run(command: str) -> tuple[int, str, str]:
+            command_line = [sys.executable, "-m", "wancoll", command]
+            done = subprocess.run(  # in a folder of its own: what the daemon says has to be good there
+                command_line, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+            )
+            return done.returncode, done.stdout, done.stderr
+
+        code, shown, wrong = run("status")
+        assert (code, wrong) == (0, "")
+        assert "group seen" in shown
+        code, shown, wrong = run("events")
+        assert (code, wrong) == (0, "")
+        assert any("seen" in line and "epoch" in line for line in shown.splitlines()), shown
+        cluster.kill_master()
+        code, shown, wrong = run("status")
+        assert (code, shown) == (1, "")
+        assert f"named by the daemon at {cluster.socket(1)}: the master gives no status" in wrong
+        for comm in comms:
+            comm.close()
 
 
 def test_a_private_daemon_joins_with_a_token() -> None:

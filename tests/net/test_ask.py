@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from wancoll.errors import ConfigError
 from wancoll.limits import PROTOCOL_VERSION
+from wancoll.net import unix
 from wancoll.net.ask import ask
 from wancoll.trust.papers import Papers, write_secret
 from wancoll.wire import messages as m
@@ -43,6 +46,24 @@ def served(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+@pytest.mark.parametrize(("uid", "taken"), [(0, True), (7001, True), (7002, False)])
+def test_a_unix_socket_of_another_user_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, *, taken: bool
+) -> None:
+    monkeypatch.setattr(unix, "peer_credentials", lambda _: (5, uid, 0))
+    monkeypatch.setattr(os, "geteuid", lambda: 7001)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path := str(tmp_path / "s"))
+        listener.listen()
+        patience = 0.05 if taken else LATE
+        words = "no answer within" if taken else f"another user's socket.* process 5 of user {uid}"
+        with pytest.raises(TimeoutError if taken else ConfigError, match=words):
+            ask(path, QUESTION, m.FromDaemon, timeout=patience, who="x")
+        near, _ = listener.accept()
+        with near:
+            assert near.recv(4096) == (encode(QUESTION) if taken else b"")
 
 
 def asked(where: tuple[str, int], timeout: float = 60.0, papers: Papers | None = None) -> Any:

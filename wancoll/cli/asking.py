@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError
-from wancoll.local import MASTER_PORT, default_state, split_address
+from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError, WancollError
+from wancoll.local import MASTER_PORT, default_socket, default_state, split_address
 from wancoll.net.ask import ask
 from wancoll.net.enroll import Wallet, WrongMaster
 from wancoll.net.listen import is_loopback_host
-from wancoll.options import DEFAULT_MASTER, NO_MASTER, Seconds, address, addresses
+from wancoll.options import DEFAULT_MASTER, NO_MASTER, Seconds, Unseen, address, addresses
 from wancoll.trust.papers import ADMIN, AUTHORITY, Papers, fingerprints
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
@@ -42,6 +43,32 @@ class Asking:
     ca: Annotated[str, Parameter(help="PEM file of an authority of your own, with --cert and --key.")] = ""
     cert: Annotated[str, Parameter(help="PEM file of your certificate.")] = ""
     key: Annotated[str, Parameter(help="PEM file of its key, where --cert does not hold it.")] = ""
+    own: Annotated[Papers | None, Unseen] = None  # this machine's daemon's; see found()
+    way: Annotated[str, Unseen] = ""  # how the master was found where no option says it, for errors
+
+    def found(self, master: str, timeout: float) -> tuple[list[str], Asking]:
+        """The masters, each "host:port", and who asks them: as options say; without any as this machine's daemon does.
+
+        Raises:
+            ConfigError: an address is none.
+            MasterUnreachable: the daemon's certificate cannot be read.
+        """
+        if master or self.join or self.state or self.ca or self.cert or self.key:
+            return self.masters(master), self
+        path = ""
+        try:
+            path = default_socket()
+            answer = ask(path, m.LocalStatusRequest(), m.LocalStatus, timeout=timeout, who="the daemon")
+            masters, own = (said := json.loads(answer.text))["master"], said["papers"] and Papers(**said["papers"])
+        except (OSError, WancollError, ValueError, KeyError) as bad:
+            return self.masters(""), replace(self, way=f", since no daemon here names another ({path}: {bad})")
+        way = f", named by the daemon at {path}"
+        if own and not os.access(own.certificate, os.R_OK):
+            raise MasterUnreachable(
+                "cannot be asked as the daemon", who=masters + way, expected="its certificate, for this user to read",
+                got=f"none at {own.certificate}", hint="has the daemon reached its master? See its log, or give --join",
+            )  # fmt: skip
+        return masters.split(","), replace(self, own=own, way=way)
 
     def where(self, master: str) -> str:
         """*master*, or where that was not given ("") the address in the token, or this machine's."""
@@ -93,7 +120,7 @@ class Asking:
                 expected=f"{ADMIN}.pem in it", got="none",
                 hint="give what the master was given, on its machine and as its user; is it WANCOLL_STATE of a daemon?",
             )  # fmt: skip
-        return None
+        return self.own
 
     def ask_as_admin(self, question: msgspec.Struct, kind: type[_Answer], master: str, timeout: float) -> _Answer:
         """What *master* (as given to a command), or whoever leads, answers to what only an admin may ask.

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from wancoll.cli.asking import Asking
-from wancoll.cli.status import EXIT_NOT_WELL, MOST_EVENTS, Master, OfGroup, find
+from wancoll.cli.status import EXIT_NOT_WELL, MOST_EVENTS, MasterOrOwn, OfGroup, find
 from wancoll.errors import MasterUnreachable, ProtocolError
 from wancoll.health import no_group
 from wancoll.limits import DEFAULT
@@ -24,7 +24,7 @@ KEPT = 1000  # events, to know them again where a master comes back that led bef
 
 def events(
     *,
-    master: Master = "",
+    master: MasterOrOwn = "",
     group: OfGroup = "",
     follow: Annotated[bool, Parameter(negative=(), help="Go on until Ctrl-C, also after a master's restart.")] = False,
     timeout: Annotated[Seconds, Parameter(help="Seconds for each answer.")] = DEFAULT.connect_timeout,
@@ -34,7 +34,7 @@ def events(
 
     Exit code 3 if --group names one of which it has recorded nothing and that it does not have; --follow waits for it.
     """
-    masters = asking.masters(master)
+    masters, asking = asking.found(master, timeout)
     answer, _ = find(masters, timeout, asking)
     told = answer.events
     _print(told, group)

@@ -20,7 +20,7 @@ from wancoll.health import Health, health, of_group
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.net.ask import ask
-from wancoll.options import NO_MASTER, AsJson, Flat, Seconds, SecondsOrNone, between
+from wancoll.options import DEFAULT_MASTER, NO_MASTER, AsJson, Flat, Seconds, SecondsOrNone, between
 from wancoll.wire.messages import Bye, FromMaster, StandsBy, Status, StatusRequest
 
 if TYPE_CHECKING:
@@ -31,22 +31,23 @@ EVENTS = 10  # shown, unless more are asked for
 MOST_EVENTS = 50  # that a master tells of
 EXIT_NOT_WELL = 3
 
-Master = Annotated[
-    str, Parameter(help=f"HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT. {NO_MASTER}")
-]
+_MASTER = "HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT."
+_OWN = "Empty: as --join says, else as the daemon at WANCOLL_SOCKET or the default path, with its certificate"
+Master = Annotated[str, Parameter(help=f"{_MASTER} {NO_MASTER}")]
+MasterOrOwn = Annotated[str, Parameter(help=f"{_MASTER} {_OWN}, else {DEFAULT_MASTER}.")]
 OfGroup = Annotated[str, Parameter(help="Of this group alone. Empty: all.")]
 LastEvents = Annotated[int, Parameter(validator=between(0, MOST_EVENTS), help="How many of the last events to show.")]
 
 
 def status(
     *,
-    master: Master = "",
+    master: MasterOrOwn = "",
     group: OfGroup = "",
     events: LastEvents = EVENTS,
     watch: Annotated[
         SecondsOrNone, Parameter(help="Seconds between answers; shows the newest until Ctrl-C. 0: one.")
     ] = 0.0,
-    timeout: Annotated[Seconds, Parameter(help="Seconds for the whole answer.")] = DEFAULT.connect_timeout,
+    timeout: Annotated[Seconds, Parameter(help="Seconds for each answer.")] = DEFAULT.connect_timeout,
     as_json: AsJson = False,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
@@ -54,7 +55,7 @@ def status(
 
     Exit code 0 if all is well, 3 if the master says that it is not, 1 if it cannot be reached.
     """
-    masters = asking.masters(master)
+    masters, asking = asking.found(master, timeout)
     shown = Shown(group, events, as_json)
     if watch:
         _watch(masters, watch, timeout, asking, shown)
@@ -65,18 +66,18 @@ def status(
 
 def top(
     *,
-    master: Master = "",
+    master: MasterOrOwn = "",
     group: OfGroup = "",
     events: LastEvents = EVENTS,
     watch: Annotated[Seconds, Parameter(help="Seconds between answers.")] = 1.0,
-    timeout: Annotated[Seconds, Parameter(help="Seconds for the whole answer.")] = DEFAULT.connect_timeout,
+    timeout: Annotated[Seconds, Parameter(help="Seconds for each answer.")] = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> NoReturn:
     """Watch groups until Ctrl-C: whether all is well, the members, for whom operations wait, the last events.
 
     It is `wancoll status --watch` without plans and paths. A master that goes away is waited for.
     """
-    masters = asking.masters(master)
+    masters, asking = asking.found(master, timeout)
     _watch(masters, watch, timeout, asking, Shown(group, events, brief=True))
 
 
@@ -160,7 +161,7 @@ def find(
         raise only
     raise MasterUnreachable(
         "no master leads",
-        who=",".join(masters),
+        who=",".join(masters) + asking.way,
         expected="a leader among them",
         got="; ".join(f"{address}: {_role(known.get(address))}" for address in masters),
         hint="one takes over soon if etcd can be reached; the masters' logs say why not",
@@ -193,7 +194,7 @@ def fetch(master: str, timeout: float, asking: Asking = Asking(), *, named_by: s
         ProtocolError: the answer is no status.
         ConfigError: this master will not answer who asks so: the token is revoked, or another master's.
     """
-    who = f"master {master}"
+    who = f"master {master}{asking.way}"
     try:
         where, papers = split_address(master), asking.papers(master, timeout, named_by=named_by)
         question = StatusRequest(PROTOCOL_VERSION)
@@ -201,7 +202,7 @@ def fetch(master: str, timeout: float, asking: Asking = Asking(), *, named_by: s
     except OSError as error:
         raise MasterUnreachable(
             "the master gives no status",
-            who=master,
+            who=f"{master}{asking.way}",
             got=str(error) or type(error).__name__,
             hint="is `wancoll master` running there, and is --master right?",
         ) from error

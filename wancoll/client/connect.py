@@ -25,7 +25,7 @@ from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import LONGEST_SOCKET, MASTER_PORT, default_socket, join_address, split_addresses
-from wancoll.net.unix import connect_local, is_served, peer_credentials
+from wancoll.net.unix import check_owner, connect_local, is_served
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
@@ -300,7 +300,7 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
     came: list[Any] = []  # what recvmsg() gave: an interruption loses no descriptor
     fds: list[int] = []
     try:
-        _check_owner(sock, path)
+        check_owner(sock, f"connect(socket={path!r})")
         sock.sendall(encode(attach))
         answer = _answer(sock, path, came)
         fds = _descriptors(came)
@@ -322,17 +322,6 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
         sock.close()
         close_all(fds or _descriptors(came))
         raise
-
-
-def _check_owner(sock: sockets.socket, path: str) -> None:
-    """Whoever may write to the folder could have bound the path first, and would be handed the tensors."""
-    pid, uid, _ = peer_credentials(sock)
-    if uid not in (os.geteuid(), 0):
-        raise ConfigError(
-            "is another user's socket, who would be handed the tensors", who=f"connect(socket={path!r})",
-            expected=f"a daemon of user {os.geteuid()}, or of root", got=f"process {pid} of user {uid}",
-            hint="run `wancoll peer` as this user, with the same --socket in a folder that no other user may write to",
-        )  # fmt: skip
 
 
 def _check_seals(fd: int, who: str) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from wancoll.limits import DEFAULT
 from wancoll.net.tls import Tls, TlsFailed
-from wancoll.net.unix import connect_local
+from wancoll.net.unix import check_owner, connect_local
 from wancoll.trust.papers import Papers, unverified
 from wancoll.wire.framing import Decoder, encode
 
@@ -42,10 +42,13 @@ def ask(
     Raises:
         OSError: no connection, or no answer in time.
         ProtocolError: what came back cannot be read.
+        ConfigError: the unix socket is another user's, or *papers* cannot be used.
     """
     decoder: Decoder[Any] = Decoder(answers, DEFAULT.message_bytes, who=who)
     ends = time.monotonic() + timeout
     with contextlib.closing(_connect(where, timeout)) as connection:
+        if isinstance(where, str):
+            check_owner(connection, where)
         try:
             line = _Line(connection, ends)
             if papers is not None or believe_anybody:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
 from typing import Any
+
+from wancoll.errors import ConfigError
 
 _FULL_QUEUE_SECONDS = 0.005  # between two tries at a socket whose queue is full
 
@@ -17,6 +20,17 @@ def peer_credentials(sock: Any) -> tuple[int, int, int]:
     """
     pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid, gid
+
+
+def check_owner(sock: Any, who: str) -> None:
+    """ConfigError if another user serves it, who could have bound the path first and would be handed the tensors."""
+    pid, uid, _ = peer_credentials(sock)
+    if uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            "is another user's socket, who would be handed the tensors", who=who,
+            expected=f"a daemon of user {os.geteuid()}, or of root", got=f"process {pid} of user {uid}",
+            hint="run `wancoll peer` as this user, with the same --socket in a folder that no other user may write to",
+        )  # fmt: skip
 
 
 def is_served(path: str, timeout: float) -> bool:

@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,7 @@ class Daemon:
         self.config, self.name, self.engine, self.hot = config, name, engine, hot
         self.arena_bytes = config.arena_bytes or default_arena_bytes()
         self.failpoints = Failpoints(config.failpoint_token)
+        self._wallet = wallet
         papers = None if wallet is None else lambda: wallet.papers
         self.links = LinkHub(engine, config, name, nursery, papers)
         self.control = Control(
@@ -249,6 +250,7 @@ class Daemon:
         return {
             "name": self.name,
             "master": self.config.master,
+            "papers": self._wallet and asdict(self._wallet.papers),
             "connected": self.control.connected,
             "addresses": self.control.addresses,
             "kernels": kernel_name(),
@@ -548,12 +550,13 @@ def _wallet(config: PeerConfig, path: str) -> Wallet | None:
         if config.join or not (config.ca and config.cert):
             got = f"--ca {config.ca!r}, --cert {config.cert!r}" + " and --join" * bool(config.join)
             raise ConfigError("certificates are given by halves", expected="--ca and --cert, or --join", got=got)
-        return Wallet("", None, Papers(config.ca, config.cert, config.key, by_host=True))
+        ca, cert, key = (path and os.path.abspath(path) for path in (config.ca, config.cert, config.key))
+        return Wallet("", None, Papers(ca, cert, key, by_host=True))
     if not config.join:
         return None
     machine = f"{socket.gethostname()}:{os.path.abspath(path)}"  # machines may share a home
     number = hashlib.sha256(machine.encode()).hexdigest()[:12]
-    folder = config.state or default_state(f"peer-{number}")
+    folder = os.path.abspath(config.state or default_state(f"peer-{number}"))
     if os.path.exists(os.path.join(folder, AUTHORITY_KEY)):  # ours would take the place of its certificate
         raise ConfigError(
             "is a master's", who=f"--state {folder}", expected="a folder for this daemon alone",
