@@ -75,7 +75,9 @@ def test_a_few_seconds_with_certificates(tmp_path: Path) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("more", [[], ["--secure"]], ids=["in clear", "sealed"])
+@pytest.mark.parametrize(
+    "more", [[], pytest.param(["--secure"], marks=pytest.mark.nightly)], ids=["in clear", "sealed"]
+)
 @pytest.mark.timeout(120)
 def test_a_few_seconds_of_lost_journals_and_full_disks(tmp_path: Path, more: list[str]) -> None:
     kinds = "--faults=master_lost_journal,master_full_disk,kill,client_kill"

@@ -795,7 +795,8 @@ def test_ctrl_c_at_any_line_of_the_end_of_a_call(
     assert 5 < lines < stop
 
 
-@pytest.mark.check
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_ctrl_c_at_any_line_of_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left open, and nothing is printed when what was half made goes."""
     printed: list[Any] = []
