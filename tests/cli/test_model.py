@@ -316,7 +316,7 @@ def test_the_map_agrees_with_the_tables(classic: model.Question) -> None:
 
 
 def test_the_map_shows_powers_of_two_where_halving_doubling_wins() -> None:
-    """As the table has it: at 4 GiB it is faster than the ring with 8, 16, ... members, and with no other number."""
+    """At 4 GiB halving_doubling beats the ring with 8, 16, ... members, and with no other number."""
     question = model.Question(("tree", "ring", "halving_doubling"), BOOK, 100e9)
     best, members = regions.winners(question)[:, -1], regions.worlds(question)
     for k in range(3, 1025):

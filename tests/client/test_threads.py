@@ -195,7 +195,7 @@ def test_threads_post_wait_and_look_while_memberships_change(comm: Communicator,
 def test_two_threads_that_wait_for_many_post_each_bucket_once(
     comm: Communicator, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a cancelled `await` and a wait() behind it do. Both have found that a bucket is not posted."""
+    """Both have found that a bucket is not posted, as a cancelled `await` and a wait() behind it do."""
     tensors = [np.full(10, i, np.float32) for i in range(4)]
     with monkeypatch.context() as late:
         late.setattr(ManyWork, "post", lambda *_: None)

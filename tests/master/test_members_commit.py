@@ -869,7 +869,7 @@ def closed(*said: tuple[int, dict[int, int]], lost: int = 0, **limits: Any) -> R
 
 
 def outcome(room: Room) -> tuple[list[str], int, list[int]]:
-    """Who goes on, what is committed, and of what nobody can say whether it is."""
+    """The members that go on, what is committed, and the calls of which nobody can say whether they are."""
     epoch = room.group.told
     unknown = [void.seq for void in epoch.voids if void.error == "OutcomeUnknown"]
     return [one.name for one in epoch.members], epoch.committed_upto, unknown

@@ -370,7 +370,7 @@ def giving_numbers_again_after_a_loss() -> Iterator[None]:
 
 @contextlib.contextmanager
 def the_last_word_first() -> Iterator[None]:
-    """That the member is out is told before what became of its calls."""
+    """The end of the member is told before what became of its calls."""
     real = core.Member._finish
 
     def finish(self: core.Member, ending: outcomes.Ending) -> list[cmd.Command]:

@@ -197,7 +197,7 @@ def tied(step: Step, seqs: range, voids: Collection[int]) -> dict[int, m.Void]:
 
 
 def _tell_out(step: Step, group: Group, known: int, fate: dict[str, Any]) -> None:
-    """Who is out of the epoch hears what became of what it had called (C5); up to *known* it has committed it."""
+    """Tell members that are out what became of their calls (C5); up to *known* they have committed them."""
     for out in group.current.out:
         evicted = m.Evicted(group.name, out.mid, clip(out.why), known, epoch=group.epoch, **fate)
         if out.daemon is None:
