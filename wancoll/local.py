@@ -16,10 +16,8 @@ MASTER_PORT = 7400
 _SHARED = "/tmp"
 LONGEST_SOCKET = 107  # bytes of a unix socket's path
 _LONGEST_FOLDER = 80  # bytes of $TMPDIR, which leave room for a socket in a folder there
-_HELD, _HELD_SAYS = (
-    "held",
-    b"wancoll\n",
-)  # a file in a folder for a while: locked as long as the process lives that made the folder
+_HELD = "held"  # a file in a folder for a while: locked as long as the process lives that made the folder
+_HELD_SAYS = b"wancoll\n"  # what is in that file
 _STATE = "a folder that can be written in, at $XDG_STATE_HOME or ~/.local/state"
 _ELSEWHERE = "set WANCOLL_SOCKET, or XDG_RUNTIME_DIR, to a place of your own; daemon and training process need the same"
 

@@ -133,9 +133,8 @@ class Journal:
     def _note(self, term: int) -> None:
         """Say in the lock how new the journal is, unless a write of this term was missed."""
         if self._lock is not None and not self._missed:
-            with contextlib.suppress(
-                OSError
-            ):  # what stands there is older than the journal, or nothing: then it is lost
+            # If that fails: a lock older than the journal says nothing against it, an empty one makes it count as lost.
+            with contextlib.suppress(OSError):
                 os.pwrite(self._lock, b"%0*d%0*d" % (_LOCK_DIGITS, term, _LOCK_DIGITS, self._writes), 0)
                 os.fsync(self._lock)
 

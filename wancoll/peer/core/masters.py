@@ -57,9 +57,7 @@ class Masters:
         """Why the master at *address* is not followed; "": it is, from now on (R6)."""
         at, known = self.address, self.followed
         others = [f"{where} of {by}" for where, by in self.met.items() if by != elected_by]
-        lost_its_state = (
-            known.startswith("journal ") and self.met.get(at) == known
-        )  # and was started anew, at its address
+        lost_its_state = known.startswith("journal ") and self.met.get(at) == known  # started anew at its address
         if others and known != elected_by and not lost_its_state:
             return (
                 f"two masters, and nothing elects one of them: {at} is of {elected_by}, {', '.join(others)}; "
