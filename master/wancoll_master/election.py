@@ -21,7 +21,7 @@ from wancoll.net import clock
 from wancoll.wire import messages as m
 from wancoll_master.config import EtcdConfig
 from wancoll_master.core.leadership import RENEWALS_PER_TTL, Leadership
-from wancoll_master.core.ready import JUMP
+from wancoll_master.core.ready import jumped
 from wancoll_master.server import Server
 from wancoll_master.store.etcd import Access, Etcd, EtcdError, Lease, check_endpoints, created, modified, put
 from wancoll_master.store.etcd_store import (
@@ -180,7 +180,7 @@ class Election:
         if lost and clock.awake_or_asleep() < self._seen_at + self._ttl:
             return None  # the lease may be lost, too, and its leader does not know yet
         if lost:
-            numbers.epoch, numbers.mid = numbers.epoch + JUMP, numbers.mid + JUMP
+            numbers.term, numbers.epoch, numbers.mid = jumped(self._heard, numbers.epoch, numbers.mid)
         numbers.term = max(numbers.term, self._heard) + 1
         numbers.write += 1
         me = text(Leader(self._address, numbers.term, self._id))

@@ -614,13 +614,13 @@ async def test_a_term_that_was_raised_is_durable_before_it_is_told(tmp_path):
     async with master(journal=path) as connect:
         peer = await connect()
         await peer.say(msgspec.structs.replace(hello("d"), term=40, master=99))
-        assert (await peer.expect(m.Welcome)).term == 41
+        assert (await peer.expect(m.Welcome)).term == 41 + JUMP
         with contextlib.closing(sqlite3.connect(path)) as db:
-            assert db.execute("select value from facts where name = 'term'").fetchone() == (41,)
+            assert db.execute("select value from facts where name = 'term'").fetchone() == (41 + JUMP,)
     async with master(journal=path) as connect:
         peer = await connect()
         await peer.say(hello("d"))
-        assert (await peer.expect(m.Welcome)).term == 42
+        assert (await peer.expect(m.Welcome)).term == 42 + JUMP
 
 
 def test_the_journal_keeps_the_newest_events(monkeypatch):
@@ -693,7 +693,7 @@ def test_a_journal_that_lacks_an_epoch_knows_no_group_and_gives_no_number_again(
         "missed": (2, 3, 1025),
         "an older copy": (2, 3, 1025),  # the newest term is the lock's
         "no lock beside it": (2, 4, 2049),
-        "the file alone is gone": (2, 0, 1),
+        "the file alone is gone": (2, 2, 1025),  # all that is known is the term
     }[how]
     for again in range(2):
         journal = Journal(path)
@@ -706,6 +706,53 @@ def test_a_journal_that_lacks_an_epoch_knows_no_group_and_gives_no_number_again(
     journal.close()
     journal = Journal(path)
     assert journal.facts.used == {"g": Used(highest + JUMP + 1, frozenset({1}), 6)}
+    journal.close()
+
+
+def test_a_journal_that_is_lost_again_and_again_gives_no_number_twice(tmp_path):
+    """From nothing each time: the lock beside it knows the newest term, and nothing else does."""
+    path, begins = str(tmp_path / "journal"), list[tuple[int, int, int]]()
+    for _ in range(4):
+        journal = Journal(path)
+        facts = journal.facts
+        begins.append((facts.term, facts.highest_epoch, facts.next_mid))
+        journal.persist(Persist(facts.highest_epoch + 900, facts.next_mid + 2048, facts.term))
+        journal.close()
+        os.unlink(path)
+    for before, after in itertools.pairwise(begins):
+        assert [now - then >= JUMP for then, now in zip(before, after, strict=True)] == [True] * 3
+    assert {next_mid % 1024 for _, _, next_mid in begins} == {1}
+
+
+async def test_numbers_are_new_after_two_losses_of_which_only_a_daemon_knows(tmp_path):
+    """Journal and lock are gone. What daemons have seen is all that a master has, each time."""
+    term, given = 0, list[tuple[int, int]]()
+    for number in range(4):
+        path = str(tmp_path / f"journal{number}")
+        async with master(replace(PATIENT, rejoin_grace=0.05), journal=path) as connect:
+            peer = await connect()
+            await peer.say(msgspec.structs.replace(hello("d"), term=term, master=99 if term else 0))
+            term = (await peer.expect(m.Welcome)).term
+            await peer.say(m.Join("g", "m", 1, 1))
+            mid = (await peer.expect(m.Joined)).mid
+            given.append((mid, (await peer.expect(m.Epoch)).epoch))
+            with contextlib.closing(sqlite3.connect(path)) as db:
+                facts = dict(db.execute("select name, value from facts").fetchall())
+            assert facts["term"] == term
+            assert facts["next_mid"] > mid
+    for before, after in itertools.pairwise(given):
+        assert [now - then >= JUMP for then, now in zip(before, after, strict=True)] == [True] * 2
+
+
+@pytest.mark.parametrize("text", ["9" * 40, "x" * 40, "1" * 39])
+def test_a_lock_that_no_master_wrote_counts_as_a_missed_write(tmp_path, text):
+    path = str(tmp_path / "journal")
+    journal = Journal(path)
+    journal.persist(Persist(3, 1025, 1, {"g": Used(3, frozenset({1, 2}), 5)}))
+    journal.close()
+    (tmp_path / "journal.lock").write_text(text)
+    journal = Journal(path)
+    assert journal.facts == Facts(1 + JUMP + 1, 3 + JUMP, 1025 + JUMP, {}, journal.facts.elected_by, True)
     journal.close()
 
 

@@ -20,7 +20,6 @@ from wancoll.wire import messages as m
 from wancoll.wire.kept import Kept
 from wancoll_master.core import membership, presence
 from wancoll_master.core.ready import (
-    JUMP,
     Announce,
     Broadcast,
     Disconnected,
@@ -33,6 +32,7 @@ from wancoll_master.core.ready import (
     Send,
     Tick,
     Used,
+    jumped,
     tellings,
 )
 from wancoll_master.plan.planning import propose
@@ -73,7 +73,7 @@ class Journal:
                 self.persist(what)
         if lacks := self.lacks or (bool(missed) and forgets):
             self.lacks, self.used = False, {}
-            self.term, self.epoch, self.next_mid = self.term + JUMP, self.epoch + JUMP, self.next_mid + JUMP
+            self.term, self.epoch, self.next_mid = jumped(self.term, self.epoch, self.next_mid)
         self.term += 1
         return lacks
 
@@ -94,7 +94,7 @@ class Journal:
         self.refuses = 0
 
     def lose(self, *, lock_too: bool) -> None:
-        self.term, self.epoch, self.next_mid, self.used = 0, 0, 1, {}
+        self.term, self.epoch, self.next_mid, self.used = 0 if lock_too else self.term, 0, 1, {}
         self.missed, self.lacks = [], not lock_too
         self.losses += 1
 

@@ -24,7 +24,7 @@ from wancoll.peer.core.op import OpState
 from wancoll.schedule import choose
 from wancoll.wire import messages as m
 from wancoll.wire.note import NewRound, unpack
-from wancoll_master.core import epochs, rebuilding
+from wancoll_master.core import epochs, ready
 from wancoll_master.core.state import State
 
 
@@ -364,7 +364,7 @@ def believing_another_members_word() -> Iterator[None]:
 
 @contextlib.contextmanager
 def giving_numbers_again_after_a_loss() -> Iterator[None]:
-    with patch.object(rebuilding, "JUMP", 0), patch("tests.sim.master.JUMP", 0):
+    with patch.object(ready, "JUMP", 0):
         yield
 
 

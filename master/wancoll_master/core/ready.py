@@ -187,6 +187,16 @@ class Used:
 
 
 JUMP = 1 << 20  # epochs, ids and terms to skip where some may have been told that the store does not know (R9)
+MID_BLOCK = 1024  # ids are reserved in the store in blocks, which begin one above its multiples
+
+
+def jumped(term: int, epoch: int, mid: int) -> tuple[int, int, int]:
+    """The same numbers, above all that can have been told by masters up to *term*; *epoch* and *mid* may be lost.
+
+    The term jumps along and takes the others with it, so two losses never give the same numbers.
+    """
+    mid = max(term, mid) + JUMP
+    return term + JUMP, max(term, epoch) + JUMP, mid + (1 - mid) % MID_BLOCK
 
 
 @dataclass(slots=True)

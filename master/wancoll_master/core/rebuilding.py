@@ -23,7 +23,7 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import borne, epochs, p2p, probing
 from wancoll_master.core.links import BAD_PAIR_SECONDS
-from wancoll_master.core.ready import JUMP, Used
+from wancoll_master.core.ready import MID_BLOCK, Used, jumped
 from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned
@@ -37,7 +37,6 @@ _TEXTS = {
 }
 _VOID_BEFORE = "the members had given it up; an earlier master logged why"
 _WHY_VOID = frozenset({"CollectiveMismatch", "OperationAborted", "ProtocolError", "OutcomeUnknown"})
-_MID_BLOCK = 1024  # mids are reserved in the journal in blocks
 
 # ---- ids --------------------------------------------------------------------------------------------
 
@@ -46,8 +45,8 @@ def take_mid(step: Step) -> int:
     """A mid that was never given out."""
     mid = step.state.next_mid
     step.state.next_mid += 1
-    if mid % _MID_BLOCK == 1:
-        step.persist(mid + _MID_BLOCK)
+    if mid % MID_BLOCK == 1:
+        step.persist(mid + MID_BLOCK)
     return mid
 
 
@@ -55,19 +54,18 @@ def raise_mids(step: Step, known: int) -> None:
     """An earlier master, whose journal may be lost, gave out mids up to *known*."""
     if step.state.next_mid <= known <= step.state.believable:
         step.state.next_mid = known + 1
-        step.persist((known // _MID_BLOCK + 1) * _MID_BLOCK + 1)
+        step.persist((known // MID_BLOCK + 1) * MID_BLOCK + 1)
 
 
 def lose_journal(step: Step, term: int) -> None:
     """A daemon has seen a master of this *term*: the journal that this one began with lacks what was told since."""
     state = step.state
-    state.term = term + 1
-    if not state.lost_journal:  # else the numbers have jumped already
+    term, state.highest_epoch, state.next_mid = jumped(term, max(state.floor, state.highest_epoch), state.next_mid)
+    state.term, state.floor = term + 1, state.highest_epoch
+    for group in state.groups.values():
+        group.used = max(group.used, state.floor)
+    if not state.lost_journal:
         state.lost_journal = state.holds = True
-        state.floor = state.highest_epoch = max(state.floor, state.highest_epoch) + JUMP
-        for group in state.groups.values():
-            group.used = max(group.used, state.floor)
-        raise_mids(step, state.next_mid + JUMP)
         state.rejoin_until = step.now + step.limits.rejoin_grace
         step.alarm(state.rejoin_until)
     step.persist()

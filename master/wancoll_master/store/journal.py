@@ -16,8 +16,8 @@ import structlog
 
 from wancoll.errors import ConfigError
 from wancoll.failpoints import Failpoints
-from wancoll.wire.messages import EventRecord
-from wancoll_master.core.ready import JUMP, Persist, Used
+from wancoll.wire.messages import MOST, EventRecord
+from wancoll_master.core.ready import Persist, Used, jumped
 from wancoll_master.store.facts import (
     GROUPS_KEPT,
     Counted,
@@ -110,10 +110,10 @@ class Journal:
                 rows = []
             used = dict(map(_group, rows))
             self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
-            past = JUMP if lost else 0
-            highest, next_mid = known.get("highest_epoch", 0) + past, known.get("next_mid", 1) + past
+            newest = max(term, told[0]), known.get("highest_epoch", 0), known.get("next_mid", 1)
+            term, highest, next_mid = jumped(*newest) if lost else newest
             id = known.setdefault("id", secrets.randbits(60))
-            self.facts = Facts(max(term, told[0]) + past + 1, highest, next_mid, used, f"journal {id:x}", lost)
+            self.facts = Facts(term + 1, highest, next_mid, used, f"journal {id:x}", lost)
             numbers = {"term": self.facts.term, "highest_epoch": highest, "next_mid": next_mid}
             self._write({"format": FORMAT, "id": id, **numbers})
         if lost:
@@ -128,7 +128,8 @@ class Journal:
         assert self._lock is not None
         text = os.pread(self._lock, 2 * _LOCK_DIGITS, 0)
         whole = len(text) == 2 * _LOCK_DIGITS and text.isdigit()
-        return (int(text[:_LOCK_DIGITS]), int(text[_LOCK_DIGITS:])) if whole else _NOTHING
+        told = (int(text[:_LOCK_DIGITS]), int(text[_LOCK_DIGITS:])) if whole else _NOTHING
+        return told if max(told) <= MOST // 2 else _NOTHING
 
     def _note(self, term: int) -> None:
         """Say in the lock how new the journal is, unless a write of this term was missed."""
