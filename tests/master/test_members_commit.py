@@ -886,6 +886,13 @@ COUNTED = {
     "the liar made two results, and claims one": ([(0, A), (0, B), (1, A)], "m0 m2", 1, []),
     "the liar claims what another one has, and one lags": ([(0, A), (0, NONE), (1, A)], "m0 m2", 1, []),
     "two claims": ([(1, A), (0, A), (0, A), (1, B)], "m0 m1 m2", 1, []),
+    "two claims, and only one is contradicted by most": ([(1, A), (1, A), (1, B), (0, NONE)], "m0 m1", 1, []),
+    "a claim contradicted by most, and who has the same and claims nothing": (
+        [(1, A), (0, A), (0, NONE), (0, NONE), (0, NONE)], "m1 m2 m3 m4", 0, []
+    ),
+    "who is out for one operation does not count in the next": (
+        [(2, A | {2: 7}), (0, A | {2: 7}), (0, A), (0, A), (0, B)], "m0 m1 m2 m3", 1, [2]
+    ),
     "two claims, both contradicted by most": ([(1, A), (1, B), (0, NONE), (0, NONE), (0, NONE)], "m2 m3 m4", 0, []),
     "a tie": ([(1, A), (0, NONE)], "m0 m1", 0, [1]),
     "a tie of results": ([(1, A), (0, B)], "m0 m1", 0, [1]),
@@ -921,6 +928,47 @@ def test_the_report_of_a_member_that_is_lost_since_counts() -> None:
     assert outcome(closed((0, A), (0, NONE), (0, A), (1, A), lost=1)) == (["m0", "m2"], 1, [])
     assert outcome(closed((0, A), (0, NONE), (1, A), lost=1)) == (["m0"], 1, [])
     assert outcome(closed((0, A), (0, NONE), lost=1)) == (["m0"], 1, [])  # nobody claims it
+
+
+@pytest.mark.parametrize("commit", ["members", "master"])
+def test_after_a_restart_reports_of_the_lost_whom_an_epoch_that_nobody_heard_of_left_out_do_not_count(
+    commit: str,
+) -> None:
+    """They had been put out, and may lack what the others have committed; else it would be a tie."""
+    room = reported(commit, {1: 1, 2: 1, 3: 0, 4: 0}, mids=(1, 2), lost=(3, 4))
+    assert [one.mid for one in room.group.members] == [1, 2]
+    assert outcome(room) == (["m1", "m2"], 1, [])
+
+
+@pytest.mark.parametrize("commit", ["members", "master"])
+@pytest.mark.parametrize(("claims", "upto"), [((1, 1, 0), 1), ((1, 1, 0, 0), 0), ((1, 0, 0), 0), ((1, 1, 1), 1)])
+def test_after_a_restart_an_epoch_that_nobody_heard_of_bounds_what_is_committed_unless_most_say_more(
+    commit: str, claims: tuple[int, ...], upto: int
+) -> None:
+    """It is of another history then; who says the contrary has been found wrong by most."""
+    said = dict(enumerate(claims, 1))
+    room = reported(commit, said, mids=tuple(said))
+    names = [f"m{mid}" for mid, claim in said.items() if not upto or claim]
+    assert outcome(room) == (names, upto, [])
+
+
+def reported(commit: str, said: dict[int, int], mids: tuple[int, ...], lost: tuple[int, ...] = ()) -> Room:
+    """A master whose journal knows a newer epoch than all who report: each has committed so much. Some are lost since.
+
+    Member 9 never reports.
+    """
+    room = Room(Limits(commit=commit))
+    room.restarted(epoch=2, mids=mids)
+    if 4 in said:
+        room.hello("d4")
+    plan = m.Plan(4, 1024, True, {}, [], 0, "", commit=commit)
+    for mid in sorted(said, key=lambda mid: mid not in lost):
+        done = [(1, 7, 9)] if said[mid] else []
+        room.say(f"d{mid}", report_of(mid, of=(*said, 9), plan=plan, committed_upto=said[mid], done=done))
+        if mid in lost:
+            room.drop(f"d{mid}")
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    return room
 
 
 def test_who_is_put_out_with_another_result_is_told_no_receipt_of_it() -> None:

@@ -37,7 +37,8 @@ def index_of(name: str) -> int:
 class Called:
     """A call that has not ended, *what* as the program says it: root 0 is the oldest member, 1 the newest.
 
-    seq 0: a send or recv, with the other's name and its tag.
+    seq 0: a send or recv, with the other's name and its tag. *posted*: as the daemon is told it, with all blocks; one
+    that is empty proves nothing, which *what* does not show.
     """
 
     seq: int
@@ -49,6 +50,7 @@ class Called:
     at: float
     other: str = ""
     tag: int = 0
+    posted: Descriptor | None = None
 
 
 class Client:
@@ -189,7 +191,8 @@ class Client:
         self.open[self._calls] = called
         self.world.judge.calls(self, called)
         self.session.arena[self._calls] = called.front, called.back
-        self._outbox.append(m.Post(self._calls, told or called.what, 0, 0, self.epoch, peer, called.tag))
+        called.posted = told or called.what
+        self._outbox.append(m.Post(self._calls, called.posted, 0, 0, self.epoch, peer, called.tag))
         self.world.clock.after(self.world.local_delay(), self._send)
 
     def _send(self) -> None:

@@ -99,6 +99,14 @@ def test_members_whose_calls_are_void_one_after_the_other_may_go_on() -> None:
     assert attempt(6319)[1] == ""
 
 
+def test_a_journal_that_is_lost_twice_from_nothing_gives_no_number_again() -> None:
+    assert attempt(12000572)[1] == ""
+
+
+def test_a_call_with_an_empty_block_proves_nothing_so_its_end_may_be_unknown() -> None:
+    assert attempt(13000058, "members")[1] == ""
+
+
 # Which mistakes show, and in worlds of which faults (None: those of the seed). Others show in small ones: test_small.
 LOST_JOURNALS = ("lose_journal", "full_disk", "kill_master", "kill_daemon", "join", "lose_site")
 

@@ -139,9 +139,10 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
     doubtful = {seq for mid in members for seq in closing.reports[mid].apart}
     found = borne.judge(_words(closing, members), members.keys(), known, doubtful.__contains__, group.voids.keys())
     if found.out:
+        closing.claimed = max(closing.claimed, *(closing.reports.pop(mid).committed_upto for mid in found.out))
         lose(step, {members[mid]: why for mid, why in found.out.items()}, "evicted", tell=True, cause="nonsense")
         return
-    contradicted = any(one.committed_upto > found.upto for one in closing.reports.values())
+    contradicted = max(closing.claimed, *(one.committed_upto for one in closing.reports.values())) > found.upto
     unknown_upto = m.MOST if contradicted or closing.doubted else found.upto
     digests = [] if closing.doubted else found.results[-_DIGESTS_TOLD:]
     upto = found.sure if closing.doubted else found.upto

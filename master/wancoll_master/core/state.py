@@ -265,6 +265,7 @@ class Closing:
     since: float
     until: float  # then it is looked for those who do not
     reports: dict[int, m.Frozen] = field(default_factory=dict)  # by mid
+    claimed: int = 0  # the most that members said is committed whose reports count no more
     reasons: list[str] = field(default_factory=list)  # why it ends; none yet: calls are being asked for
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq: what the next epoch voids if it has not happened
     restarted: bool = False  # an earlier master may have committed what is told as done
