@@ -69,6 +69,11 @@ class Judge:
         self.alone = 0  # update_memberships that ended without a master (C11)
         self.errors: dict[str, int] = {}
 
+    @property
+    def forgotten(self) -> bool:
+        """Whether a journal was lost that knew of a group."""
+        return bool(self._forgotten)
+
     def check(self, true: bool, text: str) -> None:
         if not true:
             raise Violation(text)
@@ -101,8 +106,9 @@ class Judge:
                 durable = known is not None and known.epoch >= epoch.epoch and max(mids) < journal.next_mid
             case Send(_, m.Joined(mid=mid)):
                 durable = mid < journal.next_mid
-            case Send(_, m.Evicted(mid=mid)) if self._world.members_at(master):
+            case Send(conn, m.Evicted(mid=mid)) if self._world.members_at(master):
                 durable = known is not None and (mid not in known.mids or self._world.all_out(master, known.mids))
+                durable = durable or self._world.another_has(master, conn, mid)
             case _:
                 durable = True
         if not durable:

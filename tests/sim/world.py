@@ -215,6 +215,11 @@ class World:
         state = next(master for master in self.masters if master.name == name).state
         return not mids & state.members.keys()
 
+    def another_has(self, name: str, conn: int, mid: int) -> bool:
+        """By that master's word. Where a journal was lost, who comes late may find its id given to another one."""
+        member = next(master for master in self.masters if master.name == name).state.members.get(mid)
+        return self.judge.forgotten and member is not None and member.daemon.conn != conn
+
     def start_master(self) -> None:
         living = {master.host for master in self.masters if master.alive}
         free = [host for host in self.master_hosts if host not in living]
