@@ -952,6 +952,39 @@ def test_after_a_restart_an_epoch_that_nobody_heard_of_bounds_what_is_committed_
     assert outcome(room) == (names, upto, [])
 
 
+LIE = m.UpdateOutcome(1, 9, ["m4"])
+TRUTH, NEWER = (m.UpdateOutcome(1, epoch, ["m1", "m2", "m3", "m4"]) for epoch in (1, 2))
+
+
+@pytest.mark.parametrize("commit", ["members", "master"])
+@pytest.mark.parametrize(
+    ("told", "stands", "believed"),
+    [
+        ({1: TRUTH}, (2, 3, 4), TRUTH),
+        ({1: TRUTH, 3: TRUTH, 4: LIE}, (2,), TRUTH),
+        ({4: LIE}, (2,), None),  # the others have not come to it, so it cannot have ended
+        ({1: TRUTH, 2: TRUTH, 4: m.UpdateOutcome(7, 1, ["m4"])}, (3,), TRUTH),
+        ({1: TRUTH, 4: NEWER}, (2, 3), NEWER),
+    ],
+)
+def test_how_an_update_has_ended_is_not_believed_on_one_members_word(
+    commit: str, told: dict[int, m.UpdateOutcome], stands: tuple[int, ...], believed: m.UpdateOutcome | None
+) -> None:
+    """What all bear, and most say, those hear that stand at it. *told*: who says what; *stands*: members that wait."""
+    room = Room(Limits(commit=commit))
+    room.restarted(mids=(1, 2, 3, 4, 9))
+    room.hello("d4")
+    plan = m.Plan(4, 1024, True, {}, [], 0, "", commit=commit)
+    for mid in (1, 2, 3, 4):
+        said: dict[str, Any] = {"updates": [1]} if mid in stands else {}
+        if mid in told:
+            said |= {"committed_upto": told[mid].seq, "updated": told[mid], "done": [(1, 0, UPDATE)]}
+        room.say(f"d{mid}", report_of(mid, of=(1, 2, 3, 4, 9), plan=plan, **said))
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    heard = [one.outcome for mid in stands for one in room.take(f"d{mid}", m.Updated)]
+    assert heard == ([believed] * len(stands) if believed else [])
+
+
 def reported(commit: str, said: dict[int, int], mids: tuple[int, ...], lost: tuple[int, ...] = ()) -> Room:
     """A master whose journal knows a newer epoch than all who report: each has committed so much. Some are lost since.
 

@@ -388,7 +388,6 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
                 group.current.claim = claim, step.now + step.limits.heartbeat_timeout
                 step.alarm(group.current.claim[1])
             return
-    _tell_updates(step, group, rebuild)
     if used is not None and unheard:  # the last master may have told it, to those who are not here
         told_before = {seq: m.Void(seq, error, _VOID_BEFORE, {}) for seq, error in used.voids.items()}
         group.voids |= {seq: void for seq, void in told_before.items() if seq > max(used.base, newest.base)}
@@ -399,6 +398,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     while found.out and not freezes:
         put_out |= _put_out_liars(step, group, reports, found.out)
         words, found = _judge(group, lost | {mid: top[mid] for mid in top.keys() & reports.keys()}, bound)
+    _tell_updates(step, group, rebuild, found.sure)
     present = {member.mid for member in group.members}
     gone = {mid: name for mid, name, _ in newest.members if mid not in present}
     group.goodbyes = [name for mid, name in gone.items() if mid in rebuild.epochs[newest.epoch].goodbyes]
@@ -508,13 +508,17 @@ def _judge(group: Group, top: dict[int, m.Report], bound: int) -> tuple[dict[int
     return words, borne.judge(words, stay, group.committed, bound.__lt__, group.voids.keys())
 
 
-def _tell_updates(step: Step, group: Group, rebuild: Rebuild) -> None:
-    """An update_membership that has ended for some of those who go on ends alike for those who stand at it (R5)."""
+def _tell_updates(step: Step, group: Group, rebuild: Rebuild, sure: int) -> None:
+    """Tell members that stand at an update_membership how it has ended for others (R5), as most of these say.
+
+    One above *sure* is not known to be committed: nobody is told so on one member's word.
+    """
     known = [report.updated for _, report in rebuild.reports.values() if report.updated is not None]
-    newest = max(known, key=lambda one: (one.seq, one.epoch), default=None)
+    told = Counter((one.seq, one.epoch, tuple(one.members)) for one in known if one.seq <= sure)
+    best = {one[0]: one for one in sorted(told, key=lambda one: (told[one], one[1]))}
     for mid, (daemon, report) in rebuild.reports.items():
-        if newest is not None and newest.seq in report.updates:
-            step.send(daemon.conn, m.Updated(group.name, mid, newest))
+        for seq, epoch, members in [best[seq] for seq in report.updates if seq in best]:
+            step.send(daemon.conn, m.Updated(group.name, mid, m.UpdateOutcome(seq, epoch, list(members))))
 
 
 def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) -> None:
