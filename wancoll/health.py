@@ -14,6 +14,7 @@ RECENT = 300.0  # seconds for which a loss is told of
 REFUSED = 60.0  # seconds after its last refusal for which a joiner counts that was refused more than once
 SILENT = DEFAULT.heartbeat_timeout / 2  # seconds: three heartbeats are missing
 LOSSES = ("client died", "daemon died", "evicted")  # kinds of events
+GOES_ON = ("epoch", "resumed")  # those after which the group has members
 ENDS = ("left", "stopped")  # those that say that who is gone is not missed: it, or an operator, said so
 _NAMED = 8  # groups that are named where another one was asked for
 
@@ -38,7 +39,7 @@ def health(status: Status, now: float, *, group: str = "", mute: Iterable[str] =
     """
     others = sorted(each.name for each in status.groups)
     status = of_group(status, group)
-    tally = Tally(status.events, now)
+    tally = Tally(status.events, now, status.gone)
     for each in status.groups:
         tally.add(each)
     return tally.health(len(status.daemons), wanted=group, others=others, mute=mute)
@@ -50,14 +51,16 @@ class Tally:
     Args:
         events: of the status.
         now: seconds since 1970.
+        gone: of the status.
     """
 
-    def __init__(self, events: Sequence[EventRecord], now: float) -> None:
-        self._events, self._now = events, now
+    def __init__(self, events: Sequence[EventRecord], now: float, gone: Iterable[tuple[str, str]] = ()) -> None:
+        self._now, self._gone = now, dict(gone)
         recent = _recent(events, now)
         last = {event.group: event for event in recent}
-        self._lost = {name: event for name, event in last.items() if event.kind in LOSSES}  # and nobody of it is here
-        self._loss = max((one for one in recent if one.kind in LOSSES), key=lambda one: one.time, default=None)
+        losses = [one for one in recent if one.kind in LOSSES and (last[one.group] is one or one.group not in self._gone)]
+        self._lost = {one.group: one for one in losses if last[one.group] is one and one.group not in self._gone}
+        self._loss = max(losses, key=lambda one: one.time, default=None)
         self._back = False
         self._refused = _refusals(events, now)
         self._groups = self._members = 0
@@ -75,7 +78,7 @@ class Tally:
         if any(member.name == who and member.rank >= 0 for member in group.members):  # it is in now
             del self._refused[group.name]
         if self._loss is not None and group.name == self._loss.group:
-            self._back = _is_back(group, self._events, self._loss)
+            self._back = _is_back(group, self._loss)
 
     def health(self, daemons: int, *, wanted: str = "", others: Sequence[str] = (), mute: Iterable[str] = ()) -> Health:
         """What to say first.
@@ -86,10 +89,11 @@ class Tally:
             others: names of all groups.
             mute: as health() has it.
         """
-        troubles = [f"{_loss(event, self._now)}; nobody is left" for event in self._lost.values()]  # the worst first
+        troubles = list(self._gone.values())  # the worst first
+        troubles += [f"{_loss(event, self._now)}; nobody is left" for event in self._lost.values()]
         troubles += [line for _, line in self._refused.values()]
         troubles += self._slow + self._troubles
-        if wanted and not self._groups and wanted not in self._lost:
+        if wanted and not self._groups and wanted not in self._lost | self._gone:
             troubles.append(no_group(wanted, others))
         troubles += [f"master {address} gives no status" for address in mute]
         note = _loss(self._loss, self._now, back=self._back) if self._loss is not None else ""
@@ -119,6 +123,7 @@ def of_group(status: Status, name: str) -> Status:
         groups=groups,
         daemons=sorted(daemons),
         events=[event for event in status.events if event.group == name],
+        gone=[one for one in status.gone if one[0] == name],
         links=[link for link in status.links if {link.source, link.target} <= daemons],
     )
 
@@ -147,8 +152,9 @@ def _slow(group: GroupStatus) -> Iterator[str]:
 
 
 def _recent(events: Sequence[EventRecord], now: float) -> list[EventRecord]:
-    """Those of the last minutes that say that somebody of a group went, lost or not."""
-    return [event for event in events if event.group and event.kind in (*LOSSES, *ENDS) and now - event.time < RECENT]
+    """Those of the last minutes that say that somebody of a group went, lost or not, or that its others went on."""
+    kinds = (*LOSSES, *ENDS, *GOES_ON)
+    return [event for event in events if event.group and event.kind in kinds and now - event.time < RECENT]
 
 
 def _refusals(events: Sequence[EventRecord], now: float) -> dict[str, tuple[str, str]]:
@@ -177,10 +183,7 @@ def _loss(event: EventRecord, now: float, *, back: bool = False) -> str:
     return f"group {event.group} {who} {when}" + (f": {why}" if why else "")
 
 
-def _is_back(group: GroupStatus, events: Sequence[EventRecord], loss: EventRecord) -> bool:
-    """Whether all who were lost are members again, or the whole group has begun anew since."""
+def _is_back(group: GroupStatus, loss: EventRecord) -> bool:
+    """Whether all who were lost are members again."""
     who = loss.text.partition(": ")[0].removeprefix("lost ").split(", ")
-    here = {member.name for member in group.members if member.rank >= 0}  # no joiner
-    since = events[events.index(loss) :]
-    anew = any((event.group, event.kind, event.epoch) == (loss.group, "epoch", 1) for event in since)
-    return bool(here) and (anew or here.issuperset(who))
+    return {member.name for member in group.members if member.rank >= 0}.issuperset(who)  # no joiners

@@ -487,6 +487,7 @@ class Server:
             rotation=rotation,
             rotation_until=rotation_until,
             left=report.left(state, only),
+            gone=report.gone(state, only),
         )
 
     def families(self) -> Iterator[f.Family | None]:

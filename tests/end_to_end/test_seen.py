@@ -54,6 +54,34 @@ class Watching:
             one.wait()
 
 
+@pytest.mark.check
+@pytest.mark.parametrize("commit", ["members", "master"])
+def test_a_master_that_is_started_again_says_what_was_running(commit: str, tmp_path: Path) -> None:
+    """All were killed, the master too: the first line says so until a daemon is back, or somebody says they stopped."""
+    with Cluster(2, fork=True, lanes=1, master_args=[f"--commit={commit}"]) as cluster:
+        watching = Watching(tmp_path, cluster.master_option)
+        comms = in_threads(lambda i: cluster.connect(i, group="g", name=f"m{i}", start_world=2), 2, 30)
+        in_threads(lambda i: comms[i].all_reduce(np.ones(8, np.float32)), 2, 30)
+        cluster.kill_master()
+        for i in range(2):
+            cluster.kill(i)
+            comms[i].close()
+        cluster.start_master()
+        code, said = watching.once("status")
+        assert (code, said.splitlines()[0]) == (
+            3,
+            "group g of 2 members was running, and none has come back: m0, m1 did not say that they stop. Start them "
+            "again; if they are gone for good: `wancoll evict --group g --all`",
+        )
+        cluster.restart_peer(0)
+        code, said = watching.once("status")
+        assert (code, "none has come back: m1 did not say" in said.splitlines()[0]) == (3, True)
+        cluster.restart_peer(1)
+        code, said = watching.once("status")
+        assert (code, said.splitlines()[0].startswith("group g lost m1 ")) == (3, True)
+        assert said.splitlines()[0].endswith("; nobody is left")
+
+
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with Cluster(3, fork=True, lanes=1, heartbeat_timeout=15) as cluster:

@@ -625,7 +625,7 @@ def test_a_name_is_free_when_the_operator_says_that_all_have_stopped() -> None:
     lose_all(room)
     assert "m1 of before were lost without a word" in room.one("d7", m.Joined).reason
     assert evict(room, "m8").expected == "one of m7, m0, m1"
-    assert evict(room, "m0").what.endswith("still waits for 1 of them")
+    assert evict(room, "m0").what.endswith("; still missing: 1")
     assert evict(room, "m1").what.endswith("its name is free")
     assert room.one("d7", m.Epoch).members[0].name == "m7"
 
@@ -641,6 +641,53 @@ def test_a_new_master_waits_as_long_and_hears_of_those_who_have_stopped() -> Non
     assert evict(room).what.endswith("its name is free")
     assert room.one("d7", m.Epoch).members[0].name == "m7"
     assert evict(room, "m1").done is False
+
+
+@pytest.mark.parametrize("commit", ["members", "master"])
+def test_a_new_master_says_what_was_running_until_it_has_stopped(commit: str) -> None:
+    """From its first moment, also once the name waits for nobody, and whoever commits."""
+    room = Room(Limits(commit=commit))
+    for i in range(2):
+        room.hello(f"d{i}", incarnation=10 + i)
+        room.join(f"m{i}", start=2)
+    assert report.gone(room.state) == []
+    room.restart()
+    [(name, says)] = report.gone(room.state)
+    assert (name, "group g of 2 members was running, and none has come back: m0, m1 did" in says) == (GROUP, True)
+    room.sleep(3000)
+    assert report.gone(room.state, [GROUP]) == [(name, says)]
+    assert report.gone(room.state, ["another"]) == []
+    room.hello("e0", incarnation=20, ended=[10])
+    assert "none has come back: m1 did" in report.gone(room.state)[0][1]
+    assert [(one.group, one.kind) for one in room.records if one.text.startswith("lost m0: ")] == [(GROUP, "daemon died")]
+    room.restart()
+    assert evict(room).what == "group g counts all of its members as stopped; its name is free"
+    assert report.gone(room.state) == []
+    room.restart()
+    assert report.gone(room.state) == []
+
+
+@pytest.mark.parametrize("commit", ["members", "master"])
+def test_nobody_misses_a_group_whose_members_have_left(commit: str) -> None:
+    room = Room(Limits(commit=commit))
+    room.form(2)
+    for i in range(2):
+        room.say(f"d{i}", m.Leave(GROUP, f"m{i}"))
+        if GROUP in room.state.groups and commit == "members":
+            frozen(room, "m1")
+    assert report.gone(room.state) == []
+    room.restart()
+    assert report.gone(room.state) == []
+
+
+def test_of_many_members_the_first_are_missed() -> None:
+    room = Room(Limits(commit="members"))
+    room.form(40)
+    room.restart()
+    [(_, says)] = report.gone(room.state)
+    assert "group g of 40 members was running, and none has come back: m0, " in says
+    assert " and 24 more did not say" in says
+    assert GROUP not in room.state.alone
 
 
 def test_what_an_operator_says_of_a_group_that_is_no_more_is_told_as_this_groups() -> None:
@@ -801,7 +848,7 @@ def test_daemons_whose_processes_have_ended_keep_nobody_waiting() -> None:
         room.join(f"m{i}", start=3)
     room.hello("e0", ended=[11, 10, 5])
     assert [room.closed[conn] for conn in (1, 2)] == [
-        f"daemon d{i}: its process has ended, as a later daemon of its machine says" for i in (0, 1)
+        f"daemon d{i}: the daemon's process has ended, as a later one of its machine says" for i in (0, 1)
     ]
     assert [one.name for one in room.journal[GROUP].former.values()] == ["m0", "m1", "m2"]
     lose(room, "d2")
@@ -844,7 +891,7 @@ def test_to_evict_a_lost_member_is_not_to_refuse_who_waits_for_its_name() -> Non
     lose(room, "d0")
     lose(room, "d1")
     room.join("m0", daemon="d7", start=1)
-    assert evict(room, "m0").what.endswith("its name still waits for 1 of them")
+    assert evict(room, "m0").what.endswith("; still missing: 1")
     room.restart()
     room.join("m0", daemon="d7", start=1)
     room.sleep(room.limits.rejoin_grace + 1)

@@ -296,7 +296,7 @@ def persist(step: Step, group: Group) -> None:
     state.highest_epoch = max(state.highest_epoch, group.epoch)
     voids = {seq: void.error for seq, void in group.voids.items()}
     alone = _alone(step, max(one.daemon.master_grace for one in group.members)) if group.current.votes else 0
-    former = {one.mid: Former(one.name, one.daemon.incarnation) for one in group.members} if alone else {}
+    former = {one.mid: Former(one.name, one.daemon.incarnation) for one in group.members[:_VOTERS]}
     used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids, alone, former)
     state.inherited.discard(group.name)
     state.alone.pop(group.name, None)
@@ -355,12 +355,17 @@ def _alone_until(step: Step, name: str, since: float) -> float:
     return since + more + used.alone if used.alone else -inf
 
 
-def waited_for(state: State, name: str, now: float) -> dict[int, str]:
-    """Members of before that the group's name waits for: names by mid (C8)."""
+def missing(state: State, name: str) -> dict[int, str]:
+    """Members of before that have not said that they stop: names by mid. None where the group runs, or rebuilds."""
     used, group = state.used.get(name), state.groups.get(name)
     if used is None or (group is not None and (group.members or group.rebuild is not None)):
         return {}
-    return {mid: one.name for mid, one in used.former.items()} if state.alone.get(name, -inf) > now else {}
+    return {mid: one.name for mid, one in used.former.items()}
+
+
+def waited_for(state: State, name: str, now: float) -> dict[int, str]:
+    """Those of them that the group's name waits for (C8)."""
+    return missing(state, name) if state.alone.get(name, -inf) > now else {}
 
 
 def who_may_go_on(state: State, name: str, now: float) -> str:
@@ -532,10 +537,10 @@ def _nobody_left(step: Step, group: Group) -> None:
     if (used is None or used.epoch < group.epoch) and out:  # the journal was lost
         former = {one.mid: Former(f"member {one.mid}", one.daemon.incarnation if one.daemon else 0) for one in out}
         used = Used(group.epoch, frozenset(former), group.committed, {}, _alone(step, step.limits.master_grace), former)
-    if used is None or not used.alone:
+    if used is None:
         return
     step.state.used[name] = step.persist().groups[name] = used  # with who has stopped since it began
-    if used.former:
+    if used.former and used.alone:
         heard = [one.daemon.heard_at if one.daemon else step.now for one in out]
         until = step.state.alone[name] = _alone_until(step, name, max(heard, default=step.now))
         step.alarm(until)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from wancoll.wire import messages as m
 from wancoll_master.core import epochs, probing
 from wancoll_master.core.state import Step, clip, names
@@ -11,7 +13,9 @@ _NAMED = 16
 
 def evict(step: Step, conn: int, ask: m.Evict) -> None:
     """Do what *ask* says, and answer; the answer leaves once it is written down, as all that follows from it."""
-    told = _unheard(step, ask) or _members(step, ask) or _nobody(step, ask)
+    waits = epochs.waited_for(step.state, ask.group, step.now)
+    missing = epochs.missing(step.state, ask.group)
+    told = _unheard(step, ask, waits) or _members(step, ask) or _unheard(step, ask, missing) or _nobody(step, ask)
     step.send(conn, told)
     step.close(conn, "")
 
@@ -41,12 +45,11 @@ def _members(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
     return m.EvictAnswer(True, told)
 
 
-def _unheard(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
-    """The group's name waits for members that nobody hears; None: it does not, or for others.
+def _unheard(step: Step, ask: m.Evict, waits: Mapping[int, str]) -> m.EvictAnswer | None:
+    """Members that nobody hears, such as those that the group's name *waits* for, have stopped; None: it is others.
 
-    A joiner by such a name waits for its own former life: so this comes first.
+    A joiner by the name of one for whom the group waits, waits for its own former life: so this comes first.
     """
-    waits = epochs.waited_for(step.state, ask.group, step.now)
     found = {mid for mid, name in waits.items() if ask.everyone or name == ask.member}
     if not found:
         return None
@@ -56,12 +59,12 @@ def _unheard(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
     step.record(group, "stopped", f"an operator says that {whom} stopped{reason}", once=ask.group)
     epochs.stopped(step, ask.group, found)
     left = len(waits) - len(found)
-    then = f"its name still waits for {left} of them" if left else "its name is free"
-    return m.EvictAnswer(True, f"group {ask.group} does not wait for {whom} any more; {then}")
+    then = f"still missing: {left}" if left else "its name is free"
+    return m.EvictAnswer(True, f"group {ask.group} counts {whom} as stopped; {then}")
 
 
 def _nobody(step: Step, ask: m.Evict) -> m.EvictAnswer:
-    group, waits = step.state.groups.get(ask.group), epochs.waited_for(step.state, ask.group, step.now)
+    group, waits = step.state.groups.get(ask.group), epochs.missing(step.state, ask.group)
     who = [one.name for one in group.members + group.joining] if group is not None else []
     if waits:
         who += sorted(waits.values())

@@ -126,7 +126,7 @@ def new_state(
         inherited=set(used or {}),
         rejoin_until=now + limits.rejoin_grace,
         holds=holds or lost_journal,
-        alone={name: now + one.alone for name, one in (used or {}).items() if one.former},
+        alone={name: now + one.alone for name, one in (used or {}).items() if one.former and one.alone},
         elected=elected,
         elected_by=elected_by,
         lost_journal=lost_journal,

@@ -111,7 +111,7 @@ class Story:
             since: when the master started, likewise.
         """
         events = list(self.events)
-        tally, order, weight = Tally(events, wall), [], 0
+        tally, order, weight = Tally(events, wall, report.gone(state)), [], 0
         for name in sorted(state.groups):
             for one in report.groups(state, now, (name,)):
                 tally.add(one)

@@ -42,10 +42,13 @@ def end(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool, caus
 def processes_ended(step: Step, incarnations: Collection[int]) -> None:
     """By the word of a later daemon of their machine: they commit nothing any more, and are out (C8, R18)."""
     over = set(incarnations) - {0}  # that stands for who is not known
-    why = "its process has ended, as a later daemon of its machine says"
+    why = "the daemon's process has ended, as a later one of its machine says"
     ended = {one: f"daemon {one.name}: {why}" for one in step.state.daemons.values() if one.incarnation in over}
     for name, used in list(step.state.used.items()) if over else ():
-        epochs.stopped(step, name, {mid for mid, one in used.former.items() if one.daemon in over})
+        lost = {mid: one.name for mid, one in used.former.items() if one.daemon in over}
+        if lost and name in step.state.inherited:  # nobody has heard of it
+            step.record(None, "daemon died", f"lost {', '.join(lost.values())}: {why}", once=name)
+        epochs.stopped(step, name, lost)
     if ended:
         end(step, ended, "daemon died", close=True)
 

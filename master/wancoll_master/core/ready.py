@@ -168,7 +168,7 @@ class Close(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """A member that may commit by itself, as far as anybody has said: its name, and its daemon's incarnation."""
+    """A member that may still run, as far as anybody has said: its name, and its daemon's incarnation."""
 
     name: str
     daemon: int
@@ -183,7 +183,7 @@ class Used:
     base: int
     voids: dict[int, str] = field(default_factory=dict)  # by seq: a class of wancoll.errors
     alone: int = 0  # seconds for which its members may go on without a master (C8); 0: they commit nothing there
-    former: dict[int, Former] = field(default_factory=dict)  # by mid: those, but who has stopped
+    former: dict[int, Former] = field(default_factory=dict)  # by mid: the first 32 members, but who has stopped
 
 
 JUMP = 1 << 20  # epochs, ids and terms to skip where some may have been told that the store does not know (R9)

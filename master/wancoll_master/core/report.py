@@ -17,6 +17,8 @@ from wancoll_master.plan.measures import Measures
 from wancoll_master.plan.planning import ring_of
 
 MOST_LINKS = 1024  # in one status, which has to fit into a message
+_MOST_GONE = 64  # groups, likewise
+_NAMED = 8  # members of each of these
 
 
 def groups(state: State, now: float, only: Collection[str] = ()) -> list[m.GroupStatus]:
@@ -51,6 +53,21 @@ def links(state: State, only: Collection[str] = ()) -> list[m.LinkStatus]:
 def left(state: State, only: Collection[str] = ()) -> list[tuple[str, str]]:
     """Who was asked to leave, and has in order. Members of these groups; empty: all, and daemons."""
     return [who for who, in_order in state.leaves.items() if in_order and (not only or who[0] in only)]
+
+
+def gone(state: State, only: Collection[str] = ()) -> list[tuple[str, str]]:
+    """Groups of which nobody is here, though not all have said that they stop: names, and that in words; the first."""
+    found = ((name, epochs.missing(state, name)) for name in sorted(set(only) or state.used))
+    lost = [(name, sorted(who.values())) for name, who in found if who and name not in state.groups][:_MOST_GONE]
+    return [
+        (
+            name,
+            f"group {name} of {counted(len(state.used[name].mids), 'member')} was running, and none has come back: "
+            f"{', '.join(who[:_NAMED])}{f' and {len(who) - _NAMED} more' if len(who) > _NAMED else ''} did not say that "
+            f"they stop. Start them again; if they are gone for good: `wancoll evict --group {name} --all`",
+        )
+        for name, who in lost
+    ]
 
 
 def _group(state: State, group: Group, now: float) -> m.GroupStatus:
