@@ -292,6 +292,65 @@ def test_memory_that_is_not_mapped() -> None:
     assert region((ctypes.c_byte * 0).from_address(0), "x").count == 0
 
 
+_MAPPED = """
+import ctypes, mmap, os, sys, tempfile
+import numpy as np
+from wancoll.client import tensors
+from wancoll.client.state import tensors_of
+from wancoll.errors import ConfigError
+
+pages, forbid, kind = int(sys.argv[1]), *sys.argv[2:]
+if kind == "an older kernel's":
+    tensors._madvise = lambda *_: -1
+libc = ctypes.CDLL(None)
+libc.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+size = pages * mmap.PAGESIZE
+file = tempfile.TemporaryFile()
+file.truncate(size)
+memory = mmap.mmap(file.fileno(), size) if forbid == "cut" else mmap.mmap(-1, size)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+x = np.frombuffer(memory, np.uint8)[1 : size - 1]
+if forbid == "cut":
+    file.truncate(size - mmap.PAGESIZE)
+else:
+    which, how = {"none": (start, 0), "last": (start + size - mmap.PAGESIZE, 0), "write": (start, 1)}[forbid]
+    assert not libc.mprotect(which, mmap.PAGESIZE, how)
+
+def use():
+    if kind == "a state's":
+        ctypes.memset(tensors_of({"w": x}, changing=True)[0].memory.address, 1, size - 2)
+        return
+    found = tensors.region(x, "all_reduce(x)")
+    ctypes.string_at(found.address, found.nbytes)
+    tensors.require_writable(found, "all_reduce(x)")
+    ctypes.memset(found.address, 1, found.nbytes)
+
+try:
+    use()
+    sys.exit("nothing was wrong")
+except ConfigError as refused:
+    print(refused)
+libc.mprotect(start, size, 3)
+if forbid != "cut":
+    x[:] = 0
+    use()
+"""
+
+
+@pytest.mark.parametrize("kind", ["a call's", "an older kernel's", "a state's"])
+@pytest.mark.parametrize(
+    ("pages", "forbid"),
+    [(1, "none"), (1, "write"), (1, "cut"), (3, "last"), (3, "cut"), (9, "write"), (9, "last"), (9, "cut")],
+)
+def test_mapped_memory_that_cannot_be_used(pages: int, forbid: str, kind: str) -> None:
+    child = [sys.executable, "-c", _MAPPED, str(pages), forbid, kind]
+    done = subprocess.run(child, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert "the tensor's memory is not there" in done.stdout
+    reads = forbid != "write" and kind != "a state's"
+    assert f"bytes that this process may {'read' if reads else 'write'}" in done.stdout
+
+
 def test_torch_is_never_imported() -> None:
     code = (
         "import sys, numpy; from wancoll.client.tensors import region;"
@@ -375,6 +434,47 @@ def test_dlpack_refusals() -> None:
     assert "not a DLPack capsule" in refusal(not_a_capsule())
 
 
+def _raises(*_: Any) -> Any:
+    raise KeyError("of its own")
+
+
+@pytest.mark.parametrize(
+    "says", [lambda _: 1, lambda _: (1,), lambda _: (1, 2, 3), lambda _: ("cpu", 0), _raises, None]
+)
+def test_dlpack_devices_that_are_no_pair(says: Any) -> None:
+    x = type("T", (Exporter,), {"__dlpack_device__": says})(np.ones(3))
+    with refused("the tensor cannot be exported", "expected a __dlpack_device__ that returns two numbers"):
+        region(x, "x")
+    with refused("the tensor cannot be exported"):
+        tensors_of({"w": x}, changing=False)
+
+
+def test_dlpack_that_raises() -> None:
+    x = type("T", (Exporter,), {"__dlpack__": _raises})(np.ones(3))
+    assert "a tensor whose __dlpack__ works" in refusal(x)
+    assert "KeyError: 'of its own'" in refusal(x)
+
+
+def test_an_array_of_a_subclass_that_lies() -> None:
+    lies = {"size": 99, "shape": (99,), "__array_interface__": {"data": (8, False), "shape": (99,)}, "flags": None}
+    x = np.ones(3, np.float32).view(type("Liar", (np.ndarray,), lies))
+    found = region(x, "x")
+    assert (found.count, found.shape, found.owner is x, peek(found)) == (
+        3,
+        (3,),
+        True,
+        np.ones(3, np.float32).tobytes(),
+    )
+    same = tensors_of({"w": x}, changing=False)[0]
+    assert (same.memory.address, same.memory.nbytes) == (found.address, 12)
+
+
+def test_a_view_that_was_released() -> None:
+    view = memoryview(bytearray(8))
+    view.release()
+    assert "this cannot be reduced" in refusal(view)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
@@ -410,12 +510,29 @@ def test_dlpack_that_lies(field: str, value: Any, words: str) -> None:
         ({"shape": (-3,)}, "shape (-3,)"),
         ({"shape": ("three",)}, "TypeError"),
         ({"strides": (4, 4)}, "strides (4, 4)"),
+        ({"strides": ("four",)}, "TypeError"),
+        ({"strides": 4}, "TypeError"),
+        ({"data": 4096}, "TypeError"),
+        ({"version": "3"}, "TypeError"),
+        ({"version": None}, "TypeError"),
+        ({"typestr": None}, "typestr 'None'"),
+        ({"typestr": 5}, "typestr '5'"),
+        ({"typestr": "U99999999999999"}, "typestr"),
+        ({"stream": "one"}, "the tensor's stream cannot be used"),
     ],
 )
 def test_array_interfaces_that_lie(said: dict[str, Any], words: str) -> None:
     liar = type("Liar", (), {"__cuda_array_interface__": {**OnDevice.__cuda_array_interface__, **said}})()
     assert words in refusal(liar)
     with refused(words):
+        tensors_of({"w": liar}, changing=False)
+
+
+@pytest.mark.parametrize("said", [None, 3, [1, 2], "shape", property(_raises)])
+def test_array_interfaces_that_are_no_dict(said: Any) -> None:
+    liar = type("Liar", (), {"__cuda_array_interface__": said})()
+    assert "a __cuda_array_interface__ that can be read" in refusal(liar)
+    with refused("the tensor cannot be exported"):
         tensors_of({"w": liar}, changing=False)
 
 

@@ -18,6 +18,8 @@ from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Pinned
 from wancoll.client.cuda.staging import Landing, Staging
 from wancoll.client.tensors import (
+    POPULATE_READ,
+    POPULATE_WRITE,
     Region,
     check_numpy,
     check_torch,
@@ -67,7 +69,7 @@ def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
     for key in sorted(state):
         who = f"{_CALL}(state[{key!r}])"
         memory, dtype, shape = look(state[key], who)
-        there(memory, who)
+        there(memory, who, POPULATE_WRITE if changing and memory.writable else POPULATE_READ)
         if changing and not memory.writable:
             raise ConfigError(
                 "a read-only tensor cannot be brought up to date", who=who, expected="a writable tensor",
@@ -118,7 +120,7 @@ def digest_stripes(address: int, nbytes: int) -> bytes:
 def look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
     """Memory as bytes, name of the dtype, shape."""
     if isinstance(x, np.ndarray):
-        return _array(x, x, None, x.flags.writeable, who)
+        return _array(x, x, None, who)
     if is_torch(x):
         return _torch(x, who)
     if hasattr(type(x), "__cuda_array_interface__") and (opened := open_interface(x, who)) is not None:
@@ -140,7 +142,7 @@ def look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
             got=kind_of(x), hint=_what_instead(x),
         ) from bad  # fmt: skip
     check_view(x, view, who)
-    return _array(x, array, view, not view.readonly, who)
+    return _array(x, array, view, who)
 
 
 def _what_instead(x: Any) -> str:
@@ -151,14 +153,13 @@ def _what_instead(x: Any) -> str:
     return "pass numpy.asarray(x): an array of no dimensions takes a number"
 
 
-def _array(
-    owner: Any, array: np.ndarray[Any, Any], keep: Any, writable: bool, who: str
-) -> tuple[Region, str, tuple[int, ...]]:
+def _array(owner: Any, array: np.ndarray[Any, Any], keep: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
+    check_numpy(array, who)
+    array = np.asarray(array)  # a subclass may say what it likes
     if array.dtype.hasobject:
         raise unknown_dtype(who, f"{array.dtype}, whose elements are Python objects", "pass an array of numbers")
-    check_numpy(array, who)
     address = array.__array_interface__["data"][0]
-    return _bytes(owner, keep, address, array.nbytes, writable), name_of(array.dtype), array.shape
+    return _bytes(owner, keep, address, array.nbytes, array.flags.writeable), name_of(array.dtype), array.shape
 
 
 def _torch(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:

@@ -7,7 +7,9 @@ protocol; in host memory or on CUDA devices. What cannot be used is refused with
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,16 +35,22 @@ _BY_FORMAT = {
 }
 _KNOWN = ", ".join(d.name for d in DType)
 _COPY = "pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous()), and copy the result back if needed"
-_NO_VALUES = "its memory was freed, or it never had any: pass a tensor that holds its values"
+_NO_VALUES = "its memory was freed, its file cut short, or it never had any: pass a tensor that holds its values"
 _IMMUTABLE_MODULES = ("jax", "jaxlib", "tensorflow")  # their DLPack does not always say that it is read-only
 
 _CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _TO_HOST = "copy it to the host first: x.get() (CuPy), x.copy_to_host() (Numba), jax.device_get(x)"
 
 _from_buffer, _cast = ffi.from_buffer, ffi.cast
-_msync = ctypes.PyDLL(None).msync  # short: Python's lock is kept
-_msync.argtypes, _msync.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+_libc = ctypes.PyDLL(None)  # short calls: Python's lock is kept
+_msync, _madvise, _syscall = _libc.msync, _libc.madvise, ctypes.PyDLL(None, use_errno=True).syscall
+_msync.argtypes = _madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _MS_ASYNC = 1  # of Linux: it only looks whether all pages are mapped
+POPULATE_READ, POPULATE_WRITE = 22, 23  # of Linux 5.14: touch pages without a signal where they cannot be
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
+_COMPARE, _OR_ZERO = (132, 0), (133, 2 << 28)  # futex operations that read a word, or write what is there, atomically
+_syscall.argtypes = ctypes.c_long, ctypes.c_void_p, *3 * (ctypes.c_long,), ctypes.c_void_p, ctypes.c_long
+_PAGES = 4  # up to so many are touched as one
 
 
 class Region:
@@ -101,19 +109,37 @@ def region(x: Any, who: str) -> Region:
     return there(found, who)
 
 
-def there(found: Region, who: str) -> Region:
-    """*found*, unless its elements lie at address 0 or in host memory that is not mapped: reading them is a SIGSEGV."""
-    start = found.address - found.address % mmap.PAGESIZE
-    end = found.address + found.nbytes
+def there(found: Region, who: str, advice: int = POPULATE_READ) -> Region:
+    """*found*, unless its elements lie at address 0 or in host memory that cannot be used: touching it is a signal."""
     if found.nbytes and (
-        not found.address or end >> 64 or (found.device is None and _msync(start, end - start, _MS_ASYNC))
+        not found.address
+        or (found.address + found.nbytes) >> 64
+        or (found.device is None and not _usable(found, advice))
     ):
+        may = "read" if advice == POPULATE_READ else "write"
         raise ConfigError(
-            "the tensor's memory is not there", who=who, expected=f"{found.nbytes} bytes that this process may read",
-            got=f"{kind_of(found.owner)} at address {found.address:#x}",
-            hint=_NO_VALUES,
+            "the tensor's memory is not there", who=who, expected=f"{found.nbytes} bytes that this process may {may}",
+            got=f"{kind_of(found.owner)} at address {found.address:#x}", hint=_NO_VALUES,
         )  # fmt: skip
     return found
+
+
+def _usable(found: Region, advice: int) -> bool:
+    """Whether all of it is mapped, and its first and last page can be read, or written."""
+    start, end = found.address & -mmap.PAGESIZE, found.address + found.nbytes
+    small, last = end - start <= _PAGES * mmap.PAGESIZE, (end - 1) & -mmap.PAGESIZE
+    if small and not _madvise(start, end - start, advice):
+        return True
+    if _msync(start, end - start, _MS_ASYNC):
+        return False
+    if not (small or _madvise(start, mmap.PAGESIZE, advice) or _madvise(last, mmap.PAGESIZE, advice)):
+        return True
+    # Forbidden there, or memory of a driver, or an older kernel: have the kernel reach a word of each of the two.
+    kind, how = _COMPARE if advice == POPULATE_READ else _OR_ZERO
+    for at in (found.address & -4, (end - 1) & -4) if _FUTEX else ():
+        if _syscall(_FUTEX, at, kind, 0, 0, at, how) < 0 and ctypes.get_errno() == errno.EFAULT:
+            return False
+    return True
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:
@@ -173,6 +199,7 @@ def require_writable(x: Region, who: str) -> None:
             "the result cannot be written into a read-only tensor", who=who, expected="a writable tensor",
             got=f"{kind_of(x.owner)} that is read-only", hint="pass out=, an array that takes the result",
         )  # fmt: skip
+    there(x, who, POPULATE_WRITE)
 
 
 def _numpy(x: np.ndarray[Any, Any], who: str) -> Region:
@@ -180,16 +207,17 @@ def _numpy(x: np.ndarray[Any, Any], who: str) -> Region:
     if dtype is None:
         dtype = _numpy_dtype(x, who)
     check_numpy(x, who)
+    x, owner = np.asarray(x), x  # a subclass may say what it likes
     if dtype is DType.bfloat16:  # no buffer protocol
         address = x.__array_interface__["data"][0]
     else:
         address = int(_cast("uintptr_t", _from_buffer(x)))
-    return Region(x, None, address, x.size, dtype, x.shape, x.flags.writeable)
+    return Region(owner, None, address, x.size, dtype, x.shape, x.flags.writeable)
 
 
 def check_numpy(x: np.ndarray[Any, Any], who: str) -> None:
     """Refuse an array whose elements are not all there is to it, one after the other."""
-    flags = x.flags
+    flags = np.asarray(x).flags
     if not flags.c_contiguous:
         raise not_contiguous(
             who, f"a numpy array with shape {x.shape} and strides {x.strides} in bytes", flags.f_contiguous
@@ -274,25 +302,36 @@ def _not_plain(who: str, got: str, hint: str) -> ConfigError:
 def _dlpack(x: Any, who: str) -> Region:
     found, writable, origin = open_dlpack(x, who)
     tensor = _exported(x, found, writable, origin, who)
-    kind, number = map(int, x.__dlpack_device__())
+    kind, number = _device(x, who)
     tensor.pinned = of_dlpack(x, number) if kind == _CUDA_HOST else None
     return tensor
 
 
+def _device(x: Any, who: str) -> tuple[int, int]:
+    try:
+        kind, number = map(index, x.__dlpack_device__())
+    except Exception as bad:
+        raise _unreadable(x, who, "a __dlpack_device__ that returns two numbers", bad) from bad
+    return kind, number
+
+
+def _unreadable(x: Any, who: str, expected: str, bad: Exception) -> ConfigError:
+    """The refusal of an exporter that raises, or says what cannot be: it is the caller's tensor."""
+    got = f"{kind_of(x)}: {type(bad).__name__}: {bad}"
+    return ConfigError("the tensor cannot be exported", who=who, expected=expected, got=got)
+
+
 def open_dlpack(x: Any, who: str) -> tuple[Exported, bool, Origin | None]:
     """What *x* exports, whether it may be written, and on a CUDA device, without waiting for it, its users' order."""
-    kind, number = map(int, x.__dlpack_device__())
+    kind, number = _device(x, who)
     origin = of_dlpack(x, number) if kind in _CUDA_DEVICES else None
     if origin is None and kind not in _HOST_DEVICES:
         name = _DEVICE_NAMES.get(kind, f"device type {kind}")
         raise not_on_cpu(who, f"{kind_of(x)} on {name}:{number}", _TO_HOST)
     try:
         found = _open_capsule(x, {} if origin is None else {"stream": NO_SYNC}, kind)
-    except Exception as bad:  # whatever the exporter finds wrong with it: it is the caller's tensor
-        raise ConfigError(
-            "the tensor cannot be exported", who=who, expected="a tensor whose __dlpack__ works",
-            got=f"{kind_of(x)}: {type(bad).__name__}: {bad}",
-        ) from bad  # fmt: skip
+    except Exception as bad:
+        raise _unreadable(x, who, "a tensor whose __dlpack__ works", bad) from bad
     if not found.contiguous:
         raise not_contiguous(who, f"{kind_of(x)} with shape {found.shape} and strides {found.strides}")
     return found, _is_writable(x, found), origin
@@ -327,28 +366,25 @@ def open_interface(x: Any, who: str) -> tuple[Exported, int, bool, Origin] | Non
     try:
         said = x.__cuda_array_interface__
         (address, read_only), strides = said["data"], said.get("strides")
-        code, version = said["typestr"], said["version"]
-        steps = None if strides is None else tuple(strides)
+        code, version, mask = str(said["typestr"]), index(said["version"]), said.get("mask")
+        steps = None if strides is None else tuple(map(index, strides))
         found = Exported(None, index(address or 0), code, tuple(map(index, said["shape"])), steps, bool(read_only))
     except Exception as bad:  # torch and CuPy raise an AttributeError for what is not on a device
         if has_other:
             return None
-        raise ConfigError(
-            "the tensor cannot be exported", who=who, expected="a __cuda_array_interface__ that can be read",
-            got=f"{kind_of(x)}: {type(bad).__name__}: {bad}",
-        ) from bad  # fmt: skip
+        raise _unreadable(x, who, "a __cuda_array_interface__ that can be read", bad) from bad
     try:
         dtype = np.dtype(code)
-    except TypeError:
+    except Exception:  # numpy has several for what it cannot read
         dtype = np.dtype("V")
     if (dtype.kind == "V" or version < 3) and has_other:
         return None  # bfloat16 has no code there; before version 3 there was no stream
     if not dtype.itemsize:
         raise unknown_dtype(who, f"typestr {code!r}")
-    if version < 3 or said.get("mask") is not None:
+    if version < 3 or mask is not None:
         raise ConfigError(
             "the tensor's array interface cannot be used", who=who, expected="version 3 or newer, without a mask",
-            got=f"version {version}" + (", with a mask" if said.get("mask") is not None else ""),
+            got=f"version {version}" + (", with a mask" if mask is not None else ""),
         )  # fmt: skip
     found = replace(
         found, dtype=name_of(dtype), strides=None if steps is None else tuple(step / dtype.itemsize for step in steps)
@@ -366,7 +402,7 @@ def name_of(dtype: np.dtype[Any]) -> str:
 def _buffer(x: Any, who: str) -> Region:
     try:
         view = memoryview(x)
-    except TypeError:
+    except Exception:
         raise ConfigError(
             "this cannot be reduced", who=who, got=kind_of(x), hint=what_instead(x),
             expected="a numpy array, a torch tensor, or an object with __dlpack__ or the buffer protocol",
