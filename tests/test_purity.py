@@ -97,7 +97,7 @@ MAY_IMPORT = {
     "wancoll.peer.core": (*BASE, "wancoll.peer.core", "wancoll.schedule", "wancoll.wire"),
     "wancoll.torch.anysource": (*BASE, "wancoll.client", "wancoll.torch"),
     "wancoll.torch.buckets": (*BASE, "wancoll.client"),
-    "wancoll.torch.diloco": (*BASE, "wancoll.client", "wancoll.schedule.codec", "wancoll.torch.fragments"),
+    "wancoll.torch.diloco": (*BASE, "wancoll.client", "wancoll.schedule.build", "wancoll.torch.fragments"),
     "wancoll.torch.elastic": (*BASE, "wancoll.client", "wancoll.schedule.build"),
     "wancoll.torch.sampler": (*BASE, "wancoll.client"),
     "wancoll.torch.entry": ("wancoll.torch.names", "wancoll.torch.process_group"),

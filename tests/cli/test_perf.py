@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from tests.schedule import codec, numbers
 from wancoll.chaos import Cluster
 from wancoll.cli.perf import command as perf
 from wancoll.cli.perf import report as perf_report
@@ -25,7 +26,6 @@ from wancoll.client.tensors import numpy_dtype
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError, OperationAborted
 from wancoll.local import join_address
-from wancoll.schedule import codec, numbers
 from wancoll.schedule.cost import AVAILABLE
 
 DEADLINE = 50.0  # seconds for one run

@@ -17,16 +17,17 @@ import wancoll
 from tests.client.fake_daemon import ARENA, FakeDaemon
 from tests.client.tools import BIG, numpy_kind, refused
 from tests.later import later
+from tests.schedule import codec
+from tests.schedule.reference import execute
 from wancoll.client import codecs
 from wancoll.client.codecs import FLOATS, NOMINAL_ERROR, cheapest, coding, exact_part, lossy
 from wancoll.client.communicator import Communicator
 from wancoll.client.many import buckets
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError, OutcomeUnknown, PeerDaemonLost, WorldTooSmall
-from wancoll.schedule import choose, codec
+from wancoll.schedule import choose
 from wancoll.schedule.build import takes
 from wancoll.schedule.numbers import narrowed, storage, widened
-from wancoll.schedule.reference import execute
 from wancoll.schedule.steps import Action, Buffer
 from wancoll.wire import messages as m
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.engine.test_codec import hard
+from tests.schedule.codec import block, coded_bytes
 from wancoll._native import ffi, lib
 from wancoll.client.cuda.driver import Driver
 from wancoll.client.cuda.encode import CODECS, Codecs
@@ -17,7 +18,6 @@ from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError
 from wancoll.limits import MIB, format_size
 from wancoll.schedule.build import takes
-from wancoll.schedule.codec import block, coded_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[str, str, str]

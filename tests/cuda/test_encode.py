@@ -21,11 +21,11 @@ from tests.cuda.gpu import once
 from tests.cuda.kernels import differences, kernels, read, stream_of
 from tests.engine.test_codec import elements, hard, same
 from tests.later import later
+from tests.schedule import codec as reference
 from wancoll.client.cuda import encode as device
 from wancoll.client.cuda.driver import Driver
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, DeviceError
-from wancoll.schedule import codec as reference
 from wancoll.schedule.build import takes
 from wancoll.schedule.numbers import storage
 

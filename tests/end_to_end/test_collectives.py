@@ -13,12 +13,12 @@ import pytest
 import wancoll
 from tests.client.tools import joined_worlds
 from tests.later import later
+from tests.schedule.numbers import digest, storage
+from tests.schedule.reference import execute
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import choose
 from wancoll.schedule.build import takes
-from wancoll.schedule.numbers import digest, storage
-from wancoll.schedule.reference import execute
 
 WORLD = 4
 COUNTS = (0, 1, 7, 1025, 20011)

@@ -16,12 +16,12 @@ import pytest
 
 import wancoll
 from tests.later import later
+from tests.schedule.numbers import digest, storage
+from tests.schedule.reference import execute
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import PeerDaemonLost
 from wancoll.schedule.choose import make
-from wancoll.schedule.numbers import digest, storage
-from wancoll.schedule.reference import execute
 
 WORLD = 5
 COUNTS = (0, 1, 2, 3, 1025, 203530)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.schedule.numbers import digest
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import CollectiveMismatch, OperationAborted
-from wancoll.schedule.numbers import digest
 
 NAMES = itertools.count(1)
 COUNTS = (0, 1, 1000, 300_001)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.schedule import numbers
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.engine import Done, Engine, LaneStatistics
-from wancoll.schedule import numbers
 from wancoll.schedule.choose import make, sizes
 from wancoll.seal import Sealed, Seals
 

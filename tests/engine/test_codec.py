@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.schedule import codec as reference
+from tests.schedule.numbers import reduce, storage
 from wancoll._native import ffi, lib
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
-from wancoll.schedule import codec as reference
 from wancoll.schedule.build import takes
-from wancoll.schedule.numbers import reduce, storage
 
 TABLES = [name for name in ("generic", "avx2", "avx512", "neon") if lib.wc_kernels_named(name.encode()) != ffi.NULL]
 CODECS = [codec for codec in Codec if codec is not Codec.none]

@@ -12,9 +12,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.schedule import numbers
 from wancoll._native import ffi, lib
 from wancoll.collective import DType, ReduceOp
-from wancoll.schedule import numbers
 
 TABLES = [name for name in ("generic", "avx2", "avx512", "neon") if lib.wc_kernels_named(name.encode()) != ffi.NULL]
 DIVISORS = (1, 2, 3, 7, 64, 100, 255, 1024, 40000, 65536, 2**31, 2**32 - 1)

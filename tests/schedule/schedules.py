@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.schedule import reference
 from wancoll.collective import DATALESS, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.schedule import choose, reference
+from wancoll.schedule import choose
 from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.steps import Direction, Schedule, Step
 

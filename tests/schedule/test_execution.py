@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import xxhash
 
+from tests.schedule import numbers, reference
 from tests.schedule.schedules import call, everyone
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.schedule import numbers, reference
 from wancoll.schedule.build import Builder, Coding, back
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.later import later
+from tests.schedule import codec as codecs
 from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, coded, everyone, sends, sites_of, wire_bytes
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
-from wancoll.schedule import codec as codecs
 from wancoll.schedule.algorithms.hierarchical import members_by_site
 from wancoll.schedule.build import BLOCKS, Coding
 from wancoll.schedule.choose import make

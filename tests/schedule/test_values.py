@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.later import later
+from tests.schedule import codec as codecs
+from tests.schedule import numbers
 from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of, run, sites_of
 from wancoll.collective import DATALESS, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.schedule import codec as codecs
-from wancoll.schedule import numbers
 from wancoll.schedule.algorithms.hierarchical import members_by_site
 from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.steps import chunk_bounds

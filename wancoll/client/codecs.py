@@ -15,9 +15,8 @@ from wancoll.client.checks import unavailable, whole
 from wancoll.collective import ROUNDINGS, Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.native import ffi, lib
-from wancoll.schedule.build import takes
+from wancoll.schedule.build import BLOCKS, takes
 from wancoll.schedule.choose import ENCODE_ONCE
-from wancoll.schedule.codec import block, coded_bytes
 from wancoll.schedule.numbers import narrowed, storage, widened
 from wancoll.schedule.steps import chunk_bounds
 
@@ -123,7 +122,8 @@ def lossy(codec: Codec, dtype: DType, x: Array, room: Array | None = None) -> Ar
     """
     if codec is Codec.none:
         return x
-    coded = np.empty(coded_bytes(codec, x.size), np.uint8)
+    elements, size = BLOCKS[codec]
+    coded = np.empty(-(-x.size // elements) * size, np.uint8)
     decoded = np.empty_like(x) if room is None else room
     kernels = lib.wc_kernels_default()
     entered = lib.wc_fpenv_enter()
@@ -317,7 +317,7 @@ def exact_part(algorithm: str, rank: int, world_size: int, count: int, codec: Co
     if world_size == 1 or (algorithm == "naive" and rank == 0):
         return 0, count
     if algorithm == "direct":
-        return chunk_bounds(count, world_size, max(1, block(codec)[0]))[rank]
+        return chunk_bounds(count, world_size, BLOCKS.get(codec, (1, 1))[0])[rank]
     return 0, 0
 
 

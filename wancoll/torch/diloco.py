@@ -38,7 +38,7 @@ from wancoll.client.tensors import check_plain, kind_of
 from wancoll.client.work import Work
 from wancoll.collective import DType, Receipt
 from wancoll.errors import ConfigError, WancollError
-from wancoll.schedule.codec import block
+from wancoll.schedule.build import BLOCKS
 from wancoll.torch.fragments import Act, cut, most_fragments, turn
 
 _ALIKE = ("every", "delay", "mixing", "lr", "momentum")  # what all members give alike, beside what operations compare
@@ -160,7 +160,7 @@ class DiLoCo:
         check_seconds("DiLoCo", "grace", grace, zero=False, most=1e9, none="to wait for all")
         self._grace = grace
         # A member's tokens have a block of the codec for themselves: a value alone in its block stays as it is.
-        self._width = max(1, block(coding("DiLoCo", DType.float32, codec, None, "nearest", 0).codec)[0])
+        self._width = BLOCKS.get(coding("DiLoCo", DType.float32, codec, None, "nearest", 0).codec, (1, 1))[0]
         self._fragments = []
         for p, indices in enumerate(cut([each.numel() for each in trained], fragments)):
             mine = [trained[i] for i in indices]

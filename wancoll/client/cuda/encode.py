@@ -16,8 +16,7 @@ from wancoll.client.cuda.driver import Driver
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, DeviceError
 from wancoll.native import ffi, lib
-from wancoll.schedule.build import takes
-from wancoll.schedule.codec import block
+from wancoll.schedule.build import BLOCKS, takes
 
 CODECS = (Codec.bf16, Codec.int8, Codec.fp8)  # those that have kernels
 
@@ -45,7 +44,7 @@ def encode_launch(codec: Codec, dtype: DType, n: int, first: int = 0) -> Launch:
         ConfigError: no kernel has this codec and dtype, or *first* is within a block.
     """
     kernel = _kernel("encode", codec, dtype)
-    elements = block(codec)[0]
+    elements = BLOCKS[codec][0]
     if first % elements:
         raise ConfigError(
             "an encoded part begins at a block", who=f"{codec.name} on a device", expected=f"a multiple of {elements}",

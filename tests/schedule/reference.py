@@ -19,10 +19,10 @@ from itertools import count, pairwise
 
 import numpy as np
 
+from tests.schedule.codec import decode, encode
+from tests.schedule.numbers import Array, average, reduce, storage
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.schedule.build import Coding
-from wancoll.schedule.codec import decode, encode
-from wancoll.schedule.numbers import Array, average, reduce, storage
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 
 _POISON = 0xA5

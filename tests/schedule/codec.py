@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.schedule.numbers import Array, narrowed, widened
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError
 from wancoll.schedule.build import BLOCKS, takes
-from wancoll.schedule.numbers import Array, narrowed, widened
 
 _BLOCK = {Codec.none: (0, 0), **BLOCKS}
 # What the greatest code means, and the one below it: a block with infinities or NaNs leaves the first to them.
