@@ -1,4 +1,4 @@
-"""Cases for which `make test` has no time: `make check` runs them."""
+"""Cases for which `make test` has no time: `make check` runs them, or `make nightly`."""
 
 from typing import Any
 
@@ -7,4 +7,13 @@ import pytest
 
 def later(*cases: Any) -> list[Any]:
     """The cases, marked; one that has several arguments is a tuple."""
-    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.check) for case in cases]
+    return _marked(pytest.mark.check, cases)
+
+
+def at_night(*cases: Any) -> list[Any]:
+    """As later(), for `make nightly`."""
+    return _marked(pytest.mark.nightly, cases)
+
+
+def _marked(mark: pytest.MarkDecorator, cases: tuple[Any, ...]) -> list[Any]:
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark) for case in cases]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import wancoll
-from tests.later import later
+from tests.later import at_night, later
 from tests.schedule.numbers import digest, storage
 from tests.schedule.reference import execute
 from wancoll.chaos import Cluster, in_threads
@@ -191,7 +191,7 @@ def test_same_bytes_with_fewer_lanes_and_portable_kernels(
         close_all(comms)
 
 
-@pytest.mark.parametrize("dtype", [*later(DType.bfloat16, DType.float32)])
+@pytest.mark.parametrize("dtype", [*later(DType.float32), *at_night(DType.bfloat16)])
 def test_same_bytes_where_all_lanes_share_a_step(
     cluster: Cluster, elsewhere: int, three_lanes: int, dtype: DType
 ) -> None:

@@ -154,7 +154,7 @@ def cut_again_and_again(seconds: float, seed: int) -> None:
 @pytest.mark.check
 @pytest.mark.timeout(120)
 def test_a_master_whose_network_is_cut_puts_nobody_out() -> None:
-    cut_again_and_again(12.0, 1)
+    cut_again_and_again(8.0, 1)
 
 
 @pytest.mark.nightly

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.faults.support import wait_until
+from tests.later import at_night
 from wancoll.chaos import Cluster, Etcd, in_threads
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_address
@@ -125,13 +126,16 @@ def test_operations_run_while_the_authority_is_replaced() -> None:
         assert "renews its certificate too often" not in cluster.master_logs(1000)
 
 
-@pytest.mark.parametrize("point", ["before_rotation", "after_rotation"])
-def test_a_master_that_is_killed_at_each_change_of_phase_goes_on_with_it(point: str) -> None:
+BEFORE, AFTER = "before_rotation", "after_rotation"
+
+
+@pytest.mark.parametrize("points", [(BEFORE, AFTER), *at_night(((AFTER, BEFORE),))])
+def test_a_master_that_is_killed_at_each_change_of_phase_goes_on_with_it(points: tuple[str, str]) -> None:
     with cluster_of(2) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=2), 2, 30)
         told = asked(cluster, m.Rotate(PROTOCOL_VERSION, LIFETIME, False))
         new = told.authorities[1].sha256
-        for expected in ("retiring", "steady"):
+        for expected, point in zip(("retiring", "steady"), points, strict=True):
             cluster.master_failpoint(point, "kill")
             outcomes = work(comms, cluster.master_running)
             assert {one[1:] for one in outcomes} == {(2, 1, 11.0)}

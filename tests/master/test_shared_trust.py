@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.later import at_night, later
 from tests.master.lease import TTL, quick_elections
 from tests.master.test_gate import Master, hello
 from tests.master.test_master import PATIENT
@@ -636,8 +637,7 @@ async def test_at_once_is_one_transaction_however_many_tokens_and_names_there_ar
         assert enrolled.certificate
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("what", ["at once", "a token"])
+@pytest.mark.parametrize("what", [*later("at once"), *at_night("a token")])
 async def test_what_was_never_written_is_not_so_and_nobody_is_sent_away(tmp_path: Path, what: str) -> None:
     """etcd dies at that moment: the master leads no more, and goes on with what etcd has once that is back."""
     with Etcd() as etcd:
