@@ -32,17 +32,21 @@ Timeout = Annotated[Seconds, Parameter(help="Seconds for the answer.")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """Options of commands that ask a master. Without any: as admin where its state folder is here, else in clear."""
+    """Options of commands that ask a master. Without any: as admin where its state folder is here, else in clear.
 
-    join: Annotated[
-        str, Parameter(help="A token of the master, where it takes no others and runs on another machine.")
-    ] = ""
-    state: Annotated[str, Parameter(help="The master's own --state, on its machine, where that is another folder.")] = (
-        ""
-    )
-    ca: Annotated[str, Parameter(help="PEM file of an authority of your own, with --cert and --key.")] = ""
-    cert: Annotated[str, Parameter(help="PEM file of your certificate.")] = ""
-    key: Annotated[str, Parameter(help="PEM file of its key, where --cert does not hold it.")] = ""
+    Attributes:
+        join: A token of the master, where it takes no others and runs on another machine.
+        state: The master's own --state, on its machine, where that is another folder.
+        ca: PEM file of an authority of your own, with --cert and --key.
+        cert: PEM file of your certificate.
+        key: PEM file of its key, where --cert does not hold it.
+    """
+
+    join: str = ""
+    state: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
     own: Annotated[Papers | None, Unseen] = None  # this machine's daemon's; see found()
     way: Annotated[str, Unseen] = ""  # how the master was found where no option says it, for errors
 

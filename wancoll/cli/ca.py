@@ -42,21 +42,8 @@ def show(
 @ca.command
 def rotate(
     *,
-    phase: Annotated[
-        SecondsOrNone,
-        Parameter(
-            help="Seconds of each of the two phases, a certificate's lifetime at least. 0: that and 10 minutes, by "
-            "which clocks may differ."
-        ),
-    ] = 0.0,
-    now: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            show_env_var=False,
-            help="Drop the old authority at once, since its key was stolen. Needs --yes; no variable sets either.",
-        ),
-    ] = False,
+    phase: SecondsOrNone = 0.0,
+    now: Annotated[bool, Parameter(negative=(), show_env_var=False)] = False,
     yes: Annotated[bool, Parameter(negative=(), show_env_var=False, help=f"Do it with --now, though {_COST}.")] = False,
     master: OneMaster = "",
     timeout: Timeout = DEFAULT.connect_timeout,
@@ -66,6 +53,11 @@ def rotate(
 
     First the new one is made known to all; a phase later it signs; another phase later the old one is forgotten.
     Nothing has to be done meanwhile. Tokens of before are good until the old one is forgotten: make new ones.
+
+    Args:
+        phase: Seconds of each of the two phases, a certificate's lifetime at least. 0: that and 10 minutes, by which
+            clocks may differ.
+        now: Drop the old authority at once, since its key was stolen. Needs --yes; no variable sets either.
     """
     if now and not yes:
         raise ConfigError(

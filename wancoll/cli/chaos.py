@@ -37,47 +37,43 @@ chaos = App(
 @chaos.default
 def run(
     *,
-    peers: Annotated[
-        int,
-        Parameter(
-            validator=between(3, MOST_PEERS), help="Members. Each is a daemon and a training process on this machine."
-        ),
-    ] = 4,
-    seconds: Annotated[Seconds, Parameter(help="Seconds of faults; starting, settling and checking take more.")] = 60.0,
-    seed: Annotated[
-        int,
-        Parameter(validator=between(0, 2**63 - 1), help="Seed of the faults, their moments, and the workload."),
-    ] = 0,
+    peers: Annotated[int, Parameter(validator=between(3, MOST_PEERS))] = 4,
+    seconds: Seconds = 60.0,
+    seed: Annotated[int, Parameter(validator=between(0, 2**63 - 1))] = 0,
     faults: Annotated[
         str, Parameter(help=f"Kinds of faults, separated by commas: {', '.join(KINDS)}. Empty: all.")
     ] = "",
-    interval: Annotated[str, Parameter(help="Least and most seconds between two faults, as LEAST:MOST.")] = "0.5:2",
-    size: Annotated[str, Parameter(help="Size of the largest tensor, such as 1MiB.")] = "1MiB",
-    min_world: Annotated[int, Parameter(validator=between(1, MOST_PEERS), help="As in connect().")] = 1,
-    master_every: Annotated[
-        float, Parameter(help="Seconds between kills of the master beside the drawn faults. 0: none.")
-    ] = 30.0,
-    quiet: Annotated[Seconds, Parameter(help="Seconds without faults at the start, to compare with.")] = 4.0,
-    as_json: Annotated[Path | None, Parameter(name="--json", help="Write the report there as JSON.")] = None,
-    as_html: Annotated[
-        Path | None, Parameter(name="--html", help="Write the report there as one HTML page with a timeline.")
-    ] = None,
-    keep_logs: Annotated[
-        Path | None,
-        Parameter(
-            help="Folder that the processes' logs are copied to. Without it they are kept only after a violation, in "
-            "wancoll-chaos-SEED-logs."
-        ),
-    ] = None,
-    commit: Annotated[
-        Literal["master", "members"], Parameter(help="Who commits, as in `wancoll master`.")
-    ] = DEFAULT.commit,
-    secure: Annotated[
-        bool, Parameter(negative=(), help="Certificates for all daemons: what they say goes over TLS, lanes too.")
-    ] = False,
-    spoil: Annotated[bool, Parameter(negative=(), show=False, help="Change results, so that the run fails.")] = False,
+    interval: str = "0.5:2",
+    size: str = "1MiB",
+    min_world: Annotated[int, Parameter(validator=between(1, MOST_PEERS))] = 1,
+    master_every: float = 30.0,
+    quiet: Seconds = 4.0,
+    as_json: Annotated[Path | None, Parameter(name="--json")] = None,
+    as_html: Annotated[Path | None, Parameter(name="--html")] = None,
+    keep_logs: Path | None = None,
+    commit: Literal["master", "members"] = DEFAULT.commit,
+    secure: Annotated[bool, Parameter(negative=())] = False,
+    spoil: Annotated[bool, Parameter(negative=(), show=False)] = False,
 ) -> int:
-    """Break a cluster on this machine in every way, by a seeded schedule, and check what it promises."""
+    """Break a cluster on this machine in every way, by a seeded schedule, and check what it promises.
+
+    Args:
+        peers: Members. Each is a daemon and a training process on this machine.
+        seconds: Seconds of faults; starting, settling and checking take more.
+        seed: Seed of the faults, their moments, and the workload.
+        interval: Least and most seconds between two faults, as LEAST:MOST.
+        size: Size of the largest tensor, such as 1MiB.
+        min_world: As in connect().
+        master_every: Seconds between kills of the master beside the drawn faults. 0: none.
+        quiet: Seconds without faults at the start, to compare with.
+        as_json: Write the report there as JSON.
+        as_html: Write the report there as one HTML page with a timeline.
+        keep_logs: Folder that the processes' logs are copied to. Without it they are kept only after a violation, in
+            wancoll-chaos-SEED-logs.
+        commit: Who commits, as in `wancoll master`.
+        secure: Certificates for all daemons: what they say goes over TLS, lanes too.
+        spoil: Change results, so that the run fails.
+    """
     from rich.console import Console
 
     from wancoll.chaos.core.report import build, lines

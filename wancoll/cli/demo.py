@@ -36,42 +36,25 @@ demo.command(
 @demo.default
 def run(
     *,
-    peers: Annotated[
-        int,
-        Parameter(
-            validator=between(2, MOST_PEERS),
-            help="Peers at the start. Each is a daemon and a training process on this machine.",
-        ),
-    ] = 4,
-    steps: Annotated[
-        int,
-        Parameter(
-            validator=between(LEAST_STEPS, 1_000_000),
-            help="Steps of training, of 128 samples each. The kill comes half way, the join after 3 quarters.",
-        ),
-    ] = 800,
-    seed: Annotated[
-        int,
-        Parameter(
-            validator=between(0, 2**63 - 1),
-            help="Seed of the first parameters and of the batches. The same seed ends in the same bytes.",
-        ),
-    ] = 0,
-    picture: Annotated[Path, Parameter(help="Path of the PNG with the loss curve; overwritten.")] = Path(
-        "wancoll-demo.png"
-    ),
-    silence_timeout: Annotated[
-        Seconds,
-        Parameter(
-            help="Seconds without a word from any training process after which the demo gives up.",
-        ),
-    ] = 60.0,
-    secure: Annotated[
-        bool, Parameter(negative=(), help="Certificates for all peers: what they say goes over TLS, tensors too.")
-    ] = False,
-    spoil: Annotated[bool, Parameter(negative=(), show=False, help="Flip a bit in one replica.")] = False,
+    peers: Annotated[int, Parameter(validator=between(2, MOST_PEERS))] = 4,
+    steps: Annotated[int, Parameter(validator=between(LEAST_STEPS, 1000000))] = 800,
+    seed: Annotated[int, Parameter(validator=between(0, 2**63 - 1))] = 0,
+    picture: Path = Path("wancoll-demo.png"),
+    silence_timeout: Seconds = 60.0,
+    secure: Annotated[bool, Parameter(negative=())] = False,
+    spoil: Annotated[bool, Parameter(negative=(), show=False)] = False,
 ) -> int:
-    """Train a small network on local peers, kill one in the middle of an all-reduce, let another one join."""
+    """Train a small network on local peers, kill one in the middle of an all-reduce, let another one join.
+
+    Args:
+        peers: Peers at the start. Each is a daemon and a training process on this machine.
+        steps: Steps of training, of 128 samples each. The kill comes half way, the join after 3 quarters.
+        seed: Seed of the first parameters and of the batches. The same seed ends in the same bytes.
+        picture: Path of the PNG with the loss curve; overwritten.
+        silence_timeout: Seconds without a word from any training process after which the demo gives up.
+        secure: Certificates for all peers: what they say goes over TLS, tensors too.
+        spoil: Flip a bit in one replica.
+    """
     from wancoll.demo.data import BATCH, check_extra
 
     check_extra(sklearn="scikit-learn (the digits)")

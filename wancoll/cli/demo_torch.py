@@ -30,33 +30,27 @@ torch = App(
 @torch.default
 def run(
     *,
-    peers: Annotated[
-        int,
-        Parameter(validator=between(3, 8), help="Peers. Each is a daemon and a training process on this machine."),
-    ] = 4,
-    steps: Annotated[
-        int,
-        Parameter(
-            validator=between(LEAST_STEPS, 1_000_000), help="Steps of each run. The kill comes after a third of them."
-        ),
-    ] = 90,
-    rate: Annotated[
-        str,
-        Parameter(help="What a link carries, each way; unit B/s or bit/s with k, M, G. It adds up to 20 ms."),
-    ] = "80Mbit/s",
-    layers: Annotated[int, Parameter(validator=between(1, 64), help="Of the transformer.")] = 4,
-    hidden: Annotated[
-        int, Parameter(validator=between(HEADS, 4096), help="Its width, a multiple of 4; it has as many heads.")
-    ] = 128,
-    batch: Annotated[int, Parameter(validator=between(1, 4096), help="Samples of 64 bytes in a step.")] = 32,
-    picture: Annotated[Path, Parameter(help="Path of the PNG with the loss curves; overwritten.")] = Path(
-        "wancoll-demo-torch.png"
-    ),
+    peers: Annotated[int, Parameter(validator=between(3, 8))] = 4,
+    steps: Annotated[int, Parameter(validator=between(LEAST_STEPS, 1000000))] = 90,
+    rate: str = "80Mbit/s",
+    layers: Annotated[int, Parameter(validator=between(1, 64))] = 4,
+    hidden: Annotated[int, Parameter(validator=between(HEADS, 4096))] = 128,
+    batch: Annotated[int, Parameter(validator=between(1, 4096))] = 32,
+    picture: Path = Path("wancoll-demo-torch.png"),
 ) -> int:
     """Train a small transformer over slow links, by data parallel and by DiLoCo; kill a peer, and let another one join.
 
     The text is Python's own help pages, byte by byte. Both runs take the same steps on the same samples, but for those
     of members that are not there.
+
+    Args:
+        peers: Peers. Each is a daemon and a training process on this machine.
+        steps: Steps of each run. The kill comes after a third of them.
+        rate: What a link carries, each way; unit B/s or bit/s with k, M, G. It adds up to 20 ms.
+        layers: Of the transformer.
+        hidden: Its width, a multiple of 4; it has as many heads.
+        batch: Samples of 64 bytes in a step.
+        picture: Path of the PNG with the loss curves; overwritten.
     """
     from wancoll.demo.data import check_extra
 

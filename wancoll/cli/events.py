@@ -26,13 +26,17 @@ def events(
     *,
     master: MasterOrOwn = "",
     group: OfGroup = "",
-    follow: Annotated[bool, Parameter(negative=(), help="Go on until Ctrl-C, also after a master's restart.")] = False,
-    timeout: Annotated[Seconds, Parameter(help="Seconds for each answer.")] = DEFAULT.connect_timeout,
+    follow: Annotated[bool, Parameter(negative=())] = False,
+    timeout: Seconds = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Show the last 50 events that a master has recorded, oldest first: time (UTC), group, epoch, and what happened.
 
     Exit code 3 if --group names one of which it has recorded nothing and that it does not have; --follow waits for it.
+
+    Args:
+        follow: Go on until Ctrl-C, also after a master's restart.
+        timeout: Seconds for each answer.
     """
     masters, asking = asking.found(master, timeout)
     answer, _ = find(masters, timeout, asking)

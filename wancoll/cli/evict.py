@@ -15,20 +15,27 @@ from wancoll.wire.messages import Evict
 
 
 def evict(
-    member: Annotated[str, Parameter(help="The member's name, as `wancoll status` shows it.")] = "",
+    member: str = "",
     /,
     *,
-    group: Annotated[str, Parameter(help="Its group.")],
-    everyone: Annotated[bool, Parameter(name="--all", negative=(), help="All members, instead of one.")] = False,
-    reason: Annotated[str, Parameter(help="What the member is told, and the log.")] = "",
+    group: str,
+    everyone: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    reason: str = "",
     master: Master = "",
-    timeout: Annotated[Seconds, Parameter(help="Seconds for each master's answer.")] = DEFAULT.connect_timeout,
+    timeout: Seconds = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Put a member out of its group: its calls end with Evicted, and the others go on without it.
 
     A group whose members commit among themselves, and who were all lost, keeps its name for --master-grace of their
     daemons, since they may go on unheard. If they have stopped say so with this: then the name is free.
+
+    Args:
+        member: The member's name, as `wancoll status` shows it.
+        group: Its group.
+        everyone: All members, instead of one.
+        reason: What the member is told, and the log.
+        timeout: Seconds for each master's answer.
     """
     if bool(member) == everyone:
         raise ConfigError(

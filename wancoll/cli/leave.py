@@ -22,20 +22,15 @@ _LOOK_SECONDS = 0.2  # between looks at whether it has left
 
 
 def leave(
-    name: Annotated[str, Parameter(help="The daemon's name, or with --group the member's.", show_env_var=False)] = "",
+    name: Annotated[str, Parameter(show_env_var=False)] = "",
     /,
     *,
-    group: Annotated[str, Parameter(help="Of the member; its daemon goes on.", show_env_var=False)] = "",
-    within: Annotated[
-        SecondsOrNone,
-        Parameter(help="Seconds to wait for the next update_membership, before it leaves anyhow; 0: not at all."),
-    ] = 30.0,
-    reason: Annotated[str, Parameter(help="What its training process is told, and the log.")] = "",
-    socket: Annotated[
-        str, Parameter(help="Instead of NAME: the unix socket of a daemon on this machine.", show_env_var=False)
-    ] = "",
+    group: Annotated[str, Parameter(show_env_var=False)] = "",
+    within: SecondsOrNone = 30.0,
+    reason: str = "",
+    socket: Annotated[str, Parameter(show_env_var=False)] = "",
     master: Master = "",
-    timeout: Annotated[Seconds, Parameter(help="Seconds for each answer.")] = DEFAULT.connect_timeout,
+    timeout: Seconds = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Have a daemon leave its groups in order and stop; or with --group one member leave, whose daemon goes on.
@@ -47,6 +42,14 @@ def leave(
     Who leaves is said on the command line: no variable counts for NAME, --group and --socket.
 
     Waits until that is done. Exit code 1: it has not left yet, or was lost before it did, and may come back.
+
+    Args:
+        name: The daemon's name, or with --group the member's.
+        group: Of the member; its daemon goes on.
+        within: Seconds to wait for the next update_membership, before it leaves anyhow; 0: not at all.
+        reason: What its training process is told, and the log.
+        socket: Instead of NAME: the unix socket of a daemon on this machine.
+        timeout: Seconds for each answer.
     """
     if group and socket and not name:
         raise ConfigError(

@@ -24,24 +24,24 @@ token = App(name="token", help="Make, show and revoke the tokens that daemons jo
 @token.command
 def create(
     *,
-    role: Annotated[
-        Literal["peer", "observer", "chaos", "admin"],
-        Parameter(help="What it is for: a daemon, `wancoll status`, `wancoll chaos`, or looking after tokens, too."),
-    ] = "peer",
-    name: Annotated[str, Parameter(help="The only name that its daemon may have. Empty: any that is free.")] = "",
-    group: Annotated[
-        tuple[str, ...], Parameter(negative=(), help="A group that it may join. Repeat it; none: all groups.")
-    ] = (),
-    uses: Annotated[
-        int,
-        Parameter(help="How many daemons may join with it; one that comes back is not counted again. 0: any number."),
-    ] = 0,
-    expires: Annotated[SecondsOrNone, Parameter(help="Seconds for which it is good. 0: for ever.")] = DAY,
+    role: Literal["peer", "observer", "chaos", "admin"] = "peer",
+    name: str = "",
+    group: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    uses: int = 0,
+    expires: SecondsOrNone = DAY,
     master: OneMaster = "",
     timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
-    """Make a token and print it. Its secret is shown this once; the master keeps a hash."""
+    """Make a token and print it. Its secret is shown this once; the master keeps a hash.
+
+    Args:
+        role: What it is for: a daemon, `wancoll status`, `wancoll chaos`, or looking after tokens, too.
+        name: The only name that its daemon may have. Empty: any that is free.
+        group: A group that it may join. Repeat it; none: all groups.
+        uses: How many daemons may join with it; one that comes back is not counted again. 0: any number.
+        expires: Seconds for which it is good. 0: for ever.
+    """
     if uses < 0:
         raise ConfigError("cannot be used", who="--uses", expected="a number, 0 or above", got=str(uses))
     for option, each in (*(("--group", one) for one in group), *([("--name", name)] if name else [])):
@@ -89,14 +89,18 @@ def show(
 
 @token.command
 def revoke(
-    id: Annotated[str, Parameter(help="Of the token, as `wancoll token list` shows it.")],
+    id: str,
     /,
     *,
     master: OneMaster = "",
     timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
-    """Revoke a token: nobody joins with it any more, and the daemons that did are sent away."""
+    """Revoke a token: nobody joins with it any more, and the daemons that did are sent away.
+
+    Args:
+        id: Of the token, as `wancoll token list` shows it.
+    """
     if not id:
         raise ConfigError("is no token", who="wancoll token revoke", expected="an id", got="nothing")
     asking.ask_as_admin(m.RevokeToken(PROTOCOL_VERSION, id), m.Tokens, master, timeout)

@@ -28,21 +28,11 @@ trace = App(name="trace", help="Write what operations do, phase by phase, to a f
 @trace.default
 def record(
     *,
-    seconds: Annotated[Seconds, Parameter(help="For so long, at most 600.")] = 5.0,
-    socket: Annotated[
-        tuple[str, ...], Parameter(help="Unix socket of a daemon here; repeat it for several. Empty: the default one.")
-    ] = (),
+    seconds: Seconds = 5.0,
+    socket: tuple[str, ...] = (),
     out: Out = "trace.json",
-    otel: Annotated[
-        bool,
-        Parameter(
-            name="--otel",
-            negative=(),
-            help="Send OpenTelemetry spans, too, by OTLP over HTTP to where OTEL_EXPORTER_OTLP_ENDPOINT says "
-            "(http://localhost:4318); needs the extra `traces`.",
-        ),
-    ] = False,
-    timeout: Annotated[Seconds, Parameter(help="Seconds for the answer, after that.")] = DEFAULT.connect_timeout,
+    otel: Annotated[bool, Parameter(name="--otel", negative=())] = False,
+    timeout: Seconds = DEFAULT.connect_timeout,
 ) -> int:
     """Trace the operations of this machine's daemons, and write a file for https://ui.perfetto.dev or chrome://tracing.
 
@@ -50,6 +40,13 @@ def record(
     links were ready, when the first and last bytes of others came, when its result stood, and when it was committed. An
     attempt that was aborted has a row of its own. For several machines trace on each at the same time, then `wancoll
     trace merge`. A daemon keeps the newest 65536 attempts, and pays only meanwhile.
+
+    Args:
+        seconds: For so long, at most 600.
+        socket: Unix socket of a daemon here; repeat it for several. Empty: the default one.
+        otel: Send OpenTelemetry spans, too, by OTLP over HTTP to where OTEL_EXPORTER_OTLP_ENDPOINT says
+            (http://localhost:4318); needs the extra `traces`.
+        timeout: Seconds for the answer, after that.
     """
     if otel:
         from wancoll.cli import spans
@@ -70,15 +67,19 @@ def record(
 
 @trace.command
 def merge(
-    first: Annotated[str, Parameter(help="Of one machine.")],
+    first: str,
     /,
-    *files: Annotated[str, Parameter(help="Of one other machine each.")],
+    *files: str,
     out: Out = "all.json",
 ) -> int:
     """Make one file of those of several machines, which traced at the same time.
 
     Their clocks need not agree: each daemon compares its machine's with the master's at each heartbeat, and all times
     become the first file's, right to within a round trip.
+
+    Args:
+        first: Of one machine.
+        files: Of one other machine each.
     """
     read: dict[str, TraceFile] = {}
     for name in dict.fromkeys((first, *files)):

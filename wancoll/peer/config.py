@@ -18,6 +18,37 @@ class PeerConfig:
     """Of a daemon; "" is what the option's help says of Empty.
 
     Attributes:
+        socket: Path of the unix socket for training processes. Empty: $XDG_RUNTIME_DIR/wancoll/peer.sock, or
+            /tmp/wancoll-UID/peer.sock where that variable is unset.
+        listen: HOST:PORT for other peers' lanes. Port 0 lets the system choose. '*' as host: all interfaces, IPv4 and
+            IPv6. Empty: *:0, or 127.0.0.1:0 in clear with a master on loopback.
+        advertise: HOST or HOST:PORT that other peers shall dial, where it differs from what is bound (NAT, port
+            forwarding). Repeat it, or separate by spaces in the variable. Empty: the address of the interface that
+            reaches the master.
+        name: This daemon's id, unique under its master. Empty: the host name and a random part.
+        site: A label that peers close to each other share (a data centre, a rack): hierarchical algorithms reduce
+            within a site before bytes cross to others. Empty: a site of its own.
+        join: Token of the master, as it printed it: then all that this daemon says to it, and to other daemons, goes
+            over TLS. It names the master, too, unless --master does. WANCOLL_JOIN shows it to fewer.
+        insecure: In clear also with a master, or a --listen, beyond loopback: whoever reaches the ports can read and
+            change everything. For a network that is private already. The master needs it, too.
+        state: Folder of this daemon's key and certificate, for this user and this daemon alone. Empty: one for each
+            machine's --socket, in wancoll in $XDG_STATE_HOME or ~/.local/state.
+        ca: PEM file of an authority of your own, with --cert and --key, in place of --join.
+        cert: PEM file of this daemon's certificate: its DNS name, or common name, is the daemon's.
+        key: PEM file of its key, where --cert does not hold it.
+        lanes: TCP connections to each other peer. A group uses the smallest number that a member states.
+        max_lanes: TCP connections to each other peer up to which the master may go where more of them carry more. A
+            group uses the smallest number that a member states; not above --lanes: never.
+        measure: Measure paths to other machines, for the master's plans. Short probes while nothing runs.
+        workers: Engine threads. 0: one for two processor cores, at most 4.
+        congestion_control: TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.
+        checksum: Checksums (XXH3) over all data. A connection goes without only if both ends want that.
+        arena_bytes: Bytes of address space for a client's shared memory; only touched pages take memory. 0: the
+            machine's memory, or what its control group allows.
+        ready_without_master: Say that it is ready, to systemd too, as soon as clients can attach. Without this: once a
+            master has answered.
+        watch_stdin: Stop when standard input closes, so that the daemon ends with its parent.
         failpoint_token: from WANCOLL_FAILPOINTS; empty: fault injection is off.
         limits: bounds and timeouts.
     """
@@ -25,120 +56,28 @@ class PeerConfig:
     master: Annotated[
         str, Parameter(help=f"HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT. {NO_MASTER}")
     ] = ""
-    socket: Annotated[
-        str,
-        Parameter(
-            help="Path of the unix socket for training processes. Empty: $XDG_RUNTIME_DIR/wancoll/peer.sock, or "
-            "/tmp/wancoll-UID/peer.sock where that variable is unset."
-        ),
-    ] = ""
-    listen: Annotated[
-        str,
-        Parameter(
-            help="HOST:PORT for other peers' lanes. Port 0 lets the system choose. '*' as host: all interfaces, "
-            "IPv4 and IPv6. Empty: *:0, or 127.0.0.1:0 in clear with a master on loopback."
-        ),
-    ] = ""
-    advertise: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative=(),
-            help="HOST or HOST:PORT that other peers shall dial, where it differs from what is bound (NAT, port "
-            "forwarding). Repeat it, or separate by spaces in the variable. Empty: the address of the interface "
-            "that reaches the master.",
-        ),
-    ] = ()
-    name: Annotated[
-        str, Parameter(help="This daemon's id, unique under its master. Empty: the host name and a random part.")
-    ] = ""
-    site: Annotated[
-        str,
-        Parameter(
-            help="A label that peers close to each other share (a data centre, a rack): hierarchical algorithms reduce "
-            "within a site before bytes cross to others. Empty: a site of its own."
-        ),
-    ] = ""
-    join: Annotated[
-        str,
-        Parameter(
-            help="Token of the master, as it printed it: then all that this daemon says to it, and to other daemons, "
-            "goes over TLS. It names the master, too, unless --master does. WANCOLL_JOIN shows it to fewer."
-        ),
-    ] = ""
-    insecure: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            help="In clear also with a master, or a --listen, beyond loopback: whoever reaches the ports can read and "
-            "change everything. For a network that is private already. The master needs it, too.",
-        ),
-    ] = False
-    state: Annotated[
-        str,
-        Parameter(
-            help="Folder of this daemon's key and certificate, for this user and this daemon alone. Empty: one for "
-            "each machine's --socket, in wancoll in $XDG_STATE_HOME or ~/.local/state."
-        ),
-    ] = ""
-    ca: Annotated[
-        str, Parameter(help="PEM file of an authority of your own, with --cert and --key, in place of --join.")
-    ] = ""
-    cert: Annotated[
-        str, Parameter(help="PEM file of this daemon's certificate: its DNS name, or common name, is the daemon's.")
-    ] = ""
-    key: Annotated[str, Parameter(help="PEM file of its key, where --cert does not hold it.")] = ""
-    lanes: Annotated[
-        int,
-        Parameter(
-            validator=between(1, DEFAULT.max_lanes),
-            help="TCP connections to each other peer. A group uses the smallest number that a member states.",
-        ),
-    ] = 8
-    max_lanes: Annotated[
-        int,
-        Parameter(
-            validator=between(0, DEFAULT.max_lanes),
-            help="TCP connections to each other peer up to which the master may go where more of them carry more. "
-            "A group uses the smallest number that a member states; not above --lanes: never.",
-        ),
-    ] = 32
-    measure: Annotated[
-        bool,
-        Parameter(help="Measure paths to other machines, for the master's plans. Short probes while nothing runs."),
-    ] = True
-    workers: Annotated[
-        int,
-        Parameter(validator=between(0, MAX_WORKERS), help="Engine threads. 0: one for two processor cores, at most 4."),
-    ] = 0
-    congestion_control: Annotated[
-        str, Parameter(help="TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.")
-    ] = ""
-    checksum: Annotated[
-        bool,
-        Parameter(help="Checksums (XXH3) over all data. A connection goes without only if both ends want that."),
-    ] = True
-    arena_bytes: Annotated[
-        int,
-        Parameter(
-            validator=between(0, 1 << 46),
-            help="Bytes of address space for a client's shared memory; only touched pages take memory. "
-            "0: the machine's memory, or what its control group allows.",
-        ),
-    ] = 0
+    socket: str = ""
+    listen: str = ""
+    advertise: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    name: str = ""
+    site: str = ""
+    join: str = ""
+    insecure: Annotated[bool, Parameter(negative=())] = False
+    state: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    lanes: Annotated[int, Parameter(validator=between(1, DEFAULT.max_lanes))] = 8
+    max_lanes: Annotated[int, Parameter(validator=between(0, DEFAULT.max_lanes))] = 32
+    measure: bool = True
+    workers: Annotated[int, Parameter(validator=between(0, MAX_WORKERS))] = 0
+    congestion_control: str = ""
+    checksum: bool = True
+    arena_bytes: Annotated[int, Parameter(validator=between(0, 1 << 46))] = 0
     metrics: Metrics = ""
     metrics_token: MetricsToken = ""
-    ready_without_master: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            help="Say that it is ready, to systemd too, as soon as clients can attach. Without this: once a master has "
-            "answered.",
-        ),
-    ] = False
-    watch_stdin: Annotated[
-        bool,
-        Parameter(negative=(), help="Stop when standard input closes, so that the daemon ends with its parent."),
-    ] = False
+    ready_without_master: Annotated[bool, Parameter(negative=())] = False
+    watch_stdin: Annotated[bool, Parameter(negative=())] = False
     failpoint_token: Annotated[str, Unseen] = ""
     limits: Annotated[Limits, Unseen] = DEFAULT
 
@@ -150,36 +89,24 @@ class PeerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLimits:
-    """The limits that users tune."""
+    """The limits that users tune.
 
-    master_grace: Annotated[
-        SecondsOrEver,
-        Parameter(
-            help="Seconds to look for a lost master before operations fail; inf: without end. Where members commit "
-            "they go on for so long without one; if all are lost the group's name waits as long, or until "
-            "`wancoll evict`."
-        ),
-    ] = DEFAULT.master_grace
-    connect_timeout: Annotated[Seconds, Parameter(help="Seconds for one dial of the master or of a lane.")] = (
-        DEFAULT.connect_timeout
-    )
-    link_timeout: Annotated[
-        Seconds,
-        Parameter(
-            help="Seconds to (re)dial another peer before it is reported unreachable; a dial that is under way, of "
-            "--connect-timeout at most, ends first."
-        ),
-    ] = DEFAULT.link_timeout
-    lane_timeout: Annotated[
-        Seconds,
-        Parameter(
-            help="Seconds that data may stay unacknowledged, or be left in its socket by a peer that should take it, "
-            "before the link is made anew."
-        ),
-    ] = DEFAULT.lane_timeout
-    slow_after: Annotated[
-        Seconds, Parameter(help="Seconds after which an operation is reported, with what it waits for.")
-    ] = DEFAULT.slow_after
-    drain_timeout: Annotated[Seconds, Parameter(help="Seconds for running operations to finish after SIGTERM.")] = (
-        DEFAULT.drain_timeout
-    )
+    Attributes:
+        master_grace: Seconds to look for a lost master before operations fail; inf: without end. Where members commit
+            they go on for so long without one; if all are lost the group's name waits as long, or until `wancoll
+            evict`.
+        connect_timeout: Seconds for one dial of the master or of a lane.
+        link_timeout: Seconds to (re)dial another peer before it is reported unreachable; a dial that is under way, of
+            --connect-timeout at most, ends first.
+        lane_timeout: Seconds that data may stay unacknowledged, or be left in its socket by a peer that should take it,
+            before the link is made anew.
+        slow_after: Seconds after which an operation is reported, with what it waits for.
+        drain_timeout: Seconds for running operations to finish after SIGTERM.
+    """
+
+    master_grace: SecondsOrEver = DEFAULT.master_grace
+    connect_timeout: Seconds = DEFAULT.connect_timeout
+    link_timeout: Seconds = DEFAULT.link_timeout
+    lane_timeout: Seconds = DEFAULT.lane_timeout
+    slow_after: Seconds = DEFAULT.slow_after
+    drain_timeout: Seconds = DEFAULT.drain_timeout

@@ -70,35 +70,15 @@ def run(
     *,
     alpha: Alpha = "5us",
     bandwidth: Bandwidth = "100GB/s",
-    overhead: Annotated[
-        str,
-        Parameter(help="CPU time of a member for each message it sends or receives, unit ns, us, ms or s."),
-    ] = "0us",
-    size: Annotated[
-        str, Parameter(help="Tensor, bytes (K, M, G; KB, MB, GB): only the table over worlds, for this size.")
-    ] = "",
-    world: Annotated[
-        int,
-        Parameter(
-            validator=between(0, MOST_MEMBERS),
-            help="Members: only the table over sizes, for this world. With --size one row. 0: not given.",
-        ),
-    ] = 0,
-    algorithms: Annotated[
-        bool, Parameter(negative=(), help="Compare all algorithms, not only naive, tree and ring.")
-    ] = False,
-    sites: Annotated[
-        int,
-        Parameter(
-            validator=between(0, MOST_MEMBERS),
-            help="Sites of about equal size, for the column hierarchical of --algorithms. 0: leave it out.",
-        ),
-    ] = 0,
-    inside_alpha: Annotated[str, Parameter(help="As --alpha, of links within a site.")] = "5us",
-    inside_bandwidth: Annotated[str, Parameter(help="As --bandwidth, of links within a site.")] = "100GB/s",
+    overhead: str = "0us",
+    size: str = "",
+    world: Annotated[int, Parameter(validator=between(0, MOST_MEMBERS))] = 0,
+    algorithms: Annotated[bool, Parameter(negative=())] = False,
+    sites: Annotated[int, Parameter(validator=between(0, MOST_MEMBERS))] = 0,
+    inside_alpha: str = "5us",
+    inside_bandwidth: str = "100GB/s",
     kind: Annotated[
-        Literal["all_reduce", "reduce_scatter", "all_gather"],
-        Parameter(name="--collective", help="The whole of it, or one of its halves by itself: those of the ring."),
+        Literal["all_reduce", "reduce_scatter", "all_gather"], Parameter(name="--collective")
     ] = "all_reduce",
     columns: Annotated[
         str,
@@ -108,22 +88,26 @@ def run(
             + ", and, as in ring/bound, how many times the bound an algorithm takes. Empty: the algorithms."
         ),
     ] = "",
-    root_bandwidth: Annotated[
-        str, Parameter(help="As --bandwidth, of the root of naive, through which all pass. Empty: as the others.")
-    ] = "",
-    crossing: Annotated[
-        str,
-        Parameter(
-            name="--crossover",
-            help="Two algorithms, as in tree,ring: print the size at which they take the same time instead of tables.",
-        ),
-    ] = "",
-    plot: Annotated[
-        str, Parameter(help="Path of a PNG, SVG or PDF to draw: which algorithm wins at which size and world.")
-    ] = "",
+    root_bandwidth: str = "",
+    crossing: Annotated[str, Parameter(name="--crossover")] = "",
+    plot: str = "",
     as_json: AsJson = False,
 ) -> int:
-    """Print what an all-reduce takes by the alpha-beta model, for each algorithm."""
+    """Print what an all-reduce takes by the alpha-beta model, for each algorithm.
+
+    Args:
+        overhead: CPU time of a member for each message it sends or receives, unit ns, us, ms or s.
+        size: Tensor, bytes (K, M, G; KB, MB, GB): only the table over worlds, for this size.
+        world: Members: only the table over sizes, for this world. With --size one row. 0: not given.
+        algorithms: Compare all algorithms, not only naive, tree and ring.
+        sites: Sites of about equal size, for the column hierarchical of --algorithms. 0: leave it out.
+        inside_alpha: As --alpha, of links within a site.
+        inside_bandwidth: As --bandwidth, of links within a site.
+        kind: The whole of it, or one of its halves by itself: those of the ring.
+        root_bandwidth: As --bandwidth, of the root of naive, through which all pass. Empty: as the others.
+        crossing: Two algorithms, as in tree,ring: print the size at which they take the same time instead of tables.
+        plot: Path of a PNG, SVG or PDF to draw: which algorithm wins at which size and world.
+    """
     cost, given = _cost(alpha, bandwidth, overhead, "")
     inside = _cost(inside_alpha, inside_bandwidth, overhead, "inside-")[0] if sites else None
     known = tuple(name for name in ALGORITHMS if name != "hierarchical" or sites)

@@ -55,26 +55,20 @@ _Count = Annotated[int, Parameter(validator=between(1, 1 << 30))]
 @training.default
 def run(
     *,
-    parameters: Annotated[str, Parameter(help="Of the model: a number, with k, M, B or T.")] = "7B",
-    layers: Annotated[_Count, Parameter(help="Transformer layers.")] = 32,
-    hidden: Annotated[_Count, Parameter(help="Width of a layer.")] = 4096,
-    sequence: Annotated[_Count, Parameter(help="Tokens of a sample.")] = 2048,
-    micro_batches: Annotated[_Count, Parameter(help="Micro-batches of one step, over all members.")] = 32,
-    micro_batch: Annotated[_Count, Parameter(help="Samples of a micro-batch.")] = 1,
-    inner_steps: Annotated[
-        _Count, Parameter(name=["--inner-steps", "-H"], help="H: steps between two exchanges of DiLoCo.")
-    ] = 100,
-    members: Annotated[int, Parameter(validator=between(1, MOST_MEMBERS), help="Devices.")] = 8,
-    device_memory: Annotated[str, Parameter(help="Of a device, bytes (K, M, G; KB, MB, GB).")] = "80GiB",
+    parameters: str = "7B",
+    layers: _Count = 32,
+    hidden: _Count = 4096,
+    sequence: _Count = 2048,
+    micro_batches: _Count = 32,
+    micro_batch: _Count = 1,
+    inner_steps: Annotated[_Count, Parameter(name=["--inner-steps", "-H"])] = 100,
+    members: Annotated[int, Parameter(validator=between(1, MOST_MEMBERS))] = 8,
+    device_memory: str = "80GiB",
     alpha: Alpha = "5us",
     bandwidth: Bandwidth = "100GB/s",
-    inside: Annotated[
-        str, Parameter(help="As --bandwidth, between devices of one machine, 5 us a message. Empty: as the others.")
-    ] = "",
-    machine: Annotated[int, Parameter(validator=between(1, MOST_MEMBERS), help="Devices of one, for --inside.")] = 8,
-    flops: Annotated[
-        str, Parameter(help="Operations that a device gets done in a second: a number, with k, M, G or T.")
-    ] = "150T",
+    inside: str = "",
+    machine: Annotated[int, Parameter(validator=between(1, MOST_MEMBERS))] = 8,
+    flops: str = "150T",
     precision: Annotated[
         Literal["mixed", "half-moments", "single"],
         Parameter(
@@ -83,9 +77,7 @@ def run(
             + "."
         ),
     ] = "mixed",
-    split: Annotated[
-        str, Parameter(help="Of the row 3D: data x pipeline x tensor, as in 2x2x2. Empty: the fastest.")
-    ] = "",
+    split: str = "",
     columns: Annotated[
         str,
         Parameter(
@@ -96,7 +88,23 @@ def run(
     ] = ",".join(COLUMNS),
     as_json: AsJson = False,
 ) -> int:
-    """Print what a step of training takes with DP, ZeRO, tensor and pipeline parallel, 3D and DiLoCo."""
+    """Print what a step of training takes with DP, ZeRO, tensor and pipeline parallel, 3D and DiLoCo.
+
+    Args:
+        parameters: Of the model: a number, with k, M, B or T.
+        layers: Transformer layers.
+        hidden: Width of a layer.
+        sequence: Tokens of a sample.
+        micro_batches: Micro-batches of one step, over all members.
+        micro_batch: Samples of a micro-batch.
+        inner_steps: H: steps between two exchanges of DiLoCo.
+        members: Devices.
+        device_memory: Of a device, bytes (K, M, G; KB, MB, GB).
+        inside: As --bandwidth, between devices of one machine, 5 us a message. Empty: as the others.
+        machine: Devices of one, for --inside.
+        flops: Operations that a device gets done in a second: a number, with k, M, G or T.
+        split: Of the row 3D: data x pipeline x tensor, as in 2x2x2. Empty: the fastest.
+    """
     chosen = named_columns(columns, COLUMNS)
     if not chosen:
         raise ConfigError("no column", who="--columns", expected=f"some of {', '.join(COLUMNS)}", got=repr(columns))

@@ -36,76 +36,29 @@ OpName = Literal["sum", "avg", "min", "max", "prod"]
 
 
 def perf(
-    collective: Annotated[CollectiveName, Parameter(help="What to measure.")],
+    collective: CollectiveName,
     /,
     *,
-    peers: Annotated[
-        int,
-        Parameter(name=("--peers", "-n"), validator=between(1, MAX_PEERS), help="Members of the group."),
-    ] = 4,
-    min_bytes: Annotated[str, Parameter(name=("--min-bytes", "-b"), help="Smallest tensor, bytes (K, M, G).")] = "4K",
-    max_bytes: Annotated[str, Parameter(name=("--max-bytes", "-e"), help="Largest tensor, bytes (K, M, G).")] = "64M",
-    factor: Annotated[
-        int, Parameter(name=("--factor", "-f"), validator=between(2, 1 << 20), help="From one size to the next.")
-    ] = 4,
-    iters: Annotated[int, Parameter(validator=between(1, 1_000_000), help="Timed operations for each size.")] = 20,
-    warmup: Annotated[int, Parameter(validator=between(0, 1_000_000), help="Operations before the timed ones.")] = 5,
-    dtype: Annotated[DTypeName, Parameter(help="Element type.")] = "float32",
-    op: Annotated[OpName, Parameter(help="Reduce op, where there is one.")] = "sum",
-    root: Annotated[
-        int,
-        Parameter(name=("--root", "-r"), validator=between(0, MAX_PEERS - 1), help="Rank, where there is a root."),
-    ] = 0,
-    algorithm: Annotated[
-        str,
-        Parameter(
-            help='A name, several with commas, or "all". They take turns. "auto" is the group\'s choice. '
-            "hierarchical needs --site."
-        ),
-    ] = "auto",
-    codec: Annotated[
-        str,
-        Parameter(
-            help='Wire format of all_reduce: none, bf16, fp16, int8, int4 or fp8, several with commas, or "all". They '
-            "take turns."
-        ),
-    ] = "none",
-    in_flight: Annotated[
-        int,
-        Parameter(
-            name="--async",
-            validator=between(1, MAX_IN_FLIGHT),
-            help="Operations in flight at the same time, each on tensors of its own. 1: each one begins when the one "
-            "before is finished.",
-        ),
-    ] = 1,
-    lanes: Annotated[
-        int,
-        Parameter(
-            validator=between(1, DEFAULT.max_lanes), help="TCP connections to each other peer; not with --socket."
-        ),
-    ] = 8,
-    checksum: Annotated[bool, Parameter(help="Checksums over all data; not with --socket.")] = True,
-    outside_arena: Annotated[
-        bool, Parameter(negative=(), help="Use ordinary arrays, which are copied in and out, not those of comm.empty.")
-    ] = False,
-    site: Annotated[
-        str,
-        Parameter(
-            help="Label of this machine's site, with --master; for a private cluster a label for each peer, with "
-            "commas, again from the first where they are too few."
-        ),
-    ] = "",
-    master: Annotated[
-        str,
-        Parameter(
-            help="HOST:PORT of a master, with standbys HOST:PORT,HOST:PORT: join its group as one rank. Every machine "
-            "runs this command, beyond loopback with a token in WANCOLL_JOIN."
-        ),
-    ] = "",
-    socket: Annotated[str, Parameter(help="Path of a running daemon's socket: join through it as one rank.")] = "",
-    group: Annotated[str, Parameter(help="Name of the group, with --master or --socket.")] = "perf",
-    timeout: Annotated[Seconds, Parameter(help="Seconds for the group to start, and for each operation.")] = 60.0,
+    peers: Annotated[int, Parameter(name=("--peers", "-n"), validator=between(1, MAX_PEERS))] = 4,
+    min_bytes: Annotated[str, Parameter(name=("--min-bytes", "-b"))] = "4K",
+    max_bytes: Annotated[str, Parameter(name=("--max-bytes", "-e"))] = "64M",
+    factor: Annotated[int, Parameter(name=("--factor", "-f"), validator=between(2, 1 << 20))] = 4,
+    iters: Annotated[int, Parameter(validator=between(1, 1000000))] = 20,
+    warmup: Annotated[int, Parameter(validator=between(0, 1000000))] = 5,
+    dtype: DTypeName = "float32",
+    op: OpName = "sum",
+    root: Annotated[int, Parameter(name=("--root", "-r"), validator=between(0, MAX_PEERS - 1))] = 0,
+    algorithm: str = "auto",
+    codec: str = "none",
+    in_flight: Annotated[int, Parameter(name="--async", validator=between(1, MAX_IN_FLIGHT))] = 1,
+    lanes: Annotated[int, Parameter(validator=between(1, DEFAULT.max_lanes))] = 8,
+    checksum: bool = True,
+    outside_arena: Annotated[bool, Parameter(negative=())] = False,
+    site: str = "",
+    master: str = "",
+    socket: str = "",
+    group: str = "perf",
+    timeout: Seconds = 60.0,
     as_json: AsJson = False,
 ) -> int:
     """Measure a collective, operations back to back, with the columns of nccl-tests; check the values of the first one.
@@ -122,6 +75,34 @@ def perf(
 
     send_recv: each rank sends to the next one and receives from the one before. all_reduce and broadcast are in place,
     the others are not.
+
+    Args:
+        collective: What to measure.
+        peers: Members of the group.
+        min_bytes: Smallest tensor, bytes (K, M, G).
+        max_bytes: Largest tensor, bytes (K, M, G).
+        factor: From one size to the next.
+        iters: Timed operations for each size.
+        warmup: Operations before the timed ones.
+        dtype: Element type.
+        op: Reduce op, where there is one.
+        root: Rank, where there is a root.
+        algorithm: A name, several with commas, or "all". They take turns. "auto" is the group's choice. hierarchical
+            needs --site.
+        codec: Wire format of all_reduce: none, bf16, fp16, int8, int4 or fp8, several with commas, or "all". They take
+            turns.
+        in_flight: Operations in flight at the same time, each on tensors of its own. 1: each one begins when the one
+            before is finished.
+        lanes: TCP connections to each other peer; not with --socket.
+        checksum: Checksums over all data; not with --socket.
+        outside_arena: Use ordinary arrays, which are copied in and out, not those of comm.empty.
+        site: Label of this machine's site, with --master; for a private cluster a label for each peer, with commas,
+            again from the first where they are too few.
+        master: HOST:PORT of a master, with standbys HOST:PORT,HOST:PORT: join its group as one rank. Every machine runs
+            this command, beyond loopback with a token in WANCOLL_JOIN.
+        socket: Path of a running daemon's socket: join through it as one rank.
+        group: Name of the group, with --master or --socket.
+        timeout: Seconds for the group to start, and for each operation.
     """
     settings = Settings(
         collective=collective,
