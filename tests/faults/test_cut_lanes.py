@@ -71,8 +71,8 @@ def test_cut_lanes_are_redialled(cluster: Cluster, rng: random.Random) -> None:
     hit(cluster, rng, 0.0)
 
 
-def test_a_cut_of_two_seconds(cluster: Cluster, rng: random.Random) -> None:
-    hit(cluster, rng, 2.0)
+def test_a_cut_of_a_second(cluster: Cluster, rng: random.Random) -> None:
+    hit(cluster, rng, 1.0)
 
 
 def test_a_cut_between_two_members_alone(cluster: Cluster, rng: random.Random) -> None:
@@ -107,6 +107,7 @@ def test_a_cut_of_a_link_that_nobody_uses_changes_nothing(cluster: Cluster) -> N
     close_all(comms)
 
 
+@pytest.mark.check
 @pytest.mark.timeout(90)
 def test_a_cut_that_stays_does_not_stop_the_group(cluster: Cluster, rng: random.Random) -> None:
     """Longer than link_timeout (5 s): another ring, or a member pays for it; the op ends all the same."""

@@ -32,6 +32,7 @@ from tests.faults.support import (
     wait_joining,
     wait_until,
 )
+from tests.later import at_night, later
 from wancoll.chaos import Cluster, Etcd
 from wancoll.errors import ConfigError, Evicted, OutcomeUnknown
 from wancoll.wire import messages as m
@@ -211,7 +212,7 @@ def test_the_leader_stops_while_it_commits(cluster: Cluster, point: str) -> None
 
 @pytest.mark.parametrize(
     "point",
-    ["before_epoch", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("before_persist", "half_epoch"))],
+    [*later("before_epoch"), *at_night("before_persist", "half_epoch")],
 )
 def test_the_leader_stops_while_it_begins_an_epoch(cluster: Cluster, point: str) -> None:
     """It has decided who goes on, and wakes up when another one has decided too."""
