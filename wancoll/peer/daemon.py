@@ -599,7 +599,7 @@ async def serve(
     data_sockets = open_listeners(config.listen)
     local_socket = claim_socket(path)
     incarnation = secrets.randbits(63)
-    life, ended = lives.begin(incarnation)
+    life, ended = lives.begin(incarnation, config.limits.master_grace)
     try:
         holding = contextlib.nullcontext() if wallet is None else wallet.held(f"at {path}, process {os.getpid()}")
         with holding, Engine(workers=workers) as engine, contextlib.closing(Hot()) as hot:
