@@ -89,19 +89,15 @@ class Peer:
                     self.engine.add(op.engine_id)
                 case cmd.CancelOp():
                     pass  # answered when the engine comes to it
-                case cmd.EnterEpoch(epoch, neighbours, spares):
-                    self.link(links.Enter(self.ends, epoch, neighbours, spares))
-                case cmd.BeginRound(number):
-                    self.link(links.Round(self.ends, number))
-                case cmd.NeedLinks(mids, p2p):
-                    self.link(links.Need(self.ends, mids, links.P2P if p2p else links.COLLECTIVES))
-                case cmd.Redial():
-                    self.link(links.Redial(self.ends, command.others, command.older, command.reason))
-                case cmd.Over():
-                    self.link(links.Leave(self.ends))
+                case cmd.SendNote():
+                    pass
+                case _:
+                    self.link(command)
 
-    def link(self, event: links.Event) -> None:
-        for command in self.links.step(event, self.now):
+    def link(self, event: links.Event | links.Wish) -> None:
+        wished = isinstance(event, links.Wish)
+        said = self.links.ask(self.ends, event, self.now) if wished else self.links.step(event, self.now)
+        for command in said:
             match command:
                 case links.Dial(number, _, hellos):
                     for hello in hellos[:4]:

@@ -19,6 +19,7 @@ from tests.master.transcript import GROUP, Room
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
@@ -266,16 +267,16 @@ class Cluster(RuleBasedStateMachine):
                         root = self.epochs[client.core.epoch_number].members[meaning.descriptor.root]
                         assert root.mid == client.roots[op.seq], "another root than was called"
                     client.engine[op.engine_id] = op
-                case cmd.NeedLinks(mids, False):
+                case links.Need(mids, links.COLLECTIVES):
                     assert mids.isdisjoint(client.up)
                     client.needs |= mids
-                case cmd.NeedLinks(mids, True):
+                case links.Need(mids, links.P2P):
                     client.p2p_needs |= mids
                 case cmd.CancelOp(engine_id):
                     known = client.engine.pop(engine_id, None) or client.moving.pop(engine_id, None)
                     if known is not None:
                         self.run(daemon, client, client.core.op_cancelled(engine_id))
-                case cmd.EnterEpoch(epoch, _):
+                case links.Enter(epoch):
                     client.dialling = epoch.epoch
                     client.needs.clear()
                     client.p2p_needs.clear()
@@ -283,7 +284,7 @@ class Cluster(RuleBasedStateMachine):
                     client.up &= {member.mid for member in epoch.members}
                     if not client.next_seq:
                         client.next_seq = epoch.committed_upto + 1
-                case cmd.Over():
+                case links.Leave():
                     client.gone = True
         if client.gone and client in daemon.clients:
             daemon.clients.remove(client)

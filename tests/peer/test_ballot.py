@@ -232,7 +232,7 @@ def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
     v.member.link_lost(3, "reset")
     commands = v.member.op_finished(v.member.attempts.next - 1, 7, 0)
     assert [mid for mid, _ in notes(commands)] == [2]
-    assert [one.mids for one in commands if isinstance(one, cmd.NeedLinks)] == [{3}]
+    assert [one.mids for one in commands if isinstance(one, links.Need)] == [{3}]
     again = v.member.links_ready(1, [2, 3])
     assert notes(again) == [(3, Note(1, 0)), (3, Note(1, 0, 1, 7, SUM)), (3, NewRound(1, 1))]
 
@@ -310,8 +310,8 @@ def test_nothing_runs_in_a_new_round_before_the_engine_has_let_go_of_the_older_o
 def test_nonsense_breaks_the_link_and_nothing_else() -> None:
     v = Voter()
     [redial] = v.member.links_say(links.Noted(v.owner, 2, b"\7nothing"))
-    assert isinstance(redial, cmd.Redial)
-    assert (redial.others, redial.sends) == ((2,), False)
+    assert isinstance(redial, links.Redial)
+    assert (redial.others, redial.channel) == ((2,), links.COLLECTIVES)
 
 
 def test_alone_it_commits_what_it_finishes() -> None:

@@ -147,7 +147,7 @@ def test_who_is_put_out_hears_that_and_no_more(committed: bool) -> None:
     d, _ = covering()
     d.member.op_finished(d.engine_id, 7, 0)
     ends = d.member.evicted(m.Evicted("g", 1, "silent", int(committed)), 3.0)
-    assert kinds(ends) == ["ToClient:Failure", "Over"]
+    assert kinds(ends) == ["ToClient:Failure", "Leave"]
     assert [[each.error for each in told(d.post(SUM), m.Failure)] for _ in range(2)] == [["Evicted"]] * 2
 
 

@@ -75,7 +75,7 @@ async def test_notes_pass_between_members_and_the_link_ends_with_their_lane() ->
             plan = m.Plan(LANES, 1 << 20, False, {}, [], 0, "")
             for end in ends:
                 epoch = m.Epoch("g", end.mid, 1, 1, infos, plan, KEY, 1, 0, [], "")
-                end.hub.step(core.Enter(end.owner, epoch, frozenset({3 - end.mid})))
+                end.hub.ask(end.owner, core.Enter(epoch, frozenset({3 - end.mid})))
             a.hub.send_note(a.owner, 2, b"not up yet: dropped")
             for end in ends:
                 await end.hears(core.LinksUp)
@@ -99,7 +99,7 @@ async def test_notes_pass_between_members_and_the_link_ends_with_their_lane() ->
             assert "takes no notes" in (await a.hears(core.LinkLost)).reason
             nursery.cancel_scope.cancel()
     for end in ends:
-        end.hub.step(core.Leave(end.owner))
+        end.hub.ask(end.owner, core.Leave())
         end.engine.close()
 
 
@@ -123,9 +123,9 @@ async def test_a_lane_that_is_welcome_gives_way_to_no_stranger(monkeypatch: pyte
                 m.Epoch("g", mid, 1, 1, infos, m.Plan(LANES, 1 << 20, False, {}, [], 0, ""), KEY, 1, 0, [], "")
                 for mid in (1, 2)
             ]
-            end.hub.step(core.Enter(end.owner, epochs[0], frozenset({2})))
+            end.hub.ask(end.owner, core.Enter(epochs[0], frozenset({2})))
             links = core.Links(DEFAULT)
-            commands = links.step(core.Enter(links.member(), epochs[1], frozenset({1})), 0.0)
+            commands = links.ask(links.member(), core.Enter(epochs[1], frozenset({1})), 0.0)
             [dial] = [one for one in commands if isinstance(one, core.Dial)]
             lane = await trio.open_tcp_stream(host, port, local_address="127.0.0.1")
             await lane.send_all(encode(dial.hellos[0]))
@@ -138,7 +138,7 @@ async def test_a_lane_that_is_welcome_gives_way_to_no_stranger(monkeypatch: pyte
             await lane.aclose()
             await stranger.aclose()
             nursery.cancel_scope.cancel()
-    end.hub.step(core.Leave(end.owner))
+    end.hub.ask(end.owner, core.Leave())
     end.engine.close()
 
 

@@ -20,8 +20,8 @@ class End:
     def enter(self, number: int, neighbours: set[int], spares: set[int] | None = None) -> list[core.Command]:
         told = epoch(number, 1, 2, 3, 4)
         told = m.Epoch(*[self.mid if name == "to" else getattr(told, name) for name in told.__struct_fields__])
-        event = core.Enter(self.owner, told, frozenset(neighbours), frozenset(spares or ()))
-        return self.links.step(event, float(number))
+        wish = core.Enter(told, frozenset(neighbours), frozenset(spares or ()))
+        return self.links.ask(self.owner, wish, float(number))
 
     def knock(self, sender: int, generation: int, lane: int = 0) -> list[core.Command]:
         assert self.owner.epoch is not None
@@ -55,9 +55,9 @@ def test_the_younger_dials_neighbours_and_spares_and_whoever_needs_it_any_other(
     elder = End(1, {2, 4}, {3})
     assert dialled(elder.entered) == []
     younger = End(4, {1, 3})
-    assert dialled(younger.links.step(core.Need(younger.owner, frozenset({2})), 1.0)) == [2]
+    assert dialled(younger.links.ask(younger.owner, core.Need(frozenset({2})), 1.0)) == [2]
     other = End(2, {1, 3})
-    assert dialled(other.links.step(core.Need(other.owner, frozenset({4})), 1.0)) == [4]
+    assert dialled(other.links.ask(other.owner, core.Need(frozenset({4})), 1.0)) == [4]
 
 
 def test_a_link_is_up_when_all_lanes_are_and_a_lane_takes_it_along() -> None:
@@ -90,7 +90,7 @@ def test_lanes_of_an_older_dial_are_refused_and_a_newer_one_replaces_the_link_an
 
 def test_what_an_epoch_needed_the_next_one_does_not() -> None:
     end = End(4, {3})
-    [dial] = only(end.links.step(core.Need(end.owner, frozenset({1})), 1.0), core.Dial)
+    [dial] = only(end.links.ask(end.owner, core.Need(frozenset({1})), 1.0), core.Dial)
     assert isinstance(dial, core.Dial)
     end.enter(2, {3})
     commands = end.links.step(core.Broken(dial.number, "refused"), 100.0)
@@ -111,9 +111,9 @@ def test_a_needed_link_that_does_not_come_up_is_out_of_reach_in_time() -> None:
 
 def test_where_both_dial_the_youngers_set_stays() -> None:
     younger, elder = End(4, {3}), End(1, {2})
-    younger.links.step(core.Need(younger.owner, frozenset({1})), 1.0)
+    younger.links.ask(younger.owner, core.Need(frozenset({1})), 1.0)
     assert only(younger.knock(1, 1), core.Refuse)
-    [dial] = only(elder.links.step(core.Need(elder.owner, frozenset({4})), 1.0), core.Dial)
+    [dial] = only(elder.links.ask(elder.owner, core.Need(frozenset({4})), 1.0), core.Dial)
     assert isinstance(dial, core.Dial)
     commands = elder.knock(4, 1)
     assert core.CloseLink(dial.number) in commands
@@ -203,12 +203,12 @@ def test_a_lane_is_let_in_once() -> None:
 def test_an_unreachable_link_for_sends_is_given_up_unless_it_is_asked_for_again() -> None:
     for again in (False, True):
         end = End(4, set())
-        ask = core.Need(end.owner, frozenset({1}), core.P2P)
-        told, out, now = 0, end.links.step(ask, 1.0), 1.0
+        need = core.Need(frozenset({1}), core.P2P)
+        told, out, now = 0, end.links.ask(end.owner, need, 1.0), 1.0
         while now < 1.0 + 4.5 * DEFAULT.link_timeout:
             found = only(out, core.LinkUnreachable)
             told += len(found)
-            out = end.links.step(ask, now) if found and again else []
+            out = end.links.ask(end.owner, need, now) if found and again else []
             for number in list(end.links.open()):
                 out += end.links.step(core.Broken(number, "refused"), now)
             now = max(now + 0.01, min(end.links.deadline(), now + 1.0))
@@ -218,14 +218,14 @@ def test_an_unreachable_link_for_sends_is_given_up_unless_it_is_asked_for_again(
 
 def test_who_needs_a_link_anew_has_all_the_time_again() -> None:
     end = End(4, set())
-    need = core.Need(end.owner, frozenset({1}), core.P2P)
-    end.links.step(need, 1.0)
+    need = core.Need(frozenset({1}), core.P2P)
+    end.links.ask(end.owner, need, 1.0)
     link = end.owner.links[1, core.P2P]
-    end.links.step(core.LetGo(end.owner, 1), 2.0)
-    end.links.step(need, 1.0 + DEFAULT.link_timeout)
+    end.links.ask(end.owner, core.LetGo(1), 2.0)
+    end.links.ask(end.owner, need, 1.0 + DEFAULT.link_timeout)
     out = end.links.step(core.Broken(link.number, "refused"), 1.1 + DEFAULT.link_timeout)
     assert only(out, core.LinkUnreachable) == []
-    end.links.step(core.LetGo(end.owner, 1), 8.0)
+    end.links.ask(end.owner, core.LetGo(1), 8.0)
     end.links.step(core.Tick(), 9.0)
     assert end.links.deadline() == float("inf")
 
@@ -235,8 +235,8 @@ def test_let_go_of_one_channel_the_other_stays() -> None:
     [dial] = only(end.entered, core.Dial)
     assert isinstance(dial, core.Dial)
     end.attach(dial.number)
-    assert end.links.step(core.Redial(end.owner, (1,), 0.5, "x", core.P2P), 4.0) == []
-    assert only(end.links.step(core.Redial(end.owner, (1,), 0.5, "x", core.COLLECTIVES), 4.0), core.LinkLost)
+    assert end.links.ask(end.owner, core.Redial((1,), 0.5, "x", core.P2P), 4.0) == []
+    assert only(end.links.ask(end.owner, core.Redial((1,), 0.5, "x", core.COLLECTIVES), 4.0), core.LinkLost)
 
 
 def test_a_dialler_that_knows_the_epoch_first_waits_for_it() -> None:
@@ -246,9 +246,9 @@ def test_a_dialler_that_knows_the_epoch_first_waits_for_it() -> None:
     assert end.owner.epoch is not None
     hello = m.LaneHello(1, "g", end.owner.epoch.key, 2, 1, 0, core.wire_plan(end.owner.epoch), 0, 1)
     assert links.step(core.Knock(1, hello), 1.0) == []
-    entered = links.step(core.Enter(owner, end.owner.epoch, frozenset({2})), 1.1)
+    entered = links.ask(owner, core.Enter(end.owner.epoch, frozenset({2})), 1.1)
     assert only(entered, core.Welcome)
-    links.step(core.Leave(owner), 1.2)
+    links.ask(owner, core.Leave(), 1.2)
     assert links.step(core.Knock(2, hello), 2.0) == []
     [refused] = links.step(core.Tick(), links.deadline())
     assert isinstance(refused, core.Refuse)

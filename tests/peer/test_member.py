@@ -89,7 +89,7 @@ class Driver:
 
 def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:
     d = Driver(1, 2)
-    assert kinds(d.entered) == ["ToClient:EpochInfo", "EnterEpoch"]
+    assert kinds(d.entered) == ["ToClient:EpochInfo", "Enter"]
     assert kinds(d.post()) == ["StartOp"]
     [done] = d.member.op_finished(d.engine_id, digest=77, bytes_sent=9)
     assert done == cmd.ToMaster(m.Done("g", 1, 1, 1, 77, data().fingerprint()))
@@ -119,7 +119,7 @@ def test_whoever_is_next_to_us_after_a_loss_is_two_places_away(mids, avoid, spar
         [entered] = [
             command
             for command in member.enter_epoch(epoch(1 + wanted, *mids, avoid=avoid, spares=wanted), 0.0)
-            if isinstance(command, cmd.EnterEpoch)
+            if isinstance(command, links.Enter)
         ]
         assert entered.spares == (spares if wanted else set())
         assert not entered.spares & entered.neighbours
@@ -169,7 +169,7 @@ def test_an_epoch_that_says_committed_delivers_with_the_old_contributors() -> No
     entered = d.member.enter_epoch(epoch(2, 1, 2, upto=1), 2.0)
     [result] = told(entered, m.Result)
     assert (result.epoch, result.contributors) == (1, ["m1", "m2", "m3"])
-    assert kinds(entered) == ["ToClient:Result", "ToClient:EpochInfo", "EnterEpoch"]
+    assert kinds(entered) == ["ToClient:Result", "ToClient:EpochInfo", "Enter"]
 
 
 def test_done_waits_until_the_engine_has_let_go_of_older_attempts() -> None:
@@ -205,7 +205,7 @@ def test_a_failure_is_told_only_when_the_memory_is_free(attempt_is_live: bool) -
         assert told(commands, m.Failure) == []  # nor is anything said of the connection: that ends all that is open
         failures = told(d.member.op_cancelled(d.engine_id), m.Failure)
     assert [(f.id, f.error) for f in failures] == [(1, "Evicted"), (0, "Evicted")]
-    assert isinstance(commands[-1], cmd.Over)
+    assert isinstance(commands[-1], links.Leave)
 
 
 def test_eviction_carries_the_fate_of_what_was_finished() -> None:
@@ -406,7 +406,7 @@ def test_an_epoch_is_entered_from_what_changed() -> None:
     changes = [change(first, second), change(second, third)]
     for whole, changed in zip((second, third), changes, strict=True):
         assert changed is not None
-        assert cmd.EnterEpoch in map(type, d.member.hear(changed, 2.0, 1, 1))
+        assert links.Enter in map(type, d.member.hear(changed, 2.0, 1, 1))
         assert d.member.epoch == whole
     assert d.member.hear(changed, 2.0, 1, 1) == [], "it is told again"
     assert d.member.hear(msgspec.structs.replace(changed, epoch=4, term=0), 2.0, 1, 1) == [], "an old master tells"
@@ -751,9 +751,9 @@ def test_an_epoch_that_the_client_cannot_know_is_nonsense() -> None:
 def test_an_op_that_waits_for_a_link_holds_back_those_behind_it() -> None:
     d = Driver(1, 2, 3, 4, linked=(2, 4))
     assert kinds(d.post()) == ["StartOp"]
-    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [cmd.NeedLinks(frozenset({3}))]
+    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [links.Need(frozenset({3}))]
     assert d.post() == []
-    assert kinds(d.ready(1, 2, 4)) == ["NeedLinks"]
+    assert kinds(d.ready(1, 2, 4)) == ["Need"]
     assert [start.op.seq for start in d.ready(1, 2, 3, 4)] == [2, 3]
     assert kinds(d.post()) == ["StartOp"]
 
@@ -765,7 +765,7 @@ def test_the_loss_of_a_link_that_nothing_uses_costs_nothing() -> None:
     d.member.commit(m.Commit("g", 1, 1, 1), 2.0)
     assert d.member.link_lost(3, "reset") == []
     assert kinds(d.post()) == ["StartOp"]
-    assert kinds(d.post(Descriptor(Kind.all_to_all, count=1))) == ["NeedLinks"]
+    assert kinds(d.post(Descriptor(Kind.all_to_all, count=1))) == ["Need"]
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -780,9 +780,9 @@ def test_the_loss_of_a_link_with_uncommitted_bytes_ends_the_epoch(finished: bool
 
 def test_a_link_that_is_lost_while_an_op_waits_for_others_is_needed_again() -> None:
     d = Driver(1, 2, 3, 4, 5, linked=(2, 5))
-    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [cmd.NeedLinks(frozenset({3, 4}))]
-    assert d.ready(1, 2, 3, 5) == [cmd.NeedLinks(frozenset({4}))]
-    assert d.member.link_lost(3, "reset") == [cmd.NeedLinks(frozenset({3, 4}))]
+    assert d.post(Descriptor(Kind.all_to_all, count=1)) == [links.Need(frozenset({3, 4}))]
+    assert d.ready(1, 2, 3, 5) == [links.Need(frozenset({4}))]
+    assert d.member.link_lost(3, "reset") == [links.Need(frozenset({3, 4}))]
     assert kinds(d.ready(1, 2, 3, 4, 5)) == ["StartOp"]
 
 
@@ -790,12 +790,12 @@ def test_a_link_that_is_lost_while_an_op_waits_for_others_is_needed_again() -> N
 
 
 HEARD = [  # in epoch 1 by m1, whose mid is 1 and whose op 1 is finished
-    (epoch(2, 1, 2), ["ToClient:EpochInfo", "EnterEpoch"]),
+    (epoch(2, 1, 2), ["ToClient:EpochInfo", "Enter"]),
     (m.Commit("g", 1, 1, 1), ["ToClient:Result"]),
     (m.Abort("g", 1, 1, "mismatch"), ["ToMaster:Mismatch"]),
     (m.Cover("g", 1, 1, 2, Descriptor(Kind.all_reduce, count=4, grace=1.0)), ["StartOp"]),
     (m.Redial("g", 1, 1, [2], 0.5, "stuck"), ["Redial"]),
-    (m.Evicted("g", 1, "silent", 0), ["ToClient:Failure", "ToClient:Failure", "Over"]),
+    (m.Evicted("g", 1, "silent", 0), ["ToClient:Failure", "ToClient:Failure", "Leave"]),
     (m.Waited("g", 1, 1, 1, "m2", []), []),
 ]
 
@@ -819,7 +819,7 @@ def test_a_member_hears_what_the_master_says_to_it_and_to_nobody_else(message: A
 def test_a_redial_of_another_epoch_is_ignored() -> None:
     d = Driver(1, 2)
     assert d.member.hear(m.Redial("g", 1, 2, [], 0.5, "stuck"), 2.0, 1, 1) == []
-    assert d.member.hear(m.Redial("g", 1, 1, [], 0.5, "stuck"), 2.0, 1, 1) == [cmd.Redial((), 0.5, "stuck")]
+    assert d.member.hear(m.Redial("g", 1, 1, [], 0.5, "stuck"), 2.0, 1, 1) == [links.Redial((), 0.5, "stuck")]
 
 
 def test_answers_to_a_join_are_heard_by_name_until_the_first_epoch() -> None:
@@ -836,7 +836,7 @@ def test_answers_to_a_join_are_heard_by_name_until_the_first_epoch() -> None:
     assert member.hear(m.Refused("g", "m1", "full"), 0.0, 4, 12) == []
     assert (member.mid, member.standing.connection, member.over) == (1, 3, False)
     other = core.Member("g", "m1", 2, 1, first_engine_id=100)
-    assert kinds(other.hear(m.Refused("g", "m1", "full"), 0.0, 3, 11)) == ["ToClient:Failure", "Over"]
+    assert kinds(other.hear(m.Refused("g", "m1", "full"), 0.0, 3, 11)) == ["ToClient:Failure", "Leave"]
 
 
 @pytest.mark.parametrize(
@@ -865,7 +865,7 @@ def test_what_the_links_say(p2p: bool) -> None:
         d.member.post(call, d.member.call(call), 1.0)
         d.member.hear(m.Matched("g", 1, 1, 1, 1), 1.0, 1, 1)
     else:
-        assert d.post(Descriptor(Kind.all_to_all, count=1)) == [cmd.NeedLinks(frozenset({3}))]
+        assert d.post(Descriptor(Kind.all_to_all, count=1)) == [links.Need(frozenset({3}))]
     assert d.member.links_say(links.LinksUp(up, 7)) == []  # of another epoch
     told = [links.LinksUp(up, 1), links.P2PUp(up)]
     assert d.member.links_say(told[not p2p]) == []

@@ -12,6 +12,7 @@ from tests.peer.test_member import Driver, epoch, kinds, told
 from wancoll.collective import Descriptor, DType, Kind
 from wancoll.errors import ProtocolError
 from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import links
 from wancoll.wire import messages as m
 
 # ---- the master ---------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ class Partner(Driver):
 def test_a_send_is_told_matched_started_done_and_committed() -> None:
     d = Partner()
     assert d.call(Kind.send, 1, tag=3) == [cmd.ToMaster(m.P2PCall("g", 1, 1, 1, 2, 3, True, 0, 4))]
-    assert d.match(1, 5) == [cmd.NeedLinks(frozenset({2}), p2p=True)]
+    assert d.match(1, 5) == [links.Need(frozenset({2}), links.P2P)]
     [start] = d.member.p2p_links({2})
     assert (start.op.seq, start.op.kind, start.op.meaning.front_bytes) == (5, Kind.send, 16)
     done = d.member.op_finished(start.op.engine_id, 99, 64)
@@ -233,7 +234,7 @@ def test_exchanges_with_one_member_start_in_the_masters_order() -> None:
     d = Partner()
     for _ in range(3):
         d.call(Kind.send, 1)
-    assert kinds(d.match(3, 4)) == ["NeedLinks"]
+    assert kinds(d.match(3, 4)) == ["Need"]
     assert d.match(1, 5) == []
     assert d.match(2, 6) == []
     assert [start.op.number for start in d.member.p2p_links({2})] == [3, 1, 2]
@@ -287,7 +288,7 @@ def test_a_loss_elsewhere_makes_it_run_again(finished: bool) -> None:
     again = [c.message for c in entered if isinstance(c, cmd.ToMaster)]
     assert [(one.epoch, one.number, one.tag) for one in again] == [(2, 1, 0), (2, 3, 8)]  # not the one with 3
     assert d.member.settled(m.Settled("g", 1, 1, 1, 7, "", "", {}), 2.0) == []  # of the old epoch
-    assert kinds(d.match(1, 9)) == ["NeedLinks"]
+    assert kinds(d.match(1, 9)) == ["Need"]
     [start] = d.member.p2p_links({2})
     assert d.member.op_finished(start.op.engine_id, 0, 0) == ([] if not finished else [_done(2, 9)])
     if not finished:
@@ -344,7 +345,7 @@ def test_a_broken_link_costs_an_epoch_only_where_bytes_may_be_lost(used: bool) -
         d.settle(1)
     assert kinds(d.member.p2p_link_lost(2, "reset")) == (["ToMaster:LinkDown"] if used else [])
     d.call(Kind.send, 1)
-    assert kinds(d.match(2, 2)) == ["NeedLinks"]
+    assert kinds(d.match(2, 2)) == ["Need"]
 
 
 def test_a_link_that_is_not_made_in_time_is_told_of_again_and_again_while_something_waits_for_it() -> None:
@@ -352,12 +353,12 @@ def test_a_link_that_is_not_made_in_time_is_told_of_again_and_again_while_someth
     d.call(Kind.recv, 1)
     assert d.member.p2p_unreachable(2, "refused") == []
     d.match(1, 1)
-    again = cmd.NeedLinks(frozenset({2}), p2p=True)
+    again = links.Need(frozenset({2}), links.P2P)
     for why in ("refused", "no answer"):
         told_master = cmd.ToMaster(m.LinkDown("g", 1, 1, 2, "unreachable", why, True))
         assert d.member.p2p_unreachable(2, why) == [told_master, again]
     ended = d.settle(1, error="OperationAborted")
-    assert ended[-1] == cmd.LetGo(2)
+    assert ended[-1] == links.LetGo(2)
     [failed] = told(ended, m.Failure)
     assert (failed.error, failed.what) == ("OperationAborted", "what")
     assert "connect to each other" in failed.hint

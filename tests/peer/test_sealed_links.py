@@ -79,10 +79,10 @@ async def ends_of(*papers: Papers | None) -> AsyncIterator[list[End]]:
             plan = m.Plan(LANES, 1 << 20, False, {}, [], 0, "")
             for end in ends:
                 epoch = m.Epoch("g", end.mid, 1, 1, infos, plan, KEY, 1, 0, [], "")
-                end.hub.step(core.Enter(end.owner, epoch, frozenset({3 - end.mid})))
+                end.hub.ask(end.owner, core.Enter(epoch, frozenset({3 - end.mid})))
             yield ends
             for end in ends:
-                end.hub.step(core.Leave(end.owner))
+                end.hub.ask(end.owner, core.Leave())
             nursery.cancel_scope.cancel()
     for end in ends:
         end.engine.close()

@@ -63,7 +63,7 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
     told: list[m.FromPeer] = []
     started: list[int] = []
     ends = SimpleNamespace(numbers=lambda channel: {1: 100}, stamp=lambda channel: 1 << 16)
-    links = SimpleNamespace(member=lambda _: ends, step=lambda event: None)
+    links = SimpleNamespace(member=lambda _: ends, ask=lambda owner, wish: None)
     host: Any = SimpleNamespace(
         config=SimpleNamespace(limits=DEFAULT),
         arena_bytes=1 << 20,

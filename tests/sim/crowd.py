@@ -16,6 +16,7 @@ import msgspec
 from wancoll.collective import Descriptor, Kind
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
@@ -76,9 +77,9 @@ class Peer:
                     crowd.ends(self, told)
                 case cmd.ToClient(m.Failure() as told):
                     self.failures.append(told)
-                case cmd.EnterEpoch(epoch, _, _):
+                case links.Enter(epoch):
                     self._up(epoch.epoch)
-                case cmd.NeedLinks():
+                case links.Need():
                     self._up(member.epoch_number)
                 case cmd.StartOp(op):
                     seen = repr((op.seq, member.member_names)).encode()

@@ -442,23 +442,13 @@ class Session:
                     self.arena[op.client_id][1][:] = op.memory[1]
                 case cmd.CancelOp(engine_id):
                     self.daemon.engine.cancel(engine_id)
-                case cmd.EnterEpoch(epoch, neighbours, spares, number):
-                    self.world.judge.enters(self.member.name, epoch)
-                    self._needed = {links.COLLECTIVES: set(neighbours), links.P2P: set()}
-                    self.daemon.links.step(links.Enter(self.links, epoch, neighbours, spares, number))
-                case cmd.BeginRound(number):
-                    self.daemon.links.step(links.Round(self.links, number))
-                case cmd.NeedLinks(mids, p2p):
-                    channel = links.P2P if p2p else links.COLLECTIVES
-                    self._needed[channel] |= mids
-                    self.daemon.links.step(links.Need(self.links, mids, channel))
-                case cmd.LetGo(mid):
-                    self.daemon.links.step(links.LetGo(self.links, mid))
-                case cmd.Redial(others, older, reason, sends):
-                    channel = None if sends is None else links.P2P if sends else links.COLLECTIVES
-                    self.daemon.links.step(links.Redial(self.links, others, older, reason, channel))
-                case cmd.Over():
-                    self.daemon.links.step(links.Leave(self.links))
+                case _:
+                    if isinstance(command, links.Enter):
+                        self.world.judge.enters(self.member.name, command.epoch)
+                        self._needed = {links.COLLECTIVES: set(command.neighbours), links.P2P: set()}
+                    elif isinstance(command, links.Need):
+                        self._needed[command.channel] |= command.mids
+                    self.daemon.links.ask(self.links, command)
 
     def _links_say(self, told: links.Told) -> None:
         if isinstance(told, links.LinkUnreachable):

@@ -41,15 +41,21 @@ class LinkHub:
         self._tell[links] = tell
         return links
 
-    def step(self, event: core.Event) -> None:
-        self._depth += 1
-        if isinstance(event, core.Enter | core.Leave):
-            self._believed.pop(event.owner, None)
-        if isinstance(event, core.Enter):  # where a journal was lost a newcomer may have the mid of one who left
-            present = {member.mid for member in event.epoch.members}
+    def ask(self, owner: core.MemberLinks, wish: core.Wish) -> None:
+        if isinstance(wish, core.Enter | core.Leave):
+            self._believed.pop(owner, None)
+        if isinstance(wish, core.Enter):  # where a journal was lost a newcomer may have the mid of one who left
+            present = {member.mid for member in wish.epoch.members}
             known = self._taken.items()
-            self._taken = {key: newest for key, newest in known if key[0] is not event.owner or key[1] in present}
-        for command in self.core.step(event, self._process.clock.now):
+            self._taken = {key: newest for key, newest in known if key[0] is not owner or key[1] in present}
+        self._run(self.core.ask(owner, wish, self._process.clock.now))
+
+    def step(self, event: core.Event) -> None:
+        self._run(self.core.step(event, self._process.clock.now))
+
+    def _run(self, commands: list[core.Command]) -> None:
+        self._depth += 1
+        for command in commands:
             self._carry_out(command)
         self._depth -= 1
         if not self._depth:

@@ -23,6 +23,7 @@ from tests.sim.judge import Violation
 from wancoll.collective import DATALESS, PROVING, ROOTED, Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import Op, OpState
@@ -353,7 +354,7 @@ class SmallWorld:
                 case cmd.CancelOp(engine_id):
                     if peer.engine.pop(engine_id, None) is not None:
                         self._run(peer, member.op_cancelled(engine_id))
-                case cmd.EnterEpoch(epoch, _):
+                case links.Enter(epoch):
                     self._run(
                         peer,
                         member.links_ready(epoch.epoch, [one.mid for one in epoch.members if one.mid != member.mid]),

@@ -168,7 +168,7 @@ class Session:
         for engine_id in self._in_engine:
             self._daemon.engine.cancel(engine_id)
         self._stream.end()
-        self._daemon.links.step(links.Leave(self.links))
+        self._daemon.links.ask(self.links, links.Leave())
 
     # ---- the client's connection ---------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Session:
         try:
             socket.send_fds(self._stream.socket, [attached], [self.arena.fd, self.arena.bell])
         except OSError:  # the client has gone already
-            self._daemon.links.step(links.Leave(self.links))
+            self._daemon.links.ask(self.links, links.Leave())
             self.trainer.close()
             self._daemon.engine.remove_bell(self.arena.bell)
             self.arena.close()
@@ -389,22 +389,12 @@ class Session:
                     self._behind.append(op)
                 case cmd.CancelOp(engine_id):
                     self._daemon.engine.cancel(engine_id)
-                case cmd.EnterEpoch(epoch, neighbours, spares, number):
-                    self._daemon.failpoints.hit("on_epoch")
-                    self._daemon.links.step(links.Enter(self.links, epoch, neighbours, spares, number))
-                case cmd.BeginRound(number):
-                    self._daemon.links.step(links.Round(self.links, number))
-                case cmd.NeedLinks(mids, p2p):
-                    self._daemon.links.step(links.Need(self.links, mids, links.P2P if p2p else links.COLLECTIVES))
-                case cmd.LetGo(mid):
-                    self._daemon.links.step(links.LetGo(self.links, mid))
-                case cmd.Redial(others, older, reason, sends):
-                    channel = None if sends is None else links.P2P if sends else links.COLLECTIVES
-                    self._daemon.links.step(links.Redial(self.links, others, older, reason, channel))
                 case cmd.SendNote(mids, note, again):
                     self._say(mids, note, again=again)
-                case cmd.Over():
-                    self._daemon.links.step(links.Leave(self.links))
+                case _:
+                    if isinstance(command, links.Enter):
+                        self._daemon.failpoints.hit("on_epoch")
+                    self._daemon.links.ask(self.links, command)
 
     def _links_say(self, told: links.Told) -> None:
         if isinstance(told, links.LinksUp | links.P2PUp):

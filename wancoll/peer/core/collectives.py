@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
-from wancoll.peer.core import outcomes
+from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.ballot import Ballot
 from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, Meaning, Seat, covering
@@ -493,7 +493,7 @@ class Collectives(Book):
         """Somebody has to hear of what is finished here, and cannot."""
         ballot = self.ballot
         missing = ballot.others - self._up if ballot is not None else frozenset[int]()
-        return [cmd.NeedLinks(missing)] if missing and ballot is not None and ballot.waits else []
+        return [links.Need(missing)] if missing and ballot is not None and ballot.waits else []
 
     # ---- from the links and the engine ---------------------------------------------------------------
 
@@ -528,7 +528,7 @@ class Collectives(Book):
         self._ready = False
         commands = [self._standing.link_down(self.seat, other, "lost", reason)]
         if self.ballot is not None and not self.ballot.frozen:
-            commands.append(cmd.NeedLinks(frozenset({other})))  # links_up says when it is there
+            commands.append(links.Need(frozenset({other})))  # links_up says when it is there
             if self._ran_with(other) and self.round + 1 < ROUNDS:
                 commands += self._begin_round(self.ballot, self.round + 1)
         return commands
@@ -559,7 +559,7 @@ class Collectives(Book):
         self._leaving |= {op.seq for op in self.open.values() if op.state is OpState.running}
         to = tuple(sorted(ballot.others & self._up))
         said = NewRound(ballot.epoch, number), ballot.committed_so_far()  # nobody repeats what it has committed
-        commands = [*self.cancel(), cmd.BeginRound(number)]
+        commands = [*self.cancel(), links.Round(number)]
         commands += [cmd.SendNote(to, note.pack(), again=True) for note in said]
         self._ready = ready
         return commands + (self._start_waiting() if ready else [])
@@ -620,7 +620,7 @@ class Collectives(Book):
             return [self._give_up(meaning.refusal, [op])]
         if not meaning.needs <= self._up:
             self._held = True
-            return [cmd.NeedLinks(meaning.needs - self._up)]
+            return [links.Need(meaning.needs - self._up)]
         if op.kind in DATALESS and len(self.seat.world.mids) == 1:
             op.state, op.ran, op.finished, op.meaning = OpState.running, True, True, meaning  # there is nothing to move
             op.attempts += 1

@@ -1,4 +1,7 @@
-"""What a member tells its shell to do, and the shell carries out in order and without waiting. Pure."""
+"""What a member tells its shell to do, and the shell carries out in order and without waiting. Pure.
+
+What it wishes of its links (links.Wish) goes to them as it is. Leave is the last command but those that end its ops.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from wancoll.peer.core import links
 from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
 
@@ -22,52 +26,6 @@ class ToClient:
 
     message: m.FromDaemon
     of: Op | None = field(default=None, compare=False)
-
-
-class EnterEpoch(Struct, frozen=True):
-    """Bring the links to this epoch: drop those to former members, dial those to *neighbours*, then say links_ready.
-
-    Those to *spares* are kept up, too, but nothing waits for them.
-    """
-
-    epoch: m.Epoch
-    neighbours: frozenset[int]  # mids
-    spares: frozenset[int] = frozenset()
-    round: int = 0  # of the epoch
-
-
-class BeginRound(Struct, frozen=True):
-    """What the epoch's frames of collectives have carried until now counts no more: bring the links to this round."""
-
-    number: int
-
-
-class NeedLinks(Struct, frozen=True):
-    """See that the links to these members (mids) come up in this epoch, too, then say links_ready.
-
-    With *p2p* those for sends and recvs are meant, and p2p_links is what to say then.
-    """
-
-    mids: frozenset[int]
-    p2p: bool = False
-
-
-class LetGo(Struct, frozen=True):
-    """Nothing waits any more for the link for sends and recvs to member *mid*."""
-
-    mid: int
-
-
-class Redial(Struct, frozen=True):
-    """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds.
-
-    *sends*: only those for sends and recvs, or (False) only those for collectives; None: both.
-    """
-
-    others: tuple[int, ...]
-    older: float
-    reason: str
-    sends: bool | None = None
 
 
 class SendNote(Struct, frozen=True):
@@ -103,9 +61,4 @@ class CancelOp(Struct, frozen=True):
     engine_id: int
 
 
-class Over(Struct, frozen=True):
-    """The member has left the group; no command follows but those that end its ops."""
-
-
-ToLinks = EnterEpoch | BeginRound | NeedLinks | LetGo | Redial | SendNote
-Command = ToMaster | ToClient | ToLinks | StartOp | HandOver | CancelOp | Over
+Command = ToMaster | ToClient | links.Wish | SendNote | StartOp | HandOver | CancelOp

@@ -157,7 +157,6 @@ class Link:
 class Enter(Struct, frozen=True):
     """The member goes to *epoch*, which needs links to *neighbours* and wants those to *spares* (mids)."""
 
-    owner: MemberLinks
     epoch: m.Epoch
     neighbours: frozenset[int]
     spares: frozenset[int] = frozenset()
@@ -167,14 +166,12 @@ class Enter(Struct, frozen=True):
 class Round(Struct, frozen=True):
     """The member goes to this round of its epoch: what was sent on its links for collectives counts no more."""
 
-    owner: MemberLinks
     number: int
 
 
 class Need(Struct, frozen=True):
     """An op needs the links to *mids*."""
 
-    owner: MemberLinks
     mids: frozenset[int]
     channel: int = COLLECTIVES
 
@@ -182,14 +179,20 @@ class Need(Struct, frozen=True):
 class LetGo(Struct, frozen=True):
     """No send or recv waits any more for the link to *mid*."""
 
-    owner: MemberLinks
     mid: int
 
 
-class Leave(Struct, frozen=True):
-    """The member is gone: close its links and tell it nothing any more."""
+class Redial(Struct, frozen=True):
+    """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds, on a channel."""
 
-    owner: MemberLinks
+    others: tuple[int, ...]
+    older: float
+    reason: str
+    channel: int | None = None  # None: on both
+
+
+class Leave(Struct, frozen=True):
+    """The member has left the group: close its links and tell it nothing any more."""
 
 
 class Knock(Struct, frozen=True):
@@ -223,16 +226,6 @@ class Broken(Struct, frozen=True):
     reason: str
 
 
-class Redial(Struct, frozen=True):
-    """Make the links to *others* (mids; empty: all) anew that are up for longer than *older* seconds, on a channel."""
-
-    owner: MemberLinks
-    others: tuple[int, ...]
-    older: float
-    reason: str
-    channel: int | None = None  # None: on both
-
-
 class Cut(Struct, frozen=True):
     """Fault injection: break all links to *daemon* and keep them down until Heal."""
 
@@ -249,7 +242,8 @@ class Tick(Struct, frozen=True):
     """deadline() has come."""
 
 
-Event = Enter | Round | Need | LetGo | Leave | Knock | Gone | Attached | Broken | Redial | Cut | Heal | Tick
+Wish = Enter | Round | Need | LetGo | Redial | Leave  # of a member
+Event = Knock | Gone | Attached | Broken | Cut | Heal | Tick
 
 
 # ---- what has to be done -----------------------------------------------------------------------------
@@ -405,25 +399,6 @@ class Links:
         """
         out: list[Command] = []
         match event:
-            case Enter():
-                self._enter(event, now, out)
-            case Round(owner, number):
-                owner.round = number
-                open_links = (link for link in owner.links.values() if link.number and link.channel == COLLECTIVES)
-                out += [MoveLink(link.number, owner.stamp(COLLECTIVES), None) for link in open_links]
-            case Need(owner, mids, channel):
-                for mid in sorted(mids):
-                    link = self._link(owner, mid, channel, now)
-                    if link.raised_at is not None and not link.needed:
-                        link.raised_at = now  # what needs it now has link_timeout of its own
-                    owner.needed.add((mid, channel))
-                    self._raise(link, now, out)
-                if channel == P2P:  # some may be up already: by the other end, or since an older epoch
-                    _tell_up(owner, channel, out)
-            case LetGo(owner, mid):
-                owner.needed.discard((mid, P2P))
-            case Leave(owner):
-                self._leave(owner, out)
             case Knock(knock, hello):
                 known = self._owner(hello)
                 if known is not None:
@@ -439,11 +414,6 @@ class Links:
             case Broken(number, reason):
                 if number in self._open:
                     self._lose(self._open[number], reason, now, out)
-            case Redial(owner, others, older, reason, channel):
-                for link in list(owner.links.values()):
-                    meant = (not others or link.other.mid in others) and channel in (None, link.channel)
-                    if link.up and meant and now - link.changed_at > older:
-                        self._lose(link, f"{link.other.name} has let go of it: {reason}", now, out)
             case Cut(daemon):
                 self._cut.add(daemon)
                 for link in list(self._open.values()):
@@ -453,11 +423,40 @@ class Links:
                 self._cut.discard(daemon)
             case Tick():
                 self._tick(now, out)
-        out.sort(key=lambda command: isinstance(command, Told))
-        return out
+        return _in_order(out)
 
-    def _enter(self, event: Enter, now: float, out: list[Command]) -> None:
-        owner, before, epoch = event.owner, event.owner.epoch, event.epoch
+    def ask(self, owner: MemberLinks, wish: Wish, now: float) -> list[Command]:
+        """What has to be done for a member; see step()."""
+        out: list[Command] = []
+        match wish:
+            case Enter():
+                self._enter(owner, wish, now, out)
+            case Round(number):
+                owner.round = number
+                open_links = (link for link in owner.links.values() if link.number and link.channel == COLLECTIVES)
+                out += [MoveLink(link.number, owner.stamp(COLLECTIVES), None) for link in open_links]
+            case Need(mids, channel):
+                for mid in sorted(mids):
+                    link = self._link(owner, mid, channel, now)
+                    if link.raised_at is not None and not link.needed:
+                        link.raised_at = now  # what needs it now has link_timeout of its own
+                    owner.needed.add((mid, channel))
+                    self._raise(link, now, out)
+                if channel == P2P:  # some may be up already: by the other end, or since an older epoch
+                    _tell_up(owner, channel, out)
+            case LetGo(mid):
+                owner.needed.discard((mid, P2P))
+            case Redial(others, older, reason, channel):
+                for link in list(owner.links.values()):
+                    meant = (not others or link.other.mid in others) and channel in (None, link.channel)
+                    if link.up and meant and now - link.changed_at > older:
+                        self._lose(link, f"{link.other.name} has let go of it: {reason}", now, out)
+            case Leave():
+                self._leave(owner, out)
+        return _in_order(out)
+
+    def _enter(self, owner: MemberLinks, event: Enter, now: float, out: list[Command]) -> None:
+        before, epoch = owner.epoch, event.epoch
         rebuild = before is not None and wire_plan(before) != wire_plan(epoch)
         paced = before is not None and before.plan.pacing != epoch.plan.pacing
         owner.mid, owner.epoch, owner.neighbours, owner.spares = epoch.to, epoch, event.neighbours, event.spares
@@ -674,6 +673,11 @@ class Links:
             return False
         since = link.changed_at if link.up else link.dialled_at
         return now < self._patience(since) or (bool(link.attached) and not link.up)
+
+
+def _in_order(commands: list[Command]) -> list[Command]:
+    """First what the engine and the network do, then what members are told: each may take another step at once."""
+    return sorted(commands, key=lambda command: isinstance(command, Told))
 
 
 def _tell_up(owner: MemberLinks, channel: int, out: list[Command]) -> None:

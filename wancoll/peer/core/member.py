@@ -223,7 +223,8 @@ class Member:
             case m.Updated() if self.seat is not None:
                 return self.collectives.update_ended(message.outcome, now)
             case m.Redial() if message.epoch == self.epoch_number:
-                return [cmd.Redial(tuple(message.others), message.older, message.reason, message.sends)]
+                channel = None if message.sends is None else links.P2P if message.sends else links.COLLECTIVES
+                return [links.Redial(tuple(message.others), message.older, message.reason, channel)]
         return []  # Waited changes nothing: it is for the watcher
 
     def joined(self, mid: int, connection: int, master: int = 0) -> list[cmd.Command]:
@@ -296,7 +297,7 @@ class Member:
         commands.append(cmd.ToClient(place))
         commands += self.collectives.enter(seat, now)
         commands += self.p2p.cancel()
-        commands.append(cmd.EnterEpoch(epoch, seat.neighbours, seat.spares, self.collectives.round))
+        commands.append(links.Enter(epoch, seat.neighbours, seat.spares, self.collectives.round))
         return commands + self.p2p.enter(seat)
 
     def change_epoch(self, told: m.EpochChange, now: float) -> list[cmd.Command]:
@@ -387,7 +388,7 @@ class Member:
         """This member is out."""
         self.over, self._last = True, ending.last
         commands = self.collectives.end_all(ending.of) + self.p2p.end_all(ending.of)
-        return [*commands, *self._last_word(), cmd.Over()]
+        return [*commands, *self._last_word(), links.Leave()]
 
     def _last_word(self) -> list[cmd.Command]:
         """The end of the connection, once all has been said of its calls: these may still wait for the engine (R8)."""
@@ -424,7 +425,7 @@ class Member:
         try:
             return self.collectives.hear(mid, unpack(data))
         except ProtocolError as bad:
-            return [cmd.Redial((mid,), 0.0, str(bad), sends=False)]
+            return [links.Redial((mid,), 0.0, str(bad), links.COLLECTIVES)]
 
     def _at(self, now: float) -> None:
         """What commits in this step does so now."""

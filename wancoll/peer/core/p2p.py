@@ -19,7 +19,7 @@ from collections.abc import Collection
 from wancoll.collective import Kind
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
-from wancoll.peer.core import outcomes
+from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, Seat
 from wancoll.peer.core.op import Op, OpState
@@ -110,7 +110,7 @@ class P2P(Book):
         waits = any(one.state is OpState.matched and one.other == op.other for one in self.open.values())
         if op.other in self._asked - self._up and not waits:
             self._asked.discard(op.other)
-            commands.append(cmd.LetGo(op.other))
+            commands.append(links.LetGo(op.other))
         return commands
 
     # ---- from the links ------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class P2P(Book):
         if other in self._asked:
             return []
         self._asked.add(other)
-        return [cmd.NeedLinks(frozenset({other}), p2p=True)]
+        return [links.Need(frozenset({other}), links.P2P)]
 
 
 def _digest(op: Op) -> int:

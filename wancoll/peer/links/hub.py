@@ -165,10 +165,17 @@ class LinkHub:
 
     def step(self, event: core.Event) -> None:
         """Let the core know, and do what it says, without waiting."""
-        for command in self._core.step(event, trio.current_time()):
+        self._run(self._core.step(event, trio.current_time()))
+
+    def ask(self, owner: core.MemberLinks, wish: core.Wish) -> None:
+        """Do for a member what the core says to its *wish*, without waiting."""
+        self._run(self._core.ask(owner, wish, trio.current_time()))
+        if isinstance(wish, core.Leave):
+            self._tell.pop(owner, None)
+
+    def _run(self, commands: list[core.Command]) -> None:
+        for command in commands:
             self._carry_out(command)
-        if isinstance(event, core.Leave):
-            self._tell.pop(event.owner, None)
         if self._core.deadline() < self._due:
             self._earlier.set()
 
