@@ -76,16 +76,18 @@ class Book:
         return any(op.meaning is not None and other in op.meaning.needs for op in under_way)
 
     def settle(self, op: Op) -> list[cmd.Command]:
-        """Once the engine has let go of *op*: say that it is done, or tell the client the outcome that waited."""
-        if op.live:
-            return []
-        if op.outcome is not None:
-            del self.open[op.number]
-            return self.tell(op, op.outcome)
-        if op.state is OpState.running and op.finished:
+        """The engine has let go of an attempt of *op*: say that it is done, or tell the client what waited for that."""
+        if op.state is OpState.running and op.finished and not op.live:
             op.state = OpState.done
             return self.say_done(op)
-        return []
+        return self._close(op)
+
+    def _close(self, op: Op) -> list[cmd.Command]:
+        """Tell the client the outcome, if there is one and the engine has let go of all attempts."""
+        if op.outcome is None or op.live:
+            return []
+        del self.open[op.number]
+        return self.tell(op, op.outcome)
 
     def written(self, op: Op) -> list[cmd.Command]:
         """The client has written to the input of *op*, which runs: the master is to put this member out (R13)."""
@@ -102,7 +104,7 @@ class Book:
     def end(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
         """Fix an op's outcome; the client hears of it once the engine has let go of the op's memory."""
         op.state, op.outcome = OpState.ended, outcome
-        return self.settle(op)
+        return self._close(op)
 
     def end_all(self, outcome: Callable[[Op], m.Failure]) -> list[cmd.Command]:
         """The member is out."""

@@ -163,12 +163,15 @@ class Collectives(Book):
 
     # ---- from the master -----------------------------------------------------------------------------
 
-    def commit(self, upto: int, now: float, *, out: bool = False, alone: bool = False) -> list[cmd.Command]:
-        """Ops of the epoch up to *upto* are committed (R1, R3).
+    def commit(self, upto: int, now: float, *, out: bool = False) -> list[cmd.Command]:
+        """Ops of the epoch up to *upto* are committed, as the master says (R1, R3).
 
         *out*: while this member was put out. An update_membership may have ended in an epoch that it has not heard of.
-        *alone*: by the members' word.
         """
+        return self._commit(upto, now, out=out) + ([] if out else self._decide_all())
+
+    def _commit(self, upto: int, now: float, *, out: bool = False, alone: bool = False) -> list[cmd.Command]:
+        """See commit(); *alone*: by the members' word."""
         self.committed = max(self.committed, upto)
         commands: list[cmd.Command] = []
         for op in list(self.open.values()):
@@ -186,7 +189,10 @@ class Collectives(Book):
             to = tuple(sorted(self.ballot.others & self._up))
             commands.append(cmd.SendNote(to, self.ballot.committed_so_far().pack()))
         self._alone = {seq for seq in self._alone if seq > upto}
-        return commands + self._count() + self._say_next()
+        first = self._first_open(self.ballot)
+        if first is None or first.state is OpState.done or self.ballot.frozen:
+            return commands
+        return [*commands, *map(cmd.ToMaster, self._grace(first))]  # they say how far this one has committed (R20)
 
     def commit_equal(self, digests: Collection[tuple[int, int, int]], now: float) -> list[cmd.Command]:
         """Ops of the epoch that others have committed: those that are done here with the same digest."""
@@ -358,10 +364,10 @@ class Collectives(Book):
         """See Book. Where members commit the others are told, or the master once all below is committed."""
         if self.ballot is None:
             return super().say_done(op)
-        if not self._votes(op):
-            return self._say_next()
         assert op.meaning is not None
-        return self._note(self.ballot, op.seq, self._digest(op), op.meaning.fingerprint, told=op.told)
+        vote = op.seq, self._digest(op), op.meaning.fingerprint
+        said = self._note(self.ballot, *vote, told=op.told) if self._votes(op) else []
+        return said + self._decide_all()
 
     def hear(self, sender: int, note: Note | NewRound | Ask) -> list[cmd.Command]:
         """Member *sender* says what it knows. Of another epoch nothing counts (C10).
@@ -376,7 +382,7 @@ class Collectives(Book):
         if isinstance(note, Ask):
             return self._say_again(self.ballot, sender, note)
         self.ballot.hear(sender, note)
-        return self._differ(note.seq) + self._count()
+        return self._differ(note.seq) + self._decide_all()
 
     def start(self, op: Op, meaning: Meaning) -> cmd.Command:
         """See Book. What members commit the engine may say to those who can be told now."""
@@ -398,12 +404,42 @@ class Collectives(Book):
             return None
         return ballot.unheard(seq)
 
-    def _count(self) -> list[cmd.Command]:
-        """Commit what all have finished."""
+    def _decide_all(self) -> list[cmd.Command]:
+        """Do what follows from what is known, one decision at a time, until nothing follows."""
+        commands: list[cmd.Command] = []
+        while (decided := self._decide()) is not None:
+            commands += decided
+        return commands
+
+    def _decide(self) -> list[cmd.Command] | None:
+        """Commit what all have finished; of the first op that is open tell the master, if it commits that; or pass it.
+
+        None: there is nothing to decide.
+        """
         ballot = self.ballot
-        if ballot is None or (upto := ballot.reach()) <= ballot.committed:
-            return []
-        return self.commit(upto, self.now, alone=True)
+        if ballot is None or ballot.frozen:
+            return None
+        if (upto := ballot.reach()) > ballot.committed:
+            return self._commit(upto, self.now, alone=True)
+        op = self._first_open(ballot)
+        if op is None or op.state is not OpState.done or self._votes(op):
+            return None
+        if op.seq not in self._said:
+            self._said.add(op.seq)
+            ballot.pass_by(op.seq, relayed=op.kind is not Kind.update_membership)
+            return [cmd.ToMaster(self.done(op))]
+        if op.kind is not Kind.update_membership or op.seq in self._alone or not self.master_away:
+            return None
+        assert op.meaning is not None
+        self._alone.add(op.seq)
+        return self._note(ballot, op.seq, 0, op.meaning.fingerprint)
+
+    def _first_open(self, ballot: Ballot) -> Op | None:
+        """The first op that is not known to be committed or void."""
+        for op in self.open.values():
+            if op.seq > ballot.committed and op.seq not in ballot.voids and op.state is not OpState.ended:
+                return op
+        return None
 
     def ask(self) -> list[cmd.Command]:
         """At each heartbeat interval: ask all others for votes, where one says more is committed than is here (C10).
@@ -439,43 +475,16 @@ class Collectives(Book):
         passes = [note for note in ballot.votes() if note.seq in self._alone]
         to = tuple(sorted(ballot.others & self._up))
         said = [cmd.SendNote(to, note.pack(), again=True) for note in passes or [ballot.committed_so_far()]]
-        return [*said, *(self._say_next() if not passes else ())]
-
-    def _pass_alone(self, op: Op, ballot: Ballot) -> list[cmd.Command]:
-        if op.seq in self._alone or not self.master_away:
-            return []
-        assert op.meaning is not None
-        self._alone.add(op.seq)
-        return self._note(ballot, op.seq, 0, op.meaning.fingerprint)
+        return [*said, *self._decide_all()]
 
     def _note(
         self, ballot: Ballot, seq: int, digest: int, fingerprint: int, told: tuple[int, ...] = ()
     ) -> list[cmd.Command]:
-        """Tell all others that *seq* is finished here, but those who were *told*; it may have been the last word."""
+        """Tell all others that *seq* is finished here, but those who were *told*."""
         note = ballot.finish(seq, digest, fingerprint)
         to = (ballot.others & self._up).difference(told)
         said = [cmd.SendNote(tuple(sorted(to)), note.pack())] if to or not told else []
-        return [*said, *self._need_links(), *self._differ(seq), *self._count()]
-
-    def _say_next(self) -> list[cmd.Command]:
-        """Tell the master of what it commits, where all below is committed; say again how far that is (R20)."""
-        ballot, commands = self.ballot, list[cmd.Command]()
-        if ballot is None or ballot.frozen:
-            return []
-        for op in self.open.values():
-            if op.seq <= ballot.committed or op.seq in ballot.voids or op.state is OpState.ended:
-                continue
-            if op.state is OpState.done and not self._votes(op):
-                if op.seq not in self._said:
-                    self._said.add(op.seq)
-                    ballot.pass_by(op.seq, relayed=op.kind is not Kind.update_membership)
-                    commands.append(cmd.ToMaster(self.done(op)))
-                if op.kind is Kind.update_membership:
-                    commands += self._pass_alone(op, ballot)
-            elif op.state is not OpState.done:
-                commands += map(cmd.ToMaster, self._grace(op))
-            break  # the first that is open
-        return commands
+        return [*said, *self._need_links(), *self._differ(seq)]
 
     def _differ(self, seq: int) -> list[cmd.Command]:
         """Somebody has another result than this member, or calls something else: the master ends the epoch."""
@@ -622,12 +631,9 @@ class Collectives(Book):
             self._held = True
             return [links.Need(meaning.needs - self._up)]
         if op.kind in DATALESS and len(self.seat.world.mids) == 1:
-            op.state, op.ran, op.finished, op.meaning = OpState.running, True, True, meaning  # there is nothing to move
+            op.state, op.ran, op.finished, op.meaning = OpState.done, True, True, meaning  # there is nothing to move
             op.attempts += 1
-            if op.kind is not Kind.update_membership:
-                return self.settle(op)
-            op.state = OpState.done  # an older token that is still in the engine holds nothing up
-            return self.say_done(op)
+            return self.say_done(op)  # an older token that is still in the engine holds nothing up
         op.round = self.round
         if op.state is OpState.done:
             return [self.hand_over(op, beside=True)]

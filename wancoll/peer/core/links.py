@@ -587,8 +587,8 @@ class Links:
         elif now < link.rests_until:
             link.state, link.due = State.pausing, link.rests_until
         elif link.other.daemon in self._cut:
-            link.state = State.idle
-            self._failed(link, "cut by fault injection", now, out)
+            self._tell_late(link, "cut by fault injection", now, out)
+            link.state, link.due = State.pausing, now + self._pause(link)
         else:
             self._dial(link, now, out)
 
@@ -604,6 +604,14 @@ class Links:
 
     def _failed(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """A try to raise it, by either end, has come to nothing."""
+        self._tell_late(link, reason, now, out)
+        if link.state in (State.accepting, State.awaited):
+            self._try(link, now, out)
+        else:
+            link.state, link.due = State.pausing, now + self._pause(link)
+
+    def _tell_late(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
+        """Say that the link is out of reach, once that has taken link_timeout."""
         assert link.raised_at is not None
         link.reason = reason
         late = now - link.raised_at >= self._limits.link_timeout and link.needed
@@ -612,10 +620,6 @@ class Links:
             link.raised_at = now
             if link.channel == P2P:
                 link.owner.needed.discard((link.other.mid, P2P))
-        if link.state in (State.accepting, State.awaited):
-            self._try(link, now, out)
-        else:
-            link.state, link.due = State.pausing, now + self._pause(link)
 
     # ---- letting in ----------------------------------------------------------------------------------
 
