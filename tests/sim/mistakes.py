@@ -24,7 +24,7 @@ from wancoll.peer.core.op import OpState
 from wancoll.schedule import choose
 from wancoll.wire import messages as m
 from wancoll.wire.note import NewRound, unpack
-from wancoll_master.core import epochs, ready
+from wancoll_master.core import epochs, ready, waits
 from wancoll_master.core.state import State
 
 
@@ -381,6 +381,13 @@ def the_last_word_first() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def no_look_at_what_stands_still() -> Iterator[None]:
+    """A vote that a member keeps to itself holds up another one for ever."""
+    with patch.object(waits, "_stalled", lambda step, group, wait, message: None):
+        yield
+
+
 MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     reporting_without_freezing,
     a_note_after_the_freeze,
@@ -412,4 +419,5 @@ MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     doubt_about_what_is_decided,
     the_last_word_first,
     believing_another_members_word,
+    no_look_at_what_stands_still,
 ]

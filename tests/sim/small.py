@@ -38,6 +38,9 @@ Action = tuple[Any, ...]
 LIMITS = Limits(ops_in_flight=2, rejoin_grace=1.0, link_settle=0.0, master_grace=1.0, heartbeat_timeout=1.0)
 _pack = msgspec.msgpack.encode
 END = "end of stream"
+_TICKS = 20  # of the master's clock, in which all that waits has to end
+_ASKS = 4  # for votes, before the master's clock goes on
+_STAGES = {OpState.waiting: "links", OpState.matched: "links", OpState.running: "moving", OpState.done: "done"}
 
 
 @dataclass
@@ -406,29 +409,50 @@ class SmallWorld:
         self.faults = {}
         if self._only_cuts and all(peer.posted and not peer.core.collectives.aborted for peer in self.peers):
             self._go_on_alone()
+        ticks, asks = _TICKS, 0
         for _ in range(400):
             pending = [action for action in self.actions() if action[0] in ("up", "down", "finish", "note")]
             for action in pending:
                 if action in self.actions():
                     self.do(action)
-            if not pending and self._ask():
+            if not pending and asks < _ASKS and self._ask():
+                asks += 1
                 continue
             if not pending:
                 if self.state.rejoin_until <= self.now and not any(
                     g.rebuild or g.current.hold_until < 1e9 for g in self.state.groups.values()
                 ):
-                    if not self._lacks_joiners():
+                    if self._lacks_joiners():
+                        self._add(self.peers[0].core.start_world, self._least)
+                    elif not self._wait() or not ticks:
                         break
-                    self._add(self.peers[0].core.start_world, self._least)
+                    else:
+                        ticks -= 1  # the master may look at something yet
+                        self._complain()
+                asks = 0
                 self._pass_time()
         self._all_are_told()
 
-    def _all_are_told(self) -> None:
-        for peer in self.peers:
+    def _wait(self) -> list[str]:
+        """Members that were not told of all their calls, and of which."""
+        told = []
+        for peer in self._believed():
             if peer.alive and peer.posted:
                 missing = [seq for seq in range(peer.first, len(self.calls) + 1) if seq not in peer.told]
                 if missing or peer.core.in_flight:
-                    raise Violation(f"{peer.core.name} is never told of {missing}: {peer.core.waiting_for()}")
+                    told.append(f"{peer.core.name} is never told of {missing}: {peer.core.waiting_for()}")
+        return told
+
+    def _complain(self) -> None:
+        """Members say what stands still, where that may be."""
+
+    def _believed(self) -> list[Peer]:
+        """Those to whom the promise is made."""
+        return self.peers
+
+    def _all_are_told(self) -> None:
+        if told := self._wait():
+            raise Violation("; ".join(told))
 
     def _ask(self) -> bool:
         """Two heartbeat intervals pass for the members: whether somebody asks for votes."""
@@ -549,8 +573,22 @@ class LyingWorld(SmallWorld):
             assert told.id not in peer.told
             peer.told[told.id] = told
 
+    def _complain(self) -> None:
+        """A vote that the liar keeps to itself is a stall."""
+        for peer in self.peers:
+            book, head = peer.core.collectives, (peer.core.group, peer.core.mid, peer.core.epoch_number)
+            if peer.connected and not peer.core.over and peer.core.seat is not None:
+                still = [op for op in book.open.values() if op.outcome is None and op.seq > book.committed]
+                waits = [m.OpWait(op.seq, op.kind.name, 4, _STAGES[op.state], 1e3, 1e3) for op in still]
+                peer.up.append(m.Heartbeat(1, [(peer.core.mid, head[2], book.called, book.committed)]))
+                peer.up.append(m.Waits(*head, waits, []))
+
+    def _believed(self) -> list[Peer]:
+        return self.peers[1:]
+
     def _all_are_told(self) -> None:
-        honest = [peer for peer in self.peers[1:] if peer.alive]
+        super()._all_are_told()
+        honest = [peer for peer in self._believed() if peer.alive]
         for one in (peer for peer in honest if not peer.core.over):
             for seq, told in one.told.items():
                 if isinstance(told, m.Result) and self.calls[seq - 1] is not Kind.update_membership:

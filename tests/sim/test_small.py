@@ -127,6 +127,11 @@ def test_a_lie_that_is_believed_shows() -> None:
         wander(LyingWorld(3, (REDUCE,), {"lie": 2, "wrong": 1, "drop": 1}, "members"), 5000, 12)
 
 
+def test_a_lie_that_holds_others_up_for_ever_shows() -> None:
+    with mistakes.no_look_at_what_stands_still(), pytest.raises(Violation, match="m1 is never told of"):
+        wander(LyingWorld(*LIARS[0]), 1000, 14)
+
+
 @pytest.mark.parametrize("name", [*PLANTED][:4] + later(*[*PLANTED][4:]))
 def test_mistakes_where_members_commit_are_found(name: str) -> None:
     with getattr(mistakes, name)(), pytest.raises((Violation, AssertionError)):
