@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from wancoll.client.communicator import Communicator
 from wancoll.client.state import tensors_of
 from wancoll.client.sync_state import SyncWork
 from wancoll.collective import Receipt
-from wancoll.errors import OperationAborted
+from wancoll.errors import OperationAborted, TimeoutError
 from wancoll.sync.manifest import Header, pack_header, unpack_header
 
 
@@ -75,3 +77,27 @@ def test_who_overwrites_is_told_of_the_mixture_by_a_timeout_too(held: Communicat
     with pytest.raises(OperationAborted) as failed:
         work.wait(1)
     assert failed.value.hint.endswith("another state: call sync_state again; the others' tensors are as they were")
+
+
+def test_several_threads_may_wait_for_it(held: Communicator) -> None:
+    """One of them goes on with it; the others have its receipt then, or their own time is over."""
+    work = SyncWork(
+        Gathers(), held._connection, tensors_of({"x": np.arange(10.0)}, changing=True), 3, "majority", "retry"
+    )
+    entered, go, steps = threading.Event(), threading.Event(), work._steps
+
+    def slow() -> Generator[Any, None, Any]:
+        entered.set()
+        assert go.wait(30)
+        return (yield from steps)
+
+    work._steps = slow()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(work.wait, 30)
+        assert entered.wait(30)
+        with pytest.raises(TimeoutError, match=r"still pending.*\.work\.wait\(\) goes on"):
+            work.wait(0)
+        second = pool.submit(work.wait, 30)
+        go.set()
+        assert first.result(30) is second.result(30)
+    assert work.wait(0).contributors == ("me",)

@@ -15,6 +15,7 @@ But for who overwrites: what is missing in its main memory is received there, ro
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -61,6 +62,7 @@ class SyncWork:
         self, all_gather: Callable[..., Work], connection: Connection, tensors: list[Tensor], revision: int,
         strategy: str, on_failure: str, deadline: float | None = None, things: Things | None = None,
     ) -> None:  # fmt: skip
+        self._turn = threading.Lock()  # one thread at a time goes on with it
         self._deadline = deadline  # of devices
         self._stalled = False  # a device did not hand a stripe over by then
         self._landings: list[Landing] = []
@@ -106,7 +108,17 @@ class SyncWork:
             WancollError: it failed; the tensors are as they were, or the hint says that they hold a mixture.
         """
         check_seconds("sync_state", "timeout", timeout)
-        self._deadline = deadline = deadline_after(timeout)
+        deadline = deadline_after(timeout)
+        left = seconds_left(deadline)
+        if not self._turn.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):
+            raise self._late()  # another thread goes on with it
+        try:
+            return self._wait(deadline)
+        finally:
+            self._turn.release()
+
+    def _wait(self, deadline: float | None) -> SyncReceipt:
+        self._deadline = deadline
         while self._answer is None:
             left = seconds_left(deadline)
             if self._waits and not self._connection.wait_any(self._waits, left):
