@@ -1267,6 +1267,19 @@ def test_a_private_daemon(
     assert not Path(path).parent.exists()
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_an_address_to_advertise_that_a_private_daemon_does_not_take_is_told(
+    private: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: bool
+) -> None:
+    private(_SERVES)
+    monkeypatch.setenv("WANCOLL_ADVERTISE", "203.0.113.7:7401")
+    options = ["--advertise", "203.0.113.7"] if given else []
+    with wancoll.connect(master="host:7400", peer_options=options, timeout=30):
+        pass
+    told = [one for one in caplog.messages if one.startswith("WANCOLL_ADVERTISE is for `wancoll peer`: ")]
+    assert len(told) == (not given)
+
+
 def test_a_private_daemon_has_a_name_that_tells_whose_it_is_and_the_same_again(
     private: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

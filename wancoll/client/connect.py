@@ -119,6 +119,8 @@ def connect(
         if way.master:
             left = seconds_left(deadline)
             most = START_SECONDS if left is None else min(START_SECONDS, left)
+            if "WANCOLL_ADVERTISE" in os.environ and not any(each.startswith("--advertise") for each in options):
+                log.warning("WANCOLL_ADVERTISE is for `wancoll peer`: give a private daemon connect(peer_options=...)")
             private = PrivateDaemon(way.master, options, most, token or "")
             undo.callback(private.stop)
             path = private.socket

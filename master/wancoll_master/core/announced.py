@@ -46,8 +46,9 @@ def check(addresses: Sequence[str], source: str, allowed: Sequence[str] = ()) ->
                 "announces an address that is not its own",
                 expected=f"{source}, where it connects from{', or ' if allowed else ''}{', '.join(allowed)}",
                 got=address,
-                hint=f"behind NAT start its daemon with --advertise {join_address(source, port)}; or the master with "
-                "--announce NETWORK for addresses that daemons may announce beside",
+                hint=f"behind NAT start its daemon with --advertise {join_address(source, port)} (`wancoll peer`, or "
+                "connect(peer_options=[...]) of a process that starts its own); or the master with --announce NETWORK "
+                "for addresses that daemons may announce beside",
             )
 
 

@@ -10,7 +10,7 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Daemon, Group, Member, ProbePair, Step, clip
 
-_HINT = "start one of the two daemons with --advertise HOST:PORT, an address that the other can dial"
+_HINT = "start either daemon with --advertise HOST:PORT, where the other can dial it (or connect(peer_options=[...]))"
 
 
 def ensure_probes(step: Step, group: Group) -> None:
