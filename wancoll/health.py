@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from wancoll.limits import DEFAULT, counted
+from wancoll.limits import DEFAULT, counted, few
 from wancoll.wire.messages import EventRecord, GroupStatus, Status
 
 RECENT = 300.0  # seconds for which a loss is told of
-REFUSED = 60.0  # seconds after its last refusal for which a joiner counts that was refused more than once
+REFUSED = 60.0  # seconds after its last refusal for which a daemon counts, or a joiner that was refused more than once
 SILENT = DEFAULT.heartbeat_timeout / 2  # seconds: three heartbeats are missing
 LOSSES = ("client died", "daemon died", "evicted")  # kinds of events
-GOES_ON = ("epoch", "resumed")  # those after which the group has members
 ENDS = ("left", "stopped")  # those that say that who is gone is not missed: it, or an operator, said so
-_NAMED = 8  # groups that are named where another one was asked for
+_CURE = ". Start them again; if they are gone for good: `wancoll evict --group {} --all`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +53,12 @@ class Tally:
         gone: of the status.
     """
 
-    def __init__(self, events: Sequence[EventRecord], now: float, gone: Iterable[tuple[str, str]] = ()) -> None:
-        self._now, self._gone = now, dict(gone)
+    def __init__(self, events: Sequence[EventRecord], now: float, gone: Iterable[tuple[str, int, str]] = ()) -> None:
+        self._now, self._gone = now, {name: (members, who) for name, members, who in gone}
         recent = _recent(events, now)
         last = {event.group: event for event in recent}
-        losses = [one for one in recent if one.kind in LOSSES and (last[one.group] is one or one.group not in self._gone)]
-        self._lost = {one.group: one for one in losses if last[one.group] is one and one.group not in self._gone}
-        self._loss = max(losses, key=lambda one: one.time, default=None)
+        self._lost = {name: event for name, event in last.items() if event.kind in LOSSES}  # and nobody of it is here
+        self._loss = max((one for one in recent if one.kind in LOSSES), key=lambda one: one.time, default=None)
         self._back = False
         self._refused = _refusals(events, now)
         self._groups = self._members = 0
@@ -89,8 +87,10 @@ class Tally:
             others: names of all groups.
             mute: as health() has it.
         """
-        troubles = list(self._gone.values())  # the worst first
-        troubles += [f"{_loss(event, self._now)}; nobody is left" for event in self._lost.values()]
+        cures = {name: _CURE.format(name) for name in self._gone}
+        lost = self._lost.items()
+        troubles = [f"{_loss(one, self._now)}; nobody is left{cures.get(name, '')}" for name, one in lost]  # the worst
+        troubles += [_gone(name, *about) for name, about in self._gone.items() if name not in self._lost]
         troubles += [line for _, line in self._refused.values()]
         troubles += self._slow + self._troubles
         if wanted and not self._groups and wanted not in self._lost | self._gone:
@@ -108,8 +108,7 @@ class Tally:
 
 def no_group(wanted: str, others: Sequence[str]) -> str:
     """That a master has none of this name, but these *others*."""
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    return f"there is no group {wanted}; the master has {', '.join(others[:_NAMED]) or 'none'}{more}"
+    return f"there is no group {wanted}; the master has {few(others) or 'none'}"
 
 
 def of_group(status: Status, name: str) -> Status:
@@ -153,12 +152,12 @@ def _slow(group: GroupStatus) -> Iterator[str]:
 
 def _recent(events: Sequence[EventRecord], now: float) -> list[EventRecord]:
     """Those of the last minutes that say that somebody of a group went, lost or not, or that its others went on."""
-    kinds = (*LOSSES, *ENDS, *GOES_ON)
+    kinds = (*LOSSES, *ENDS, "epoch", "resumed")
     return [event for event in events if event.group and event.kind in kinds and now - event.time < RECENT]
 
 
 def _refusals(events: Sequence[EventRecord], now: float) -> dict[str, tuple[str, str]]:
-    """Joiners that are refused again and again: by group, the last one's name and the line. "" is of daemons.
+    """Joiners that are refused again and again: by group, the last one's name and the line. "" is of daemons: once.
 
     They are counted by group: a private daemon may have another name each time.
     """
@@ -170,9 +169,10 @@ def _refusals(events: Sequence[EventRecord], now: float) -> dict[str, tuple[str,
             before.append(event.time)
             about, _, why = event.text.partition(": ")
             who = about.partition(" of daemon ")[0]
-            when = f"{max(0.0, now - event.time):.0f} s ago, refusal {len(before)} in {now - before[0]:.0f} s"
+            again = f", refusal {len(before)} in {now - before[0]:.0f} s" if len(before) > 1 else ""
+            when = f"{max(0.0, now - event.time):.0f} s ago{again}"
             where = f"group {event.group}" if event.group else "the master"
-            if len(before) > 1 and now - event.time < REFUSED:
+            if (len(before) > 1 or not event.group) and now - event.time < REFUSED:
                 found[event.group] = who, f"{where} refused {who} {when}: {why}"
     return found
 
@@ -181,6 +181,11 @@ def _loss(event: EventRecord, now: float, *, back: bool = False) -> str:
     who, _, why = event.text.partition(": ")
     when = f"{max(0.0, now - event.time):.0f} s ago{', now back' if back else ''}"
     return f"group {event.group} {who} {when}" + (f": {why}" if why else "")
+
+
+def _gone(group: str, members: int, who: str) -> str:
+    ran = f"group {group} of {counted(members, 'member')} was running, and none has come back"
+    return f"{ran}: {who} did not say that they stop{_CURE.format(group)}"
 
 
 def _is_back(group: GroupStatus, loss: EventRecord) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,3 +103,8 @@ def format_size(nbytes: float, digits: int = 0) -> str:
 def counted(number: int, what: str) -> str:
     """Such as "1 member", "2 members"; *what* is singular."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def few(names: Sequence[str], most: int = 8) -> str:
+    """The first of them for a reader, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

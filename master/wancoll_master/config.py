@@ -49,9 +49,9 @@ class MasterConfig:
         journal: Path of the sqlite file with the epoch counter (with --etcd it is there) and the event log. Empty:
             wancoll/master-PORT.sqlite in $XDG_STATE_HOME or ~/.local/state; with --etcd, or port 0, none. 'none': kept
             in memory, and what had been decided is forgotten with the master.
-        first: There was no master before this one: groups form at once. A master that finds no journal may have lost
-            it, so without this option it waits for --rejoin-grace for members of an earlier one to report. For a start
-            by hand; never in a unit or a pod, which may be started again without its files.
+        first: There was no master before this one, so groups form at once; where it finds a journal there was, and
+            this says nothing. A master without one may have lost it, so it waits for --rejoin-grace for members of
+            before to report. For a start by hand; never in a unit or a pod, which may start again without its files.
         advertise: HOST or HOST:PORT where peers reach this master, for the token that it prints, and for standbys to
             name, where it differs from --listen. Empty: what --listen says; for all interfaces the address of one.
         announce: Networks, such as 10.0.0.0/8, of which daemons with certificates may announce any address for their

@@ -226,6 +226,7 @@ def reached_at(advertise: str, bound: str, towards: tuple[str, int] = _ANYWHERE)
             probe.connect(found[4])  # sends nothing
             return join_address(str(probe.getsockname()[0]), port)
     except OSError:
+        log.warning("no route leads from here, so tokens name this host: give --advertise if others cannot look it up")
         return join_address(socket.gethostname(), port)
 
 

@@ -488,6 +488,7 @@ class Server:
             rotation_until=rotation_until,
             left=report.left(state, only),
             gone=report.gone(state, only),
+            elected_by=state.elected_by,
         )
 
     def families(self) -> Iterator[f.Family | None]:

@@ -49,9 +49,9 @@ def test_no_variable_says_who_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(one.group, one.name, one.within) for one in asked] == [("", "peer-1", 7.0), ("", "", 7.0)]
     with pytest.raises(ConfigError, match=r"got peer-1 and --socket /run/own\.sock"):
         call("peer-1", "--socket", "/run/own.sock")
-    with pytest.raises(ConfigError, match="got --group alone"):
+    with pytest.raises(ConfigError, match="got --group g"):
         call("--group", "g")
-    with pytest.raises(ConfigError, match="the member's name with --group; got --group g and --socket"):
+    with pytest.raises(ConfigError, match="a daemon's name, or --socket; got --group g and --socket"):
         call("--group", "g", "--socket", "/run/own.sock")
 
 

@@ -292,18 +292,19 @@ def test_a_group_that_was_lost_whole():
 
 
 def test_a_group_that_ran_and_of_which_nobody_is_here_comes_first():
-    """Not an older loss, after which it had gone on; why it went only where that is the last that was heard of it."""
-    gone = ("g", "group g of 2 members was running, and none has come back: m0, m1")
+    """Not an older loss, after which it went on; a loss of all that is left says why."""
+    line = "group g of 2 members was running, and none has come back: m0, m1 did not say that they stop. "
+    line += "Start them again; if they are gone for good: `wancoll evict --group g --all`"
     on = m.EventRecord(997.0, "g", 4, "epoch", "m2 is back; 3 members: m0, m1, m2")
-    whole = m.Status(1, 9.0, "0.1.0", ["a"], [running("h", 1)], [LOST, on], gone=[gone])
+    whole = m.Status(1, 9.0, "0.1.0", ["a"], [running("h", 1)], [LOST, on], gone=[("g", 2, "m0, m1")])
     found = health(whole, 1000.0)
-    assert (found.well, found.line, found.note) == (False, f"{gone[1]} (and 1 more)", "")
-    found = health(msgspec.structs.replace(whole, events=[LOST]), 1000.0)
-    assert (found.line, found.note) == (f"{gone[1]} (and 1 more)", "group g lost m2 4 s ago: " + LOST.text[9:])
-    assert health(whole, 1000.0, group="g").line == gone[1]
+    assert (found.well, found.line) == (False, f"{line} (and 1 more)")
+    assert health(msgspec.structs.replace(whole, events=[]), 1000.0, group="g").line == line
+    lost = health(msgspec.structs.replace(whole, events=[LOST]), 1000.0, group="g")
+    why = "group g lost m2 4 s ago: daemon d2: its connection broke; nobody is left. "
+    assert lost.line == why + line.partition(". ")[2]
     assert health(whole, 1000.0, group="h").line.startswith("group h waits for joiners")
-    whole = msgspec.structs.replace(whole, groups=[], gone=[])
-    assert health(whole, 1000.0).line == "all is well: no group, 1 daemon"
+    assert health(msgspec.structs.replace(whole, groups=[], gone=[]), 1000.0).well
 
 
 def test_whom_a_group_waits_for():
@@ -343,6 +344,8 @@ def test_a_joiner_that_is_refused_again_and_again_comes_first():
     assert says(running("g", 2), events=[first, refusal(990.0, "m1 of daemon d2")])[0], "it is in"
     away = [refusal(each, "daemon d1", group="", why="another's address") for each in (980.0, 990.0)]
     assert says(events=away)[1] == "the master refused daemon d1 10 s ago, refusal 2 in 20 s: another's address"
+    assert says(events=away[1:])[1] == "the master refused daemon d1 10 s ago: another's address", "and it has ended"
+    assert says(events=[refusal(939.0, "daemon d1", group="")])[0]
 
 
 def test_one_group_alone_and_masters_that_are_mute():

@@ -68,11 +68,9 @@ def test_a_master_that_is_started_again_says_what_was_running(commit: str, tmp_p
             comms[i].close()
         cluster.start_master()
         code, said = watching.once("status")
-        assert (code, said.splitlines()[0]) == (
-            3,
-            "group g of 2 members was running, and none has come back: m0, m1 did not say that they stop. Start them "
-            "again; if they are gone for good: `wancoll evict --group g --all`",
-        )
+        line = "group g of 2 members was running, and none has come back: m0, m1 did not say that they stop. "
+        line += "Start them again; if they are gone for good: `wancoll evict --group g --all`"
+        assert (code, said.splitlines()[0]) == (3, line)
         cluster.restart_peer(0)
         code, said = watching.once("status")
         assert (code, "none has come back: m1 did not say" in said.splitlines()[0]) == (3, True)
@@ -80,6 +78,27 @@ def test_a_master_that_is_started_again_says_what_was_running(commit: str, tmp_p
         code, said = watching.once("status")
         assert (code, said.splitlines()[0].startswith("group g lost m1 ")) == (3, True)
         assert said.splitlines()[0].endswith("; nobody is left")
+
+
+@pytest.mark.check
+def test_two_masters_that_nothing_elects_are_named(tmp_path: Path) -> None:
+    """Also where all is well at each of them."""
+    with Cluster(1, fork=True) as here, Cluster(0, fork=True) as there:
+        both = Watching(tmp_path, f"{there.master_option},{here.master_option}")
+        of = {one.master_option: one.status().elected_by for one in (there, here)}
+        problem = "two masters, and nothing elects one of them: " + ", ".join(
+            f"{at} is of {by}" for at, by in of.items()
+        )
+        code, said = both.once("status", "--events", "0")
+        assert (code, said.splitlines()[0].partition(";")[0]) == (3, problem)
+        code, said = both.once("doctor")
+        line = "fail masters " + problem + ". Do: expected one master, or masters of one etcd; start them with --etcd, "
+        assert (code, line in " ".join(said.split())) == (1, True), said
+        at = here.master_option
+        same = Watching(tmp_path, f"{at},localhost:{at.rpartition(':')[2]}")
+        code, said = same.once("status", "--events", "0")
+        assert (code, said.splitlines()[0]) == (0, "all is well: no group, 1 daemon")
+        assert "masters" not in same.once("doctor")[1]
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.master.lease import TTL, quick_elections
@@ -201,12 +202,12 @@ def test_another_master_that_nothing_elects_is_taken_only_where_the_followed_one
     found.failed()
     assert found.address == "b"
     told = found.refuses("journal 2")
-    assert "two masters, and nothing elects one of them: b is of journal 2, a of journal 1; " in told
+    assert "two masters, and nothing elects one of them: b is of journal 2, a is of journal 1; " in told
     assert found.followed == "journal 1"
     found.failed()
     assert (found.address, found.refuses("journal 3")) == ("a", ""), "the same one, started anew without its journal"
     found.failed()
-    assert "a of journal 3" in found.refuses("journal 2")
+    assert "a is of journal 3" in found.refuses("journal 2")
     assert (found.refuses("journal 3"), found.met) == ("", {"a": "journal 3", "b": "journal 3"})
 
 
@@ -235,7 +236,9 @@ def test_beside_an_etcd_no_other_master_is_taken_also_where_one_of_its_masters_w
     assert found.refuses("etcd 7 under w/") == ""
     for other in ("journal 1", "etcd 8 under w/"):
         found.met["b"] = "etcd 7 under w/"
-        assert "a is of " + other in found.refuses(other)
+        told = found.refuses(other)
+        assert "a is of " + other in told
+        assert ("made anew, start the daemons again" in told) == other.startswith("etcd")
         assert found.refuses("etcd 7 under w/") == ""
 
 
@@ -556,6 +559,17 @@ def test_urls() -> None:
 )
 def test_what_standbys_name(advertise: str, bound: str, address: str) -> None:
     assert reached_at(advertise, bound, whereabouts("http://127.0.0.1")) == address
+
+
+def test_without_a_route_a_token_names_the_host_and_the_log_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_route(*_: Any, **__: Any) -> Any:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_route)
+    with capture_logs() as logs:
+        assert reached_at("", "0.0.0.0:7400") == f"{socket.gethostname()}:7400"
+    assert ["give --advertise if others" in one["event"] for one in logs] == [True]
+    assert reached_at("10.0.0.7", "0.0.0.0:7400") == "10.0.0.7:7400"
 
 
 def test_the_package_that_is_missing_is_named() -> None:

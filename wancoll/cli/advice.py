@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from wancoll.errors import ConfigError
 from wancoll.limits import CLOCKS_DIFFER, GIB, MIB, counted, format_size
+from wancoll.peer.core.masters import two_masters
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -90,7 +91,7 @@ def congestion(available: Sequence[str], used: str, qdisc: str, kernel: tuple[in
             "`modprobe tcp_bbr`: over long, lossy paths it makes the difference",
         )  # fmt: skip
         return
-    yield Finding(OK, "congestion", f"bbr is there, for lanes that need it; others use {used}")
+    yield Finding(OK, "congestion", f"bbr is there, for lanes that need it; the default here is {used}")
     if qdisc != "fq" and kernel < PACING_KERNEL:
         yield Finding(
             WARN, "pacing", f"{qdisc or 'unknown'}; bbr of so old a kernel needs fq",
@@ -166,6 +167,12 @@ def master(address: str, problem: str, round_trip: float, what_to_do: str = "") 
         FAIL, "master", f"{address}: {problem}",
         what_to_do or "is it running there, is the port open, and are --master, --join or --state right?",
     )  # fmt: skip
+
+
+def masters(met: Collection[tuple[str, str]]) -> Iterator[Finding]:
+    """Whether those that have answered are one, by what elects each."""
+    if problem := two_masters(met):
+        yield Finding(FAIL, "masters", *problem.split("; ", 1))
 
 
 def refused(address: str, reason: str) -> Finding:

@@ -69,8 +69,10 @@ def doctor(
     """
     plans = Plans(members=members, lanes=lanes, rate=parse_rate(rate, "--rate"), rtt=parse_duration(rtt, "--rtt"))
     masters = asking.masters(master) if master or asking.join else []
-    found = []
-    for one in chain(machine(plans), *(_of_master(address, timeout, asking) for address in masters)):
+    found: list[Finding] = []
+    met: list[tuple[str, str]] = []
+    of_masters = (_of_master(each, timeout, asking, met) for each in masters)
+    for one in chain(machine(plans), *of_masters, advice.masters(met)):
         found.append(one)
         if not as_json:
             _print(one)
@@ -151,7 +153,8 @@ def _synchronised() -> bool | None:
 # ---- a master and its daemons --------------------------------------------------------------------------
 
 
-def _of_master(address: str, timeout: float, asking: Asking) -> Iterator[Finding]:
+def _of_master(address: str, timeout: float, asking: Asking, met: list[tuple[str, str]]) -> Iterator[Finding]:
+    """What there is to say of it. Where it answers *met* gets its address, and what elects it."""
     try:
         papers = asking.papers(address, timeout)
         before, began = time.time(), time.monotonic()
@@ -169,6 +172,8 @@ def _of_master(address: str, timeout: float, asking: Asking) -> Iterator[Finding
         yield advice.refused(address, answer.reason)
         return
     yield advice.master(address, "", took)
+    if isinstance(answer, m.StandsBy | m.Status) and answer.elected_by:
+        met.append((address, answer.elected_by))
     if papers is not None:
         yield from _certificates({"the one of who asks": papers.certificate, "the authority's": papers.authorities})
     if isinstance(answer, m.StandsBy):

@@ -51,22 +51,13 @@ def leave(
         socket: Instead of NAME: the unix socket of a daemon on this machine.
         timeout: Seconds for each answer.
     """
-    if group and socket and not name:
+    if bool(name) == bool(socket) or (group and not name):
+        given = filter(None, [name, group and f"--group {group}", socket and f"--socket {socket}"])
         raise ConfigError(
-            "does not know who shall leave", who="wancoll leave", expected="the member's name with --group",
-            got=f"--group {group} and --socket {socket}",
-            hint="`wancoll status` shows the names; with --socket alone that daemon leaves, with all its members",
-        )  # fmt: skip
-    if not name and (group or not socket):
-        raise ConfigError(
-            "does not know who shall leave", who="wancoll leave", expected="a name, or --socket of a daemon here",
-            got="--group alone" if group else "neither",
-            hint="`wancoll status` shows the names; WANCOLL_SOCKET and other variables do not say who leaves",
-        )  # fmt: skip
-    if name and socket:
-        raise ConfigError(
-            "does not know who shall leave", who="wancoll leave", expected="a name, or --socket of a daemon here",
-            got=f"{name} and --socket {socket}",
+            "does not know who shall leave", who="wancoll leave",
+            expected="a member with --group, a daemon's name, or --socket", got=" and ".join(given) or "neither",
+            hint="`wancoll status` shows the names; with --socket alone that daemon leaves, with all its members; "
+            "WANCOLL_SOCKET and other variables do not say who leaves",
         )  # fmt: skip
     if max(len(name), len(group)) > DEFAULT.name_chars or len(reason) > 500:
         raise ConfigError(

@@ -21,6 +21,7 @@ from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.net.ask import ask
 from wancoll.options import DEFAULT_MASTER, NO_MASTER, AsJson, Flat, Seconds, SecondsOrNone, between
+from wancoll.peer.core.masters import two_masters
 from wancoll.wire.messages import Bye, FromMaster, StandsBy, Status, StatusRequest
 
 if TYPE_CHECKING:
@@ -98,15 +99,18 @@ class Shown:
     def health(self, answer: Status, roles: Sequence[Role]) -> Health:
         """Of *answer*, all of whose events count."""
         mute = [role.address for role in roles if not role.there]
-        return health(answer, time.time(), group=self.group, mute=mute)
+        apart = two_masters([(role.address, role.elected_by) for role in roles if role.elected_by])
+        found = health(answer, time.time(), group=self.group, mute=mute)
+        return Health(False, apart, found.note) if apart else found
 
 
 @dataclass(frozen=True)
 class Role:
-    """What one master is, in words: it leads, stands by, or why that is not known."""
+    """What one master is, in words: it leads, stands by, or why that is not known. *elected_by* is Welcome's."""
 
     address: str
     state: str
+    elected_by: str = ""
 
     @property
     def there(self) -> bool:
@@ -155,7 +159,8 @@ def find(
     if found is None and others and not named:
         return find(masters, timeout, asking, named=others)
     if isinstance(found, Status):
-        return found, [Role(address, _role(known.get(address))) for address in masters]
+        each = ((address, known.get(address)) for address in masters)
+        return found, [Role(address, _role(said), getattr(said, "elected_by", "")) for address, said in each]
     only = known.get(masters[0])
     if len(masters) == 1 and isinstance(only, WancollError):
         raise only

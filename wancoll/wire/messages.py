@@ -621,7 +621,8 @@ class Status(Message, frozen=True):
     rotation: str = ""  # the phase of the authority's, while one is in progress
     rotation_until: float = 0.0  # seconds since 1970: the next phase
     left: list[tuple[str, str]] = []  # group ("": a daemon) and name of who was asked to leave, and has in order
-    gone: list[tuple[str, str]] = []  # groups that ran, and of which nobody is here: the name, and what to say of it
+    gone: list[tuple[str, int, str]] = []  # groups of which nobody is here: members, and who did not say that it stops
+    elected_by: str = ""  # Welcome's
 
 
 # ---- what a peer says to the master ------------------------------------------------------------------

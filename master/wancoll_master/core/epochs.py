@@ -25,7 +25,7 @@ from typing import Any
 from msgspec.structs import replace as structs_replace
 
 from wancoll.errors import ProtocolError
-from wancoll.limits import WITHOUT_END, counted
+from wancoll.limits import WITHOUT_END, counted, few
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
 from wancoll_master.core import borne, graces, measuring, probing
@@ -55,7 +55,6 @@ _VOID_CHARS, _FEW_VOIDS = 300, 16
 _VOID_CHARS_OF_MANY = 100
 _VOTERS = 32  # members that may commit among themselves: each tells all others of each operation
 _DIGESTS_TOLD = 2048
-_NAMED = 8  # members, where people are told for whom a name waits
 DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
 TIED = "members contradict each other in whether it is committed, as many on one side as on the other"
 
@@ -375,11 +374,10 @@ def who_may_go_on(state: State, name: str, now: float) -> str:
         return ""
     seconds = held_until(state, name) - now
     long = f"{seconds:.0f} s more" if seconds < WITHOUT_END / 2 else "without end"
-    whom = ", ".join(waits[:_NAMED]) + (f" and {len(waits) - _NAMED} more" if len(waits) > _NAMED else "")
     return (
-        f"{whom} of before were lost without a word, and may still run and commit: the name waits for them {long}, or "
-        "until they are heard, or a daemon is started again on their machines; if you know that they have stopped, "
-        f"free it at once: `wancoll evict --group {name} --all`"
+        f"{few(waits)} of before were lost without a word, and may still run and commit: the name waits for them "
+        f"{long}, or until they are heard, or a daemon is started again on their machines; if you know that they have "
+        f"stopped, free it at once: `wancoll evict --group {name} --all`"
     )
 
 

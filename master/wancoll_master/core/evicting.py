@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from wancoll.limits import few
 from wancoll.wire import messages as m
 from wancoll_master.core import epochs, probing
 from wancoll_master.core.state import Step, clip, names
@@ -45,7 +44,7 @@ def _members(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
     return m.EvictAnswer(True, told)
 
 
-def _unheard(step: Step, ask: m.Evict, waits: Mapping[int, str]) -> m.EvictAnswer | None:
+def _unheard(step: Step, ask: m.Evict, waits: dict[int, str]) -> m.EvictAnswer | None:
     """Members that nobody hears, such as those that the group's name *waits* for, have stopped; None: it is others.
 
     A joiner by the name of one for whom the group waits, waits for its own former life: so this comes first.
@@ -70,11 +69,10 @@ def _nobody(step: Step, ask: m.Evict) -> m.EvictAnswer:
         who += sorted(waits.values())
     elif group is not None and group.rebuild is not None:
         who = ["members that are reporting to this master, which has just started: try again soon"]
-    shown = ", ".join(who[:_NAMED]) + (f" and {len(who) - _NAMED} more" if len(who) > _NAMED else "")
     if not who:
         groups = ", ".join(list(step.state.groups)[:_NAMED])
         return m.EvictAnswer(
             False, "has no such group", f"a group of this master: {groups or 'it has none'}", f"group {ask.group}"
         )
     wanted = "anybody" if ask.everyone else ask.member
-    return m.EvictAnswer(False, f"has no such member of group {ask.group}", f"one of {shown}", wanted)
+    return m.EvictAnswer(False, f"has no such member of group {ask.group}", f"one of {few(who, _NAMED)}", wanted)

@@ -6,6 +6,7 @@ who were asked it keeps who has left in order: who is lost first is gone, too, b
 
 from __future__ import annotations
 
+from wancoll.limits import few
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Daemon, Step, names
 
@@ -38,8 +39,7 @@ def _daemon(step: Step, ask: m.AskToLeave) -> m.EvictAnswer:
     daemon = step.state.daemons.get(ask.name)
     if daemon is None:
         here = sorted(step.state.daemons)
-        more = f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
-        expected = f"one of {', '.join(here[:_NAMED])}{more}" if here else "a daemon that is here; none is"
+        expected = f"one of {few(here, _NAMED)}" if here else "a daemon that is here; none is"
         return m.EvictAnswer(False, "has no such daemon", expected, ask.name)
     step.record(None, "asked", f"an operator asks daemon {daemon.name} to leave{_why(ask)}")
     return _pass_on(step, daemon, ask, f"daemon {daemon.name}")

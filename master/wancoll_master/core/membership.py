@@ -51,7 +51,7 @@ from math import inf
 from typing import Any
 
 from wancoll.errors import ProtocolError
-from wancoll.limits import PROTOCOL_VERSION, Limits, counted
+from wancoll.limits import PROTOCOL_VERSION, Limits, counted, few
 from wancoll.wire import messages as m
 from wancoll.wire.kept import counts
 from wancoll_master.core import (
@@ -89,7 +89,6 @@ from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip, 
 from wancoll_master.plan.planning import Planner
 
 _JUMP = 1 << 40  # more than all masters of a group's life have counted to
-_NAMED = 8  # members, where people are told who is here
 
 
 def new_state(
@@ -457,8 +456,7 @@ def _tell_what_it_waits_for(step: Step, daemon: Daemon, mid: int) -> None:
         return
     group = member.group
     here = [one.name for one in group.members or group.joining]
-    more = f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
-    waits = f"{_what_joiners_wait_for(step, group)} (here: {', '.join(here[:_NAMED])}{more})"
+    waits = f"{_what_joiners_wait_for(step, group)} (here: {few(here)})"
     step.send(daemon.conn, m.Joined(group.name, member.name, mid, clip(waits, 2000)))
 
 

@@ -46,7 +46,7 @@ def processes_ended(step: Step, incarnations: Collection[int]) -> None:
     ended = {one: f"daemon {one.name}: {why}" for one in step.state.daemons.values() if one.incarnation in over}
     for name, used in list(step.state.used.items()) if over else ():
         lost = {mid: one.name for mid, one in used.former.items() if one.daemon in over}
-        if lost and name in step.state.inherited:  # nobody has heard of it
+        if lost and lost.keys() == used.former.keys() and name in step.state.inherited:  # the last of a group of before
             step.record(None, "daemon died", f"lost {', '.join(lost.values())}: {why}", once=name)
         epochs.stopped(step, name, lost)
     if ended:

@@ -8,7 +8,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from wancoll.limits import counted
+from wancoll.limits import counted, few
 from wancoll.wire import messages as m
 from wancoll_master.core import epochs, rebuilding, waits
 from wancoll_master.core.links import pairs
@@ -18,7 +18,6 @@ from wancoll_master.plan.planning import ring_of
 
 MOST_LINKS = 1024  # in one status, which has to fit into a message
 _MOST_GONE = 64  # groups, likewise
-_NAMED = 8  # members of each of these
 
 
 def groups(state: State, now: float, only: Collection[str] = ()) -> list[m.GroupStatus]:
@@ -55,19 +54,11 @@ def left(state: State, only: Collection[str] = ()) -> list[tuple[str, str]]:
     return [who for who, in_order in state.leaves.items() if in_order and (not only or who[0] in only)]
 
 
-def gone(state: State, only: Collection[str] = ()) -> list[tuple[str, str]]:
-    """Groups of which nobody is here, though not all have said that they stop: names, and that in words; the first."""
-    found = ((name, epochs.missing(state, name)) for name in sorted(set(only) or state.used))
-    lost = [(name, sorted(who.values())) for name, who in found if who and name not in state.groups][:_MOST_GONE]
-    return [
-        (
-            name,
-            f"group {name} of {counted(len(state.used[name].mids), 'member')} was running, and none has come back: "
-            f"{', '.join(who[:_NAMED])}{f' and {len(who) - _NAMED} more' if len(who) > _NAMED else ''} did not say that "
-            f"they stop. Start them again; if they are gone for good: `wancoll evict --group {name} --all`",
-        )
-        for name, who in lost
-    ]
+def gone(state: State, only: Collection[str] = ()) -> list[tuple[str, int, str]]:
+    """Groups of which nobody is here: name, members, and those that did not say that they stop; the first groups."""
+    found = ((name, sorted(epochs.missing(state, name).values())) for name in sorted(set(only) or state.used))
+    lost = [(name, len(state.used[name].mids), few(who)) for name, who in found if who and name not in state.groups]
+    return lost[:_MOST_GONE]
 
 
 def _group(state: State, group: Group, now: float) -> m.GroupStatus:
@@ -125,8 +116,9 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
         return f"{', '.join(awaited)} to report after the master's restart"
     if not group.members:
         here = len(group.joining)
-        more = f"{counted(group.start_world - here, 'more member')} to start: {here} of {group.start_world} are here"
-        return "; ".join(filter(None, (epochs.why_held(state, group.name, now), more)))
+        more = counted(group.start_world - here, "more member") if here < group.start_world else "its time"
+        more += f" to start: {here} of {group.start_world} are here"
+        return "; ".join(filter(None, (more, epochs.why_held(state, group.name, now))))
     if group.current.asking is not None:
         silent = [member for member in group.members if member.mid not in group.current.asking.calls]
         return f"what {names(silent)} called at operation {group.current.asking.seq}: the members' calls differ"

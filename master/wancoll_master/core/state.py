@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from wancoll.collective import Descriptor
-from wancoll.limits import Limits
+from wancoll.limits import Limits, few
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Record, Send, Used
 from wancoll_master.plan.measures import Measures, Pairs
@@ -534,8 +534,7 @@ def clip(text: str, chars: int = 1000) -> str:
 
 def names(members: list[Member]) -> str:
     """The members' names for a reader, the first few of many."""
-    shown = ", ".join(member.name for member in members[:16])
-    return shown if len(members) <= 16 else f"{shown} and {len(members) - 16} more"
+    return few([member.name for member in members], 16)
 
 
 def several(texts: Iterable[str]) -> str:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 FIRST_PAUSE = 0.05  # seconds between rounds of tries; doubles
 LONGEST_PAUSE = 0.5
 FIRST_PATIENCE = 0.5  # seconds for one of several masters to answer; half as much again with each round
 WELCOME_PATIENCE = 2.0  # the same for a single one that was lost a moment ago, once its connection is made
 HINTS_PER_ROUND = 2  # that are followed: masters that name each other must not be followed for ever
+
+
+def two_masters(met: Collection[tuple[str, str]]) -> str:
+    """Why masters are not one, by the address of each and what elects it; "": they are."""
+    if len({by for _, by in met}) < 2:
+        return ""
+    told = ", ".join(f"{address} is of {by}" for address, by in met)
+    if all(by.startswith("etcd ") for _, by in met):
+        cure = "expected masters of one; where an etcd was made anew, start the daemons again that followed the old one"
+        return f"masters of two etcds: {told}; {cure}"
+    cure = "expected one master, or masters of one etcd; start them with --etcd, or name one alone in --master"
+    return f"two masters, and nothing elects one of them: {told}; {cure}"
 
 
 class Masters:
@@ -56,13 +68,10 @@ class Masters:
     def refuses(self, elected_by: str) -> str:
         """Why the master at *address* is not followed; "": it is, from now on (R6)."""
         at, known = self.address, self.followed
-        others = [f"{where} of {by}" for where, by in self.met.items() if by != elected_by]
+        others = {where: by for where, by in self.met.items() if by != elected_by}
         lost_its_state = known.startswith("journal ") and self.met.get(at) == known  # started anew at its address
         if others and known != elected_by and not lost_its_state:
-            return (
-                f"two masters, and nothing elects one of them: {at} is of {elected_by}, {', '.join(others)}; "
-                "expected one master, or masters of one etcd; start them with --etcd, or name one alone in --master"
-            )
+            return two_masters([(at, elected_by), *others.items()])
         self.followed = self.met[at] = elected_by
         return ""
 
