@@ -121,6 +121,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         grace: seconds for which a member that has not called it is waited for, once another has; then its daemon takes
             part with zeros (all_reduce of a sum; R20). 0.0: it is waited for.
         label: what the layer above calls it, where that is more than these fields say ("BOR of bool").
+        bounded: whether the codec keeps to a limit on the error: then it is left out where sums would be encoded again.
     """
 
     kind: Kind
@@ -136,6 +137,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     seed: Annotated[int, Meta(ge=0)] = 0
     grace: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     label: Label = ""
+    bounded: bool = False
 
     @property
     def takes_grace(self) -> bool:
@@ -182,6 +184,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
                 ("seed", self.seed, 0),
                 ("grace", self.grace, 0.0),
                 ("label", self.label, ""),
+                ("bounded", self.bounded, False),
             )
             if value != default
         )

@@ -157,7 +157,7 @@ class FakeDaemon:
             names,
             0xABC,
             attempts,
-            "ring",
+            "direct" if post.call.bounded else "ring",
             100 + post.id,
             0.5,
             7 * post.call.codec,

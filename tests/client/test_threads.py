@@ -19,7 +19,7 @@ from tests.client.fake_daemon import FakeDaemon
 from tests.client.tools import in_thread, refused
 from wancoll.client import arena as arena_module
 from wancoll.client.arena import Arena
-from wancoll.client.codecs import feed
+from wancoll.client.codecs import Coding, feed
 from wancoll.client.communicator import Communicator
 from wancoll.client.connection import Connection
 from wancoll.client.many import ManyWork
@@ -254,7 +254,7 @@ def test_residuals_are_copied_while_a_call_of_another_thread_ends() -> None:
 def test_a_residual_that_another_threads_call_left_is_not_added_to_another_tensor() -> None:
     """It was not there when the call began."""
     feedback = wancoll.ErrorFeedback()
-    coding: Any = SimpleNamespace(codec=Codec.bf16, rounding="nearest")
+    coding = Coding(Codec.bf16)
     first, second = (feed("all_reduce", feedback, "x", DType.float32, n, ReduceOp.sum, coding) for n in (1, 4))
     assert first is not None
     assert second is not None

@@ -91,6 +91,17 @@ def test_the_plan_chooses_and_links_to_avoid_are_avoided() -> None:
     assert (around.algorithm, around.needs) == ("ring", {11, 13})
 
 
+def test_around_a_link_to_avoid_a_limit_on_the_error_leaves_out_the_codec() -> None:
+    call = Descriptor(Kind.all_reduce, count=800, codec=Codec.int8, rounding="stochastic", seed=4)
+    for bounded, codec in ((False, Codec.int8), (True, Codec.none)):
+        call = replace(call, bounded=bounded)
+        straight, around = (resolve(call, KNEW, KNEW, 0, plan(avoid=avoid)) for avoid in ((), ((11, 13),)))
+        assert (straight.algorithm, straight.descriptor) == ("direct", call)
+        assert (around.algorithm, around.descriptor.codec) == ("ring", codec)
+        assert (noise(around.descriptor, 1, 10) == (0, 0)) == bounded
+        assert any(step.left.encoded for step in around.schedule.steps if step.left is not None) != bounded
+
+
 def test_without_a_route_the_pair_is_named() -> None:
     """The master lays the ring around such pairs; one that is a ring edge all the same has no way around."""
     call = Descriptor(Kind.gather, count=8, root=0, algorithm="direct")

@@ -16,7 +16,7 @@ from wancoll.collective import ROUNDINGS, Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.native import ffi, lib
 from wancoll.schedule.build import BLOCKS, takes
-from wancoll.schedule.choose import ENCODE_ONCE
+from wancoll.schedule.choose import BOUNDED, wire_codec
 from wancoll.schedule.numbers import narrowed, storage, widened
 from wancoll.schedule.steps import chunk_bounds
 
@@ -33,7 +33,6 @@ NOMINAL_ERROR = (
     (Codec.fp16, 0.0005),
 )
 
-BOUNDED = ("auto", *ENCODE_ONCE, "hierarchical")  # algorithms whose error does not grow with the number of members
 _STOCHASTIC = math.sqrt(2)  # times the error of rounding to nearest: the variance is 1/6 of a step's square, not 1/12
 
 _CODECS = Codec.__members__
@@ -46,6 +45,7 @@ class Coding(NamedTuple):
     codec: Codec = Codec.none
     rounding: str = "nearest"
     seed: int = 0
+    bounded: bool = False
 
 
 RAW = Coding()
@@ -71,10 +71,10 @@ def coding(
         wanted = cheapest(call, dtype, max_rel_error, rounding)
         if wanted is Codec.none:
             return RAW
-        if algorithm not in BOUNDED:
+        if algorithm not in ("auto", *BOUNDED):
             raise ConfigError(
                 "the algorithm encodes sums again, and its error grows with the members: max_rel_error cannot hold",
-                who=f"{call}(max_rel_error=..., algorithm=...)", expected=f"one of {', '.join(BOUNDED)}",
+                who=f"{call}(max_rel_error=..., algorithm=...)", expected=f"one of {', '.join(('auto', *BOUNDED))}",
                 got=repr(algorithm), hint=f"codec={wanted.name!r} takes this format without a limit",
             )  # fmt: skip
     if wanted is Codec.none:
@@ -89,7 +89,8 @@ def coding(
             expected=" or ".join(taken), got=dtype.name,
             hint=f"for {dtype.name} there is {_formats(dtype)}",
         )  # fmt: skip
-    return Coding(wanted, rounding, _seed(call, seed) if rounding == "stochastic" else 0)
+    seed = _seed(call, seed) if rounding == "stochastic" else 0
+    return Coding(wanted, rounding, seed, max_rel_error is not None)
 
 
 def coding_where_taken(call: str, dtype: DType, codec: str, max_rel_error: float | None, *how: Any) -> Coding:
@@ -238,10 +239,10 @@ class ErrorFeedback:
 class Feed:
     """One call's use of a residual. A ConfigError: the residual of that name belongs to another tensor."""
 
-    __slots__ = ("_call", "_codec", "_count", "_dtype", "_feedback", "_name", "_next", "_rounded", "_sent")
+    __slots__ = ("_call", "_count", "_dtype", "_feedback", "_how", "_name", "_next", "_rounded", "_sent")
 
-    def __init__(self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec) -> None:
-        self._call, self._feedback, self._name, self._codec = call, feedback, name, codec
+    def __init__(self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, how: Coding) -> None:
+        self._call, self._feedback, self._name, self._how = call, feedback, name, how
         self._dtype, self._count = dtype, count
         self._next: Array | None = None
         self._sent: Array | None = None  # the tensor with what was added, where the daemon reads it
@@ -285,7 +286,7 @@ class Feed:
         if rounded is None:
             if residual is not None:
                 sent += residual
-            np.subtract(sent, lossy(self._codec, self._dtype, sent, lost), out=lost)
+            np.subtract(sent, lossy(self._how.codec, self._dtype, sent, lost), out=lost)
         else:
             wanted = widened(self._dtype, sent)
             if residual is not None:
@@ -293,7 +294,7 @@ class Feed:
                 sent[:] = narrowed(self._dtype, wanted)
             np.subtract(wanted, widened(self._dtype, sent), out=rounded)
             _drop_infinite(rounded)
-            np.subtract(wanted, widened(self._dtype, lossy(self._codec, self._dtype, sent)), out=lost)
+            np.subtract(wanted, widened(self._dtype, lossy(self._how.codec, self._dtype, sent)), out=lost)
         _drop_infinite(lost)
 
     def not_counted(self) -> None:
@@ -307,17 +308,18 @@ class Feed:
     def commit(self, algorithm: str, rank: int, world_size: int) -> None:
         """The call is committed, with that algorithm and rank among the contributors. Doing it again is harmless."""
         if self._next is not None:
-            start, stop = exact_part(algorithm, rank, world_size, self._count, self._codec)
+            codec = wire_codec(self._how.codec, self._how.bounded, algorithm)
+            start, stop = exact_part(algorithm, rank, world_size, self._count, codec)
             self._next[start:stop] = 0 if self._rounded is None else self._rounded[start:stop]
             self._feedback._residuals[self._name] = self._next
 
 
 def exact_part(algorithm: str, rank: int, world_size: int, count: int, codec: Codec) -> tuple[int, int]:
     """[start, stop) of what *rank* contributed to an all-reduce without encoding it: it reduces that part itself."""
-    if world_size == 1 or (algorithm == "naive" and rank == 0):
+    if world_size == 1 or codec is Codec.none or (algorithm == "naive" and rank == 0):
         return 0, count
     if algorithm == "direct":
-        return chunk_bounds(count, world_size, BLOCKS.get(codec, (1, 1))[0])[rank]
+        return chunk_bounds(count, world_size, BLOCKS[codec][0])[rank]
     return 0, 0
 
 
@@ -357,7 +359,7 @@ def feed(
         )  # fmt: skip
     if how.codec is Codec.none and name not in feedback.names and not late:
         return None
-    return Feed(call, feedback, name, dtype, count, how.codec)
+    return Feed(call, feedback, name, dtype, count, how)
 
 
 def _kept(dtype: DType) -> np.dtype[Any]:

@@ -856,6 +856,7 @@ class _Call:
         descriptor = Descriptor(
             self._kind, either.dtype, self.op, count, counts, self.root, coding.codec, self._algorithm,
             self._on_failure, coding.rounding, coding.seed, grace, self._connection.label,
+            coding.bounded,
         )  # fmt: skip
         placement = Placement(
             self._connection.arena, () if source is None else (source,), () if target is None or kept else (target,),

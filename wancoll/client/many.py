@@ -69,7 +69,7 @@ class ManyWork:
             fed = None
             if dtype in FLOATS:
                 fed = feed(_CALL, feedback, name and f"{name}/{number}", dtype, count, like.op, how)
-            descriptor = replace(like, dtype=dtype, count=count, codec=how.codec, rounding=how.rounding, seed=how.seed)
+            descriptor = replace(like, dtype=dtype, count=count, **how._asdict())
             placement = Placement(
                 connection.arena, parts, parts, feed=fed, staging=connection.staging, share=connection.share
             )

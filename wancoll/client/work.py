@@ -18,6 +18,7 @@ from wancoll.client.cuda.staging import Landing, Staging
 from wancoll.client.placement import Placement
 from wancoll.client.tensors import Region, leading
 from wancoll.collective import Descriptor, Kind, Receipt
+from wancoll.schedule.choose import wire_codec
 from wancoll.wire import messages as m
 
 STREAM_SECONDS = 60.0  # a stream waits this long for a result
@@ -123,7 +124,7 @@ class Work:
             algorithm=answer.algorithm,
             bytes_sent=answer.bytes_sent,
             seconds=answer.seconds,
-            codec=self.descriptor.codec.name,
+            codec=wire_codec(self.descriptor.codec, self.descriptor.bounded, answer.algorithm).name,
             bytes_saved=answer.bytes_saved,
             codec_error=answer.codec_error,
             counted=answer.counted,

@@ -35,6 +35,7 @@ from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.tracing import Recorder
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.trainer import Trainer
+from wancoll.schedule.choose import wire_codec
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll.wire.note import DIGEST_AT
@@ -531,9 +532,10 @@ class Session:
         """For metrics: what the client is told."""
         group = self.member.group
         if isinstance(message, m.Result) and op is not None:  # first: most are
-            call = op.call
+            call, posted = op.call, op.call.posted
+            codec = wire_codec(posted.codec, posted.bounded, message.algorithm)
             operations.committed(
-                group, op.kind, call.posted.codec, max(call.front_bytes, call.back_bytes), len(message.contributors),
+                group, op.kind, codec, max(call.front_bytes, call.back_bytes), len(message.contributors),
                 message.algorithm, message.seconds, message.attempts, message.bytes_sent, message.bytes_saved, op.tag,
             )  # fmt: skip
             return

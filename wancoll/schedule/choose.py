@@ -59,6 +59,7 @@ ALGORITHMS = {kind: tuple(offered) for kind, offered in _ALGORITHMS.items()}
 
 # All-reduces that encode what a rank contributes once, whatever the number of ranks.
 ENCODE_ONCE = ("direct", "full_exchange", "naive")
+BOUNDED = (*ENCODE_ONCE, "hierarchical")  # algorithms whose error does not grow with the number of members
 
 MOST_PLANNED = 1 << 14  # messages that one rank may have where the caller leaves the choice to the plan
 _MOST_BUILT = 4  # schedules, to see which links they need
@@ -112,6 +113,11 @@ def choose(
     if _hit(descriptor, "ring", world_size, avoid, sites) is not None:
         raise NoRoute(hit, algorithm)
     return "ring"
+
+
+def wire_codec(codec: Codec, bounded: bool, algorithm: str) -> Codec:
+    """The codec that travels where *algorithm* runs. Sums that are encoded again exceed a limit: then it is none."""
+    return Codec.none if bounded and algorithm not in BOUNDED else codec
 
 
 def _preferred(

@@ -111,7 +111,7 @@ class Meaning:
     """A call in the terms of one epoch.
 
     Args:
-        descriptor: with root and counts by the epoch's ranks.
+        descriptor: with root and counts by the epoch's ranks, and the codec that travels.
         fingerprint: of the descriptor; of a send or recv what both halves agree on.
         front_bytes: of the caller's memory that this member reads.
         back_bytes: of the result.
@@ -287,6 +287,9 @@ def resolve(
         one, other = (world.names[rank] for rank in bad.pair)
         refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"
         return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
+    codec = choose.wire_codec(descriptor.codec, descriptor.bounded, algorithm)
+    if codec is not descriptor.codec:  # a ring stands in, around a link that cannot be had
+        descriptor = replace(descriptor, codec=codec, rounding="nearest", seed=0)
     messages = most_messages(descriptor, algorithm, size, world.sites)
     if messages > MAX_STEPS:
         refusal = (

@@ -101,7 +101,7 @@ class Recorder:
                 "seq": op.seq,
                 "op": Kind(op.kind).name,
                 "algorithm": op.meaning.algorithm if op.meaning is not None else "",
-                "codec": call.posted.codec.name,
+                "codec": (call.posted if op.meaning is None else op.meaning.descriptor).codec.name,
                 "bytes": max(call.front_bytes, call.back_bytes),
                 "attempt": attempt.number,
                 "contributors": contributors,
