@@ -140,6 +140,7 @@ def test_a_child_that_cannot_start_tells_why() -> None:
     assert "nonsense" in str(caught.value)
 
 
+@pytest.mark.check
 def test_children_end_with_a_parent_that_is_killed() -> None:
     """Also the ones that stand still."""
     script = (
@@ -162,6 +163,7 @@ def test_children_end_with_a_parent_that_is_killed() -> None:
     shutil.rmtree(Path(path).parent)  # nobody was left to do it
 
 
+@pytest.mark.check
 def test_children_survive_the_thread_that_asked_for_them() -> None:
     with Cluster(1) as cluster:
         in_threads(lambda _: cluster.restart_peer(0), 1)

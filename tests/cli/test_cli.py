@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
+from tests.later import later
 from wancoll.cli import logs, service, token
 from wancoll.cli import status as status_command
 from wancoll.cli.asking import Asking
@@ -202,7 +203,7 @@ class Manager:
                 return lines
 
 
-@pytest.fixture(params=["path", "abstract"])
+@pytest.fixture(params=["path", *later("abstract")])
 def manager(request, tmp_path) -> Iterator[Manager]:
     address = str(tmp_path / "notify") if request.param == "path" else f"@wancoll-test-{os.getpid()}"
     made = Manager(address)
@@ -456,7 +457,7 @@ def test_a_variable_sets_an_option_and_the_option_wins():
 # ---- master and status --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *later(signal.SIGINT)])
 def test_master_gets_ready_answers_and_ends_with_0(number):
     with running_master() as (process, address):
         done = run("status", "--master", address, "--json")
@@ -817,7 +818,7 @@ def test_a_watchdog_meant_for_another_process_is_not_fed(tmp_path):
         assert "STOPPING=1" in manager.socket.recv(4096).decode()
 
 
-@pytest.mark.parametrize("address", ["vsock:2:1234", "/nowhere/at/all"])
+@pytest.mark.parametrize("address", ["/nowhere/at/all", *later("vsock:2:1234")])
 def test_a_service_manager_that_cannot_be_told_is_no_reason_to_fail(address):
     with running_master(env={"NOTIFY_SOCKET": address}) as (process, _):
         assert end(process, signal.SIGTERM) == 0

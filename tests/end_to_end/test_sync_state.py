@@ -273,6 +273,7 @@ def failing(comm: Any, state: State, k: int, strategy: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.check
 def test_ten_thousand_tiny_tensors(cluster: Cluster) -> None:
     with joined(cluster, 3) as comms:
         states = [

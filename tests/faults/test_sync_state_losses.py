@@ -167,6 +167,7 @@ def test_a_holder_dies_half_way(cluster: Cluster, victim: int) -> None:
     close_all(sync.comms)
 
 
+@pytest.mark.check
 def test_the_joiner_dies_half_way(cluster: Cluster) -> None:
     """The holders go on without it, unchanged."""
     sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 5, 4], {2: 8})

@@ -207,6 +207,7 @@ async def test_what_is_dear_to_read_holds_up_nobody(listens: Callable[[], ssl.SS
     assert 0 < longest.seconds < stranger.cost / 4
 
 
+@pytest.mark.check
 async def test_strangers_of_one_address_do_not_keep_out_another(
     listens: Callable[[], ssl.SSLContext], papers: Papers, tmp_path: Path
 ) -> None:

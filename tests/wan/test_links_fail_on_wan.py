@@ -208,6 +208,7 @@ def late_caller(socket: str, group: str, me: int, go: str) -> Iterator[object]:
         yield receipt.attempts, float(x[0])
 
 
+@pytest.mark.check
 def test_status_names_a_member_that_has_not_called(net: Net, tmp_path: Path) -> None:
     group, go = new_group(), tmp_path / "go"
     client = net.cluster.client(3, late_caller, group, 3, str(go))
