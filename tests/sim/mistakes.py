@@ -258,13 +258,13 @@ def passing_on_ones_own() -> Iterator[None]:
 @contextlib.contextmanager
 def not_telling_those_who_came_late() -> Iterator[None]:
     """That an update_membership at which they stand was passed."""
-    real = Collectives.commit
+    real = Collectives._commit
 
     def commit(self: Collectives, upto: int, now: float, **how: bool) -> list[cmd.Command]:
         self._alone = {seq for seq in self._alone if seq > upto}
         return real(self, upto, now, **how)
 
-    with patch.object(Collectives, "commit", commit):
+    with patch.object(Collectives, "_commit", commit):
         yield
 
 
