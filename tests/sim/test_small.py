@@ -77,6 +77,7 @@ PLANTED: dict[str, tuple[Any, ...]] = {
     "not_running_again_what_is_finished": (2, (REDUCE,), {"cut": 1}),
     "doubt_about_what_is_decided": (2, (REDUCE,), {"drop": 1}),
 }
+DEEP = ("reporting_", "no_digest_", "definite_", "doubt_")  # mistakes to which walks at random come sooner
 
 
 @pytest.mark.check
@@ -132,10 +133,17 @@ def test_a_lie_that_holds_others_up_for_ever_shows() -> None:
         wander(LyingWorld(*LIARS[0]), 1000, 14)
 
 
+def hunt(name: str) -> None:
+    world = SmallWorld(*PLANTED[name], "members")
+    if name.startswith(DEEP):
+        wander(world, 1200, 14)
+    explore(world, 100, 60.0)
+
+
 @pytest.mark.parametrize("name", [*PLANTED][:4] + later(*[*PLANTED][4:]))
 def test_mistakes_where_members_commit_are_found(name: str) -> None:
     with getattr(mistakes, name)(), pytest.raises((Violation, AssertionError)):
-        explore(SmallWorld(*PLANTED[name], "members"), 100, 60.0)
+        hunt(name)
 
 
 @pytest.mark.nightly
