@@ -91,7 +91,7 @@ def attacked(sealed: tuple[Cluster, Proxies], seeds: range) -> None:
 @pytest.mark.check
 @pytest.mark.timeout(120)
 def test_attacks_on_sealed_lanes_are_redials(sealed: tuple[Cluster, Proxies]) -> None:
-    attacked(sealed, range(36))
+    attacked(sealed, range(18))
 
 
 @pytest.mark.nightly
