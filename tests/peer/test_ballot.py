@@ -237,6 +237,17 @@ def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
     assert notes(again) == [(3, Note(1, 0)), (3, Note(1, 0, 1, 7, SUM)), (3, NewRound(1, 1))]
 
 
+def test_what_the_engine_said_over_a_link_that_was_lost_is_said_again_over_the_next_one() -> None:
+    """The link is up again before the member hears that the operation had finished, and that the engine said so."""
+    v = Voter()
+    said = post(1, data())
+    v.member.post(said, v.member.call(said), 1.0)
+    number = v.member.attempts.next - 1
+    v.member.link_lost(3, "reset")
+    v.member.links_ready(1, [2, 3])
+    assert notes(v.member.op_finished(number, 7, 0, told=True)) == [(3, Note(1, 0, 1, 7, SUM))]
+
+
 def test_who_cannot_run_again_for_others_says_so_to_each_master() -> None:
     """C12."""
     v = Voter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -37,12 +38,13 @@ async def controlled(
     obey: Callable[[m.FromMaster], None] = lambda _: None,
     *,
     insecure: bool = False,
+    hot: Hot | None = None,
 ) -> Control:
     """A daemon's control connection, which *master* serves until *over*."""
     listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
     config = PeerConfig(master=join_address(*listener[0].socket.getsockname()[:2]), insecure=insecure)
     with socket.create_server(("127.0.0.1", 0)) as lanes:
-        control = Control(config, "d", 1, [], lanes, Hot(), obey, lambda: None, lost, lambda: None, m.Heartbeat)
+        control = Control(config, "d", 1, [], lanes, hot or Hot(), obey, lambda: None, lost, lambda: None, m.Heartbeat)
         with trio.fail_after(40):
             async with trio.open_nursery() as nursery:
                 await nursery.start(trio.serve_listeners, master, listener)
@@ -331,3 +333,53 @@ async def test_an_answer_counts_from_when_its_heartbeat_was_sent(monkeypatch: py
         del reason, live
 
     assert (await controlled(master, over, lost, lambda _: over.set())).unheard == 100.0
+
+
+async def test_clocks_are_compared_by_the_answer_to_the_newest_heartbeat_alone() -> None:
+    """An older one was said at another time."""
+    over = trio.Event()
+
+    async def master(stream: trio.SocketStream) -> None:
+        decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 0.02, 60.0, session=7)))
+            beats: list[int] = []
+            while len(beats) < 2:
+                heard = decoder.feed(await stream.receive_some())
+                beats += [one.number for one in heard if isinstance(one, m.Heartbeat) and one.number]
+            late = m.Pong(beats[0], 1, 1, clock=5.0)
+            await stream.send_all(encode(late) + encode(m.Evicted("g", 1, "for the test", 0)))
+            await trio.sleep_forever()
+
+    def lost(reason: str, *, live: bool) -> None:
+        del reason, live
+
+    assert list((await controlled(master, over, lost, lambda _: over.set())).clocks) == []
+
+
+async def test_what_was_heard_is_counted_however_it_came_and_anew_in_each_session() -> None:
+    """By that the master knows what to say again."""
+    hellos: list[m.Hello] = []
+    over, hot = trio.Event(), Hot()
+
+    async def master(stream: trio.SocketStream) -> None:
+        decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
+        async with stream:
+            [hello] = decoder.feed(await stream.receive_some())
+            assert isinstance(hello, m.Hello)
+            hellos.append(hello)
+            if len(hellos) == 3:
+                over.set()
+            await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 60.0, 60.0, session=6 + len(hellos))))
+            await stream.send_all(encode(m.Evicted("g", 1, "one", 0)))
+            await trio.testing.wait_all_tasks_blocked(0.01)  # it is taken in by the task
+            if len(hellos) == 1:
+                os.write(stream.socket.fileno(), encode(m.Commit("g", 1, 2, 3)))
+                hot.stay()  # and this beside it
+
+    def lost(reason: str, *, live: bool) -> None:
+        del reason, live
+
+    await controlled(master, over, lost, hot=hot)
+    assert [hello.heard for hello in hellos] == [0, 2, 1]

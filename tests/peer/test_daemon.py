@@ -229,6 +229,86 @@ async def test_who_commits_by_itself_and_slept_unheard_for_longer_than_its_name_
         nursery.cancel_scope.cancel()
 
 
+@contextlib.asynccontextmanager
+async def running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **limits: float
+) -> AsyncIterator[tuple[Stage, list[Daemon]]]:
+    """A daemon, which is in the list."""
+    made: list[Daemon] = []
+
+    class Kept(Daemon):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(daemon_module, "Daemon", Kept)
+    async with stage(tmp_path) as played, trio.open_nursery() as nursery:
+        config = dataclasses.replace(played.config, limits=dataclasses.replace(DEFAULT, **limits))
+        await nursery.start(partial(serve, config, stop=trio.Event()))
+        yield played, made
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_comes_while_the_connection_is_broken_joins_over_the_one_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master that takes the daemon back does not ask for its members again."""
+    async with running(tmp_path, monkeypatch) as (played, _):
+        welcome = m.Welcome(PROTOCOL_VERSION, 1, 1.0, SILENCE, 1, session=7)
+        master = await played.connections.receive()
+        await master.hear(m.Hello)
+        await master.say(welcome)
+        await master.hear(m.Heartbeat)  # all members have been named
+        await master.stream.aclose()
+        again = await played.connections.receive()
+        await again.hear(m.Hello)
+        client = await played.attach("late")
+        await client.hear(m.Attached)
+        await again.say(replace(welcome, resumed=True, heard=1))
+        with trio.fail_after(20):
+            assert (await again.hear(m.Join)).member == "late"
+
+
+async def test_a_client_that_comes_without_a_master_has_all_the_time_that_one_may_be_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch, master_grace=0.5) as (played, [daemon]):
+        master = await played.welcome()
+        await master.stream.aclose()
+        await played.connections.receive()  # which says nothing
+        while daemon.control.connected:  # noqa: ASYNC110 - nobody tells
+            await trio.sleep(0.001)
+        daemon._no_master_since -= 100
+        began = trio.current_time()
+        client = await played.attach("late")
+        assert (await client.hear(m.Failure)).error == "MasterUnreachable"
+        assert trio.current_time() - began >= 0.5
+
+
+async def test_once_the_master_is_back_its_members_ask_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also over a connection that goes on: what waits at an update_membership is not passed by without it (C11)."""
+    async with running(tmp_path, monkeypatch, heartbeat_interval=0.02) as (played, [daemon]):
+        welcome = m.Welcome(PROTOCOL_VERSION, 1, 0.02, SILENCE, 1, session=7)
+        master = await played.connections.receive()
+        await master.hear(m.Hello)
+        await master.say(welcome)
+        client = await played.attach("busy")
+        await master.hear(m.Join)
+        await master.say(m.Joined("g", "busy", 1, ""), ALONE)
+        await client.hear(m.EpochInfo)
+        collectives = daemon.sessions[0].member.collectives
+        await master.stream.aclose()
+        again = await played.connections.receive()
+        await again.hear(m.Hello)
+        daemon.control.heartbeat_timeout = 0.0  # that is over
+        await until(lambda: collectives.master_away)
+        await again.say(replace(welcome, resumed=True, heard=2))
+        with trio.fail_after(20):
+            await until(lambda: not collectives.master_away)
+
+
 async def test_a_daemon_that_stops_takes_no_new_clients(tmp_path: Path) -> None:
     async with stage(tmp_path) as played, trio.open_nursery() as nursery:
         stop = trio.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import queue
 import re
@@ -21,12 +22,13 @@ from tests.peer.test_member import data, epoch, post
 from wancoll import resources
 from wancoll._native import ffi
 from wancoll.engine import Done
-from wancoll.errors import ConfigError
+from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
-from wancoll.limits import DEFAULT
+from wancoll.limits import BLOCK, DEFAULT
 from wancoll.peer import arena
 from wancoll.peer.arena import Cover
 from wancoll.peer.core import commands as cmd
+from wancoll.peer.core import links
 from wancoll.peer.core.op import OpState
 from wancoll.peer.session import Session
 from wancoll.wire import messages as m
@@ -133,6 +135,50 @@ async def test_a_bug_in_a_member_that_is_out_is_no_word_about_another_by_its_nam
         raise RuntimeError("a bug")
     assert session.member.over
     assert [type(one) for one in told] == ([] if out else [m.Leave])
+    client.close()
+    daemon.close()
+
+
+async def test_who_leaves_before_a_new_master_has_answered_its_report_says_so() -> None:
+    """All else waits for the answer: that master would wait for the member."""
+    client, daemon = socket.socketpair()
+    session, told, _ = session_with(Engine(), client)
+    session.run(session.member.reconnected(2, 99))
+    call = post(1, replace(SUM, grace=1.0))
+    session.run(session.member.post(call, session.member.call(call), 1.0))
+    session.run(session.member.leave("its script is done"))
+    assert [type(one) for one in told] == [m.Report, m.Leave]
+    client.close()
+    daemon.close()
+
+
+@pytest.mark.parametrize(("front", "refused"), [(8, True), (12, False)])
+async def test_a_table_of_what_is_final_has_a_word_for_each_block(front: int, refused: bool) -> None:
+    """The engine writes there: none of it may lie over what it reads."""
+    client, daemon = socket.socketpair()
+    session, _, _ = session_with(Engine(), client)
+    table = 4 * BLOCK
+    call = replace(post(1, data(count=3 * BLOCK // 4)), front=table + front, back=0, shown=table)
+    with pytest.raises(ProtocolError, match="front and shown overlap") if refused else contextlib.nullcontext():
+        session._check_regions(call, session.member.call(call))
+    client.close()
+    daemon.close()
+
+
+async def test_the_engine_says_notes_over_the_links_of_now() -> None:
+    """One that was dialled anew has another number, also within one epoch."""
+    client, daemon = socket.socketpair()
+    session, _, _ = session_with(Engine(), client)
+    call = post(1, data())
+    session.run(session.member.post(call, session.member.call(call), 1.0))
+    [op] = session.member.collectives.open.values()
+    op.hearers = (2,)
+    for number in (100, 101):
+        session.links.links = {(2, links.COLLECTIVES): SimpleNamespace(number=number)}  # type: ignore[dict-item]
+        session._links_say(links.LinksUp(links.MemberLinks(mid=1), 1))
+        found = session._who_hear(op)
+        assert found is not None
+        assert list(found._links) == [number]
     client.close()
     daemon.close()
 
