@@ -8,7 +8,9 @@ import itertools
 import os
 import random
 import resource
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -334,6 +336,23 @@ def test_a_forked_child_changes_nothing(arena: Arena) -> None:
     assert arena.resident_bytes() == 8 * MIB
 
 
+def test_a_forked_child_waits_for_no_thread_of_its_parent(arena: Arena) -> None:
+    """One that had the lock is not there."""
+    with arena._lock:
+        child = os.fork()
+        if child == 0:
+            arena.disown()
+            arena.close()
+            os._exit(0)
+    end = time.monotonic() + 20
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+        time.sleep(0.001)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
+
+
 @pytest.mark.parametrize("nbytes", [2 * MIB, 5 * MIB, 7 * MIB - 1, 12 * MIB + 1])
 def test_filling_gets_the_memory_and_changes_no_byte(arena: Arena, nbytes: int) -> None:
     lease = arena.take(nbytes)
@@ -603,6 +622,15 @@ def test_the_system_is_asked_seldom_while_much_is_free(
     kept = [arena.take(32 * MIB) for _ in range(20)]
     assert (len(kept), len(asked)) == (20, times)
     del kept
+    arena.close()
+
+
+def test_memory_that_is_asked_for_again_and_again_is_counted_once(free: list[int]) -> None:
+    arena = Arena([new_file(1 << 30), os.eventfd(0)], 1 << 30)
+    free[0] = 100 * MIB
+    for _ in range(20):
+        arena.take(20 * MIB)
+    arena.take(40 * MIB)
     arena.close()
 
 

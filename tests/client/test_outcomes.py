@@ -6,6 +6,7 @@ What the daemon says of a call is held by tests/peer/test_member.py, and judged 
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,6 +182,19 @@ def test_the_connection_ends_without_a_word(
         work.wait(20)
     assert type(caught.value.__cause__).__name__ == causes[how]
     assert (x == 1).all()
+
+
+def test_no_memory_of_a_call_that_was_open_at_the_end_is_used_again(held: Communicator, manual: FakeDaemon) -> None:
+    """The daemon may still write there."""
+    work = held.all_reduce(np.ones(1000), async_op=True)
+    post, arena = manual.next_post(), held._connection.arena
+    manual.hang_up()
+    with pytest.raises(OutcomeUnknown):
+        work.wait(20)
+    del work
+    gc.collect()
+    leases = [arena.take(8000) for _ in range(3)]
+    assert not {post.front, post.back} & {lease.block.offset for lease in leases}
 
 
 def test_what_takes_too_long_goes_on(held: Communicator, manual: FakeDaemon) -> None:
