@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -844,6 +845,27 @@ def test_closing_lets_go_of_descriptors_and_of_ops_under_way() -> None:
             for rank in range(2):  # rank 2 never comes
                 ring.post(rank, 1, front, np.zeros_like(front), DType.int32, ReduceOp.sum)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_engine_keeps_nothing_of_operations_that_are_over() -> None:
+    """For each of them room is kept for the events that may come of it."""
+    with Engine(workers=1) as engine:
+        nothing = engine.prepare(
+            Schedule(()), {}, dtype=DType.int32, op=ReduceOp.sum, front_bytes=0, back_bytes=0, world_size=1, lanes=1
+        )
+        pages: list[int] = []
+        seq = 0
+        for operations in (1000, 20_000):
+            for _ in range(operations // 100):
+                for _ in range(100):
+                    seq += 1
+                    engine.post(nothing, seq, 1, seq, FINGERPRINT, 0, 0)
+                done = 0
+                while done < 100:
+                    assert select.select([engine.fd], [], [], DEADLINE)[0]
+                    done += len(engine.events())
+            pages.append(int(Path("/proc/self/statm").read_text().split()[0]))
+        assert (pages[1] - pages[0]) * os.sysconf("SC_PAGE_SIZE") < 1 << 20
 
 
 def test_hash() -> None:

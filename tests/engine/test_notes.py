@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import select
+import socket
 
 import pytest
 
 from tests.engine.engines import DEADLINE, hand_over, statistics, tcp_pair, wait_for
-from wancoll.engine import NOTE_BYTES, Engine, LaneDown, Note
+from wancoll.collective import DType, ReduceOp
+from wancoll.engine import NOTE_BYTES, Engine, Hearers, LaneDown, Note
 from wancoll.errors import ConfigError
+from wancoll.schedule.steps import Schedule
 
 LANES = 2
 
@@ -47,3 +50,21 @@ def test_notes_arrive_as_they_were_and_end_with_their_lane() -> None:
         assert wait_for(b, LaneDown) == LaneDown(2, LANES, 0, "notes: closed by the other end")
         assert not b.send_note(2, b"too late")
         assert statistics(b, 2, LANES).attached is False
+
+
+def test_a_link_whose_other_end_takes_no_notes_breaks_when_the_engine_has_one_to_say() -> None:
+    """A note that is lost alone would be missed for ever."""
+    with Engine() as engine:
+        mine, theirs = tcp_pair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        engine.open_link(1, LANES, epoch=1)
+        engine.attach_lane(1, LANES, hand_over(theirs))
+        while engine.send_note(1, bytes(NOTE_BYTES)):
+            pass
+        nothing = engine.prepare(
+            Schedule(()), {}, dtype=DType.int32, op=ReduceOp.sum, front_bytes=0, back_bytes=0, world_size=1, lanes=LANES
+        )
+        engine.post(nothing, 7, 1, 1, 9, 0, 0, note=b"done", hearers=Hearers([1]))
+        down = wait_for(engine, LaneDown)
+        assert (down.link, down.lane, down.text) == (1, LANES, "notes: the other end takes none")
+        mine.close()
