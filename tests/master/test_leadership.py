@@ -39,6 +39,7 @@ from wancoll.peer.control import Control
 from wancoll.peer.core import masters
 from wancoll.peer.core.masters import Masters
 from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
 from wancoll_master import election
 from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.core.leadership import SAFETY, Leadership
@@ -429,6 +430,73 @@ async def test_who_may_not_lead_takes_in_and_sends_nothing(what: str, mock_clock
                 await wait_all_tasks_blocked(0.01)
         assert await peer.hear() == m.Bye("this master leads no more: its lease ran out")
         assert found.state is None
+
+
+async def test_a_lease_that_runs_out_between_two_daemons_leaves_the_second_untold() -> None:
+    """R10. Much may have to be sent to many at once."""
+    async with server() as (found, connect):
+        may = [True]
+        found.lead(Later(), Told(may_lead=lambda: may[0]))
+        peers = [await connect(), await connect()]
+        for peer, name in zip(peers, "ab", strict=True):
+            await peer.say(hello(name))
+            await peer.expect(m.Welcome)
+        told: list[int] = []
+
+        def runs_out(number: int, flush: Callable[[], None]) -> None:
+            flush()
+            told.append(number)
+            may[0] = False
+
+        for number, stream in found._connections.items():
+            stream.flush_batch = partial(runs_out, number, stream.flush_batch)  # type: ignore[method-assign]
+            found._put(number, encode(m.Pong(7, 1)))
+        found.flush()
+        assert len(told) == 1 + len(peers)  # the first one; and then the goodbyes, to both
+        assert sorted([await peers[0].hear(), await peers[1].hear()], key=str) == [
+            m.Bye("this master leads no more: its lease ran out"),
+            m.Pong(7, 1),
+        ]
+
+
+async def test_nothing_is_kept_of_a_daemon_that_was_sent_away_or_of_what_was_held_for_an_earlier_lead() -> None:
+    async with server() as (found, connect):
+        store = Later()
+        found.lead(store, Told())
+        peer = await connect()
+        await peer.say(hello("d"))
+        await peer.expect(m.Welcome)
+        assert len(found._kept) == 1
+        await peer.say(hello("d"))
+        assert "introduces itself twice" in (await peer.expect(m.Bye)).reason
+        assert found._kept == {}
+        peer = await connect()
+        await peer.say(hello("d"), m.Join("g", "me", 1, 1))
+        await peer.expect(m.Welcome)
+        await hears_nothing(peer)
+        assert found._held.frames > 0
+        found.step_down("the test says so")
+        assert (found._held.frames, found._kept) == (0, {})
+
+
+async def test_who_does_not_read_is_out_at_once_and_not_only_away() -> None:
+    """It may come back anew: what it was to be told is not kept."""
+    async with server(send_queue_messages=50) as (found, connect):
+        found.lead(found._journal)
+        deaf = await connect()
+        await deaf.say(hello("deaf"), m.Join("g", "me", 1, 1))
+        await deaf.expect(m.Epoch)
+        state = found.state
+        assert state is not None
+        [daemon] = state.daemons.values()
+        beats = encode(m.Heartbeat(1)) * 5000
+        with trio.fail_after(20), contextlib.suppress(trio.BrokenResourceError):
+            while True:
+                await deaf.stream.send_all(beats)
+        with trio.fail_after(20):
+            while not daemon.away and state.daemons:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        assert state.daemons == {}
 
 
 async def test_masters_and_daemons_ask_a_clock_that_goes_on_while_the_machine_sleeps(
@@ -880,6 +948,67 @@ async def test_etcd_that_takes_no_writes_ends_the_leadership(etcd: chaos.Etcd) -
 
 
 # ---- elections ------------------------------------------------------------------------------------------
+
+
+async def test_what_is_asked_for_during_a_write_counts_with_the_next_one() -> None:
+    """What rests on it is told no earlier."""
+    goes_on, begun, written = trio.Event(), 0, list[int]()
+
+    class Slow:
+        cluster = "c"
+
+        async def txn(self, *_: Any) -> TxnAnswer:
+            nonlocal begun
+            begun += 1
+            if begun > 1:
+                await trio.sleep_forever()
+            await goes_on.wait()
+            return TxnAnswer(True, 8, [])
+
+    etcd: Any = Slow()
+    store = EtcdStore(etcd, Keys("p/"), first_numbers(), 7, 60.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.write_forever, lambda: written.append(store.written))
+        store.persist(Persist(1, 1, 1, {"g": Used(1, frozenset({1}), 0)}))
+        await wait_all_tasks_blocked()
+        store.persist(Persist(2, 1, 1, {"h": Used(2, frozenset({2}), 0)}))
+        goes_on.set()
+        await wait_all_tasks_blocked()
+        assert (begun, store.asked, written) == (2, 2, [1])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_renewal_counts_from_when_it_was_sent_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10. The keeper may have granted it at once, and its answer have been on its way for long."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "awake_or_asleep", lambda: now[0])
+
+    class Slow:
+        asked = 0
+
+        async def keep_alive(self, lease: str) -> float:
+            assert lease == "lease"
+            self.asked += 1
+            if self.asked == 2:
+                await trio.sleep_forever()
+            now[0] += 0.4
+            return 3.0
+
+        async def get(self, key: str) -> Entry:
+            now[0] += 0.4
+            return Entry(key, "", 7, 7)
+
+    etcd: Any = Slow()
+    nobody: Any = None
+    leads = Leadership(3.0, 0.0)
+    won = election.Won(Lease("lease", 3.0), leads, first_numbers(), 7, False)
+    async with trio.open_nursery() as nursery:
+        reign, elected = election._Reign(leads), election.Election(EtcdConfig("http://h:1"), nobody, "h:2")
+        nursery.start_soon(elected._renew, etcd, won, reign)
+        while etcd.asked < 2:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert leads.until == 100.0 + 3.0 * (1 - SAFETY)
 
 
 async def test_a_lease_is_given_back_though_the_machine_stands_still(autojump_clock: MockClock) -> None:
