@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace as but
 
 from tests.later import at_night, later
 from tests.master.lease import TTL, quick_elections
@@ -792,6 +793,37 @@ async def test_rights_end_when_that_is_written_and_not_before(tmp_path: Path, wh
                 assert [one.revoked for one in (await last.hear()).tokens] == [True, False]
             rows = [json.loads(Seal.read(str(tmp_path / "key")).open(k, v)) for k, v in store.kept.items() if v]
             assert [row["revoked"] for row in rows if "revoked" in row] == [True, False]
+
+
+async def test_a_certificate_is_given_once_it_is_written_and_not_again_over_the_next_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No daemon counts it among what it has heard: said again it would stand for another word."""
+    monkeypatch.setattr("wancoll_master.gate._LEAST_RENEWED", 0.0)
+    async with that_writes_later(tmp_path) as (server, _, store, master, token):
+
+        async def written(since: int) -> None:
+            await in_hand(store, since)
+            store.written = store.asked
+            server.release()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(join, master, "d", token)
+            await written(store.asked + 1)  # the token's row and the name's
+        wallet = Wallet(str(tmp_path / "of-d"), token)
+        async with master.dial(wallet.papers) as daemon, master.dial(wallet.papers) as next:
+            await daemon.say(but(hello("d"), dial=1))
+            welcome = await daemon.expect(m.Welcome)
+            assert isinstance(await daemon.hear(), m.AuthorityIs)
+            asked = store.asked
+            await daemon.say(m.Renew(wallet.request()), m.Heartbeat(7))
+            assert (await daemon.hear()).number == 7
+            await written(asked)
+            assert (await daemon.expect(m.Enrolled)).certificate
+            again = but(hello("d"), dial=2, session=welcome.session, master=welcome.master)
+            await next.say(again, m.Heartbeat(8))
+            assert (await next.hear()).resumed
+            assert [type(await next.hear()) for _ in range(2)] == [m.AuthorityIs, m.Pong]
 
 
 async def test_a_folder_that_cannot_be_written_ends_neither_a_lead_nor_a_rotation(
