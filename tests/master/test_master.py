@@ -772,6 +772,32 @@ def test_an_older_copy_of_the_same_term_counts_as_lost(tmp_path):
     journal.close()
 
 
+def test_a_journal_that_is_newer_than_its_lock_has_lost_nothing(tmp_path):
+    """The master was killed after a write, and before that was noted."""
+    path = str(tmp_path / "journal")
+    journal = Journal(path)
+    before = pathlib.Path(f"{path}.lock").read_bytes()
+    journal.persist(Persist(3, 1025, 1, {"g": Used(3, frozenset({1, 2}), 5)}))
+    journal.close()
+    pathlib.Path(f"{path}.lock").write_bytes(before)
+    journal = Journal(path)
+    assert (journal.facts.lost, journal.facts.highest_epoch, list(journal.facts.used)) == (False, 3, ["g"])
+    journal.close()
+
+
+def test_the_journal_forgets_groups_with_the_oldest_epochs(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "GROUPS_KEPT", 2)
+    path = str(tmp_path / "journal")
+    journal = Journal(path)
+    groups = {name: Used(epoch, frozenset({1}), 0) for epoch, name in ((4, "a"), (3, "m"), (2, "z"))}
+    journal.persist(Persist(4, 1, 1, groups))
+    journal.close()
+    journal = Journal(path)
+    assert list(journal.facts.used) == ["m", "a"]
+    assert journal._db.execute("select name from groups order by epoch").fetchall() == [("m",), ("a",)]
+    journal.close()
+
+
 @pytest.mark.parametrize("what", ["a link to another file", "a pipe"])
 def test_a_lock_that_is_no_plain_file_is_refused_and_left_alone(tmp_path, what):
     lock, other = tmp_path / "journal.lock", tmp_path / "other"

@@ -108,8 +108,8 @@ class Journal:
             if lost:
                 self._db.execute("delete from groups")
                 rows = []
-            used = dict(map(_group, rows))
-            self._db.executemany("delete from groups where name = ?", [(name,) for name in list(used)[:-GROUPS_KEPT]])
+            used = dict(map(_group, rows[-GROUPS_KEPT:]))
+            self._db.executemany("delete from groups where name = ?", [row[:1] for row in rows[:-GROUPS_KEPT]])
             newest = max(term, told[0]), known.get("highest_epoch", 0), known.get("next_mid", 1)
             term, highest, next_mid = jumped(*newest) if lost else newest
             id = known.setdefault("id", secrets.randbits(60))
