@@ -43,7 +43,7 @@ from wancoll.wire.framing import encode
 from wancoll_master import election
 from wancoll_master.config import EtcdConfig, MasterConfig
 from wancoll_master.core.leadership import SAFETY, Leadership
-from wancoll_master.core.ready import Announce, Broadcast, Close, Former, Held, Persist, Ready, Record, Send, Used
+from wancoll_master.core.ready import JUMP, Announce, Broadcast, Close, Former, Held, Persist, Ready, Record, Send, Used
 from wancoll_master.election import give_back, whereabouts
 from wancoll_master.serve import reached_at, serve
 from wancoll_master.server import Server
@@ -1133,10 +1133,10 @@ async def test_a_higher_term_than_etcd_knows(etcd: chaos.Etcd) -> None:
         peer = await connect()
         await peer.say(told(hello("d"), 40, 99))
         assert "has seen term 40" in (await peer.expect(m.Bye)).reason
-        assert (await found.ask())[0].term == 41
+        assert (await found.ask())[0].term == 41 + JUMP
         peer = await connect()
         await peer.say(told(hello("d"), 40, 99), m.Join("g", "me", 1, 1))
-        assert (await peer.expect(m.Welcome)).term == 41
+        assert (await peer.expect(m.Welcome)).term == 41 + JUMP
         assert "members of an earlier one" in (await peer.expect(m.Joined)).reason
         for each in connect.peers:
             each.stream.socket.close()
@@ -1179,7 +1179,8 @@ async def test_who_leads_while_its_key_is_deleted_steps_down_before_another_lead
             while len(led) < 3:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         (first, *_), *others = led
-        assert [(what, term) for _, what, term in led] == [(True, 1), (False, 1), (True, 2)]
+        following = 2 if gone else 2 + JUMP  # with the facts all numbers are lost but that term
+        assert [(what, term) for _, what, term in led] == [(True, 1), (False, 1), (True, following)]
         assert others[0][0] is first
 
 
@@ -1223,7 +1224,15 @@ async def test_a_standby_waits_for_a_lease_that_lives_and_where_all_is_lost_for_
         now[0] += 0.1
         won = await one._campaign(client)
         assert won is not None
-        assert (won.numbers.term, won.lost_facts) == (8, True)
+        found_then = won.numbers
+        assert (found_then, won.lost_facts) == (Numbers(7 + JUMP + 1, 7 + JUMP, 1025 + JUMP, 1), True)
+        one._heard = found_then.term  # it has led, and all is lost again
+        won = await one._campaign(client)
+        assert won is not None
+        assert won.lost_facts
+        assert won.numbers.epoch >= found_then.epoch + JUMP, "no number that can have been given"
+        assert won.numbers.mid >= found_then.mid + JUMP
+        assert won.numbers.mid % 1024 == 1
 
 
 @pytest.mark.parametrize(
