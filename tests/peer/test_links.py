@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tests.peer.test_member import epoch
 from wancoll.limits import DEFAULT
 from wancoll.peer.core import links as core
@@ -17,9 +19,12 @@ class End:
         self.mid, self.knocks = mid, 0
         self.entered = self.enter(1, neighbours, spares)
 
-    def enter(self, number: int, neighbours: set[int], spares: set[int] | None = None) -> list[core.Command]:
+    def enter(
+        self, number: int, neighbours: set[int], spares: set[int] | None = None, lanes: int = 0
+    ) -> list[core.Command]:
         told = epoch(number, 1, 2, 3, 4)
-        told = m.Epoch(*[self.mid if name == "to" else getattr(told, name) for name in told.__struct_fields__])
+        plan = msgspec.structs.replace(told.plan, lanes=lanes or told.plan.lanes)
+        told = msgspec.structs.replace(told, to=self.mid, plan=plan)
         wish = core.Enter(told, frozenset(neighbours), frozenset(spares or ()))
         return self.links.ask(self.owner, wish, float(number))
 
@@ -86,6 +91,16 @@ def test_lanes_of_an_older_dial_are_refused_and_a_newer_one_replaces_the_link_an
     assert isinstance(anew, core.Welcome)
     assert anew.number > welcome.number
     assert core.CloseLink(welcome.number) in commands
+
+
+def test_lanes_of_an_older_dial_stay_out_where_plans_change_and_change_back() -> None:
+    """Their connection waits for an epoch of their plan, and its dialler has given them up."""
+    end = End(1, {2})
+    assert only(end.knock(2, 5), core.Welcome)
+    end.enter(2, {2}, lanes=3)
+    end.enter(3, {2})
+    assert only(end.knock(2, 4), core.Refuse)
+    assert only(end.knock(2, 6), core.Welcome)
 
 
 def test_what_an_epoch_needed_the_next_one_does_not() -> None:

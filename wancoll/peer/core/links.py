@@ -466,6 +466,8 @@ class Links:
         for link in list(owner.links.values()):
             if link.other.mid not in present or rebuild:
                 self._forget(link, out)
+                if link.other.mid in present:  # its sets of before are over, however late they knock
+                    self._link(owner, link.other.mid, link.channel, now).accepted = link.accepted
             elif link.number:
                 out.append(MoveLink(link.number, owner.stamp(link.channel), epoch.plan.pacing if paced else None))
         for mid in sorted(owner.neighbours) + sorted(owner.spares):
