@@ -64,8 +64,9 @@ def _found(path: Path) -> set[str]:
 BOUNDS = {
     "master/wancoll_master/core/leadership.py: Lobby._waiting": "pending_connections",
     "master/wancoll_master/page.py: Page._frames": "versions that viewers have: MOST_VIEWERS, and one",
+    "wancoll/net/http.py: Request.headers": "_HEAD_BYTES",
+    "wancoll/net/http.py: Answer.headers": "a few",
     "master/wancoll_master/page.py: Page._sections": "a few of each of MOST_GROUPS groups",
-    "master/wancoll_master/page.py: Page._streams": "_CONNECTIONS and MOST_VIEWERS",
     "master/wancoll_master/core/page.py: Story._lost_at": "_MOST_GROUPS_KNOWN",
     "master/wancoll_master/core/page.py: Story._throughput": "MOST_GROUPS",
     "master/wancoll_master/core/page.py: Story.epochs": "_EPOCHS",

@@ -169,7 +169,7 @@ def _listeners_of_page(config: MasterConfig) -> list[socket.socket]:
     if not config.page:
         return []
     try:
-        import wancoll_master.page  # noqa: F401 - loads starlette and hypercorn, which takes a while
+        import wancoll_master.page  # noqa: F401 - loads h11
     except ImportError as missing:
         raise without_package("--page", "page", missing) from missing
     return guarded(config.page, config.page_token, "page")

@@ -24,6 +24,7 @@ from tests.page.support import frames
 from wancoll.errors import ConfigError
 from wancoll.metrics import guard
 from wancoll.metrics.guard import guarded
+from wancoll.net import http
 from wancoll_master import page as page_module
 from wancoll_master import serve
 from wancoll_master.config import MasterConfig
@@ -88,7 +89,7 @@ async def serving(token: str = "") -> AsyncIterator[Server]:
 @pytest.fixture(autouse=True)
 def said(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Lines of the log, of all levels; looks are quick."""
-    lines = logged(monkeypatch, page_module)
+    lines = logged(monkeypatch, http)
     monkeypatch.setattr(page_module, "_LOOK", 0.02)
     monkeypatch.setattr(page_module, "_SHARE", 1.0)
     return lines
@@ -182,7 +183,7 @@ async def test_without_news_a_viewer_hears_that_the_master_is_there(monkeypatch:
 async def test_a_viewer_that_does_not_read_is_cut_off_and_the_others_are_not(
     monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(page_module, "_WRITE_SECONDS", 2.5)
+    monkeypatch.setattr(http, "_WRITE_SECONDS", 2.5)
     async with serving() as server:
         server.big = 1 << 20
         async with server.viewer() as one, server.viewer() as other:
@@ -214,11 +215,11 @@ async def test_so_many_viewers_and_no_more(said: list[dict[str, Any]]) -> None:
             await one.frames(1)
         assert status(await server.say(get("/events"))) == 503
         assert status(await server.say(get("/"))) == 200
-        assert len(server.page._open) <= 2  # viewers take no room from those who ask
+        assert len(server.page._port.open) <= 2  # viewers take no room from those who ask
 
 
 async def test_the_end_of_the_page_waits_for_no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "_WRITE_SECONDS", 3600.0)
+    monkeypatch.setattr(http, "_WRITE_SECONDS", 3600.0)
     with trio.fail_after(20):
         async with contextlib.AsyncExitStack() as stack, serving() as server:
             server.big = 1 << 23  # more than the kernel takes
@@ -286,19 +287,20 @@ async def test_a_bug_that_everybody_can_cause_does_not_fill_the_log(
     monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]
 ) -> None:
     async with serving() as server:
-        server.page._bugs._at, server.page._bugs._credit = trio.current_time(), -1e6  # there were many lines before
+        bugs = server.page._port.bugs
+        bugs._at, bugs._credit = trio.current_time(), -1e6  # there were many lines before
 
         def raises(*_: object) -> None:
             raise ZeroDivisionError
 
         monkeypatch.setattr(page_module, "refused", raises)
         assert status(await server.say(get("/"))) == 500
-        assert server.page._bugs.count == 1
+        assert bugs.count == 1
     assert [line["event"] for line in said] == ["page"]
 
 
 async def test_who_is_slow_is_cut_off(monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]) -> None:
-    monkeypatch.setattr(page_module, "_SECONDS", 0.3)
+    monkeypatch.setattr(http, "_SECONDS", 0.3)
     async with serving() as server:
         with trio.fail_after(20):
             assert await server.say(b"GET / HT") == b""  # the rest never comes
@@ -307,14 +309,14 @@ async def test_who_is_slow_is_cut_off(monkeypatch: pytest.MonkeyPatch, said: lis
 
 
 async def test_a_crowd_of_slow_ones_does_not_keep_a_viewer_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "_LEAST", 0.0)
+    monkeypatch.setattr(http, "_LEAST", 0.0)
     async with serving() as server, contextlib.AsyncExitStack() as stack, server.viewer() as viewer:
         await viewer.frames(1)
-        for _ in range(3 * page_module._CONNECTIONS):
+        for _ in range(3 * http.CONNECTIONS):
             stream = await stack.enter_async_context(await trio.open_tcp_stream(*server.address))
             await stream.send_all(b"GET /")
             await trio.testing.wait_all_tasks_blocked()
-            assert len(server.page._open) <= page_module._CONNECTIONS
+            assert len(server.page._port.open) <= http.CONNECTIONS
         assert status(await server.say(get("/"))) == 200
         await viewer.frames(len(frames(viewer.text)) + 1)
 
@@ -383,7 +385,8 @@ def test_a_name_of_loopback_and_of_another_address_needs_a_token(monkeypatch: py
 def test_without_a_token_one_name_of_this_machine_is_asked_for(hosts: list[str], status: int) -> None:
     """Also where what reads the request lets two of them through: h11 does not."""
     for given in (hosts, hosts[::-1]):
-        assert guard.refused(b"", [], given)[0] == status
+        answer = guard.refused(http.Request("/", {"host": given}), b"", "")
+        assert (answer.status if answer else 0) == status
 
 
 def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import re
 import socket
 
 from wancoll.errors import ConfigError
+from wancoll.net.http import Answer, Request
 from wancoll.net.listen import open_listeners
 
 _LEAST_TOKEN = 16  # characters
@@ -54,22 +55,23 @@ def shows(token: bytes, shown: list[str]) -> bool:
     return scheme.lower() in ("basic", "bearer") and hmac.compare_digest(found, token)
 
 
-def refused(token: bytes, shown: list[str], hosts: list[str]) -> tuple[int, str]:
-    """Why a request is not answered, as a status and a text; (0, ""): it is.
+def refused(request: Request, token: bytes, variable: str) -> Answer | None:
+    """The answer to a *request* that may not know; None: it may.
 
     Without a token the listeners are on loopback, where a browser may be led by a name of somebody else's (DNS
     rebinding): only this machine's own names count.
 
     Args:
+        request: its Authorization and Host count.
         token: b"": none.
-        shown: what the request has for Authorization.
-        hosts: what it has for Host.
+        variable: in which the process was given the token.
     """
-    if token:
-        return (0, "") if shows(token, shown) else (401, "needs the token")
-    if _is_local(hosts):
-        return 0, ""
-    return 403, "without a token only as localhost, 127.0.0.1 or [::1]: other names may be somebody else's"
+    if token and not shows(token, request.headers.get("authorization", [])):
+        said = f"needs the token of {variable}, as bearer or as password of any user\n"
+        return Answer(401, said.encode(), headers={"WWW-Authenticate": 'Basic realm="wancoll", charset="UTF-8"'})
+    if token or _is_local(request.headers.get("host", [])):
+        return None
+    return Answer(403, b"without a token only as localhost, 127.0.0.1 or [::1]: other names may be somebody else's\n")
 
 
 def _is_local(hosts: list[str]) -> bool:
