@@ -974,6 +974,22 @@ def test_liars_that_are_lost_are_counted_once_and_not_at_each_operation(monkeypa
     assert found.results == [(seq, 7, seq) for seq in right]
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_only_a_lost_liar_says_is_committed_is_not_so_for_having_been_finished(apart: bool) -> None:
+    """Another member may have another result, or only the master may commit it."""
+    honest = {mid: borne.Word(0, {1: (1, 9), 2: (2, 9)}, () if apart else {2}) for mid in (1, 2)}
+    liar = borne.Word(2, {1: (5, 9), 2: (2, 9)})
+    found = borne.judge(honest | {3: liar}, {1, 2}, 0, {2}.__contains__ if apart else lambda seq: False, ())
+    assert (found.sure, found.upto, found.results, found.out) == (0, 1, [(1, 1, 9)], {})
+
+
+def test_reports_are_counted_anew_without_a_lost_liar() -> None:
+    words = {1: borne.Word(1, {1: (1, 9)}), 2: borne.Word(0, {1: (1, 9)}), 3: borne.Word(0, {})}
+    found = borne.judge(words | {4: borne.Word(1, {1: (5, 9)})}, {1, 2, 3}, 0, lambda seq: False, ())
+    assert set(found.out) == {3}
+    assert not found.tied
+
+
 @pytest.mark.parametrize("case", COUNTED)
 def test_reports_are_counted_where_one_says_that_an_operation_is_committed_and_another_contradicts(case: str) -> None:
     said, names, upto, unknown = COUNTED[case]

@@ -87,16 +87,23 @@ def judge(
     sure, upto, results, seq = base, base, list[tuple[int, int, int]](), base
     for point in _points(words.values(), base, top, voids):  # all from seq + 1 to point are alike
         if point not in voids:
-            said = {each.of(point) for each in alike}
-            won, wrong, tied = _count(words, point) if len(said) > 1 else (said.pop(), {}, False)
-            if out := {mid: why for mid, why in wrong.items() if mid in stay}:
-                return Verdict(sure, upto, results, out)
-            if wrong:  # they are lost, and do not count any more
-                words = {mid: each for mid, each in words.items() if mid not in wrong}
+            while True:
+                said = {each.of(point) for each in alike}
+                won, wrong, tied = _count(words, point) if len(said) > 1 else (said.pop(), {}, False)
+                if out := {mid: why for mid, why in wrong.items() if mid in stay}:
+                    return Verdict(sure, upto, results, out)
+                if not wrong:
+                    break
+                words = {
+                    mid: each for mid, each in words.items() if mid not in wrong
+                }  # those are lost, and count no more
                 alike = _alike(words)
+                top = max(base, *(each.committed for each in alike))
+            if point > top:  # only those that were wrong said that it is committed
+                won = None
             if tied:
                 return Verdict(sure, upto, results, tied=range(seq + 1, top + 1))
-            if won is None:  # nobody who goes on says that it is committed
+            if won is None:  # nobody who is right says that it is committed
                 won = _finished_by_all(words, stay, point)
                 if won is None or ends(point):
                     return Verdict(sure, upto, results)
