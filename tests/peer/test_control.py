@@ -182,9 +182,14 @@ async def test_a_leader_that_nobody_can_look_up_is_left_alone(
     assert not control.refused
 
 
-@pytest.mark.parametrize("at_start", [True, False])
-async def test_of_two_masters_that_nothing_elects_a_daemon_obeys_one(*, at_start: bool) -> None:
-    """Where both answer at its start it ends; else it goes on to look for the one that it knows."""
+@pytest.mark.parametrize(
+    ("by", "at_start"), [("journal {}", True), ("journal {}", False), ("etcd 7 under wancoll/", True)]
+)
+async def test_of_two_masters_that_nothing_elects_a_daemon_obeys_one(by: str, at_start: bool) -> None:
+    """Where both answer at its start it ends; else it goes on to look for the one that it knows.
+
+    Two etcds that were started alike have the same id: there two masters lead at once.
+    """
     reasons: list[str] = []
     hellos: list[int] = []
     over, there = trio.Event(), {0, 1} if at_start else {0}
@@ -197,7 +202,7 @@ async def test_of_two_masters_that_nothing_elects_a_daemon_obeys_one(*, at_start
             if isinstance(said, m.Hello):
                 hellos.append(number)
                 there.symmetric_difference_update({0, 1} if len(hellos) == 1 else {0})  # 0 goes, and comes back
-            answer = m.Welcome(PROTOCOL_VERSION, 1, 1.0, 5.0, 7 + number, 3, elected_by=f"journal {number}")
+            answer = m.Welcome(PROTOCOL_VERSION, 1, 1.0, 5.0, 7 + number, 3, elected_by=by.format(number))
             await stream.send_all(encode(answer))
 
     def lost(reason: str, *, live: bool) -> None:
@@ -219,7 +224,8 @@ async def test_of_two_masters_that_nothing_elects_a_daemon_obeys_one(*, at_start
                 nursery.start_soon(control.run)
                 await over.wait()
             nursery.cancel_scope.cancel()
-    told = [reason.startswith("two masters, and nothing elects one of them: ") for reason in reasons]
+    refusal = "two masters, and nothing elects one of them: " if by.startswith("journal") else "masters of two etcds: "
+    told = [reason.startswith(refusal) for reason in reasons]
     assert (hellos, told) == (([0], [True]) if at_start else ([0, 1, 0], [False, True, False]))
     assert control.refused == (reasons[0] if at_start else "")
 

@@ -251,16 +251,27 @@ class Control:
             answer: m.FromMaster = ask(where, question, m.FromMaster, timeout=patience, who=address, papers=papers)
             return answer
 
+        answers: dict[str, m.Welcome | m.StandsBy] = {}
+
         async def look(address: str) -> None:
             with contextlib.suppress(ConfigError, ProtocolError, OSError):
                 answer = await in_thread(asked, address)
                 if isinstance(answer, m.Welcome | m.StandsBy) and answer.elected_by:
-                    self._masters.met[address] = answer.elected_by
+                    answers[address] = answer
 
-        self._masters.met.clear()
-        async with trio.open_nursery() as nursery:
-            for address in self._masters.addresses:
-                nursery.start_soon(look, address)
+        for _ in range(2):  # between two answers of the first round one master may have taken over from another
+            answers.clear()
+            async with trio.open_nursery() as nursery:
+                for address in self._masters.addresses:
+                    nursery.start_soon(look, address)
+            if len({answer.master for answer in answers.values() if isinstance(answer, m.Welcome)}) < 2:
+                break
+        self._masters.meet(
+            {
+                address: (answer.elected_by, answer.master if isinstance(answer, m.Welcome) else 0)
+                for address, answer in answers.items()
+            }
+        )
 
     async def _tls(self, address: str, patience: float) -> Tls | None:
         """To dial with, after a certificate was got where there is none that is good.

@@ -65,6 +65,17 @@ class Masters:
         """The one at *address* leads: tries begin anew when it is lost."""
         self._begin()
 
+    def meet(self, answers: dict[str, tuple[str, int]]) -> None:
+        """All addresses were asked.
+
+        Args:
+            answers: by address, what elects the master there, and its id where it leads, or 0. Where two lead by the
+                same name they are of two etcds that were started alike: those have the same id.
+        """
+        two = len({master for _, master in answers.values() if master}) > 1
+        alike = two and len({by for by, _ in answers.values()}) == 1
+        self.met = {at: f"{by}, led at {at}" if alike and master else by for at, (by, master) in answers.items()}
+
     def refuses(self, elected_by: str) -> str:
         """Why the master at *address* is not followed; "": it is, from now on (R6)."""
         at, known = self.address, self.followed
