@@ -60,7 +60,7 @@ class OwnFolder:
             new = os.path.join(self.path, f".{_HELD}")
             self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            os.write(self._lock, _HELD_SAYS)
+            os.write(self._lock, _HELD_SAYS + os.fsencode(self.path))
             os.rename(new, os.path.join(self.path, _HELD))
         except OSError as bad:
             raise ConfigError(
@@ -84,7 +84,8 @@ def _remove_left_over(held: str) -> None:
         if os.lstat(folder).st_uid == os.geteuid():
             with open(os.open(held, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if file.read(len(_HELD_SAYS) + 1) == _HELD_SAYS:  # others may call a folder so, and a file in it
+                says = _HELD_SAYS + os.fsencode(folder)  # others may call a folder so, or it is a user's copy
+                if file.read(len(says) + 1) == says:
                     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -756,19 +756,26 @@ def test_a_lock_that_no_master_wrote_counts_as_a_missed_write(tmp_path, text):
     journal.close()
 
 
-def test_an_older_copy_of_the_same_term_counts_as_lost(tmp_path):
+@pytest.mark.parametrize("since", ["an epoch", "a token was revoked"])
+def test_an_older_copy_of_the_same_term_counts_as_lost(tmp_path, since):
     path, copy = str(tmp_path / "journal"), str(tmp_path / "copy")
     journal = Journal(path)
+    id = journal.facts.elected_by
     journal.persist(Persist(3, 1025, 1, {"g": Used(3, frozenset({1, 2}), 5)}))
+    journal.keep_trust("token", {"t": "good"})
     with contextlib.closing(sqlite3.connect(path)) as now, contextlib.closing(sqlite3.connect(copy)) as then:
         now.backup(then)
-    journal.persist(Persist(4, 1025, 1, {"g": Used(4, frozenset({1}), 6)}))
+    if since == "an epoch":
+        journal.persist(Persist(4, 1025, 1, {"g": Used(4, frozenset({1}), 6)}))
+    else:
+        journal.keep_trust("token", {"t": "revoked"})
     journal.close()
     for end in ("-wal", "-shm"):
         pathlib.Path(path + end).unlink(missing_ok=True)
     shutil.copy(copy, path)
     journal = Journal(path)
     assert (journal.facts.lost, journal.facts.used, journal.facts.highest_epoch) == (True, {}, 3 + JUMP)
+    assert journal.facts.elected_by != id  # the other copy may be in use elsewhere
     journal.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import stat
 import struct
@@ -497,9 +498,11 @@ def test_folders_of_processes_that_were_killed_are_removed_by_the_next(
         theirs_too = tmp_path / "wancoll-projects"  # a folder of the user's own, with a file of that name
         theirs_too.mkdir()
         (theirs_too / "held").write_text("a list\n")
+        evidence = tmp_path / "wancoll-evidence"  # a copy of what a process left behind
+        shutil.copytree(theirs, evidence, ignore=lambda folder, names: [name for name in names if name == "peer.sock"])
         (tmp_path / "wancoll-pipeline").mkdir()
         os.mkfifo(tmp_path / "wancoll-pipeline" / "held")
-        alive |= {theirs_too.name, "wancoll-pipeline"}
+        alive |= {theirs_too.name, evidence.name, "wancoll-pipeline"}
         local.OwnFolder().close()
         assert theirs.exists()
     local.OwnFolder().close()

@@ -268,7 +268,8 @@ def test_who_cannot_run_again_for_others_says_so_to_each_master() -> None:
 
 def test_a_round_of_an_epoch_that_is_never_heard_of_hides_no_other() -> None:
     v = Voter()
-    for sender, begun in ((2, NewRound(1 << 60, 1)), (3, NewRound(2, 3)), (2, NewRound(1 << 60, 2))):
+    said = (2, NewRound(1 << 60, 1)), (3, NewRound(2, 3)), (2, NewRound(1 << 60, 2)), (9, NewRound(2, 5))
+    for sender, begun in said:  # 9 is no member of epoch 2
         v.member.links_say(links.Noted(v.owner, sender, begun.pack()), 3.0)
     v.enter(2)
     assert v.member.collectives.round == 3

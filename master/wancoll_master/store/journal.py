@@ -8,7 +8,7 @@ import os
 import secrets
 import sqlite3
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -106,6 +106,7 @@ class Journal:
             told = self._told() if self._lock is not None else has
             lost = told > has or (term > 0 and told == _NOTHING)
             if lost:
+                known["id"] = secrets.randbits(60)  # it may be a copy, and another master use the other one
                 self._db.execute("delete from groups")
                 rows = []
             used = dict(map(_group, rows[-GROUPS_KEPT:]))
@@ -115,11 +116,13 @@ class Journal:
             id = known.setdefault("id", secrets.randbits(60))
             self.facts = Facts(term + 1, highest, next_mid, used, f"journal {id:x}", lost)
             numbers = {"term": self.facts.term, "highest_epoch": highest, "next_mid": next_mid}
-            self._write({"format": FORMAT, "id": id, **numbers})
+            self._write({"format": FORMAT, **numbers})
+            self._db.execute("insert or replace into facts values ('id', ?)", (id,))
         if lost:
             log.warning("the journal had missed epochs, or is an older one: it knows no group now", journal=self._path)
         self._missed = False
-        self._note(self.facts.term)
+        self._term = self.facts.term
+        self._note()
         self._db.execute("pragma synchronous = normal")
         (self._events,) = self._db.execute("select count(*) from events").fetchone()
 
@@ -131,12 +134,12 @@ class Journal:
         told = (int(text[:_LOCK_DIGITS]), int(text[_LOCK_DIGITS:])) if whole else _NOTHING
         return told if max(told) <= MOST // 2 else _NOTHING
 
-    def _note(self, term: int) -> None:
+    def _note(self) -> None:
         """Say in the lock how new the journal is, unless a write of this term was missed."""
         if self._lock is not None and not self._missed:
             # If that fails: a lock older than the journal says nothing against it, an empty one makes it count as lost.
             with contextlib.suppress(OSError):
-                os.pwrite(self._lock, b"%0*d%0*d" % (_LOCK_DIGITS, term, _LOCK_DIGITS, self._writes), 0)
+                os.pwrite(self._lock, b"%0*d%0*d" % (_LOCK_DIGITS, self._term, _LOCK_DIGITS, self._writes), 0)
                 os.fsync(self._lock)
 
     def _write(self, facts: dict[str, int]) -> None:
@@ -164,23 +167,31 @@ class Journal:
             )
             for name, one in what.groups.items()
         ]
-        self._db.execute("pragma synchronous = full")
+        self._term = what.term
         try:
             self.failpoints.hit("store_write")
-            with self._db:
-                self._db.execute("begin immediate")
-                numbers = {"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid}
-                self._write(numbers | {"writes": self._writes + 1})
+            with self._counted():
+                self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
                 self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?, ?, ?)", rows)
-            self.failpoints.hit("store_sync")
-            self._writes += 1
-            self._note(what.term)
         except sqlite3.Error:
             self._missed = True
             if self._lock is not None:
                 os.ftruncate(self._lock, 0)
                 os.fsync(self._lock)
             raise
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A write of which an older copy of the journal must not be free: it is on the disk, and the lock counts it."""
+        self._db.execute("pragma synchronous = full")
+        try:
+            with self._db:
+                self._db.execute("begin immediate")
+                yield
+                self._write({"writes": self._writes + 1})
+            self.failpoints.hit("store_sync")
+            self._writes += 1
+            self._note()
         finally:
             self._db.execute("pragma synchronous = normal")
 
@@ -216,8 +227,7 @@ class Journal:
         Raises:
             sqlite3.Error: it could not be written.
         """
-        with self._db:
-            self._db.execute("begin immediate")
+        with self._counted():
             self._db.executemany("delete from trust where kind = ? and id = ?", [(kind, id) for id in gone])
             self._db.executemany(
                 "insert or replace into trust values (?, ?, ?)", [(kind, *row) for row in rows.items()]

@@ -279,7 +279,8 @@ class Collectives(Book):
         self.committed, self.aborted, self._asked = epoch.committed_upto, False, 0
         voids = {void.seq: void for void in epoch.voids}
         self._open_ballot(seat, voids)
-        rounds = [begun.number for begun in self._ahead.values() if begun.epoch == epoch.epoch]
+        begun = {mid: one for mid, one in self._ahead.items() if one.epoch == epoch.epoch}
+        rounds = [one.number for mid, one in begun.items() if mid in seat.world.mids]
         self.round = max(rounds, default=0) if self.ballot else 0
         self._ahead = {mid: begun for mid, begun in self._ahead.items() if begun.epoch > epoch.epoch}
         commands: list[cmd.Command] = []
