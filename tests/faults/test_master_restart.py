@@ -263,6 +263,7 @@ def test_the_journal_lacks_the_epoch_and_a_daemon_that_never_saw_a_master_comes_
         wait_joining(cluster, group, "m2")
         [waits] = [found.waiting_for for found in cluster.status().groups if found.name == group]
         assert "waits for members of an earlier one" in waits
+        assert " more members to start: " in waits.partition(";")[0], "so `is forming, and waits for ...` reads well"
         for i in range(2):
             cluster.resume(i)
         after = reduce_all(comms, range(2))
