@@ -479,6 +479,21 @@ async def test_nothing_is_kept_of_a_daemon_that_was_sent_away_or_of_what_was_hel
         assert (found._held.frames, found._kept) == (0, {})
 
 
+async def test_what_a_daemon_has_heard_is_kept_no_longer() -> None:
+    """Else too much would be kept at last, and the next break of its connection cost it its place."""
+    async with server() as (found, connect):
+        found.lead(found._journal)
+        peer = await connect()
+        await peer.say(hello("d"), m.Join("g", "me", 1, 1))
+        await peer.expect(m.Epoch)
+        [kept] = found._kept.values()
+        heard = len(kept._frames)
+        assert heard >= 2
+        await peer.say(m.Heartbeat(1, heard=heard))
+        await peer.expect(m.Pong)
+        assert not kept._frames
+
+
 async def test_who_does_not_read_is_out_at_once_and_not_only_away() -> None:
     """It may come back anew: what it was to be told is not kept."""
     async with server(send_queue_messages=50) as (found, connect):
