@@ -493,13 +493,13 @@ def test_folders_of_processes_that_were_killed_are_removed_by_the_next(
         assert set(os.listdir(tmp_path)) == {*alive, Path(mine.path).name}
         process.kill()
         process.wait()
+    evidence = tmp_path / "wancoll-evidence"  # a copy of what a process left behind
+    shutil.copytree(theirs, evidence)
     with monkeypatch.context() as patch:
         as_if_owned(patch, 8, user=7)
         theirs_too = tmp_path / "wancoll-projects"  # a folder of the user's own, with a file of that name
         theirs_too.mkdir()
         (theirs_too / "held").write_text("a list\n")
-        evidence = tmp_path / "wancoll-evidence"  # a copy of what a process left behind
-        shutil.copytree(theirs, evidence, ignore=lambda folder, names: [name for name in names if name == "peer.sock"])
         (tmp_path / "wancoll-pipeline").mkdir()
         os.mkfifo(tmp_path / "wancoll-pipeline" / "held")
         alive |= {theirs_too.name, evidence.name, "wancoll-pipeline"}
