@@ -49,6 +49,7 @@ class Limits:
     name_chars: int = 128
 
     # What a master remembers; beyond, the oldest goes.
+    report_bytes: int = 1024 * MIB  # reports after a restart, or at the end of an epoch; an eighth for each daemon
     groups_known: int = 4096  # of earlier and present ones: their newest epochs
     daemons_gone: int = 1024  # whose members' fate is kept for when they come back
     members_missing: int = 4096  # that did not report after a restart: their fate

@@ -99,12 +99,9 @@ def _own_folder(path: str) -> str:
         raise ConfigError("cannot be made", who=path, got=str(bad), hint=_ELSEWHERE) from bad
     if not stat.S_ISDIR(found.st_mode) or open_to_others(found, reads=True):
         raise ConfigError(
-            "is not for this user alone, so anybody could answer there",
-            who=path,
-            expected=f"a folder of user {os.geteuid()} with mode 700",
-            got=standing(found),
-            hint=_ELSEWHERE,
-        )
+            "is not for this user alone, so anybody could answer there", who=path,
+            expected=f"a folder of user {os.geteuid()} with mode 700", got=standing(found), hint=_ELSEWHERE,
+        )  # fmt: skip
     return path
 
 
@@ -136,11 +133,9 @@ def default_journal(port: int) -> str:
         return os.path.join(state_folder(), f"master-{port}.sqlite")
     except OSError as bad:
         raise ConfigError(
-            "there is no place for the journal",
-            expected=_STATE,
-            got=str(bad),
+            "there is no place for the journal", expected=_STATE, got=str(bad),
             hint="choose a path with --journal, or --journal none",
-        ) from bad
+        ) from bad  # fmt: skip
 
 
 def default_state(name: str) -> str:
@@ -152,9 +147,8 @@ def default_state(name: str) -> str:
     try:
         return os.path.join(state_folder(), name)
     except OSError as bad:
-        raise ConfigError(
-            "there is no place for keys", expected=_STATE, got=str(bad), hint="choose a folder with --state"
-        ) from bad
+        hint = "choose a folder with --state"
+        raise ConfigError("there is no place for keys", expected=_STATE, got=str(bad), hint=hint) from bad
 
 
 def state_folder(name: str = "") -> str:
@@ -188,10 +182,9 @@ def split_address(text: str, *, what: str = "address", default_port: int | None 
         port = str(default_port)
     if bare_ipv6 or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(
-            f"{what} cannot be read",
+            f"{what} cannot be read", got=repr(text),
             expected="host:port with a port from 0 to 65535, IPv6 in brackets: [::1]:7400",
-            got=repr(text),
-        )
+        )  # fmt: skip
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -80,7 +80,7 @@ _LEAST_KEPT_BYTES = 128 * 1024  # of a connection that breaks among very many: m
 _START_SECURE = "start the master with --secure (the default beyond loopback, without --insecure), or leave --join out"
 _NO_TLS = f"speaks TLS, and this master does not; {_START_SECURE}"
 _ONLY_TLS = "this master speaks TLS only; give --join or WANCOLL_JOIN a token: `wancoll token create` makes one"
-_LOOKUPS = 8  # of names at once: a name server may be slow
+_LOOKUPS = 256  # of names at once, one of each daemon: a name server may be slow
 _TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
 _STATUS_SHARE = 0.1  # of the time, that may go into making Status
 _STATUS_BURST = 1.0  # seconds of it at once
@@ -128,7 +128,7 @@ class Server:
         self._numbers = itertools.count(1)
         limits = config.limits
         self._greeting = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
-        self._lookups = trio.CapacityLimiter(_LOOKUPS)
+        self._lookups: dict[str, trio.CapacityLimiter] = {}  # by daemon: a thread may outlive who waits for it
         self._shaking = Turns()  # in the thread for steps of their handshakes
         self._leaving = Handshakes(limits.pending_connections, LINGER)  # strangers that have yet to read their answer
         self._strangers: set[int] = set()  # connections on which no daemon has introduced itself
@@ -736,24 +736,30 @@ class Server:
         if reasons:
             self.apply(SentAway(reasons))
 
-    async def _looked_up(self, hello: m.Hello) -> m.Hello:
+    async def _looked_up(self, hello: m.Hello, source: str) -> m.Hello:
         """With addresses in place of names: what a name server says to each member could differ.
 
         Raises:
-            ProtocolError: a name is not found in time.
+            ProtocolError: a name is not found in time, or leads elsewhere; what was found is nobody's to know.
         """
         found: list[str] = []
-        with trio.move_on_after(self._limits.handshake_timeout), contextlib.suppress(OSError, ValueError, RuntimeError):
+        bad = OSError, ValueError, RuntimeError, ProtocolError
+        with trio.move_on_after(self._limits.handshake_timeout), contextlib.suppress(*bad):
             for address in hello.addresses:
                 if not announced.is_name(address):
                     found.append(address)
                     continue
+                self._lookups = {name: one for name, one in self._lookups.items() if one.borrowed_tokens}
+                place = self._lookups.setdefault(hello.daemon, trio.CapacityLimiter(len(self._lookups) < _LOOKUPS))
                 look = partial(socket.getaddrinfo, *split_address(address), type=socket.SOCK_STREAM)
-                answers = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._lookups)
-                found += sorted({join_address(str(where[0]), int(where[1])) for *_, where in answers})
+                answers = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=place)
+                new = sorted({join_address(str(where[0]), int(where[1])) for *_, where in answers})
+                announced.check(new, source, self._announce)
+                found += new
             return replace(hello, addresses=found[:8])
         raise ProtocolError(
-            "announces a name that this master cannot look up", expected="a name that it can, or an address",
+            "announces a name that this master cannot look up, or that leads elsewhere than to it",
+            expected=f"a name of {source or 'its own'}, or an address",
             got=", ".join(hello.addresses), hint="give its daemon --advertise with an address",
         )  # fmt: skip
 
@@ -768,8 +774,9 @@ class Server:
                 self.flush()
                 await trio.lowlevel.checkpoint()
                 turn = trio.current_time() + _TURN
+            source = _source(connection) if self._gate is not None and isinstance(message, m.Hello) else ""
             if isinstance(message, m.Hello) and may(self._identity(number), message) is None:
-                message = await self._looked_up(message)
+                message = await self._looked_up(message, source)
             if connection.ending or self._takes_up.get(number, number) in self._closing:
                 break
             if self._at_the_gate(number, connection, message):
@@ -778,7 +785,6 @@ class Server:
                 connection.send(encode(self._arm(message, self._identity(number), whose(connection.socket))))
                 connection.end()
             else:
-                source = _source(connection) if self._gate is not None and isinstance(message, m.Hello) else ""
                 self.apply(Received(self._takes_up.get(number, number), message, self._identity(number), source))
         self.flush()
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.master.transcript import GROUP, Room, report_of
 from wancoll.collective import Descriptor, DType, Kind
-from wancoll.limits import Limits
+from wancoll.limits import MIB, Limits
 from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
 
 FEW = Limits(
     commit="master",
@@ -150,3 +155,123 @@ def test_what_is_called_with_a_grace_time_and_what_it_costs_to_take_that_in(monk
     grace = room.group.current.graces[1]
     assert {each.count: many for each, many in grace.counts.items()} == {99: 1, 4: 32}
     assert grace.call.count == 4
+
+
+# ---- reports, in bytes ------------------------------------------------------------------------------
+
+_MANY = range(1, 8193)
+FULL: dict[str, dict[str, Any]] = {  # a few hundred KB on the wire, and much more in memory
+    "large results": {"done": [(seq, (1 << 63) + seq, (1 << 62) + seq) for seq in _MANY]},
+    "small results": {"done": [(seq, 1, 1) for seq in _MANY]},
+    "updates": {"updates": list(_MANY)},
+    "voids": {"voids": [m.Void(seq, "OperationAborted", "é", {"é": "é", "è": "ü"}) for seq in _MANY]},
+    "sends": {"p2p": [m.OpenP2P(seq, 1, True, 0, False, False, 1) for seq in _MANY]},
+    "names": {
+        "failed": [(seq, seq, "éa") for seq in range(1024)],
+        "updated": m.UpdateOutcome(1, 1, ["€" * 128] * 1024),
+        "settled": [(seq + 300, seq + 300) for seq in range(1024)],
+    },
+    "members": {"plan": m.Plan(4, 1024, True, {}, [(seq, seq) for seq in range(300, 4396)], 0, "")},
+}
+
+
+def heard(message: Any) -> Any:
+    """*message*, as a master reads it."""
+    return Decoder[Any](m.FromPeer, 1 << 20).feed(encode(message))[0]
+
+
+def reported(daemon: str, mid: int, **fields: Any) -> m.Report:
+    """Of one of two members of a group of its own; the other one does not report."""
+    members = [(mid, "m", daemon), (mid + 1, "n", "nobody")]
+    if "plan" in fields:
+        members += [(mid + 10_000 + k, f"m{k}", "nobody") for k in range(1000)]
+    return heard(report_of(mid, group=f"{daemon}-{mid}", members=members, committed_upto=8192, **fields))
+
+
+@pytest.fixture
+def held() -> Iterator[Callable[[], int]]:
+    """Bytes that were allocated since the first call, and are still held."""
+    tracemalloc.start()
+    yield lambda: (gc.collect(), tracemalloc.get_traced_memory()[0])[1]
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_bytes_that_one_daemon_reports(kind: str, held: Callable[[], int]) -> None:
+    most = 32 * MIB
+    room = Room(Limits(report_bytes=most))
+    room.restart()
+    for daemon in ("bad", "good"):
+        room.hello(daemon)
+    room.say("good", reported("good", 1, done=[(8193, 5, 5)]))
+    before, refused, worst = held(), [], 0
+    for k in range(24):
+        room.clear()
+        room.say("bad", reported("bad", 10 + 2 * k, **FULL[kind]))
+        refused += [one.reason for one in room.take("bad", m.Evicted)]
+        worst = max(worst, held() - before)
+    assert worst < most // 8 + MIB
+    assert set(refused) == {"reports of daemon bad take more memory than they may; expected at most 4 MiB of one"}
+    assert room.state.groups["good-1"].rebuild.reports.keys() == {1}
+    assert set(room.conns) == {"bad", "good"}
+
+
+def test_bytes_of_a_member_that_reports_again_and_again(held: Callable[[], int]) -> None:
+    most, members = 32 * MIB, [(1, "m", "good"), (2, "n", "bad"), (3, "o", "nobody")]
+    room = Room(Limits(report_bytes=most))
+    room.restart()
+    for daemon in ("bad", "good"):
+        room.hello(daemon)
+    room.say("good", report_of(1, members=members))
+    before, worst = held(), 0
+    for k in range(12):
+        room.clear()
+        room.say("bad", heard(report_of(2, members=members, committed_upto=8192 + k, **FULL["large results"])))
+        worst = max(worst, held() - before)
+    assert worst < most // 8 + 2 * MIB
+    assert 1 in room.group.rebuild.reports
+
+
+def test_bytes_that_all_daemons_report_and_those_of_daemons_that_are_gone(held: Callable[[], int]) -> None:
+    most = 24 * MIB
+    room = Room(Limits(report_bytes=most))
+    room.restart()
+    before, out, worst = held(), set(), 0
+    for k in range(20):
+        room.hello(f"d{k}")
+        room.clear()
+        room.say(f"d{k}", reported(f"d{k}", 10 + 2 * k, **FULL["large results"]))
+        out |= {daemon for daemon in room.conns if room.take(daemon, m.Evicted)}
+        if k % 2:
+            room.drop(f"d{k}")
+        worst = max(worst, held() - before)
+    assert worst < most + 2 * MIB
+    assert out
+    kept = [group for group in room.state.groups.values() if group.rebuild.reports or group.rebuild.lost]
+    assert 3 <= len(kept) < 20
+
+
+@pytest.mark.parametrize("kind", ["done", "told", "updates"])
+def test_bytes_of_reports_at_the_end_of_an_epoch(kind: str, held: Callable[[], int]) -> None:
+    most = 32 * MIB
+    room = Room(Limits(report_bytes=most))
+    for k in range(12):
+        for name, daemon in ((f"b{k}", "bad"), (f"g{k}", "good")):
+            room.join(name, daemon=daemon, group=f"g{k}", start=2)
+    before, worst = held(), 0
+    for k in range(12):
+        room.clear()
+        group = room.state.groups[f"g{k}"]
+        mid = next((member.mid for member in group.members if member.daemon.name == "bad"), 0)
+        if not mid:
+            break
+        room.say("bad", m.GiveUp(group.name, mid, group.epoch, [1], "ends it"))
+        assert group.current.closing is not None
+        lists: dict[str, Any] = {"done": [], "told": [], "updates": [], "apart": []}
+        lists[kind] = list(_MANY) if kind == "updates" else [(seq, 1 << 60, 1 << 61) for seq in _MANY]
+        room.say("bad", heard(m.Frozen(group.name, mid, group.epoch, 0, **lists)))
+        worst = max(worst, held() - before)
+    assert worst < most // 8 + 2 * MIB
+    if kind != "updates":
+        assert not any("bad" in {one.daemon.name for one in room.state.groups[f"g{k}"].members} for k in range(2))
+    assert "bad" in room.conns

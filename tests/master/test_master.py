@@ -502,11 +502,47 @@ async def test_names_that_daemons_announce_are_looked_up_by_the_master(monkeypat
             await none.say(*says("none", "none.example:9"))
             for each, name in ((none, "none"), (slow, "late")):
                 told = (await each.hear()).reason
-                assert "announces a name that this master cannot look up; expected a name that it can" in told
+                assert "announces a name that this master cannot look up, or that leads elsewhere than to it; " in told
                 assert f"got {name}.example:9; give its daemon --advertise with an address" in told
         finally:
             late.set()
         assert sorted(asked) == ["late.example", "none.example", "two.example"]
+
+
+async def test_slow_names_hold_up_only_the_daemon_that_announces_them(monkeypatch):
+    """One lookup at a time for each daemon; its thread goes on when nobody waits for it any more."""
+    late, really, asked = threading.Event(), socket.getaddrinfo, []
+
+    def look(host, port, *what, **more):
+        if not str(host).endswith(".example"):
+            return really(host, port, *what, **more)
+        asked.append(host)
+        if host.startswith("late"):
+            late.wait(30)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", port))]
+
+    def says(name, address):
+        return msgspec.structs.replace(hello(name), addresses=[address])
+
+    async with master(replace(PATIENT, handshake_timeout=0.5)) as connect:
+        monkeypatch.setattr(socket, "getaddrinfo", look)
+        try:
+            slow = [await connect() for _ in range(20)]
+            for k, each in enumerate(slow):
+                await each.say(says(f"slow-{k // 2}", f"late{k}.example:9"))
+            quick = [await connect() for _ in range(10)]
+            for k, each in enumerate(quick):
+                await each.say(says(f"quick-{k}", "two.example:9"))
+                await each.expect(m.Welcome)
+            for each in slow:
+                assert "cannot look up, or that leads elsewhere" in (await each.hear()).reason
+            assert sorted(asked) == sorted([f"late{k}.example" for k in range(0, 20, 2)] + 10 * ["two.example"])
+            late.set()
+            again = await connect()
+            await again.say(says("slow-0", "two.example:9"))
+            await again.expect(m.Welcome)
+        finally:
+            late.set()
 
 
 async def test_status_is_the_first_and_only_message():
@@ -581,15 +617,19 @@ def test_a_journal_is_for_one_master(tmp_path):
     path = str(tmp_path / "journal")
     journal = Journal(path)
     (tmp_path / "link").symlink_to("journal")
-    for same in (path, str(tmp_path / "link")):
+    (tmp_path / "hard").hardlink_to(tmp_path / "journal")
+    for same in (path, str(tmp_path / "link"), str(tmp_path / "hard")):
         with pytest.raises(ConfigError, match="the journal is used by another master") as told:
             Journal(same)
-        assert path in str(told.value)
+        assert str(tmp_path) in str(told.value)
         assert "--journal" in str(told.value)
     journal.persist(Persist(7, 1025))
     journal.close()
     journal = Journal(path)
     assert journal.facts.highest_epoch == 7
+    journal.close()
+    journal = Journal(str(tmp_path / "hard"))  # it has another lock beside it, so nobody knows how new it is
+    assert journal.facts.lost
     journal.close()
 
 

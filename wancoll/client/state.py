@@ -73,8 +73,7 @@ def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
         if changing and not memory.writable:
             raise ConfigError(
                 "a read-only tensor cannot be brought up to date", who=who, expected="a writable tensor",
-                got=f"{kind_of(state[key])} that is read-only",
-                hint="pass a writable copy, or strategy='send-only'",
+                got=f"{kind_of(state[key])} that is read-only", hint="pass a writable copy, or strategy='send-only'",
             )  # fmt: skip
         found.append(Tensor(memory, Entry(key, dtype, shape, memory.nbytes)))
     return _shared(found)

@@ -36,11 +36,9 @@ def check(addresses: Sequence[str], source: str, allowed: Sequence[str] = ()) ->
             host, port = "", 0
         if not host or not port:
             raise ProtocolError(
-                "cannot be dialled at its address",
-                expected="host:port, IPv6 in brackets: [::1]:7400",
-                got=repr(address),
-                hint="give its daemon --advertise HOST:PORT",
-            )
+                "cannot be dialled at its address", expected="host:port, IPv6 in brackets: [::1]:7400",
+                got=repr(address), hint="give its daemon --advertise HOST:PORT",
+            )  # fmt: skip
         if source and not _is_its_own(host, source, allowed):
             raise ProtocolError(
                 "announces an address that is not its own",

@@ -44,6 +44,7 @@ from wancoll_master.core.state import (
     clip,
     names,
     several,
+    weight,
 )
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned, Proposal, Request
@@ -104,7 +105,8 @@ def frozen(step: Step, member: Member, message: m.Frozen) -> None:
     seqs = [seq for seq, _, _ in message.done + message.told] + message.updates
     if len(set(seqs)) < len(seqs) or max([*seqs, *message.alone, message.committed_upto]) > window_end(step, group):
         raise ProtocolError("reports impossible operations", got=f"up to {max(seqs, default=0)}, of them some twice")
-    closing.reports[member.mid] = message
+    closing.held[member.daemon.name] += weight(message)
+    closing.reports[member.mid], closing.of[member.mid] = message, member.daemon.name
     _decide_if_all_reported(step, group)
 
 

@@ -175,6 +175,8 @@ def _take(this: Step, event: Event) -> None:
                     _from_member(this, daemon, event.message, handler)
                 else:
                     _from_daemon(this, daemon, event)
+                if isinstance(event.message, m.Report | m.Frozen):
+                    rebuilding.make_room(this, daemon)
         except ProtocolError as nonsense:
             _cut_off(this, event.conn, nonsense)
     elif isinstance(event, Disconnected):
@@ -244,11 +246,9 @@ def _first_message(step: Step, event: Received) -> None:
 def _check_protocol(theirs: int) -> None:
     if theirs != PROTOCOL_VERSION:
         raise ProtocolError(
-            "speaks another version of the protocol",
-            expected=f"version {PROTOCOL_VERSION}",
-            got=str(theirs),
+            "speaks another version of the protocol", expected=f"version {PROTOCOL_VERSION}", got=str(theirs),
             hint="run the same wancoll version everywhere",
-        )
+        )  # fmt: skip
 
 
 def _hello(step: Step, conn: int, hello: m.Hello) -> None:
@@ -261,10 +261,9 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
         rebuilding.lose_journal(step, hello.term)
     if hello.daemon not in state.daemons and len(state.daemons) >= step.limits.daemons:
         raise ProtocolError(
-            "is one daemon too many for this master",
-            expected=f"at most {step.limits.daemons}",
+            "is one daemon too many for this master", expected=f"at most {step.limits.daemons}",
             hint="its limit on open files (ulimit -n) may allow more",
-        )
+        )  # fmt: skip
     presence.processes_ended(step, hello.ended)
     if not presence.admits(step, conn, hello):
         return

@@ -20,11 +20,12 @@ from typing import Any
 import msgspec
 
 from wancoll.errors import ProtocolError
+from wancoll.limits import format_size
 from wancoll.wire import messages as m
 from wancoll_master.core import borne, epochs, p2p, probing
 from wancoll_master.core.links import BAD_PAIR_SECONDS
 from wancoll_master.core.ready import MID_BLOCK, Used, jumped
-from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names
+from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names, weight
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned
 from wancoll_master.plan.topology import pair
@@ -78,8 +79,9 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     """A member of an earlier master reports."""
     group = step.state.groups.get(report.group)
     known = group.rebuild.epochs.get(report.epoch) if group is not None and group.rebuild is not None else None
-    epoch = known or Reported(report, {mid: name for mid, _, name in report.members})
-    _check(step, daemon, report, epoch)
+    bare = msgspec.structs.replace(report, done=[], updates=[], voids=[], p2p=[], settled=[], failed=[], updated=None)
+    epoch = known or Reported(bare, {mid: name for mid, _, name in report.members})
+    _check(step, daemon, report, epoch, first=known is None)
     numbers = report.epoch, report.committed_upto, report.heard, *(epoch.daemons if known is None else ())
     if max(numbers) > step.state.believable:
         why = "it reports numbers that no master can have come to"
@@ -126,8 +128,12 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         group.rebuild = Rebuild(step.now + step.limits.rejoin_grace)
         step.alarm(group.rebuild.deadline)
     again = report.mid in group.rebuild.reports
+    members, done = report.members if known is None else [], epoch.done.get((report.committed_upto, len(report.done)))
+    report = _shared(report, epoch)
+    own = msgspec.structs.replace(report, members=members, done=[] if report.done is done else report.done)
+    group.rebuild.held[daemon.name] += weight(own)  # also where it comes again
     group.rebuild.epochs[report.epoch] = epoch
-    group.rebuild.reports[report.mid] = daemon, _shared(report, epoch)
+    group.rebuild.reports[report.mid] = daemon, report
     group.rebuild.lost.pop(report.mid, None)
     daemon.reported.add(report.mid)
     if known is None or again:
@@ -164,9 +170,39 @@ def _too_many(step: Step, daemon: Daemon, report: m.Report) -> str:
 
 def _shared(report: m.Report, epoch: Reported) -> m.Report:
     """The report, without what it says like the others: a thousand times a thousand members take memory."""
-    known = epoch.done.setdefault(report.committed_upto, report.done)
+    known = epoch.done.setdefault((report.committed_upto, len(report.done)), report.done)
     done = known if known == report.done else report.done
     return msgspec.structs.replace(report, members=epoch.report.members, plan=epoch.report.plan, done=done)
+
+
+def make_room(step: Step, daemon: Daemon) -> None:
+    """Put out a daemon whose reports take too much memory: *daemon*, which has just reported, or the one with most."""
+    most, groups = step.limits.report_bytes, list(step.state.groups.values())
+    places = [place for group in groups for place in (group.rebuild, group.current.closing) if place is not None]
+    of = daemon.name
+    if sum(place.held[of] for place in places) <= most // 8:
+        if sum(place.held.total() for place in places) <= most:
+            return
+        held = sum((place.held for place in places), Counter[str]())
+        of = max(held, key=held.__getitem__)
+    why = f"reports of daemon {of} take more memory than they may; expected at most {format_size(most // 8)} of one"
+    for group in groups:
+        rebuild, closing = group.rebuild, group.current.closing
+        if rebuild is not None and rebuild.held.pop(of, 0):
+            for mid in [mid for mid, (one, _) in rebuild.reports.items() if one.name == of]:
+                _put_out(step, *rebuild.reports.pop(mid), why, m.MOST)
+            for mid in [mid for mid, one in rebuild.lost.items() if (mid, of) in {(n, d) for n, _, d in one.members}]:
+                del rebuild.lost[mid]
+            for epoch in rebuild.epochs.values():  # others report it, too
+                epoch.done.clear()
+            _look_anew(rebuild)
+            consider(step, group)
+        if closing is not None and closing.held.pop(of, 0):
+            for mid in [mid for mid, name in closing.of.items() if name == of]:
+                closing.claimed = max(closing.claimed, closing.reports.pop(mid).committed_upto)
+                del closing.of[mid]
+            out = [member for member in group.members if member.daemon.name == of]
+            epochs.lose(step, dict.fromkeys(out, why), "evicted", tell=True, cause="nonsense")
 
 
 def _look_anew(rebuild: Rebuild) -> None:
@@ -188,10 +224,10 @@ def _terms(report: m.Report) -> tuple[object, ...]:
     return report.members, report.key, numbers, report.base, report.plan
 
 
-def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported) -> None:
+def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, first: bool) -> None:
     if epoch.daemons.get(report.mid) != daemon.name or len(epoch.daemons) < len(epoch.report.members):
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
-    if epoch.report is report:
+    if first:
         same_names = len({name for _, name, _ in report.members}) < len(report.members)
         if same_names or not planning.possible(report.plan):
             raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
+
+import msgspec
 
 from wancoll.collective import Descriptor
 from wancoll.limits import Limits, few
@@ -266,6 +269,8 @@ class Closing:
     until: float  # then it is looked for those who do not
     reports: dict[int, m.Frozen] = field(default_factory=dict)  # by mid
     claimed: int = 0  # the most that members said is committed whose reports count no more
+    of: dict[int, str] = field(default_factory=dict)  # the daemons of those
+    held: Counter[str] = field(default_factory=Counter)  # bytes of memory that were reported, by daemon
     reasons: list[str] = field(default_factory=list)  # why it ends; none yet: calls are being asked for
     voids: dict[int, m.Void] = field(default_factory=dict)  # by seq: what the next epoch voids if it has not happened
     restarted: bool = False  # an earlier master may have committed what is told as done
@@ -314,9 +319,10 @@ class Asked:
 class Reported:
     """An epoch as all its members report it alike, with what looks up its members."""
 
-    report: m.Report  # the first of them
+    report: m.Report  # the first of them, without what is the member's own
     daemons: dict[int, str]  # by mid
-    done: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)  # as one reports it, by committed_upto
+    # As one reports it, by committed_upto and how much it is.
+    done: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
     goodbyes: set[int] = field(default_factory=set)  # mids of those who have reported, and left
 
 
@@ -329,6 +335,7 @@ class Rebuild:
     lost: dict[int, m.Report] = field(default_factory=dict)  # of members that are lost since, by mid
     epochs: dict[int, Reported] = field(default_factory=dict)  # that these are of, by number
     here: int = 0  # how many members of the newest one, by rank, need not be waited for
+    held: Counter[str] = field(default_factory=Counter)  # as in Closing
 
 
 @dataclass(slots=True, eq=False)
@@ -525,6 +532,19 @@ class Step:
 def described(daemon: Daemon, name: str) -> int:
     """Bytes that the member *name* of *daemon* takes in an Epoch, at most."""
     return 32 + 4 * (len(name) + len(daemon.name) + len(daemon.site) + sum(map(len, daemon.addresses)))
+
+
+def weight(value: object) -> int:
+    """Bytes of memory that a message's field takes, about. What a list has is of one type, and may be much."""
+    size = sys.getsizeof(value)
+    if isinstance(value, msgspec.Struct | dict):
+        value = [*value.items()] if isinstance(value, dict) else msgspec.structs.astuple(value)
+    if not isinstance(value, list | tuple) or not value:
+        return size
+    first = value[0] if isinstance(value[0], tuple) else value[:1]
+    if isinstance(value, list) and all(isinstance(one, int) for one in first):
+        return size + len(value) * (48 * len(first) + (sys.getsizeof(first) if first is value[0] else 0))
+    return size + sum(map(weight, value))
 
 
 def clip(text: str, chars: int = 1000) -> str:

@@ -54,7 +54,8 @@ class Journal:
 
     What fences is synced to disk before persist() returns: once in an epoch, never for an operation. A machine that
     loses power may lose the last events, and nothing else. One master uses a file at a time: it holds a lock on
-    another one beside it, since sqlite's would keep readers of the events away.
+    another one beside it, since sqlite's would keep readers of the events away, and on the file itself, which may have
+    hard links.
 
     The lock holds the newest term and how many writes there were, each noted before what was written is told. Once a
     write has failed it holds nothing: to empty a file needs no room on the disk. A journal beside an empty or newer
@@ -71,7 +72,8 @@ class Journal:
     def __init__(self, path: str) -> None:
         self._path = os.path.realpath(path) if path and path != ":memory:" else ":memory:"  # one lock for each file
         self.failpoints = Failpoints("")
-        self._lock = None if self._path == ":memory:" else _lock(self._path)
+        self._locks = [] if self._path == ":memory:" else _lock(self._path)
+        self._lock = self._locks[0] if self._locks else None
         self.asked = self.written = 0
         try:
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
@@ -99,9 +101,8 @@ class Journal:
             known = _facts(self._db.execute("select name, value from facts").fetchall())
             if known.setdefault("format", FORMAT) != FORMAT:
                 raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
-            rows = self._db.execute(
-                "select name, epoch, mids, base, voids, alone, former from groups order by epoch"
-            ).fetchall()
+            columns = "name, epoch, mids, base, voids, alone, former"
+            rows = self._db.execute(f"select {columns} from groups order by epoch").fetchall()
             has = term, self._writes = known.get("term", 0), known.get("writes", 0)
             told = self._told() if self._lock is not None else has
             lost = told > has or (term > 0 and told == _NOTHING)
@@ -156,16 +157,9 @@ class Journal:
             OSError: nor could that be noted: nothing may be told that rests on it.
         """
         rows = [
-            (
-                name,
-                one.epoch,
-                " ".join(map(str, sorted(one.mids))),
-                one.base,
-                voids_as_text(one.voids),
-                one.alone,
-                former_as_text(one.former),
-            )
+            (name, one.epoch, " ".join(map(str, sorted(one.mids))), one.base, voids_as_text(one.voids), one.alone, text)
             for name, one in what.groups.items()
+            for text in [former_as_text(one.former)]
         ]
         self._term = what.term
         try:
@@ -212,9 +206,8 @@ class Journal:
 
     def events(self, count: int) -> list[EventRecord]:
         """The newest *count* events, newest last."""
-        found = self._db.execute(
-            "select time, grp, epoch, kind, text from events order by id desc limit ?", (count,)
-        ).fetchall()
+        newest = "select time, grp, epoch, kind, text from events order by id desc limit ?"
+        found = self._db.execute(newest, (count,)).fetchall()
         return [EventRecord(*row) for row in reversed(found)]
 
     def trust(self, kind: str) -> dict[str, str]:
@@ -239,8 +232,8 @@ class Journal:
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
+        for lock in self._locks:  # the file's own after sqlite has closed it, whose own locks would end with it
+            os.close(lock)
 
 
 def _facts(rows: list[tuple[str, int]]) -> dict[str, int]:
@@ -268,38 +261,33 @@ def _group(row: tuple[Any, ...]) -> tuple[str, Used]:
         raise sqlite3.DatabaseError(f"a group {name!r} that cannot be read: {bad}") from bad
 
 
-def _lock(path: str) -> int:
-    """Take the lock beside the journal, which ends with the process.
+def _lock(path: str) -> list[int]:
+    """Take the lock beside the journal, and the journal's own, which end with the process.
 
     Raises:
-        ConfigError: another master has it, or it cannot be made.
+        ConfigError: another master has one of them, or it cannot be made.
     """
+    files: list[int] = []
     try:
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        for name, flags in (f"{path}.lock", os.O_NOFOLLOW | os.O_NONBLOCK), (path, 0):
+            files.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600))
+            if not stat.S_ISREG(os.fstat(files[-1]).st_mode):
+                raise OSError(f"{name} is no plain file")
+            fcntl.flock(files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as bad:
+        for file in files:
+            os.close(file)
+        if isinstance(bad, BlockingIOError):
+            raise ConfigError(
+                "the journal is used by another master, which runs", who=path, expected="a journal for each master",
+                got=f"{name} is held", hint="stop the other one, or choose another path with --journal",
+            ) from bad  # fmt: skip
         raise _unusable(path, str(bad)) from bad
-    if not stat.S_ISREG(os.fstat(lock).st_mode):
-        os.close(lock)
-        raise _unusable(path, f"{path}.lock is no plain file")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as bad:
-        os.close(lock)
-        raise ConfigError(
-            "the journal is used by another master, which runs",
-            who=path,
-            expected="a journal for each master",
-            got=f"{path}.lock is held: {bad.strerror}",
-            hint="stop the other one, or choose another path with --journal",
-        ) from bad
-    return lock
+    return files
 
 
 def _unusable(path: str, got: str) -> ConfigError:
     return ConfigError(
-        "the journal cannot be used",
-        who=path,
-        expected="a writable path, or a file that an earlier master wrote",
-        got=got,
-        hint="choose another path with --journal, or --journal none",
-    )
+        "the journal cannot be used", who=path, expected="a writable path, or a file that an earlier master wrote",
+        got=got, hint="choose another path with --journal, or --journal none",
+    )  # fmt: skip
