@@ -14,8 +14,7 @@ from importlib import resources
 import msgspec
 import trio
 
-from wancoll.metrics.guard import refused
-from wancoll.net.http import Answer, Port, Request, Send
+from wancoll.net.http import Answer, Port, Request, Send, refused
 from wancoll_master.core.page import Section
 
 MOST_VIEWERS = 32

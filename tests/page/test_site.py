@@ -385,7 +385,7 @@ def test_a_name_of_loopback_and_of_another_address_needs_a_token(monkeypatch: py
 def test_without_a_token_one_name_of_this_machine_is_asked_for(hosts: list[str], status: int) -> None:
     """Also where what reads the request lets two of them through: h11 does not."""
     for given in (hosts, hosts[::-1]):
-        answer = guard.refused(http.Request("/", {"host": given}), b"", "")
+        answer = http.refused(http.Request("/", {"host": given}), b"", "")
         assert (answer.status if answer else 0) == status
 
 

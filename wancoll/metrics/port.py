@@ -15,7 +15,6 @@ from wancoll.limits import PROTOCOL_VERSION
 from wancoll.metrics import text
 from wancoll.metrics.core import families as f
 from wancoll.metrics.core.operations import Histogram
-from wancoll.metrics.guard import refused
 from wancoll.net import http
 
 _LOOK = 0.25  # seconds between looks at how late the event loop is
@@ -75,7 +74,7 @@ class Port:
                 why = self._source.unready()
                 return http.Answer(503, f"{why}\n".encode()) if why else http.Answer(200, b"ready\n")
             case "/metrics":
-                refusal = refused(request, self._token, "WANCOLL_METRICS_TOKEN")
+                refusal = http.refused(request, self._token, "WANCOLL_METRICS_TOKEN")
                 return refusal or http.Answer(200, await self._metrics(), text.CONTENT_TYPE)
         return http.Answer(404, b"/metrics, /healthz and /readyz are here\n")
 
