@@ -949,6 +949,12 @@ COUNTED = {
     "who is out for one operation does not count in the next": (
         [(2, A | {2: 7}), (0, A | {2: 7}), (0, A), (0, A), (0, B)], "m0 m1 m2 m3", 1, [2]
     ),
+    "what was counted with a report stands when it counts no more": (
+        [(1, A), (0, A | {2: 7}), (2, {2: 7})], "m1 m2", 2, []
+    ),
+    "the same of five, and one liar": (
+        [(3, {1: 7, 2: 7, 3: 7}), (2, {1: 7, 2: 7}), (1, A), (0, {1: 7, 2: 7, 3: 7}), (3, {3: 7})], "m0 m3 m4", 3, []
+    ),
     "two claims, both contradicted by most": ([(1, A), (1, B), (0, NONE), (0, NONE), (0, NONE)], "m2 m3 m4", 0, []),
     "a tie": ([(1, A), (0, NONE)], "m0 m1", 0, [1]),
     "a tie of results": ([(1, A), (0, B)], "m0 m1", 0, [1]),
@@ -959,6 +965,54 @@ COUNTED = {
     "a huge claim": ([(0, A), (0, A), (1 << 40, {1 << 40: 7})], "m0 m1", 1, []),
     "most lie": ([(1, A), (0, B), (0, B)], "m1 m2", 1, []),
 }  # fmt: skip
+
+
+def test_a_closing_that_puts_out_all_who_are_left_ends_the_group_and_not_the_master() -> None:
+    room = voters(4)
+    room.mismatch("m0", 99, "a")
+    for name, (upto, done) in {"m0": (0, []), "m1": (1, [(1, 7, 9)]), "m2": (1, [(1, 7, 9)])}.items():
+        room.say(f"d{name[1]}", m.Frozen(GROUP, room.mid(name), room.epoch, upto, done, [], [], []))
+    room.sleep(room.limits.mismatch_wait + 0.1)
+    for daemon in ("d1", "d2", "d3"):
+        lose(room, daemon)
+    assert GROUP not in room.state.groups
+    assert "operation 1 is committed, as most have it" in room.one("d0", m.Evicted).reason
+
+
+@pytest.mark.parametrize("third", [(1, [(1, 7, 9)]), (2, [(1, 7, 9), (2, 3, 9)])])
+def test_a_restart_that_puts_out_all_who_are_left_ends_the_group_and_not_the_master(
+    third: tuple[int, list[tuple[int, int, int]]],
+) -> None:
+    """Three contradict the fourth, or each other too, and are lost."""
+    room = Room(Limits(commit="master"))
+    room.restarted(mids=(1, 2, 3, 4))
+    room.hello("d4", incarnation=1)
+    plan = m.Plan(4, 1024, True, {}, [], 0, "", commit="master")
+    claims = {1: (2, [(1, 7, 9), (2, 1, 9)]), 2: (2, [(1, 7, 9), (2, 2, 9)]), 3: third, 4: (0, [])}
+    for mid, (upto, done) in claims.items():
+        room.say(f"d{mid}", report_of(mid, of=(1, 2, 3, 4), plan=plan, committed_upto=upto, done=done))
+        if mid < 4:
+            room.drop(f"d{mid}")
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    assert GROUP not in room.state.groups
+    fate = room.one("d4", m.Evicted)
+    assert (fate.committed_upto, fate.unknown_upto) == (0, m.MOST)
+    room.join("n0", daemon="d4", start=1)
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    assert room.epoch > 1
+
+
+def test_after_a_restart_too_what_was_counted_with_a_report_stands_when_it_counts_no_more() -> None:
+    """The liar claims 2 and hides its result of 1, which the member that is out for 2 has committed."""
+    room = Room(Limits(commit="master"))
+    room.restarted(mids=(1, 2, 3))
+    plan = m.Plan(4, 1024, True, {}, [], 0, "", commit="master")
+    claims = {1: (1, [(1, 7, 9)]), 2: (0, [(1, 7, 9), (2, 7, 9)]), 3: (2, [(2, 7, 9)])}
+    for mid, (upto, done) in claims.items():
+        room.say(f"d{mid}", report_of(mid, of=(1, 2, 3), plan=plan, committed_upto=upto, done=done))
+    room.sleep(room.limits.rejoin_grace + 0.1)
+    assert outcome(room) == (["m2", "m3"], 2, [])
+    assert room.one("d1", m.Evicted).digests == [(1, 7, 9), (2, 7, 9)]
 
 
 def test_liars_that_are_lost_are_counted_once_and_not_at_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1036,7 +1090,7 @@ TRUTH, NEWER = (m.UpdateOutcome(1, epoch, ["m1", "m2", "m3", "m4"]) for epoch in
         ({1: TRUTH, 3: TRUTH, 4: LIE}, (2,), TRUTH),
         ({4: LIE}, (2,), None),  # the others have not come to it, so it cannot have ended
         ({1: TRUTH, 2: TRUTH, 4: m.UpdateOutcome(7, 1, ["m4"])}, (3,), TRUTH),
-        ({1: TRUTH, 4: NEWER}, (2, 3), NEWER),
+        ({1: TRUTH, 4: NEWER}, (2, 3), None),  # a tie: it ends for them with what comes next
     ],
 )
 def test_how_an_update_has_ended_is_not_believed_on_one_members_word(

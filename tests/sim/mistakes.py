@@ -245,13 +245,15 @@ def ending_in_the_next_epoch_what_was_passed() -> Iterator[None]:
 @contextlib.contextmanager
 def passing_on_ones_own() -> Iterator[None]:
     """An update_membership, without a master, that others do not stand at."""
-    real = Collectives._pass_alone
+    real = Collectives._decide
 
-    def pass_alone(self: Collectives, op: Any, ballot: Any) -> list[cmd.Command]:
-        said = real(self, op, ballot)
-        return said + (self.commit(op.seq, self.now, alone=True) if said and op.seq > self.committed else [])
+    def decide(self: Collectives) -> list[cmd.Command] | None:
+        before = set(self._alone)
+        said = real(self)
+        passed = self._alone - before
+        return said + self._commit(max(passed), self.now, alone=True) if said is not None and passed else said
 
-    with patch.object(Collectives, "_pass_alone", pass_alone):
+    with patch.object(Collectives, "_decide", decide):
         yield
 
 

@@ -138,14 +138,17 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
         return
     known, members = group.committed, {member.mid: member for member in group.members}
     doubtful = {seq for mid in members for seq in closing.reports[mid].apart}
-    found = borne.judge(_words(closing, members), members.keys(), known, doubtful.__contains__, group.voids.keys())
-    if found.out:
+    words, base = _words(closing, members), max(known, closing.sure)
+    found = borne.judge(words, members.keys(), base, doubtful.__contains__, group.voids.keys())
+    closing.sure, closing.results = found.sure, closing.results + found.results
+    if found.out:  # below that their reports have counted, and what was found stands
+        closing.results = [one for one in closing.results if one[0] <= found.sure]
         closing.claimed = max(closing.claimed, *(closing.reports.pop(mid).committed_upto for mid in found.out))
         lose(step, {members[mid]: why for mid, why in found.out.items()}, "evicted", tell=True, cause="nonsense")
         return
     contradicted = max(closing.claimed, *(one.committed_upto for one in closing.reports.values())) > found.upto
     unknown_upto = m.MOST if contradicted or closing.doubted else found.upto
-    digests = [] if closing.doubted else found.results[-_DIGESTS_TOLD:]
+    digests = [] if closing.doubted else closing.results[-_DIGESTS_TOLD:]
     upto = found.sure if closing.doubted else found.upto
     if found.tied:
         closing.voids |= tied(step, found.tied, group.voids)
@@ -550,7 +553,8 @@ def _nobody_left(step: Step, group: Group) -> None:
 
 def forget_if_empty(step: Step, group: Group) -> None:
     """A group of nobody is dropped; later groups' epochs go on above its own."""
-    if not group.members and not group.joining and group.rebuild is None:
+    gone = step.state.groups.get(group.name) is not group  # with the last member that a decision has put out
+    if not gone and not group.members and not group.joining and group.rebuild is None:
         step.state.floor = max(step.state.floor, group.epoch)
         del step.state.groups[group.name]
 

@@ -82,7 +82,8 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     bare = msgspec.structs.replace(report, done=[], updates=[], voids=[], p2p=[], settled=[], failed=[], updated=None)
     epoch = known or Reported(bare, {mid: name for mid, _, name in report.members})
     _check(step, daemon, report, epoch, first=known is None)
-    numbers = report.epoch, report.committed_upto, report.heard, *(epoch.daemons if known is None else ())
+    ended = (report.updated.seq, report.updated.epoch) if report.updated is not None else ()
+    numbers = report.epoch, report.committed_upto, report.heard, *ended, *(epoch.daemons if known is None else ())
     if max(numbers) > step.state.believable:
         why = "it reports numbers that no master can have come to"
         _put_out(step, daemon, report, why, m.MOST)
@@ -433,7 +434,13 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     words, found = _judge(group, top | lost, bound)  # with these voids
     while found.out and not freezes:
         put_out |= _put_out_liars(step, group, reports, found.out)
-        words, found = _judge(group, lost | {mid: top[mid] for mid in top.keys() & reports.keys()}, bound)
+        if not group.members:
+            _nobody_left(step, group, put_out)
+            return
+        # Below that their reports have counted, and what was found stands.
+        sure, results = found.sure, [one for one in found.results if one[0] <= found.sure]
+        words, found = _judge(group, lost | {mid: top[mid] for mid in top.keys() & reports.keys()}, bound, sure)
+        found = found._replace(results=results + found.results)
     _tell_updates(step, group, rebuild, found.sure)
     present = {member.mid for member in group.members}
     gone = {mid: name for mid, name, _ in newest.members if mid not in present}
@@ -530,8 +537,20 @@ def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upt
     step.record(None, "evicted", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
 
 
-def _judge(group: Group, top: dict[int, m.Report], bound: int) -> tuple[dict[int, borne.Word], borne.Verdict]:
-    """What members say, and what has happened. Above *bound* nothing has."""
+def _nobody_left(step: Step, group: Group, put_out: dict[int, tuple[Daemon, str]]) -> None:
+    """Each member contradicts the others, and nobody can say what has happened: joiners may form the group anew."""
+    for mid, (daemon, why) in put_out.items():
+        fate = m.Evicted(group.name, mid, clip(why), group.committed, m.MOST, epoch=group.epoch)
+        step.send(daemon.conn, fate)
+    group = step.state.groups[group.name] = group.afresh()
+    epochs.form_if_complete(step, group)
+    epochs.forget_if_empty(step, group)
+
+
+def _judge(
+    group: Group, top: dict[int, m.Report], bound: int, sure: int = 0
+) -> tuple[dict[int, borne.Word], borne.Verdict]:
+    """What members say, and what has happened. Above *bound* nothing has; up to *sure* that is known already."""
     known: dict[int, dict[int, borne.Result]] = {}  # a thousand members report the same
     words = {}
     for mid, report in top.items():
@@ -541,19 +560,21 @@ def _judge(group: Group, top: dict[int, m.Report], bound: int) -> tuple[dict[int
     stay = [member.mid for member in group.members]
     for mid in stay:  # who had not heard of the epoch: nothing was committed in it
         words.setdefault(mid, borne.Word(group.committed, {}))
-    return words, borne.judge(words, stay, group.committed, bound.__lt__, group.voids.keys())
+    return words, borne.judge(words, stay, max(group.committed, sure), bound.__lt__, group.voids.keys())
 
 
 def _tell_updates(step: Step, group: Group, rebuild: Rebuild, sure: int) -> None:
     """Tell members that stand at an update_membership how it has ended for others (R5), as most of these say.
 
-    One above *sure* is not known to be committed: nobody is told so on one member's word.
+    One above *sure* is not known to be committed: nobody is told so on one member's word. Nor where as many say this as
+    that.
     """
     known = [report.updated for _, report in rebuild.reports.values() if report.updated is not None]
     told = Counter((one.seq, one.epoch, tuple(one.members)) for one in known if one.seq <= sure)
-    best = {one[0]: one for one in sorted(told, key=lambda one: (told[one], one[1]))}
+    best = {one[0]: one for one in sorted(told, key=told.__getitem__)}
+    tied = {one[0] for one in told if one != best[one[0]] and told[one] == told[best[one[0]]]}
     for mid, (daemon, report) in rebuild.reports.items():
-        for seq, epoch, members in [best[seq] for seq in report.updates if seq in best]:
+        for seq, epoch, members in [best[seq] for seq in report.updates if seq in best and seq not in tied]:
             step.send(daemon.conn, m.Updated(group.name, mid, m.UpdateOutcome(seq, epoch, list(members))))
 
 

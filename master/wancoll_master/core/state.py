@@ -269,6 +269,8 @@ class Closing:
     until: float  # then it is looked for those who do not
     reports: dict[int, m.Frozen] = field(default_factory=dict)  # by mid
     claimed: int = 0  # the most that members said is committed whose reports count no more
+    sure: int = 0  # up to here all is committed, as these reports had it when some of them still counted
+    results: list[tuple[int, int, int]] = field(default_factory=list)  # of that, as in Verdict
     of: dict[int, str] = field(default_factory=dict)  # the daemons of those
     held: Counter[str] = field(default_factory=Counter)  # bytes of memory that were reported, by daemon
     reasons: list[str] = field(default_factory=list)  # why it ends; none yet: calls are being asked for

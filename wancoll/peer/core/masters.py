@@ -18,6 +18,10 @@ def two_masters(met: Collection[tuple[str, str]]) -> str:
     told = ", ".join(f"{address} is of {by}" for address, by in met)
     if all(by.startswith("etcd ") for _, by in met):
         cure = "expected masters of one; where an etcd was made anew, start the daemons again that followed the old one"
+        if any(", led there too" in by for _, by in met):
+            cure = (
+                "expected masters of one; etcds that were started alike have one id: give each an initial-cluster-token"
+            )
         return f"masters of two etcds: {told}; {cure}"
     cure = "expected one master, or masters of one etcd; start them with --etcd, or name one alone in --master"
     return f"two masters, and nothing elects one of them: {told}; {cure}"
@@ -74,7 +78,8 @@ class Masters:
         """
         two = len({master for _, master in answers.values() if master}) > 1
         alike = two and len({by for by, _ in answers.values()}) == 1
-        self.met = {at: f"{by}, led at {at}" if alike and master else by for at, (by, master) in answers.items()}
+        led = {at for at, (_, master) in answers.items() if alike and master and at != self.address}
+        self.met = {at: f"{by}, led there too" if at in led else by for at, (by, _) in answers.items()}
 
     def refuses(self, elected_by: str) -> str:
         """Why the master at *address* is not followed; "": it is, from now on (R6)."""
