@@ -556,6 +556,31 @@ async def test_what_finishes_while_its_member_freezes_is_told_to_nobody(
             pytest.fail("the other member has heard a note of what the report lacks")
 
 
+async def test_what_begins_while_its_member_freezes_is_told_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C2: what is taken in before it freezes may begin an operation, such as one that a lost link had cut short."""
+    async with pair(tmp_path, monkeypatch, deaf=(0,)) as two:
+        await two.post(1)
+        await until(partial(two.runs, two.daemons[1]))
+        session, take = two.daemons[0].sessions[0], two.daemons[0].take_events
+
+        def and_then_it_begins() -> bool:
+            found = take()
+            if not two.runs(two.daemons[0]) and session.member.epoch_number == 1:
+                session._post(m.Post(1, SUM, 0, 4096, 1))
+                in_time(two.finished)
+            return found
+
+        monkeypatch.setattr(two.daemons[0], "take_events", and_then_it_begins)
+        await two.masters[0].say(m.Abort("g", 1, 0, "somebody is lost"))
+        frozen = await two.masters[0].hear(m.Frozen)
+        assert (frozen.done, frozen.committed_upto) == ([], 0)
+        with trio.move_on_after(0.5):
+            await two.clients[1].hear(m.Result)
+            pytest.fail("the other member has heard a note of what the report lacks")
+
+
 @pytest.mark.parametrize("what", ["abort", "epoch", "change", "evicted", "updated"])
 async def test_before_a_member_stops_its_notes_are_withheld_and_events_taken_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -251,6 +251,7 @@ class Daemon(Process):
         for session in addressed:
             if isinstance(message, m.Evicted):
                 self.world.judge.evicts(session.member, message)
+            session.unhush()
             session.run(session.member.hear(message, now, self.number, self.master))
             if isinstance(message, m.Refused):
                 break
@@ -374,6 +375,7 @@ class Session:
         self.arena: dict[int, tuple[list[int], list[int]]] = {}  # by the client's number: front, back
         self._needed: dict[int, set[int]] = {}  # by channel: members to whom this epoch's links are
         self._in_engine: set[int] = set()
+        self._hushed = False
         self._queue: deque[m.FromClient] = deque()
         self._closed = False
         self._taken = 0
@@ -475,15 +477,19 @@ class Session:
         digests = op.kind not in DATALESS and op.kind is not Kind.send
         numbers = self.links.numbers(channel)
         hearers: tuple[int, ...] = ()
-        if op.engine_id % _PLAIN and not beside:
+        if op.engine_id % _PLAIN and not beside and not self._hushed:
             hearers = tuple(self.links.links[mid, links.COLLECTIVES].number for mid in op.hearers)
         said = (op.note, hearers) if hearers else (b"", ())
         self.daemon.engine.post(*head, numbers, front, back, digests, op.kind in SAME_RESULT, *said)
 
     def hush(self) -> None:
-        """The engine says no note of this member any more."""
+        """The engine says no note of this member any more, nor of what begins before unhush()."""
+        self._hushed = True
         for engine_id in self._in_engine:
             self.daemon.engine.withhold(engine_id)
+
+    def unhush(self) -> None:
+        self._hushed = False
 
     def released(self, engine_id: int) -> None:
         self._in_engine.discard(engine_id)

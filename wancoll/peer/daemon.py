@@ -323,6 +323,7 @@ class Daemon:
                     session.notice_loss()
                 case m.Waited():
                     self.watcher.waited(session, message)
+            session.unhush()
             with session.alone(message):
                 session.run(session.member.hear(message, now, number, master))
             if isinstance(message, m.Refused):

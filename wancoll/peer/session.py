@@ -136,6 +136,7 @@ class Session:
         self._prepared: dict[Meaning, Prepared] = {}
         self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
+        self._hushed = False  # the member is about to hear that it stops
         self._behind: deque[Op | m.FromDaemon] = deque()  # what is handed over, and what the client is told after it
         self._room = trio.Event()  # set when an op left; wakes a reader that is held back
         self._looks = 0  # at inputs, under way in threads
@@ -505,7 +506,7 @@ class Session:
 
     def _who_hear(self, op: Op) -> Hearers | None:
         """To whom the engine says the op's note by itself."""
-        if not op.hearers or self._daemon.failpoints.between_notes:
+        if not op.hearers or self._hushed or self._daemon.failpoints.between_notes:
             return None
         found = self._hearers.get(op.hearers)
         if found is None:
@@ -578,9 +579,14 @@ class Session:
         return self._stream.queued
 
     def hush(self) -> None:
-        """The engine says no note of this member's ops any more."""
+        """The engine says no note of this member's ops any more, nor of those that begin before unhush()."""
+        self._hushed = True
         for engine_id in self._in_engine:
             self._daemon.engine.withhold_note(engine_id)
+
+    def unhush(self) -> None:
+        """The member hears now why: what begins from here on may be said again."""
+        self._hushed = False
 
     def lacks_input(self, op: Op) -> bool:
         """Whether the op waits for its own client, which still fills its input."""
