@@ -82,6 +82,7 @@ BOUNDS = {
     "master/wancoll_master/core/ready.py: Used.voids": "voids",
     "master/wancoll_master/core/state.py: Asking.calls": "group_members",
     "master/wancoll_master/core/state.py: Asking.fingerprints": "group_members",
+    "master/wancoll_master/core/state.py: Closing.results": "what a report has, as often as somebody is evicted",
     "master/wancoll_master/core/state.py: Closing.able": "group_members",
     "master/wancoll_master/core/state.py: Closing.reasons": "group_members",
     "master/wancoll_master/core/state.py: Closing.reports": "group_members, report_bytes",

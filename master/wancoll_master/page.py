@@ -70,6 +70,8 @@ class Page:
 
     async def _tell(self, send: Send) -> None:
         """Tell a viewer what is new, until it goes."""
+        if self._viewers >= MOST_VIEWERS:
+            return  # many came at once
         self._viewers += 1
         try:
             await send(b"retry: 1000\n\n")

@@ -218,6 +218,32 @@ async def test_so_many_viewers_and_no_more(said: list[dict[str, Any]]) -> None:
         assert len(server.page._port.open) <= 2  # viewers take no room from those who ask
 
 
+async def test_no_more_viewers_come_in_at_once() -> None:
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(await trio.open_tcp_stream(*server.address))
+            for _ in range(MOST_VIEWERS + 20)
+        ]
+        for stream in streams:
+            stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for stream in streams:
+            await stream.socket.send(get("/events"))
+        answers = [await stream.receive_some() for stream in streams]
+        assert sum(b"retry: " in answer for answer in answers) == server.page._viewers == MOST_VIEWERS
+
+
+async def test_a_bug_in_what_a_viewer_is_told_does_not_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]
+) -> None:
+    async with serving() as server:
+        bugs = server.page._port.bugs
+        bugs._at, bugs._credit = trio.current_time(), -1e6  # there were many lines before
+        monkeypatch.setattr(server.page, "_frame", lambda known: 1 / 0)
+        assert status(await server.say(get("/events"))) == 200
+        assert bugs.count == 1
+    assert [line["event"] for line in said] == ["page"]
+
+
 async def test_the_end_of_the_page_waits_for_no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_WRITE_SECONDS", 3600.0)
     with trio.fail_after(20):
@@ -259,6 +285,7 @@ HOSTILE = {
     "huge header": (get("/", "GET", "X: " + "x" * 100_000), 431),
     "huge path": (b"GET /" + b"x" * 100_000, 431),
     "many headers": (get("/", "GET", *[f"X{i}: 1" for i in range(5000)]), 431),
+    "a head of twice the size": (get("/", "GET", "X: " + "x" * 8180), 431),
 }
 
 

@@ -54,8 +54,7 @@ class Journal:
 
     What fences is synced to disk before persist() returns: once in an epoch, never for an operation. A machine that
     loses power may lose the last events, and nothing else. One master uses a file at a time: it holds a lock on
-    another one beside it, since sqlite's would keep readers of the events away, and on the file itself, which may have
-    hard links.
+    another one beside it, since sqlite's would keep readers of the events away.
 
     The lock holds the newest term and how many writes there were, each noted before what was written is told. Once a
     write has failed it holds nothing: to empty a file needs no room on the disk. A journal beside an empty or newer
@@ -72,8 +71,7 @@ class Journal:
     def __init__(self, path: str) -> None:
         self._path = os.path.realpath(path) if path and path != ":memory:" else ":memory:"  # one lock for each file
         self.failpoints = Failpoints("")
-        self._locks = [] if self._path == ":memory:" else _lock(self._path)
-        self._lock = self._locks[0] if self._locks else None
+        self._lock = None if self._path == ":memory:" else _lock(self._path)
         self.asked = self.written = 0
         try:
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
@@ -83,7 +81,7 @@ class Journal:
             except BaseException:
                 self._db.close()
                 raise
-        except sqlite3.Error as bad:
+        except (sqlite3.Error, OSError) as bad:
             self._unlock()
             raise _unusable(self._path, str(bad)) from bad
 
@@ -232,8 +230,8 @@ class Journal:
         self._unlock()
 
     def _unlock(self) -> None:
-        for lock in self._locks:  # the file's own after sqlite has closed it, whose own locks would end with it
-            os.close(lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def _facts(rows: list[tuple[str, int]]) -> dict[str, int]:
@@ -261,29 +259,28 @@ def _group(row: tuple[Any, ...]) -> tuple[str, Used]:
         raise sqlite3.DatabaseError(f"a group {name!r} that cannot be read: {bad}") from bad
 
 
-def _lock(path: str) -> list[int]:
-    """Take the lock beside the journal, and the journal's own, which end with the process.
+def _lock(path: str) -> int:
+    """Take the lock beside the journal, which ends with the process.
 
     Raises:
-        ConfigError: another master has one of them, or it cannot be made.
+        ConfigError: another master has it, or it cannot be made.
     """
-    files: list[int] = []
+    name, lock = f"{path}.lock", -1
     try:
-        for name, flags in (f"{path}.lock", os.O_NOFOLLOW | os.O_NONBLOCK), (path, 0):
-            files.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600))
-            if not stat.S_ISREG(os.fstat(files[-1]).st_mode):
-                raise OSError(f"{name} is no plain file")
-            fcntl.flock(files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise OSError(f"{name} is no plain file")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as bad:
-        for file in files:
-            os.close(file)
+        if lock >= 0:
+            os.close(lock)
         if isinstance(bad, BlockingIOError):
             raise ConfigError(
                 "the journal is used by another master, which runs", who=path, expected="a journal for each master",
                 got=f"{name} is held", hint="stop the other one, or choose another path with --journal",
             ) from bad  # fmt: skip
         raise _unusable(path, str(bad)) from bad
-    return files
+    return lock
 
 
 def _unusable(path: str, got: str) -> ConfigError:
