@@ -106,6 +106,8 @@ class Judge:
                 durable = known is not None and known.epoch >= epoch.epoch and max(mids) < journal.next_mid
             case Send(_, m.Joined(mid=mid)):
                 durable = mid < journal.next_mid
+            case Send(_, m.Evicted(reason=reason)) if reason.startswith("the group forms anew"):
+                durable = True  # of a group that this master knows nothing of; when it was decided nobody had come
             case Send(conn, m.Evicted(mid=mid)) if self._world.members_at(master):
                 durable = known is not None and (mid not in known.mids or self._world.all_out(master, known.mids))
                 durable = durable or self._world.another_has(master, conn, mid)
