@@ -11,7 +11,7 @@ def later(*cases: Any) -> list[Any]:
 
 
 def at_night(*cases: Any) -> list[Any]:
-    """As later(), for `make nightly`."""
+    """Mark cases for `make nightly`, as later() does for `make check`."""
     return _marked(pytest.mark.nightly, cases)
 
 

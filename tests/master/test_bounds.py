@@ -181,7 +181,7 @@ def heard(message: Any) -> Any:
 
 
 def reported(daemon: str, mid: int, **fields: Any) -> m.Report:
-    """Of one of two members of a group of its own; the other one does not report."""
+    """The report of one of two members of a group of its own; the other one does not report."""
     members = [(mid, "m", daemon), (mid + 1, "n", "nobody")]
     if "plan" in fields:
         members += [(mid + 10_000 + k, f"m{k}", "nobody") for k in range(1000)]

@@ -529,6 +529,16 @@ async def test_what_the_engine_has_finished_is_in_the_report_of_who_freezes(
         assert [seq for seq, _, _ in frozen.done] == [1]
 
 
+async def freezes_with_nothing(two: Pair) -> None:
+    """The first member is told to freeze: its report has no operation, and the other one has heard of none."""
+    await two.masters[0].say(m.Abort("g", 1, 0, "somebody is lost"))
+    frozen = await two.masters[0].hear(m.Frozen)
+    assert (frozen.done, frozen.committed_upto) == ([], 0)
+    with trio.move_on_after(0.5):
+        await two.clients[1].hear(m.Result)
+        pytest.fail("the other member has heard a note of what the report lacks")
+
+
 async def test_what_finishes_while_its_member_freezes_is_told_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,12 +558,7 @@ async def test_what_finishes_while_its_member_freezes_is_told_to_nobody(
             return found
 
         monkeypatch.setattr(two.daemons[0], "take_events", and_then_it_ends)
-        await two.masters[0].say(m.Abort("g", 1, 0, "somebody is lost"))
-        frozen = await two.masters[0].hear(m.Frozen)
-        assert (frozen.done, frozen.committed_upto) == ([], 0)
-        with trio.move_on_after(0.5):
-            await two.clients[1].hear(m.Result)
-            pytest.fail("the other member has heard a note of what the report lacks")
+        await freezes_with_nothing(two)
 
 
 async def test_what_begins_while_its_member_freezes_is_told_to_nobody(
@@ -573,12 +578,7 @@ async def test_what_begins_while_its_member_freezes_is_told_to_nobody(
             return found
 
         monkeypatch.setattr(two.daemons[0], "take_events", and_then_it_begins)
-        await two.masters[0].say(m.Abort("g", 1, 0, "somebody is lost"))
-        frozen = await two.masters[0].hear(m.Frozen)
-        assert (frozen.done, frozen.committed_upto) == ([], 0)
-        with trio.move_on_after(0.5):
-            await two.clients[1].hear(m.Result)
-            pytest.fail("the other member has heard a note of what the report lacks")
+        await freezes_with_nothing(two)
 
 
 @pytest.mark.parametrize("what", ["abort", "epoch", "change", "evicted", "updated"])

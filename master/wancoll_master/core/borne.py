@@ -94,9 +94,8 @@ def judge(
                     return Verdict(sure, upto, results, out)
                 if not wrong:
                     break
-                words = {
-                    mid: each for mid, each in words.items() if mid not in wrong
-                }  # those are lost, and count no more
+                # Those are lost, and count no more.
+                words = {mid: each for mid, each in words.items() if mid not in wrong}
                 alike = _alike(words)
                 top = max(base, *(each.committed for each in alike))
             if point > top:  # only those that were wrong said that it is committed

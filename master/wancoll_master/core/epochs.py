@@ -143,7 +143,8 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
     closing.sure, closing.results = found.sure, closing.results + found.results
     if found.out:  # below that their reports have counted, and what was found stands
         closing.results = [one for one in closing.results if one[0] <= found.sure]
-        closing.claimed = max(closing.claimed, *(closing.reports.pop(mid).committed_upto for mid in found.out))
+        for mid in found.out:
+            closing.drop(mid)
         lose(step, {members[mid]: why for mid, why in found.out.items()}, "evicted", tell=True, cause="nonsense")
         return
     contradicted = max(closing.claimed, *(one.committed_upto for one in closing.reports.values())) > found.upto
@@ -368,7 +369,7 @@ def missing(state: State, name: str) -> dict[int, str]:
 
 
 def waited_for(state: State, name: str, now: float) -> dict[int, str]:
-    """Those of them that the group's name waits for (C8)."""
+    """Members of before that the group's name waits for: names by mid (C8)."""
     return missing(state, name) if state.alone.get(name, -inf) > now else {}
 
 

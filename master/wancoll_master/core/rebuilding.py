@@ -200,8 +200,7 @@ def make_room(step: Step, daemon: Daemon) -> None:
             consider(step, group)
         if closing is not None and closing.held.pop(of, 0):
             for mid in [mid for mid, name in closing.of.items() if name == of]:
-                closing.claimed = max(closing.claimed, closing.reports.pop(mid).committed_upto)
-                del closing.of[mid]
+                closing.drop(mid)
             out = [member for member in group.members if member.daemon.name == of]
             epochs.lose(step, dict.fromkeys(out, why), "evicted", tell=True, cause="nonsense")
 

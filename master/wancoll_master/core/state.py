@@ -281,6 +281,11 @@ class Closing:
     able: list[Member] = field(default_factory=list)  # who can join there
     passed: bool = False  # they have; so it ends in this epoch
 
+    def drop(self, mid: int) -> None:
+        """The member's report counts no more; what it said is committed is still known."""
+        self.claimed = max(self.claimed, self.reports.pop(mid).committed_upto)
+        del self.of[mid]
+
 
 @dataclass(slots=True)
 class Current:

@@ -174,7 +174,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """A write of which an older copy of the journal must not be free: it is on the disk, and the lock counts it."""
+        """Write to the disk at once, and count that in the lock: an older copy of the journal is found to lack it."""
         self._db.execute("pragma synchronous = full")
         try:
             with self._db:
