@@ -22,7 +22,6 @@ import structlog
 import trio
 from msgspec.structs import replace
 
-from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import MASTER, STORE, Failpoints
 from wancoll.local import join_address, split_address
@@ -30,15 +29,15 @@ from wancoll.metrics.core import families as f
 from wancoll.net import clock
 from wancoll.net.contain import contained, shown, trace
 from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose, why_ended
-from wancoll.net.stream import LINGER, Queues, Stream
+from wancoll.net.stream import LINGER, Stream
 from wancoll.net.tls import Tls, TlsFailed
 from wancoll.net.turns import Turns
 from wancoll.trust.identity import Identity
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, begins_tls, encode
-from wancoll.wire.kept import Kept
 from wancoll_master.config import MasterConfig
-from wancoll_master.core import announced, figures, membership, page, presence, report
+from wancoll_master.connections import Connections
+from wancoll_master.core import announced, membership, page, presence
 from wancoll_master.core.leadership import Lobby
 from wancoll_master.core.may import EVERYTHING, may
 from wancoll_master.core.ready import (
@@ -54,7 +53,6 @@ from wancoll_master.core.ready import (
     Record,
     Returned,
     Send,
-    SendStatus,
     SentAway,
     Tick,
     Watched,
@@ -62,6 +60,7 @@ from wancoll_master.core.ready import (
 )
 from wancoll_master.core.state import State
 from wancoll_master.plan.planning import propose
+from wancoll_master.statuses import Statuses
 from wancoll_master.store.facts import Store
 from wancoll_master.store.journal import Journal
 
@@ -70,21 +69,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("wancoll.master")
 
-STATUS_EVENTS = 50
 WATCHED = 5.0  # seconds after a look at the page for which daemons go on to tell more
 # Kinds of events that somebody looks into.
 _WARNINGS = {"client died", "daemon died", "evicted", "away", "deaf", "waits", "stall", "digest", "refused"}
 _LINES_AT_ONCE = 1000  # of one kind of events: a crowd that comes, or is lost, is written down whole; a flood is not
 _HELD_FRAMES = 65536  # that may wait for the store
-_LEAST_KEPT_BYTES = 128 * 1024  # of a connection that breaks among very many: more than an Epoch of a thousand members
 _START_SECURE = "start the master with --secure (the default beyond loopback, without --insecure), or leave --join out"
 _NO_TLS = f"speaks TLS, and this master does not; {_START_SECURE}"
 _ONLY_TLS = "this master speaks TLS only; give --join or WANCOLL_JOIN a token: `wancoll token create` makes one"
 _LOOKUPS = 256  # of names at once, one of each daemon: a name server may be slow
 _TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
-_STATUS_SHARE = 0.1  # of the time, that may go into making Status
-_STATUS_BURST = 1.0  # seconds of it at once
-_STATUSES = 64  # kept, of identities that are for different groups
 
 
 class Reign(Protocol):
@@ -98,7 +92,7 @@ class Reign(Protocol):
 
 
 class Server:
-    """See the module. apply() is the one place that steps the state machine; it never waits.
+    """Leads or stands by; apply() is the one place that steps the state machine, and it never waits.
 
     Args:
         config: settings.
@@ -118,13 +112,9 @@ class Server:
         self._lobby = Lobby(config.limits.pending_connections)
         self._reign: Reign | None = None
         self._held = Held(_HELD_FRAMES)
-        self._closing: set[int] = set()  # connections that end once what is held for them has left
-        self._connections: dict[int, Stream] = {}
-        self._queues = Queues(config.limits.send_queue_bytes)
-        self._kept: dict[int, Kept[bytes]] = {}  # what daemons were told and have not confirmed
+        self._connections = Connections(config.limits)
         self._identities: dict[int, Identity] = {}  # by connection as it came: who is verified
         self._trust_asked = 0  # the write that gate.settle() waits for
-        self._takes_up: dict[int, int] = {}  # connection -> the broken one that it goes on with
         self._numbers = itertools.count(1)
         limits = config.limits
         self._greeting = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
@@ -134,16 +124,9 @@ class Server:
         self._strangers: set[int] = set()  # connections on which no daemon has introduced itself
         self._of_strangers = Sparing()
         self._of_kinds: defaultdict[str, Sparing] = defaultdict(partial(Sparing, _LINES_AT_ONCE))  # of events
-        self._dirty: dict[int, Stream] = {}  # with an unsent batch
-        self._statuses: dict[tuple[str, ...], tuple[bytes, float]] = {}  # by groups: newest, until when new enough
-        self._status_credit, self._status_spent_at = _STATUS_BURST, trio.current_time()  # seconds that may go into it
         self._alarm = trio.CancelScope()
         self._awake_at = clock.awake_or_asleep()
-        self._started_at = trio.current_time()
-        self._events = figures.Events()
-        self._story = page.Story()
-        for event in journal.events(page.EVENTS):
-            self._story.note(event)
+        self._statuses = Statuses(journal, self._counted, lambda: ("", 0.0) if gate is None else gate.rotating)
 
     # ---- leading and standing by ---------------------------------------------------------------------
 
@@ -154,7 +137,7 @@ class Server:
         """
         facts = store.facts
         self._store, self._reign, self._elected = store, reign, store is not self._journal
-        self._statuses.clear()
+        self._statuses.forget()
         self.state = membership.new_state(
             self._limits,
             secrets.token_bytes(32),
@@ -179,7 +162,7 @@ class Server:
         """Tell those who ask who leads; where nobody does daemons may *wait* for who will."""
         self._first = self._first and not answer.leader
         for conn in self._lobby.leader_is(answer, wait=wait):
-            self._close(conn, encode(self._lobby.answer))
+            self._connections.close(conn, encode(self._lobby.answer))
 
     def step_down(self, reason: str, heard: int = 0) -> None:
         """Lead no more: what was not sent is dropped, and everybody is sent away."""
@@ -189,17 +172,8 @@ class Server:
         if self._gate is not None:
             self._gate.stand_by()
         self._held.clear()
-        self._closing.clear()
-        self._dirty.clear()
-        self._kept.clear()
         self.stand_by(m.StandsBy("", 0), wait=False)
-        goodbye = encode(m.Bye(f"this master leads no more: {reason}"[:1000]))
-        connections, self._connections = self._connections, {}
-        for connection in connections.values():
-            connection.drop_batch()
-            connection.add(goodbye)
-            connection.flush_batch()
-            connection.end()
+        self._connections.close_all(encode(m.Bye(f"this master leads no more: {reason}"[:1000])))
         if self._reign is not None:
             self._reign.end(reason, heard)
 
@@ -255,10 +229,10 @@ class Server:
             self._decline(event)
             return
         if isinstance(event, Received):
-            if event.conn in self._closing or event.conn not in self._connections:
+            if event.conn in self._connections.closing or event.conn not in self._connections:
                 return
-            if isinstance(event.message, m.Heartbeat) and event.conn in self._kept:
-                self._kept[event.conn].confirmed(event.message.heard)
+            if isinstance(event.message, m.Heartbeat):
+                self._connections.confirmed(event.conn, event.message.heard)
         try:
             if not self._goes_on(state, event):
                 self._carry_out(state, membership.step(state, trio.current_time(), event, propose))
@@ -266,7 +240,7 @@ class Server:
             # Nothing of the step may be believed, and nobody has been told: as if it had died here.
             log.error("a bug: a step of the master failed", of=shown(event), trace=trace(bug))
             if isinstance(event, Received):
-                self._close(event.conn, encode(m.Bye(f"this made the master fail: {shown(event.message)}")))
+                self._connections.close(event.conn, encode(m.Bye(f"this made the master fail: {shown(event.message)}")))
             self._start_over(f"a step failed with {type(bug).__name__}, which is a bug")
             return
         if state.deadline < self._alarm.deadline:
@@ -280,21 +254,15 @@ class Server:
         if number in state.connections or may(event.identity, hello) is not None:
             return False  # it introduces itself twice, or may not
         conn = presence.returning(state, hello)
-        again = self._kept[conn].again(hello.heard) if conn in self._kept else None
-        if conn is None or again is None or number not in self._connections:
+        again = self._connections.take_up(number, conn, hello.heard) if conn is not None else None
+        if conn is None or again is None:
             return False
-        broken, stream = self._connections.pop(conn, None), self._connections.pop(number)
-        if broken is not None:
-            broken.drop_batch()
-            broken.end()
-        self._dirty.pop(number, None)
-        self._connections[conn], self._takes_up[number] = stream, conn
         ready = membership.step(state, trio.current_time(), Returned(conn, hello), propose)
         answers, ready.answers = ready.answers, []
         self._carry_out(state, Ready(answers=answers))
         self._put_authorities(conn)
         for frame in again:
-            self._put(conn, frame)
+            self._connections.put(conn, frame)
         self._carry_out(state, ready)
         return True
 
@@ -302,7 +270,7 @@ class Server:
         """While this master stands by: what came, and who is gone."""
         if isinstance(event, Received):
             if not self._lobby.keeps(event):
-                self._close(event.conn, encode(self._lobby.answer))
+                self._connections.close(event.conn, encode(self._lobby.answer))
         elif isinstance(event, Disconnected):
             self._lobby.gone(event.conn)
 
@@ -312,15 +280,15 @@ class Server:
             self.step_down(ready.step_down.reason, ready.step_down.term)
             return
         for answer in ready.answers:
-            said = encode(answer.message) if isinstance(answer, Send) else self._status_now(state, answer)
-            self._put(answer.conn, said)
+            said = encode(answer.message) if isinstance(answer, Send) else self._statuses.frame(state, answer)
+            self._connections.put(answer.conn, said)
         for one in ready.log:
-            self._events.count(one)
+            self._statuses.count(one)
             say = log.warning if one.kind in _WARNINGS else log.info
             written = self._of_kinds[one.kind].say(say, one.kind, group=one.group, epoch=one.epoch, text=one.text)
             if written and one.kept:
                 event = m.EventRecord(time.time(), one.group, one.epoch, one.kind, one.text)
-                self._story.note(event)
+                self._statuses.note(event)
                 self._write(partial(self._journal.add, event))
         if ready.persist is not None:
             self._failpoints.hit("before_persist")
@@ -329,7 +297,7 @@ class Server:
             except OSError as bad:
                 self.step_down(f"the journal can be neither written nor marked as one that missed a write: {bad}")
                 return
-        self._closing.update(close.conn for close in ready.closes)
+        self._connections.closing.update(close.conn for close in ready.closes)
         if self._store.written == self._store.asked:
             self._tell(ready)
             return
@@ -345,18 +313,17 @@ class Server:
             welcome = isinstance(message, Send) and isinstance(message.message, m.Welcome)
             once = not isinstance(message, Announce) and isinstance(message.message, m.AnswersOfTrust)
             for conn, frame in frames(message):
-                if welcome and conn in self._connections:  # else it was held for the store, and is never heard
-                    self._kept[conn] = Kept()
-                elif conn in self._kept and not once:
-                    room = max(self._limits.unconfirmed_bytes // len(self._kept), _LEAST_KEPT_BYTES)
-                    self._kept[conn].add(frame, len(frame), room)
-                self._put(conn, frame)
+                if welcome:
+                    self._connections.keep_from_now(conn)
+                elif not once:
+                    self._connections.keep(conn, frame)
+                self._connections.put(conn, frame)
                 if welcome:
                     self._put_authorities(conn)
         for close in ready.closes:
             if close.reason:
                 self._of_strangers.say(log.info, "connection ended", reason=close.reason)
-            self._close(close.conn, encode(m.Bye(close.reason, close.final)) if close.reason else b"")
+            self._connections.close(close.conn, encode(m.Bye(close.reason, close.final)) if close.reason else b"")
 
     def release(self) -> None:
         """The store has written more: send what was held for it."""
@@ -365,41 +332,23 @@ class Server:
         self._settle_trust()
         self.flush()
 
-    def _put(self, conn: int, frame: bytes) -> None:
-        connection = self._connections.get(conn)
-        if connection is not None:
-            connection.add(frame)
-            self._dirty[conn] = connection
-
     def _put_authorities(self, conn: int) -> None:
         """Whom to believe, for a daemon that was let in: it may have been away when that changed."""
         told = self._gate.authorities if self._gate is not None else None
         if told is not None:
-            self._put(conn, encode(told))
-
-    def _close(self, conn: int, last: bytes) -> None:
-        """Send what may be sent, and *last*."""
-        connection = self._connections.pop(conn, None)
-        self._closing.discard(conn)
-        self._kept.pop(conn, None)
-        if connection is not None:
-            self._dirty.pop(conn, None)
-            connection.send(last)
-            connection.end()
+            self._connections.put(conn, encode(told))
 
     def flush(self) -> None:
         """Send what the steps since the last flush had to say, one send for each connection."""
-        if self._dirty:
-            dirty, self._dirty = self._dirty, {}
-            for connection in dirty.values():
-                if self._leading() is None:
-                    return
-                connection.flush_batch()
-                for what in self._telling:
-                    self._failpoints.hit(f"half_{what}")
+        for connection in self._connections.unsent():
+            if self._leading() is None:
+                return
+            connection.flush_batch()
             for what in self._telling:
-                self._failpoints.hit(f"after_{what}")
-            self._telling.clear()
+                self._failpoints.hit(f"half_{what}")
+        for what in self._telling:
+            self._failpoints.hit(f"after_{what}")
+        self._telling.clear()
 
     def _before_telling(self, message: Message) -> None:
         """Fault injection."""
@@ -442,54 +391,15 @@ class Server:
         leads = "the next master takes it for lost" if self.state is not None else "this master leads again once it can"
         self._unwritable.say(log.error, f"the journal cannot be written; {leads}", reason=str(bad))
 
-    def _status_now(self, state: State, ask: SendStatus) -> bytes:
-        """The frame for whoever asks: what is so now, also what it has just brought about, if that takes little time.
+    # ---- for those who look --------------------------------------------------------------------------
 
-        Who asks over and over, or whoever does when much time went into it lately, gets the newest one.
-        """
-        began = trio.current_time()
-        frame, until = self._statuses.pop(ask.groups, (b"", -inf))
-        saved = (began - self._status_spent_at) * _STATUS_SHARE
-        self._status_credit, self._status_spent_at = min(_STATUS_BURST, self._status_credit + saved), began
-        if began >= until or (self._status_credit > 0 and ask.conn not in state.connections):
-            frame = encode(self._status(state, ask.groups))
-            took = trio.current_time() - began
-            self._status_credit, until = self._status_credit - took, began + took / _STATUS_SHARE
-        self._statuses[ask.groups] = frame, until
-        if len(self._statuses) > _STATUSES:
-            del self._statuses[next(iter(self._statuses))]
-        return frame
-
-    def _status(self, state: State, only: tuple[str, ...]) -> m.Status:
-        """Of *only* these groups, and their daemons; empty: all."""
-        now = trio.current_time()
-        rotation, rotation_until = self._gate.rotating if self._gate is not None else ("", 0.0)
-        mine = {
-            **resources.of_this_process(),
+    def _counted(self) -> dict[str, int]:
+        return {
             "tasks": trio.lowlevel.current_statistics().tasks_living,
             "connections": len(self._connections),
             "strangers": len(self._strangers),
             "strangers_refused": self._of_strangers.count,
-            "messages_refused": sum(state.refused.values()),
         }
-        return m.Status(
-            term=state.term,
-            uptime=now - self._started_at,
-            version=report.version(),
-            daemons=report.daemons(state, only),
-            groups=report.groups(state, now, only),
-            events=[event for event in self._journal.events(STATUS_EVENTS) if not only or event.group in only],
-            links=report.links(state, only),
-            resources=mine if not only else {},
-            hosts=report.hosts(state, only),
-            clock=time.time(),
-            master=state.identity,
-            rotation=rotation,
-            rotation_until=rotation_until,
-            left=report.left(state, only),
-            gone=report.gone(state, only),
-            elected_by=state.elected_by,
-        )
 
     def families(self) -> Iterator[f.Family | None]:
         """Its metrics; None is a pause."""
@@ -497,25 +407,14 @@ class Server:
         yield f.Family(f.CONNECTIONS, [((), len(self._connections))])
         yield f.Family(f.HANDSHAKES, [(("control",), len(self._greeting))])
         yield f.Family(f.REFUSED, [(("control",), self._of_strangers.count)])
-        yield f.Family(f.MASTER_QUEUED, [((), self._queues.bytes)])
+        yield f.Family(f.MASTER_QUEUED, [((), self._connections.queues.bytes)])
         yield f.Family(f.HELD, [((), self._held.frames)])
-        yield from self._events.families()
-        if self.state is not None:
-            yield from figures.of(self.state, trio.current_time())
+        yield from self._statuses.families(self.state)
 
     def look(self) -> Iterator[page.Section | None]:
         """What its page shows; None is a pause. Daemons are asked to tell more for a while."""
-        now, wall = trio.current_time(), time.time()
-        self.apply(Watched(now + WATCHED))
-        state = self._leading()
-        since = round(wall - (now - self._started_at))
-        if state is not None:
-            yield from self._story.look(state, now, wall, since=since)
-            return
-        leader, why = self._lobby.answer.leader, self._lobby.answer.why
-        line = f"this master stands by: {leader} leads" if leader else f"nobody is known to lead{why and ': ' + why}"
-        about = {"version": report.version(), "since": since, "groups": [], "more": 0}
-        yield "top", {"well": bool(leader), "line": line, "note": "", **about}
+        self.apply(Watched(trio.current_time() + WATCHED))
+        return self._statuses.look(self._leading(), self._lobby.answer)
 
     async def keep_time(self) -> None:
         """Task: a Tick at every deadline."""
@@ -536,10 +435,10 @@ class Server:
             sock = socket.socket(fileno=stream.socket.detach())
             tls = None if self._gate is None else Tls(self._gate.context(), listens=True)
             most = 16 * limits.message_bytes, limits.send_queue_messages
-            connection = Stream(sock, "this connection", *most, tls, self._queues)
+            connection = Stream(sock, "this connection", *most, tls, self._connections.queues)
         except OSError:
             return  # gone already
-        self._connections[number] = connection
+        self._connections.add(number, connection)
         self._strangers.add(number)
         reason = "it met a bug"
         try:
@@ -548,20 +447,18 @@ class Server:
                     nursery.start_soon(connection.write_queue)
                     reason = await self._read(number, connection, who)
                     nursery.cancel_scope.cancel()
-            if self._is_over(number, connection):
-                conn = self._takes_up.get(number, number)
-                self._closing.discard(conn)
-                kept = self._kept.get(conn)
-                lasting = not connection.ended or connection.overflow or kept is None or kept.lost
+            if self._connections.end(number, connection):
+                conn = self._connections.conn_of(number)
+                lasting = not connection.ended or connection.overflow or self._connections.is_lost(conn)
                 self.apply(Disconnected(conn, reason, lasting, connection.round_trip))
                 if not self._introduced(conn):
-                    self._kept.pop(conn, None)
+                    self._connections.forget_kept(conn)
                 self.flush()
         finally:
-            if self._is_over(number, connection):  # serve() was cancelled
+            if self._connections.end(number, connection):  # serve() was cancelled
                 connection.send(encode(m.Bye("the master is stopping")))
                 connection.end()
-            self._takes_up.pop(number, None)
+            self._connections.forget(number)
             self._identities.pop(number, None)
             stranger = number in self._strangers
             self._strangers.discard(number)
@@ -573,17 +470,9 @@ class Server:
             else:
                 await connection.close_delivered()
 
-    def _is_over(self, number: int, connection: Stream) -> bool:
-        """Forget the connection that came as *number*; False: it is forgotten, or another one goes on with it."""
-        conn = self._takes_up.get(number, number)
-        if self._connections.get(conn) is not connection:
-            return False
-        del self._connections[conn]
-        return True
-
     def _introduced(self, number: int) -> bool:
         """Whether a daemon of this leader is at the other end."""
-        return self.state is not None and self._takes_up.get(number, number) in self.state.connections
+        return self.state is not None and self._connections.conn_of(number) in self.state.connections
 
     async def _read(self, number: int, connection: Stream, who: str) -> str:
         """Feed the state machine until the connection ends; returns why it did."""
@@ -655,9 +544,9 @@ class Server:
             return False
         if self._gate is None:
             raise ProtocolError("asks for a certificate of a master without TLS", hint=_START_SECURE)
-        state, conn = self._leading(), self._takes_up.get(number, number)
+        state, conn = self._leading(), self._connections.conn_of(number)
         if state is None and self._gate.shares and not isinstance(message, m.AskAuthority):
-            self._close(conn, encode(self._lobby.answer))  # it knows no tokens
+            self._connections.close(conn, encode(self._lobby.answer))  # it knows no tokens
             return True
         who = self._identities.get(number)
         if (refusal := may(who, message)) is not None:
@@ -676,7 +565,7 @@ class Server:
         if state is None or not unwritten:  # else strangers who ask, and are held for a slow store, pile up
             connection.send(encode(answer))
             if not lasts:
-                self._close(conn, b"")
+                self._connections.close(conn, b"")
         else:  # once what it did is written
             closes = [] if lasts else [Close(conn, "")]
             self._carry_out(state, Ready(messages=[Send(conn, answer)], closes=closes))
@@ -722,8 +611,7 @@ class Server:
         """Those whose tokens are revoked, or whose authority was replaced: what they have is good for nothing."""
         reasons: dict[int, str] = {}
         for number, who in self._identities.items():
-            conn = self._takes_up.get(number, number)
-            connection = self._connections.get(conn)
+            conn, connection = self._connections.conn_of(number), self._connections.get(number)
             if self._gate is None or connection is None:
                 continue
             try:
@@ -731,7 +619,7 @@ class Server:
             except ConfigError as refused:
                 connection.send(encode(m.Bye(str(refused)[:1000], True)))
                 connection.end()
-                self._closing.add(conn)  # nor is heard what it has said before
+                self._connections.closing.add(conn)  # nor is heard what it has said before
                 reasons[conn] = f"{'it' if refused.who == who.name else refused.who} {refused.what}"
         if reasons:
             self.apply(SentAway(reasons))
@@ -777,7 +665,7 @@ class Server:
             source = _source(connection) if self._gate is not None and isinstance(message, m.Hello) else ""
             if isinstance(message, m.Hello) and may(self._identity(number), message) is None:
                 message = await self._looked_up(message, source)
-            if connection.ending or self._takes_up.get(number, number) in self._closing:
+            if connection.ending or self._connections.conn_of(number) in self._connections.closing:
                 break
             if self._at_the_gate(number, connection, message):
                 continue
@@ -785,7 +673,7 @@ class Server:
                 connection.send(encode(self._arm(message, self._identity(number), whose(connection.socket))))
                 connection.end()
             else:
-                self.apply(Received(self._takes_up.get(number, number), message, self._identity(number), source))
+                self.apply(Received(self._connections.conn_of(number), message, self._identity(number), source))
         self.flush()
 
 

@@ -19,7 +19,7 @@ from tests.master.transcript import report_of
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
-from wancoll_master import server
+from wancoll_master import server, statuses
 from wancoll_master.core import membership
 
 MOST_OF_64_BITS = (1 << 64) - 1
@@ -213,7 +213,7 @@ async def test_others_have_their_turn_within_what_one_connection_said_at_once(
 
 
 async def test_status_takes_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock) -> None:
-    whole, made = server.Server._status, 0
+    whole, made = statuses.Statuses._status, 0
 
     def slow(*asked: Any) -> m.Status:
         nonlocal made
@@ -221,21 +221,21 @@ async def test_status_takes_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch,
         mock_clock.jump(0.5)
         return whole(*asked)
 
-    monkeypatch.setattr(server.Server, "_status", slow)
+    monkeypatch.setattr(statuses.Statuses, "_status", slow)
     async with master() as connect:
         began = trio.current_time()
         for _ in range(60):
             await status(connect)
             mock_clock.jump(0.5)
         took = trio.current_time() - began
-    assert 5 <= made <= (server._STATUS_BURST + 0.5 + took / 10) / 0.5 < 12
+    assert 5 <= made <= (statuses._BURST + 0.5 + took / 10) / 0.5 < 12
 
 
 async def test_a_daemon_that_says_the_same_over_and_over_does_not_fill_log_and_journal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setattr(server, "_LINES_AT_ONCE", 20)
-    monkeypatch.setattr(server, "STATUS_EVENTS", 1000)
+    monkeypatch.setattr(statuses, "STATUS_EVENTS", 1000)
     async with master(journal=str(tmp_path / "journal")) as connect:
         loud, began = await connect(), time.monotonic()
         with structlog.testing.capture_logs() as lines:

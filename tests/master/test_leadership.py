@@ -448,9 +448,9 @@ async def test_a_lease_that_runs_out_between_two_daemons_leaves_the_second_untol
             told.append(number)
             may[0] = False
 
-        for number, stream in found._connections.items():
+        for number, stream in found._connections._streams.items():
             stream.flush_batch = partial(runs_out, number, stream.flush_batch)  # type: ignore[method-assign]
-            found._put(number, encode(m.Pong(7, 1)))
+            found._connections.put(number, encode(m.Pong(7, 1)))
         found.flush()
         assert len(told) == 1 + len(peers)  # the first one; and then the goodbyes, to both
         assert sorted([await peers[0].hear(), await peers[1].hear()], key=str) == [
@@ -466,17 +466,17 @@ async def test_nothing_is_kept_of_a_daemon_that_was_sent_away_or_of_what_was_hel
         peer = await connect()
         await peer.say(hello("d"))
         await peer.expect(m.Welcome)
-        assert len(found._kept) == 1
+        assert len(found._connections._kept) == 1
         await peer.say(hello("d"))
         assert "introduces itself twice" in (await peer.expect(m.Bye)).reason
-        assert found._kept == {}
+        assert found._connections._kept == {}
         peer = await connect()
         await peer.say(hello("d"), m.Join("g", "me", 1, 1))
         await peer.expect(m.Welcome)
         await hears_nothing(peer)
         assert found._held.frames > 0
         found.step_down("the test says so")
-        assert (found._held.frames, found._kept) == (0, {})
+        assert (found._held.frames, found._connections._kept) == (0, {})
 
 
 async def test_what_a_daemon_has_heard_is_kept_no_longer() -> None:
@@ -486,7 +486,7 @@ async def test_what_a_daemon_has_heard_is_kept_no_longer() -> None:
         peer = await connect()
         await peer.say(hello("d"), m.Join("g", "me", 1, 1))
         await peer.expect(m.Epoch)
-        [kept] = found._kept.values()
+        [kept] = found._connections._kept.values()
         heard = len(kept._frames)
         assert heard >= 2
         await peer.say(m.Heartbeat(1, heard=heard))
