@@ -13,10 +13,7 @@ CORES = [
     "wancoll/peer/core", "wancoll/metrics/core", "wancoll/chaos/core", "master/wancoll_master/core",
     "master/wancoll_master/plan",
 ]  # fmt: skip
-KNOWN = {  # the master's decisions, which lead to each other: none may be added
-    "epochs._admit", "epochs._after_loss", "epochs._decide_if_all_reported", "epochs._next_epoch", "epochs.advance",
-    "epochs.consider_update", "epochs.end_epoch", "epochs.form_if_complete", "epochs.lose", "epochs.persist",
-    "epochs.stopped", "epochs.void",
+KNOWN = {
     "state.weight",  # goes through what a message holds
 }  # fmt: skip
 

@@ -60,13 +60,15 @@ def freezing_before_the_engine_is_asked() -> Iterator[None]:
 @contextlib.contextmanager
 def telling_the_evicted_at_once() -> Iterator[None]:
     """With what the master has heard of until then."""
-    real = epochs._after_loss
+    real = epochs.lose
 
-    def after_loss(step: Any, group: Any, text: str, was_member: bool) -> None:
-        epochs._tell_out(step, group, group.committed, {})
-        real(step, group, text, was_member)
+    def lose(step: Any, gone: Any, kind: str, **more: Any) -> None:
+        groups = {member.group.name: member.group for member in gone}
+        real(step, gone, kind, **more)
+        for group in groups.values():
+            epochs._tell_out(step, group, group.committed, {})
 
-    with patch.object(epochs, "_after_loss", after_loss):
+    with patch.object(epochs, "lose", lose):
         yield
 
 
@@ -88,17 +90,17 @@ def forgetting_what_is_done() -> Iterator[None]:
 @contextlib.contextmanager
 def not_waiting_for_all() -> Iterator[None]:
     """The first report stands for all."""
-    real = epochs._decide_if_all_reported
+    real = epochs._close
 
-    def decide(step: Any, group: Any) -> None:
+    def close(step: Any, group: Any) -> bool:
         closing = group.current.closing
         if closing is not None and closing.reports:
             first = next(iter(closing.reports.values()))
             for member in group.members:
                 closing.reports.setdefault(member.mid, first)
-        real(step, group)
+        return real(step, group)
 
-    with patch.object(epochs, "_decide_if_all_reported", decide):
+    with patch.object(epochs, "_close", close):
         yield
 
 

@@ -491,6 +491,7 @@ class SmallWorld:
                 [(one.mid, one.daemon and one.daemon.conn) for one in group.current.out],
                 sorted((key, one.kind, one.committed) for key, one in group.current.complaints.items()),
                 group.current.settle_at - self.now, group.current.closing and _closing(group.current.closing),
+                group.current.ends, sorted(group.current.voids),
             )
             for group in master.groups.values()
         ]  # fmt: skip
@@ -628,7 +629,7 @@ def _ballot(book: Collectives) -> tuple[Any, ...] | None:
 
 def _closing(closing: Closing) -> tuple[Any, ...]:
     reports = [report for _, report in sorted(closing.reports.items())]
-    return reports, closing.reasons, sorted(closing.voids), closing.restarted, closing.doubted
+    return reports, closing.restarted, closing.doubted
 
 
 def explore(world: SmallWorld, depth: int, seconds: float) -> tuple[int, int, bool]:

@@ -1,7 +1,8 @@
 """The life of a group: epochs, commits, admissions and voids (docs/protocol.md, R1 to R5). Pure.
 
-An epoch ends by end_epoch(). Whatever was collected in it (Done, calls, complaints) is dropped with it. Where the
-master commits, it knows what has happened, and the next epoch begins at once. Where members commit (docs/protocol.md,
+Functions that handle what was said record facts, of which end_epoch() is the weightiest; settle() decides, once in each
+step. Whatever was collected in an epoch (Done, calls, complaints) is dropped with it. Where the master commits, it
+knows what has happened, and the next epoch begins at once. Where members commit (docs/protocol.md,
 C1 to C10), they are told to stop, and say what they have finished; from that follows what has happened, and only then
 the next epoch is written down, and told.
 
@@ -62,23 +63,37 @@ TIED = "members contradict each other in whether it is committed, as many on one
 # ---- epochs -----------------------------------------------------------------------------------------
 
 
+def settle(step: Step) -> None:
+    """Decide what the facts of this step call for, in each group that they touch: one decision at a time."""
+    while step.touched:
+        name = step.touched.popitem()[0]
+        while (group := step.state.groups.get(name)) is not None and _decide(step, group):
+            pass
+
+
+def _decide(step: Step, group: Group) -> bool:
+    """Take the first decision that is due; False: none is."""
+    if group.rebuild is not None:
+        return False  # what its members report comes first
+    if not group.members:
+        return _end_group(step, group) if group.current.conns else _form(step, group)
+    if group.current.ends:
+        return _close(step, group) if group.current.votes else _go_on(step, group)
+    return not group.stopped and (_commit_counted(step, group) or _pass_update(step, group))
+
+
 def end_epoch(step: Step, group: Group, reason: str, voids: Collection[m.Void] = ()) -> None:
-    """The epoch ends, and what is not committed has not happened and runs again (R2), but for *voids*."""
+    """The epoch has to end: what is not committed has not happened and runs again (R2), but for *voids* (R14)."""
     current = group.current
-    if not current.votes:
-        group.voids.update({one.seq: one for one in voids})
-        _next_epoch(step, group, reason)
-        return
     current.asking = None
-    closing = _close(step, group, reason)
-    closing.update, closing.able = 0, []  # it is called again in the next epoch
-    if not closing.reasons:
-        closing.voids = {one.seq: one for one in voids}
-    closing.reasons.append(clip(reason, 300))
-    _decide_if_all_reported(step, group)
+    if current.closing is not None:
+        current.closing.update, current.closing.able = 0, []  # it is called again in the next epoch
+    current.voids.update({one.seq: one for one in voids})
+    current.ends.append(clip(reason))
+    step.touch(group)
 
 
-def _close(step: Step, group: Group, reason: str, ask: int = 0) -> Closing:
+def _stop(step: Step, group: Group, reason: str, ask: int = 0) -> Closing:
     """Where members commit: let them freeze, once."""
     if group.current.closing is None:
         until = step.now + step.limits.heartbeat_timeout
@@ -90,7 +105,7 @@ def _close(step: Step, group: Group, reason: str, ask: int = 0) -> Closing:
 
 def close_after_restart(step: Step, group: Group, reason: str, out: list[Out], *, doubted: bool) -> None:
     """Members commit, and not all of them are here: what has happened follows from what the others have (C6)."""
-    closing = _close(step, group, reason)
+    closing = _stop(step, group, reason)
     closing.restarted, closing.doubted = True, doubted
     group.current.out = out
     end_epoch(step, group, reason)
@@ -107,7 +122,7 @@ def frozen(step: Step, member: Member, message: m.Frozen) -> None:
         raise ProtocolError("reports impossible operations", got=f"up to {max(seqs, default=0)}, of them some twice")
     closing.held[member.daemon.name] += weight(message)
     closing.reports[member.mid], closing.of[member.mid] = message, member.daemon.name
-    _decide_if_all_reported(step, group)
+    step.touch(group)
 
 
 def differs(step: Step, member: Member, message: m.Differs) -> None:
@@ -131,11 +146,12 @@ def written(step: Step, member: Member, message: m.Written) -> None:
     lose(step, {member: clip(why)}, "evicted", tell=True, cause="trainer")
 
 
-def _decide_if_all_reported(step: Step, group: Group) -> None:
+def _close(step: Step, group: Group) -> bool:
     """Once all who go on have stopped: what all of them have finished is committed, nothing else has happened (C3)."""
-    closing = group.current.closing
-    if closing is None or not closing.reasons or not all(one.mid in closing.reports for one in group.members):
-        return
+    current = group.current
+    closing = _stop(step, group, current.ends[0])
+    if not all(one.mid in closing.reports for one in group.members):
+        return False
     known, members = group.committed, {member.mid: member for member in group.members}
     doubtful = {seq for mid in members for seq in closing.reports[mid].apart}
     words, base = _words(closing, members), max(known, closing.sure)
@@ -146,31 +162,44 @@ def _decide_if_all_reported(step: Step, group: Group) -> None:
         for mid in found.out:
             closing.drop(mid)
         lose(step, {members[mid]: why for mid, why in found.out.items()}, "evicted", tell=True, cause="nonsense")
-        return
+        return True
     contradicted = max(closing.claimed, *(one.committed_upto for one in closing.reports.values())) > found.upto
     unknown_upto = m.MOST if contradicted or closing.doubted else found.upto
     digests = [] if closing.doubted else closing.results[-_DIGESTS_TOLD:]
     upto = found.sure if closing.doubted else found.upto
     if found.tied:
-        closing.voids |= tied(step, found.tied, group.voids)
-        closing.reasons.append(f"operation {found.tied[0]}: {TIED}")
+        current.voids |= tied(step, found.tied, group.voids)
+        current.ends.append(f"operation {found.tied[0]}: {TIED}")
     if closing.doubted:
         group.voids |= unknown(seq for seq, _, _ in found.results if seq > found.sure)
     if upto > group.committed:
         _set_committed(step, group, upto)
     _tell_out(step, group, known, {"unknown_upto": unknown_upto, "digests": digests})
-    group.current.votes = False  # all is known of it
-    voids = [void for void in closing.voids.values() if void.seq > group.committed]
-    reason = several(closing.reasons)
+    current.votes = False  # all is known of it
     closing.passed = closing.update <= found.upto or bool(found.tied)
     if not closing.passed:
         _set_committed(step, group, closing.update)
         able = [joiner for joiner in closing.able if joiner in group.joining]
-        _next_epoch(step, group, _let_in(group, able, closing.update) if able else reason, free=True)
-    elif voids:
-        void(step, group, voids, reason)
-    else:
+        reason = _let_in(group, able, closing.update) if able else several(current.ends)
+        _next_epoch(step, group, reason, free=True)
+    return True
+
+
+def _go_on(step: Step, group: Group) -> bool:
+    """The next epoch begins, and says what is void, as long as that does not become too much (R14)."""
+    current, reason = group.current, several(group.current.ends)
+    voids = {seq: one for seq, one in current.voids.items() if seq > group.committed}
+    group.voids.update(voids)
+    if not voids or len(group.voids) <= step.limits.voids:
         _next_epoch(step, group, reason)
+        return True
+    first, last = min(group.voids), max(group.voids)
+    why = (
+        f"{len(group.voids)} operations from {first} to {last} were given up and none of them was committed; expected "
+        f"at most {step.limits.voids} in a row; the last: {reason}; see that all members make the same calls"
+    )
+    lose(step, dict.fromkeys(group.members, clip(why)), "evicted", tell=True)
+    return True
 
 
 def _words(closing: Closing, members: Collection[int]) -> dict[int, borne.Word]:
@@ -311,21 +340,24 @@ def persist(step: Step, group: Group) -> None:
         del state.used[next(iter(state.used))]
 
 
-def form_if_complete(step: Step, group: Group) -> None:
-    """The group's first epoch, once as many have joined as it takes."""
-    if group.rebuild is not None or held(step, group):
-        return
-    if group.members or len(group.joining) < wanted(step, group) or measuring.waits_until(step, group) > step.now:
-        return
+def _form(step: Step, group: Group) -> bool:
+    """The group's first epoch, once as many have joined as it takes. A group of nobody is forgotten."""
+    if not group.joining:
+        step.state.floor = max(step.state.floor, group.epoch)  # later groups' epochs go on above its own
+        del step.state.groups[group.name]
+        return False
+    if held(step, group) or len(group.joining) < wanted(step, group) or measuring.waits_until(step, group) > step.now:
+        return False
     if any(joiner.daemon.away for joiner in group.joining):
-        return  # it comes back or is put out, soon
+        return False  # it comes back or is put out, soon
     if measuring.ask_uplinks(step, group):
-        return
+        return False
     group.members, group.joining = group.joining, []
     step.state.alone = {name: until for name, until in step.state.alone.items() if until > step.now}
     for member in group.members:
         member.in_epoch = True
     _next_epoch(step, group, f"the group has formed: {names(group.members)}", free=True)
+    return True
 
 
 def wanted(step: Step, group: Group) -> int:
@@ -410,7 +442,7 @@ def stopped(step: Step, name: str, mids: Collection[int]) -> None:
         return  # written down with the next epoch, or when nobody is left
     step.persist().groups[name] = used
     if not left and step.state.alone.pop(name, None) is not None and group is not None:
-        form_if_complete(step, group)
+        step.touch(group)
 
 
 def heard_last(step: Step, name: str) -> None:
@@ -465,7 +497,9 @@ def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool, cause
         text = clip(f"{names(lost)} left" if in_peace else f"lost {names(lost)}: {why}")
         out = sum(member.in_epoch for member in lost)
         step.record(group, kind, text, cause=cause, lost=0 if kind == "left" else out)
-        _after_loss(step, group, text, out > 0)
+        if out:
+            end_epoch(step, group, text)
+        step.touch(group)
 
 
 def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool, cause: str = "") -> None:
@@ -520,19 +554,14 @@ def ended(step: Step, daemon: Daemon, members: Collection[tuple[str, int]]) -> N
             stopped(step, group, {mid})
 
 
-def _after_loss(step: Step, group: Group, text: str, was_member: bool) -> None:
-    if was_member and group.members:
-        end_epoch(step, group, text)
-    elif was_member:  # nobody is left who knows what was done, or could ask what was void
-        _nobody_left(step, group)
-        _tell_out(step, group, group.committed, {"unknown_upto": m.MOST})
-        if used := step.state.used.get(group.name):
-            step.state.used[group.name] = replace(used, voids={})
-        group = step.state.groups[group.name] = group.afresh()
-        form_if_complete(step, group)
-    elif group.members:
-        consider_update(step, group)
-    forget_if_empty(step, group)
+def _end_group(step: Step, group: Group) -> bool:
+    """Nobody is left who knows what was done, or could ask what was void: who waits to join may form it anew."""
+    _nobody_left(step, group)
+    _tell_out(step, group, group.committed, {"unknown_upto": m.MOST})
+    if used := step.state.used.get(group.name):
+        step.state.used[group.name] = replace(used, voids={})
+    step.state.groups[group.name] = group.afresh()
+    return True
 
 
 def _nobody_left(step: Step, group: Group) -> None:
@@ -550,14 +579,6 @@ def _nobody_left(step: Step, group: Group) -> None:
         step.alarm(until)
         if len(step.state.alone) > step.limits.groups_known:
             del step.state.alone[next(iter(step.state.alone))]
-
-
-def forget_if_empty(step: Step, group: Group) -> None:
-    """A group of nobody is dropped; later groups' epochs go on above its own."""
-    gone = step.state.groups.get(group.name) is not group  # with the last member that a decision has put out
-    if not gone and not group.members and not group.joining and group.rebuild is None:
-        step.state.floor = max(step.state.floor, group.epoch)
-        del step.state.groups[group.name]
 
 
 # ---- done and commit --------------------------------------------------------------------------------
@@ -591,8 +612,7 @@ def done(step: Step, member: Member, message: m.Done) -> None:
     if len(entry.done) == len(group.members):
         if entry.differs:
             _digests_differ(step, group, seq, entry)
-        else:
-            advance(step, group)
+        step.touch(group)
 
 
 def learn(step: Step, member: Member, upto: int) -> None:
@@ -644,29 +664,32 @@ def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
     entry.done[member.mid] = 0
     member.done_upto = max(member.done_upto, seq)
     if len(entry.done) == len(group.members):
-        advance(step, group)
+        step.touch(group)
     elif group.small:
         _void_strayed_updates(step, group)
 
 
-def advance(step: Step, group: Group) -> None:
-    """Commit whatever all members are done with, in seq order, and look at an update_membership that comes next."""
-    held = bool(group.joining) or planning.due(group.planned, step.state.measures, step.now)
-    if not group.small:
-        world, reach, seq = len(group.members), group.committed, group.committed
-        while True:
-            seq += 1
-            if seq in group.voids:
-                continue
-            entry = group.current.pending.get(seq)
-            if entry is None or len(entry.done) < world or entry.differs or (entry.update and held):
-                break
-            reach = seq
-            del group.current.pending[seq]
-        if reach > group.committed:
-            _commit(step, group, reach)
-    if held or group.small:
-        consider_update(step, group)
+def _commit_counted(step: Step, group: Group) -> bool:
+    """Commit whatever all members are done with, in seq order, but for an update_membership at which more is to do."""
+    reach = seq = group.committed
+    while not group.small:
+        seq += 1
+        if seq in group.voids:
+            continue
+        entry = group.current.pending.get(seq)
+        complete = entry is not None and len(entry.done) == len(group.members) and not entry.differs
+        if entry is None or not complete or (entry.update and _held_at_update(step, group)):
+            break
+        reach = seq
+        del group.current.pending[seq]
+    if reach > group.committed:
+        _commit(step, group, reach)
+        return True
+    return False
+
+
+def _held_at_update(step: Step, group: Group) -> bool:
+    return bool(group.joining) or planning.due(group.planned, step.state.measures, step.now)
 
 
 def _commit(step: Step, group: Group, upto: int) -> None:
@@ -729,7 +752,7 @@ def _try_again(step: Step, group: Group, seq: int, kind: str, text: str) -> None
     step.record(group, kind, text)
     if failures > step.limits.digest_retries:
         what = m.Void(seq, "ProtocolError", clip(f"{text}; it was tried {failures} times"), {})
-        void(step, group, [what], f"{text}; given up")
+        end_epoch(step, group, f"{text}; given up", [what])
     else:
         end_epoch(step, group, text)
 
@@ -737,34 +760,31 @@ def _try_again(step: Step, group: Group, seq: int, kind: str, text: str) -> None
 # ---- update_membership ------------------------------------------------------------------------------
 
 
-def consider_update(step: Step, group: Group) -> None:
+def _pass_update(step: Step, group: Group) -> bool:
     """If all members stand at an update_membership: admit joiners, change the plan, let the members pass, or wait."""
     seq = _update_at_hand(group)
-    if seq is None or group.stopped:
-        return
+    if seq is None:
+        return False
     able = [joiner for joiner in group.joining if joiner.reachable and not joiner.daemon.away]
     if len(able) < len(group.joining) and not group.current.waited:
         if group.current.hold_until == inf:
             group.current.hold_until = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval
             step.alarm(group.current.hold_until)
-    elif len(group.members) + len(able) < group.min_world:
-        pass  # held until enough joiners are there
-    elif able and measuring.waits_until(step, group) > step.now:
-        pass  # a tick follows
-    elif able and group.current.votes:
-        _close_at_update(step, group, seq, able, f"{names(able)} can join")
-    elif able:
-        _admit(step, group, able, seq)
-    elif better := _better_plan(step, group):
-        if group.current.votes:
-            _close_at_update(step, group, seq, [], f"plan: {better}")
-        else:
-            _set_committed(step, group, seq)
-            _next_epoch(step, group, f"plan: {better}", free=True)
-    else:
+        return False
+    if len(group.members) + len(able) < group.min_world:
+        return False  # held until enough joiners are there
+    if able and measuring.waits_until(step, group) > step.now:
+        return False  # a tick follows
+    reason = f"{names(able)} can join" if able else _better_plan(step, group)
+    if not reason:
         del group.current.pending[seq]
         _commit(step, group, seq)
-        advance(step, group)
+    elif group.current.votes:
+        _close_at_update(step, group, seq, able, reason if able else f"plan: {reason}")
+    else:
+        _set_committed(step, group, seq)
+        _next_epoch(step, group, _let_in(group, able, seq) if able else f"plan: {reason}", free=True)
+    return True
 
 
 def _update_at_hand(group: Group) -> int | None:
@@ -779,14 +799,9 @@ def _update_at_hand(group: Group) -> int | None:
 
 def _close_at_update(step: Step, group: Group, seq: int, able: list[Member], reason: str) -> None:
     """Where members commit they may be passing it without the master: who joins is known once all have stopped."""
-    closing = _close(step, group, reason)
+    closing = _stop(step, group, reason)
     closing.update, closing.able = seq, able
-    closing.reasons.append(clip(reason, 300))
-
-
-def _admit(step: Step, group: Group, joiners: list[Member], seq: int) -> None:
-    _set_committed(step, group, seq)
-    _next_epoch(step, group, _let_in(group, joiners, seq), free=True)
+    group.current.ends.append(reason)
 
 
 def _let_in(group: Group, joiners: list[Member], seq: int) -> str:
@@ -815,23 +830,6 @@ def _void_strayed_updates(step: Step, group: Group) -> None:
 
 
 # ---- voids ------------------------------------------------------------------------------------------
-
-
-def void(step: Step, group: Group, voids: list[m.Void], reason: str) -> None:
-    """Operations are given up for all: the next epoch says so (R14), as long as they do not become too many."""
-    if group.current.votes:  # what has happened comes first
-        end_epoch(step, group, reason, voids)
-        return
-    group.voids.update({one.seq: one for one in voids})
-    if len(group.voids) <= step.limits.voids:
-        _next_epoch(step, group, reason)
-        return
-    first, last = min(group.voids), max(group.voids)
-    why = (
-        f"{len(group.voids)} operations from {first} to {last} were given up and none of them was committed; expected "
-        f"at most {step.limits.voids} in a row; the last: {reason}; see that all members make the same calls"
-    )
-    lose(step, dict.fromkeys(group.members, clip(why)), "evicted", tell=True)
 
 
 def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
@@ -864,7 +862,7 @@ def ask_calls(step: Step, group: Group, seq: int) -> None:
     step.alarm(group.current.asking.deadline)
     reason = f"members call different collectives at operation {seq}"
     if group.current.votes:
-        _close(step, group, reason, seq)
+        _stop(step, group, reason, seq)
     else:
         step.broadcast(group, m.Abort(group.name, group.epoch, seq, reason))
 
@@ -891,7 +889,7 @@ def _void_mismatch(step: Step, group: Group, seq: int, calls: dict[str, str]) ->
     told = _few(calls)
     more = f"; of {len(calls)} members {len(told)} are named" if len(told) < len(calls) else ""
     step.record(group, "mismatch", f"{text}: " + "; ".join(f"{who}: {call}" for who, call in told.items()))
-    void(step, group, [m.Void(seq, "CollectiveMismatch", f"{text}{more}", told)], text)
+    end_epoch(step, group, text, [m.Void(seq, "CollectiveMismatch", f"{text}{more}", told)])
 
 
 def _few(calls: dict[str, str]) -> dict[str, str]:
@@ -909,9 +907,8 @@ def _few(calls: dict[str, str]) -> dict[str, str]:
 def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     """A member's ops cannot run, or its caller wants them to end: void for all, unless committed."""
     group = member.group
-    closing = group.current.closing
     seqs = sorted({seq for seq in message.seqs if seq > group.committed and seq not in group.voids})
-    if not seqs or (closing is not None and closing.reasons):
+    if not seqs or group.current.ends:
         return
     check_window(step, member, seqs[-1])
     has_called(step, member, message)
@@ -923,7 +920,7 @@ def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
     voids = [m.Void(seq, "OperationAborted", text, {}) for seq in seqs]
     which = f"operations {seqs[0]} to {seqs[-1]}" if len(seqs) > 1 else f"operation {seqs[0]}"
     because = f": {clip(message.reason, 300)}" if message.reason else ""
-    void(step, group, voids, f"{member.name} gave up {which}{because}")
+    end_epoch(step, group, f"{member.name} gave up {which}{because}", voids)
 
 
 def _runs_away(step: Step, member: Member, seqs: list[int]) -> str:

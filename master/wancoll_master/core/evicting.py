@@ -34,10 +34,9 @@ def _members(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
     for joiner in found:
         if not joiner.in_epoch:
             probing.refuse(step, joiner, why, evicted=True)
-    if members:
-        epochs.lose(step, dict.fromkeys(members, why), "evicted", tell=True, cause="operator")
-    else:
-        epochs.forget_if_empty(step, group)
+    epochs.lose(step, dict.fromkeys(members, why), "evicted", tell=True, cause="operator")
+    step.touch(group)
+    epochs.settle(step)  # the answer says what came of it
     told = f"{names(found)} of group {ask.group}: {why}"
     if epochs.waited_for(step.state, ask.group, step.now):
         told += "; its name is free once each has heard that: evict --all again says that those who do not have stopped"

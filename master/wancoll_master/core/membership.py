@@ -156,6 +156,7 @@ def step(state: State, now: float, event: Event, planner: Planner) -> Ready:
         _take(this, Received(conn, hello))
     for daemon, join in presence.decided(this) if state.postponed else ():
         _join(this, daemon, join)
+        epochs.settle(this)
     return this.ready
 
 
@@ -189,6 +190,7 @@ def _take(this: Step, event: Event) -> None:
         state.watched_until = event.until
     else:
         _tick(this)
+    epochs.settle(this)
 
 
 # ---- connections ------------------------------------------------------------------------------------
@@ -347,11 +349,10 @@ def _from_daemon(step: Step, daemon: Daemon, event: Received) -> None:
         case m.ProbeResult():
             reconsider = probing.result(step, daemon, message)
             if reconsider is not None:
-                epochs.consider_update(step, reconsider)
+                step.touch(reconsider)
         case m.LinkReport():
             for group in measuring.take(step, daemon, message):
-                epochs.form_if_complete(step, group)
-                epochs.consider_update(step, group)
+                step.touch(group)
         case m.StatusRequest():
             _status(step, event, message)
         case _:
@@ -433,9 +434,8 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     if group.rebuild is not None:
         rebuilding.consider(step, group)
     measuring.ask_round_trips(step, group, daemon)
-    epochs.form_if_complete(step, group)
     probing.ensure_probes(step, group)
-    epochs.consider_update(step, group)
+    step.touch(group)
 
 
 def _what_joiners_wait_for(step: Step, group: Group) -> str:
@@ -526,13 +526,13 @@ def _tick(step: Step) -> None:
             links.settle(step, group)
         if probing.deadline(group) <= now:
             probing.overdue(step, group)
-            epochs.consider_update(step, group)
+            step.touch(group)
         if group.current.hold_until <= now:
             group.current.hold_until, group.current.waited = inf, True
-            epochs.consider_update(step, group)
+            step.touch(group)
         if group.joining:  # it may have waited for a round trip
-            epochs.form_if_complete(step, group)
-            epochs.consider_update(step, group)
+            step.touch(group)
+    epochs.settle(step)
     step.state.deadline = min(
         [look_again]
         + [_group_deadline(step.state, group) for group in step.state.groups.values()]

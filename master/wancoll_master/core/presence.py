@@ -145,8 +145,7 @@ def returned(step: Step, conn: int, hello: m.Hello) -> None:
     step.ready.answers.append(Send(conn, welcome(step, daemon, resumed=True)))
     step.record(None, "back", f"daemon {daemon.name} is back after {gap:.1f} s, and goes on")
     for group in daemon.groups:
-        epochs.form_if_complete(step, group)
-        epochs.consider_update(step, group)
+        step.touch(group)
 
 
 def _links_are_lost(step: Step, daemon: Daemon) -> bool:

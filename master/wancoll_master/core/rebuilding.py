@@ -370,8 +370,7 @@ def consider(step: Step, group: Group) -> None:
         return
     for daemon, report in rebuild.reports.values():
         _put_out(step, daemon, report, "the group went on without it", m.MOST)
-    epochs.form_if_complete(step, group)
-    epochs.forget_if_empty(step, group)
+    step.touch(group)
 
 
 # ---- the decision -----------------------------------------------------------------------------------
@@ -470,7 +469,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
             epochs.remember(step, fate)
     if found.tied:
         unknown = epochs.tied(step, found.tied, group.voids)
-        epochs.void(step, group, list(unknown.values()), f"{reason}; operation {found.tied[0]}: {epochs.TIED}")
+        epochs.end_epoch(step, group, f"{reason}; operation {found.tied[0]}: {epochs.TIED}", [*unknown.values()])
     else:
         epochs.end_epoch(step, group, reason)
 
@@ -542,8 +541,7 @@ def _nobody_left(step: Step, group: Group, put_out: dict[int, tuple[Daemon, str]
         fate = m.Evicted(group.name, mid, clip(why), group.committed, m.MOST, epoch=group.epoch)
         step.send(daemon.conn, fate)
     group = step.state.groups[group.name] = group.afresh()
-    epochs.form_if_complete(step, group)
-    epochs.forget_if_empty(step, group)
+    step.touch(group)
 
 
 def _judge(
@@ -607,7 +605,7 @@ def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) ->
             if group.epoch == report.epoch:
                 tell = epochs.done if isinstance(message, m.Done) else epochs.update
                 tell(step, member, message)  # type: ignore[arg-type]
-    epochs.consider_update(step, group)
+    step.touch(group)
 
 
 def judge_claim(step: Step, group: Group) -> None:

@@ -273,8 +273,6 @@ class Closing:
     results: list[tuple[int, int, int]] = field(default_factory=list)  # of that, as in Verdict
     of: dict[int, str] = field(default_factory=dict)  # the daemons of those
     held: Counter[str] = field(default_factory=Counter)  # bytes of memory that were reported, by daemon
-    reasons: list[str] = field(default_factory=list)  # why it ends; none yet: calls are being asked for
-    voids: dict[int, m.Void] = field(default_factory=dict)  # by seq: what the next epoch voids if it has not happened
     restarted: bool = False  # an earlier master may have committed what is told as done
     doubted: bool = False  # and the journal is lost: members that are not here may know more
     update: int = 0  # the update_membership that it ends, unless the members have passed it by themselves (C11)
@@ -293,7 +291,9 @@ class Current:
 
     reason: str = ""  # why it began
     votes: bool = False  # members commit among themselves; the master knows what it is told of that
-    closing: Closing | None = None  # then: it is being ended
+    ends: list[str] = field(default_factory=list)  # why it has to end
+    voids: dict[int, m.Void] = field(default_factory=dict)  # by seq: what the next epoch voids if it has not happened
+    closing: Closing | None = None  # where members commit: they were told to stop
     out: list[Out] = field(default_factory=list)  # then: who is out, and is not told yet what became of its calls
     conns: tuple[int, ...] = ()  # of the members' daemons, each once
     heard: int = 0  # where members commit: the most that one of them says it has committed
@@ -392,7 +392,8 @@ class Group:
     @property
     def stopped(self) -> bool:
         """Nothing commits any more in the epoch: another one follows."""
-        return self.current.asking is not None or self.current.closing is not None
+        current = self.current
+        return bool(current.ends) or current.asking is not None or current.closing is not None
 
     @property
     def first_open(self) -> int:
@@ -487,6 +488,7 @@ class Step:
     now: float  # seconds on the shell's clock
     planner: Planner
     ready: Ready = field(default_factory=Ready)
+    touched: dict[str, None] = field(default_factory=dict)  # names of groups about which facts were recorded
 
     @property
     def limits(self) -> Limits:
@@ -515,6 +517,10 @@ class Step:
         write.epoch = max(write.epoch, state.highest_epoch)
         write.next_mid = max(write.next_mid, state.next_mid, next_mid)
         return write
+
+    def touch(self, group: Group) -> None:
+        """Facts about the group were recorded: settle() is to look at it."""
+        self.touched[group.name] = None
 
     def alarm(self, at: float) -> None:
         """See that a tick comes at *at*."""

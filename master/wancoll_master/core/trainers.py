@@ -86,5 +86,4 @@ def _put_out(step: Step, member: Member, why: str) -> None:
         epochs.lose(step, {member: why}, "evicted", tell=True, cause="trainer")
     else:
         probing.refuse(step, member, why)
-        epochs.consider_update(step, member.group)
-        epochs.forget_if_empty(step, member.group)
+        step.touch(member.group)

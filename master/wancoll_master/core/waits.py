@@ -13,7 +13,7 @@ from math import inf
 
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
-from wancoll_master.core.epochs import end_epoch, void, window_end
+from wancoll_master.core.epochs import end_epoch, window_end
 from wancoll_master.core.state import Group, Member, Pending, Slow, Step, Told, clip, names
 
 FRESH = 3.5  # heartbeat intervals during which what a member said counts
@@ -277,7 +277,7 @@ def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> 
     step.record(group, "stall", text)
     if times > STALLS:
         what = m.Void(wait.seq, "OperationAborted", clip(f"{text}, {times} times", 300), {})
-        void(step, group, [what], f"{text}; given up")
+        end_epoch(step, group, f"{text}; given up", [what])
         return
     for member in group.members:
         step.send(member.daemon.conn, m.Redial(group.name, member.mid, group.epoch, [], _STALE, clip(text)))
