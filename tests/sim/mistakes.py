@@ -24,7 +24,7 @@ from wancoll.peer.core.op import OpState
 from wancoll.schedule import choose
 from wancoll.wire import messages as m
 from wancoll.wire.note import NewRound, unpack
-from wancoll_master.core import epochs, ready, waits
+from wancoll_master.core import epochs, losses, operations, ready, reserved, waits
 from wancoll_master.core.state import State
 
 
@@ -60,7 +60,7 @@ def freezing_before_the_engine_is_asked() -> Iterator[None]:
 @contextlib.contextmanager
 def telling_the_evicted_at_once() -> Iterator[None]:
     """With what the master has heard of until then."""
-    real = epochs.lose
+    real = losses.lose
 
     def lose(step: Any, gone: Any, kind: str, **more: Any) -> None:
         groups = {member.group.name: member.group for member in gone}
@@ -68,7 +68,7 @@ def telling_the_evicted_at_once() -> Iterator[None]:
         for group in groups.values():
             epochs._tell_out(step, group, group.committed, {})
 
-    with patch.object(epochs, "lose", lose):
+    with patch.object(losses, "lose", lose):
         yield
 
 
@@ -152,9 +152,9 @@ def a_window_of_the_master() -> Iterator[None]:
     """What members may be at is counted from what the master has heard of."""
 
     def window_end(step: Any, group: Any) -> int:
-        return int(group.committed + epochs.WINDOW_FACTOR * step.limits.ops_in_flight)
+        return int(group.committed + operations.WINDOW_FACTOR * step.limits.ops_in_flight)
 
-    with patch.object(epochs, "window_end", window_end):
+    with patch.object(operations, "window_end", window_end):
         yield
 
 
@@ -205,7 +205,7 @@ def notes_not_said_again() -> Iterator[None]:
 @contextlib.contextmanager
 def nobody_waits_where_all_were_lost() -> Iterator[None]:
     """The group forms anew beside members that may commit among themselves (C8)."""
-    with patch.object(epochs, "held", lambda step, group: False):
+    with patch.object(reserved, "held", lambda step, group: False):
         yield
 
 
@@ -214,7 +214,7 @@ def admitting_beside_who_goes_on_alone() -> Iterator[None]:
     """Joiners are admitted where all stand at an update_membership, without asking who has passed it (C11)."""
 
     def admit(step: Any, group: Any, seq: int, able: list[Any], reason: str) -> None:
-        epochs._set_committed(step, group, seq)
+        operations.set_committed(step, group, seq)
         epochs._next_epoch(step, group, epochs._let_in(group, able, seq) if able else reason, free=True)
 
     with patch.object(epochs, "_close_at_update", admit):
@@ -338,7 +338,7 @@ def forming_at_once_where_nothing_is_known() -> Iterator[None]:
     def held_until(state: State, name: str) -> float:
         return max(state.alone.get(name, -inf), state.rejoin_until if name in state.inherited else -inf)
 
-    with patch.object(epochs, "held_until", held_until):
+    with patch.object(reserved, "held_until", held_until):
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wancoll.limits import few
 from wancoll.wire import messages as m
-from wancoll_master.core import epochs, probing
+from wancoll_master.core import epochs, losses, probing, reserved
 from wancoll_master.core.state import Step, clip, names
 
 _NAMED = 16
@@ -12,8 +12,8 @@ _NAMED = 16
 
 def evict(step: Step, conn: int, ask: m.Evict) -> None:
     """Do what *ask* says, and answer; the answer leaves once it is written down, as all that follows from it."""
-    waits = epochs.waited_for(step.state, ask.group, step.now)
-    missing = epochs.missing(step.state, ask.group)
+    waits = reserved.waited_for(step.state, ask.group, step.now)
+    missing = reserved.missing(step.state, ask.group)
     told = _unheard(step, ask, waits) or _members(step, ask) or _unheard(step, ask, missing) or _nobody(step, ask)
     step.send(conn, told)
     step.close(conn, "")
@@ -34,11 +34,11 @@ def _members(step: Step, ask: m.Evict) -> m.EvictAnswer | None:
     for joiner in found:
         if not joiner.in_epoch:
             probing.refuse(step, joiner, why, evicted=True)
-    epochs.lose(step, dict.fromkeys(members, why), "evicted", tell=True, cause="operator")
+    losses.lose(step, dict.fromkeys(members, why), "evicted", tell=True, cause="operator")
     step.touch(group)
     epochs.settle(step)  # the answer says what came of it
     told = f"{names(found)} of group {ask.group}: {why}"
-    if epochs.waited_for(step.state, ask.group, step.now):
+    if reserved.waited_for(step.state, ask.group, step.now):
         told += "; its name is free once each has heard that: evict --all again says that those who do not have stopped"
     return m.EvictAnswer(True, told)
 
@@ -55,14 +55,14 @@ def _unheard(step: Step, ask: m.Evict, waits: dict[int, str]) -> m.EvictAnswer |
     reason = f": {ask.reason}" if ask.reason else ""
     whom = "all of its members" if ask.everyone else ask.member
     step.record(group, "stopped", f"an operator says that {whom} stopped{reason}", once=ask.group)
-    epochs.stopped(step, ask.group, found)
+    reserved.stopped(step, ask.group, found)
     left = len(waits) - len(found)
     then = f"still missing: {left}" if left else "its name is free"
     return m.EvictAnswer(True, f"group {ask.group} counts {whom} as stopped; {then}")
 
 
 def _nobody(step: Step, ask: m.Evict) -> m.EvictAnswer:
-    group, waits = step.state.groups.get(ask.group), epochs.missing(step.state, ask.group)
+    group, waits = step.state.groups.get(ask.group), reserved.missing(step.state, ask.group)
     who = [one.name for one in group.members + group.joining] if group is not None else []
     if waits:
         who += sorted(waits.values())

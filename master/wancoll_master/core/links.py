@@ -7,7 +7,7 @@ from math import inf
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import doubts, p2p
-from wancoll_master.core.epochs import end_epoch, lose
+from wancoll_master.core.losses import end_epoch, lose
 from wancoll_master.core.state import Complaint, Group, Member, Step, Trouble, clip, names
 from wancoll_master.plan.topology import pair, ring_order
 

@@ -63,11 +63,14 @@ from wancoll_master.core import (
     graces,
     leaving,
     links,
+    losses,
     measuring,
+    operations,
     p2p,
     presence,
     probing,
     rebuilding,
+    reserved,
     trainers,
     waits,
 )
@@ -287,8 +290,8 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
     state.connections[conn] = state.daemons[daemon.name] = daemon
     step.alarm(step.now + step.limits.heartbeat_timeout)
     step.send(conn, presence.welcome(step, daemon))
-    for evicted in epochs.tell_fates(step, daemon):
-        epochs.remember(step, evicted)  # it may report before it hears this
+    for evicted in losses.tell_fates(step, daemon):
+        losses.remember(step, evicted)  # it may report before it hears this
     where = ", ".join(daemon.addresses)
     step.record(None, "daemon", f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}")
 
@@ -339,9 +342,9 @@ def _from_daemon(step: Step, daemon: Daemon, event: Received) -> None:
                     cause = "daemon" if kind == "evicted" else ""
                     if kind == "left":
                         step.state.has_left(left, name)
-                    epochs.lose(step, {member: reason or kind}, kind, tell=False, cause=cause)
+                    losses.lose(step, {member: reason or kind}, kind, tell=False, cause=cause)
         case m.Ended(ended):
-            epochs.ended(step, daemon, ended)
+            losses.ended(step, daemon, ended)
         case m.Stopping():
             daemon.stopping = True
         case m.ProbeResult(joiner=0):
@@ -376,7 +379,7 @@ def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[St
     elif isinstance(message, m.LinkDown) and message.epoch < group.epoch:
         links.told_late(step, member, message)
     elif isinstance(message, m.Done | m.Mismatch | m.GiveUp) and message.epoch < group.epoch:
-        epochs.has_called(step, member, message)
+        operations.has_called(step, member, message)
     elif message.epoch > group.epoch:
         raise ProtocolError(
             "names an epoch that has not begun", expected=f"{group.epoch} or earlier", got=str(message.epoch)
@@ -384,14 +387,14 @@ def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[St
 
 
 _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
-    m.Done: epochs.done,
-    m.UpdateMembership: epochs.update,
-    m.Mismatch: epochs.mismatch,
-    m.GiveUp: epochs.give_up,
-    m.Grace: epochs.grace,
+    m.Done: operations.done,
+    m.UpdateMembership: operations.update,
+    m.Mismatch: operations.mismatch,
+    m.GiveUp: operations.give_up,
+    m.Grace: operations.grace,
     m.Frozen: epochs.frozen,
-    m.Differs: epochs.differs,
-    m.Written: epochs.written,
+    m.Differs: operations.differs,
+    m.Written: operations.written,
     m.LinkDown: links.link_down,
     m.Waits: waits.take,
     m.P2PCall: p2p.call,
@@ -427,8 +430,8 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     step.state.members[mid] = daemon.members[mid] = member
     group.joining.append(member)
     waits = _what_joiners_wait_for(step, group)
-    if epochs.held(step, group):
-        step.alarm(epochs.held_until(step.state, group.name))
+    if reserved.held(step, group):
+        step.alarm(reserved.held_until(step.state, group.name))
     step.send(daemon.conn, m.Joined(group.name, member.name, mid, waits))
     step.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
     if group.rebuild is not None:
@@ -444,8 +447,8 @@ def _what_joiners_wait_for(step: Step, group: Group) -> str:
             f"the group runs with {counted(len(group.members), 'member')} in epoch {group.epoch}; "
             "joiners are admitted where all members call update_membership()"
         )
-    here = f"{len(group.joining)} of {epochs.wanted(step, group)} members are here to start the group"
-    return "; ".join(filter(None, (here, epochs.why_held(step.state, group.name, step.now))))
+    here = f"{len(group.joining)} of {reserved.wanted(step, group)} members are here to start the group"
+    return "; ".join(filter(None, (here, reserved.why_held(step.state, group.name, step.now))))
 
 
 def _tell_what_it_waits_for(step: Step, daemon: Daemon, mid: int) -> None:
@@ -517,7 +520,7 @@ def _tick(step: Step) -> None:
         if group.rebuild is not None:
             rebuilding.consider(step, group)
         if group.current.asking is not None and group.current.asking.deadline <= now:
-            epochs.conclude_asking(step, group)
+            operations.conclude_asking(step, group)
         presence.judge_frozen(step, group)
         rebuilding.judge_claim(step, group)
         if group.current.grace_until <= now:
@@ -536,7 +539,11 @@ def _tick(step: Step) -> None:
     step.state.deadline = min(
         [look_again]
         + [_group_deadline(step.state, group) for group in step.state.groups.values()]
-        + [epochs.held_until(step.state, name) for name, group in step.state.groups.items() if epochs.held(step, group)]
+        + [
+            reserved.held_until(step.state, name)
+            for name, group in step.state.groups.items()
+            if reserved.held(step, group)
+        ]
         + [
             at
             for group in step.state.groups.values()

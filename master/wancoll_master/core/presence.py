@@ -19,7 +19,7 @@ from math import inf
 
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
-from wancoll_master.core import doubts, epochs, rebuilding
+from wancoll_master.core import doubts, losses, rebuilding, reserved
 from wancoll_master.core.ready import Disconnected, Send
 from wancoll_master.core.state import Daemon, Group, State, Step
 
@@ -36,7 +36,7 @@ def end(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bool, caus
     """
     for daemon in ended:
         rebuilding.drop(step, daemon)
-    epochs.end_daemons(step, ended, kind, close=close, cause=cause)
+    losses.end_daemons(step, ended, kind, close=close, cause=cause)
 
 
 def processes_ended(step: Step, incarnations: Collection[int]) -> None:
@@ -48,7 +48,7 @@ def processes_ended(step: Step, incarnations: Collection[int]) -> None:
         lost = {mid: one.name for mid, one in used.former.items() if one.daemon in over}
         if lost and lost.keys() == used.former.keys() and name in step.state.inherited:  # the last of a group of before
             step.record(None, "daemon died", f"lost {', '.join(lost.values())}: {why}", once=name)
-        epochs.stopped(step, name, lost)
+        reserved.stopped(step, name, lost)
     if ended:
         end(step, ended, "daemon died", close=True)
 
@@ -287,7 +287,7 @@ def judge_frozen(step: Step, group: Group) -> None:
     late = [member for member, at in due.items() if at <= step.now]
     why = f"it was told to stop, and did not say within {bound:g} s what it has finished"
     if late:
-        epochs.lose(step, dict.fromkeys(late, why), "evicted", tell=True, cause="silent")
+        losses.lose(step, dict.fromkeys(late, why), "evicted", tell=True, cause="silent")
 
 
 def _replaced(step: Step) -> list[tuple[float, Daemon]]:

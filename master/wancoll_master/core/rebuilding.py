@@ -22,7 +22,7 @@ import msgspec
 from wancoll.errors import ProtocolError
 from wancoll.limits import format_size
 from wancoll.wire import messages as m
-from wancoll_master.core import borne, epochs, p2p, probing
+from wancoll_master.core import borne, epochs, losses, operations, p2p, probing, reserved
 from wancoll_master.core.links import BAD_PAIR_SECONDS
 from wancoll_master.core.ready import MID_BLOCK, Used, jumped
 from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names, weight
@@ -202,7 +202,7 @@ def make_room(step: Step, daemon: Daemon) -> None:
             for mid in [mid for mid, name in closing.of.items() if name == of]:
                 closing.drop(mid)
             out = [member for member in group.members if member.daemon.name == of]
-            epochs.lose(step, dict.fromkeys(out, why), "evicted", tell=True, cause="nonsense")
+            losses.lose(step, dict.fromkeys(out, why), "evicted", tell=True, cause="nonsense")
 
 
 def _look_anew(rebuild: Rebuild) -> None:
@@ -215,7 +215,7 @@ def _look_anew(rebuild: Rebuild) -> None:
 
 def _may_have_existed(step: Step, group: Group) -> bool:
     """Whether members of an earlier master may come back to the *group*, as far as this one can know."""
-    return bool(group.members) or epochs.held(step, group) or group.name in step.state.used
+    return bool(group.members) or reserved.held(step, group) or group.name in step.state.used
 
 
 def _terms(report: m.Report) -> tuple[object, ...]:
@@ -233,7 +233,7 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, fir
             raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")
     elif _terms(epoch.report) != _terms(report):
         raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
-    window = epochs.WINDOW_FACTOR * step.limits.ops_in_flight
+    window = operations.WINDOW_FACTOR * step.limits.ops_in_flight
     seqs = [seq for seq, _, _ in report.done] + report.updates
     low, high = min(seqs, default=report.base + 1), max(seqs, default=0)
     bound = report.committed_upto + window
@@ -287,7 +287,7 @@ def left(step: Step, daemon: Daemon, name: str, member: str, reason: str) -> Non
             _lose(step, group.rebuild, mid)
             if not reason:
                 group.rebuild.epochs[report.epoch].goodbyes.add(mid)
-            epochs.stopped(step, name, {mid})
+            reserved.stopped(step, name, {mid})
     _look_anew(group.rebuild)
     consider(step, group)
 
@@ -305,7 +305,7 @@ def drop(step: Step, daemon: Daemon) -> None:
             reports = group.rebuild.reports
             for mid in [mid for mid, (of, _) in reports.items() if of is daemon]:
                 _lose(step, group.rebuild, mid)
-                epochs.heard_last(step, group.name)
+                reserved.heard_last(step, group.name)
             _look_anew(group.rebuild)
 
 
@@ -466,12 +466,12 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         if mid in put_out:
             step.send(put_out[mid][0].conn, fate)
         else:
-            epochs.remember(step, fate)
+            losses.remember(step, fate)
     if found.tied:
         unknown = epochs.tied(step, found.tied, group.voids)
-        epochs.end_epoch(step, group, f"{reason}; operation {found.tied[0]}: {epochs.TIED}", [*unknown.values()])
+        losses.end_epoch(step, group, f"{reason}; operation {found.tied[0]}: {epochs.TIED}", [*unknown.values()])
     else:
-        epochs.end_epoch(step, group, reason)
+        losses.end_epoch(step, group, reason)
 
 
 def _put_out_by(used: Used, reports: dict[int, tuple[Daemon, m.Report]]) -> dict[int, tuple[Daemon, str]]:
@@ -603,7 +603,7 @@ def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) ->
         said = [m.Done(*head, *one) for one in done] + [m.UpdateMembership(*head, seq) for seq in report.updates]
         for message in sorted(said, key=lambda one: one.seq):
             if group.epoch == report.epoch:
-                tell = epochs.done if isinstance(message, m.Done) else epochs.update
+                tell = operations.done if isinstance(message, m.Done) else operations.update
                 tell(step, member, message)  # type: ignore[arg-type]
     step.touch(group)
 
@@ -617,7 +617,7 @@ def judge_claim(step: Step, group: Group) -> None:
     behind = [member for member in group.members if member.committed < claim]
     if behind and not group.stopped:
         told = f"operation {claim} was said to be committed when the master was restarted"
-        epochs.end_epoch(step, group, f"{told}; {names(behind)} did not come that far")
+        losses.end_epoch(step, group, f"{told}; {names(behind)} did not come that far")
 
 
 # ---- sends and recvs --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from wancoll.limits import counted, few
 from wancoll.wire import messages as m
-from wancoll_master.core import epochs, rebuilding, waits
+from wancoll_master.core import rebuilding, reserved, waits
 from wancoll_master.core.links import pairs
 from wancoll_master.core.state import Group, Member, State, clip, names
 from wancoll_master.plan.measures import Measures
@@ -56,7 +56,7 @@ def left(state: State, only: Collection[str] = ()) -> list[tuple[str, str]]:
 
 def gone(state: State, only: Collection[str] = ()) -> list[tuple[str, int, str]]:
     """Groups of which nobody is here: name, members, and those that did not say that they stop; the first groups."""
-    found = ((name, sorted(epochs.missing(state, name).values())) for name in sorted(set(only) or state.used))
+    found = ((name, sorted(reserved.missing(state, name).values())) for name in sorted(set(only) or state.used))
     lost = [(name, len(state.used[name].mids), few(who)) for name, who in found if who and name not in state.groups]
     return lost[:_MOST_GONE]
 
@@ -118,7 +118,7 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
         here = len(group.joining)
         more = counted(group.start_world - here, "more member") if here < group.start_world else "its time"
         more += f" to start: {here} of {group.start_world} are here"
-        return "; ".join(filter(None, (more, epochs.why_held(state, group.name, now))))
+        return "; ".join(filter(None, (more, reserved.why_held(state, group.name, now))))
     if group.current.asking is not None:
         silent = [member for member in group.members if member.mid not in group.current.asking.calls]
         return f"what {names(silent)} called at operation {group.current.asking.seq}: the members' calls differ"
