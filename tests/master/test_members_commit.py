@@ -100,6 +100,17 @@ def test_who_was_lost_is_told_what_the_others_have_with_its_digest() -> None:
     assert (fate.committed_upto, fate.unknown_upto, fate.epoch, fate.digests) == (0, 2, 1, [(1, 7, 9), (2, 7, 9)])
 
 
+def test_who_was_lost_and_is_back_before_the_others_have_reported_is_told_when_they_have() -> None:
+    """Over the connection that it has then: it would wait for ever."""
+    room = voters(3)
+    lose(room, "d2")
+    room.hello("d2")
+    frozen(room, "m0", 1, (2,))
+    frozen(room, "m1", 1, (2,))
+    fate = room.one("d2", m.Evicted)
+    assert (fate.mid, fate.unknown_upto, fate.digests) == (3, 2, [(1, 7, 9), (2, 7, 9)])
+
+
 def test_status_says_who_has_to_report_also_where_a_link_to_who_is_out_already_was_complained_of() -> None:
     room = voters(3)
     room.link_down("m0", "m2", "lost")

@@ -186,8 +186,9 @@ def _tell_out(step: Step, group: Group, known: int, fate: dict[str, Any]) -> Non
             losses.remember(step, evicted)
             continue
         losses.keep_fate(step, out.daemon, evicted)
-        if step.state.connections.get(out.daemon.conn) is out.daemon:
-            step.send(out.daemon.conn, evicted)
+        here = step.state.daemons.get(out.daemon.name)  # perhaps over another connection by now
+        if here is not None and here.incarnation == out.daemon.incarnation:
+            step.send(here.conn, evicted)
     group.current.out.clear()
 
 

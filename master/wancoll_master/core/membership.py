@@ -180,6 +180,7 @@ def _take(this: Step, event: Event) -> None:
                 else:
                     _from_daemon(this, daemon, event)
                 if isinstance(event.message, m.Report | m.Frozen):
+                    epochs.settle(this)  # it may have been the last one
                     rebuilding.make_room(this, daemon)
         except ProtocolError as nonsense:
             _cut_off(this, event.conn, nonsense)
@@ -272,6 +273,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
     presence.processes_ended(step, hello.ended)
     if not presence.admits(step, conn, hello):
         return
+    epochs.settle(step)  # what an earlier connection of it had comes to its end before this one begins
     daemon = Daemon(
         hello.daemon,
         conn,
