@@ -36,7 +36,7 @@ from wancoll.trust.identity import Identity
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, begins_tls, encode
 from wancoll_master.config import MasterConfig
-from wancoll_master.connections import Connections
+from wancoll_master.control_connections import Connections
 from wancoll_master.core import announced, membership, page, presence
 from wancoll_master.core.leadership import Lobby
 from wancoll_master.core.may import EVERYTHING, may

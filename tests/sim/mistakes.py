@@ -24,7 +24,7 @@ from wancoll.peer.core.op import OpState
 from wancoll.schedule import choose
 from wancoll.wire import messages as m
 from wancoll.wire.note import NewRound, unpack
-from wancoll_master.core import epochs, losses, operations, ready, reserved, waits
+from wancoll_master.core import counting, epochs, losses, ready, reserved, waits
 from wancoll_master.core.state import State
 
 
@@ -152,9 +152,9 @@ def a_window_of_the_master() -> Iterator[None]:
     """What members may be at is counted from what the master has heard of."""
 
     def window_end(step: Any, group: Any) -> int:
-        return int(group.committed + operations.WINDOW_FACTOR * step.limits.ops_in_flight)
+        return int(group.committed + counting.WINDOW_FACTOR * step.limits.ops_in_flight)
 
-    with patch.object(operations, "window_end", window_end):
+    with patch.object(counting, "window_end", window_end):
         yield
 
 
@@ -214,7 +214,7 @@ def admitting_beside_who_goes_on_alone() -> Iterator[None]:
     """Joiners are admitted where all stand at an update_membership, without asking who has passed it (C11)."""
 
     def admit(step: Any, group: Any, seq: int, able: list[Any], reason: str) -> None:
-        operations.set_committed(step, group, seq)
+        counting.set_committed(step, group, seq)
         epochs._next_epoch(step, group, epochs._let_in(group, able, seq) if able else reason, free=True)
 
     with patch.object(epochs, "_close_at_update", admit):

@@ -1,6 +1,6 @@
 """The life of a group: what is decided about its epochs (docs/protocol.md, R1 to R5). Pure.
 
-What members say of operations (operations.py) and who is out (losses.py) are facts; settle() decides, in each step.
+What members say of operations (counting.py) and who is out (losses.py) are facts; settle() decides, in each step.
 Whatever was collected in an epoch (Done, calls, complaints) is dropped with it. Where the master commits, it knows what
 has happened, and the next epoch begins at once. Where members commit (docs/protocol.md, C1 to C10), they are told to
 stop, and say what they have finished; from that follows what has happened, and only then the next epoch is written
@@ -29,7 +29,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import counted
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
-from wancoll_master.core import borne, losses, measuring, operations, probing, reserved
+from wancoll_master.core import borne, counting, losses, measuring, probing, reserved
 from wancoll_master.core.ready import Announce, Former, Used
 from wancoll_master.core.state import (
     Closing,
@@ -67,7 +67,7 @@ def _decide(step: Step, group: Group) -> bool:
         return _end_group(step, group) if group.current.conns else _form(step, group)
     if group.current.ends:
         return _close(step, group) if group.current.votes else _go_on(step, group)
-    return not group.stopped and (operations.commit_counted(step, group) or _pass_update(step, group))
+    return not group.stopped and (counting.commit_counted(step, group) or _pass_update(step, group))
 
 
 def close_after_restart(step: Step, group: Group, reason: str, out: list[Out], *, doubted: bool) -> None:
@@ -86,7 +86,7 @@ def frozen(step: Step, member: Member, message: m.Frozen) -> None:
         return
     seqs = [seq for seq, _, _ in message.done + message.told] + message.updates
     top = max([*seqs, *message.alone, message.committed_upto])
-    if len(set(seqs)) < len(seqs) or top > operations.window_end(step, group):
+    if len(set(seqs)) < len(seqs) or top > counting.window_end(step, group):
         raise ProtocolError("reports impossible operations", got=f"up to {max(seqs, default=0)}, of them some twice")
     closing.held[member.daemon.name] += weight(message)
     closing.reports[member.mid], closing.of[member.mid] = message, member.daemon.name
@@ -120,12 +120,12 @@ def _close(step: Step, group: Group) -> bool:
     if closing.doubted:
         group.voids |= unknown(seq for seq, _, _ in found.results if seq > found.sure)
     if upto > group.committed:
-        operations.set_committed(step, group, upto)
+        counting.set_committed(step, group, upto)
     _tell_out(step, group, known, {"unknown_upto": unknown_upto, "digests": digests})
     current.votes = False  # all is known of it
     closing.passed = closing.update <= found.upto or bool(found.tied)
     if not closing.passed:
-        operations.set_committed(step, group, closing.update)
+        counting.set_committed(step, group, closing.update)
         able = [joiner for joiner in closing.able if joiner in group.joining]
         reason = _let_in(group, able, closing.update) if able else several(current.ends)
         _next_epoch(step, group, reason, free=True)
@@ -362,11 +362,11 @@ def _pass_update(step: Step, group: Group) -> bool:
     reason = f"{names(able)} can join" if able else _better_plan(step, group)
     if not reason:
         del group.current.pending[seq]
-        operations.commit(step, group, seq)
+        counting.commit(step, group, seq)
     elif group.current.votes:
         _close_at_update(step, group, seq, able, reason if able else f"plan: {reason}")
     else:
-        operations.set_committed(step, group, seq)
+        counting.set_committed(step, group, seq)
         _next_epoch(step, group, _let_in(group, able, seq) if able else f"plan: {reason}", free=True)
     return True
 

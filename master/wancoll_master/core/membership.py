@@ -56,6 +56,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.kept import counts
 from wancoll_master.core import (
     announced,
+    counting,
     doubts,
     epochs,
     evicting,
@@ -65,7 +66,6 @@ from wancoll_master.core import (
     links,
     losses,
     measuring,
-    operations,
     p2p,
     presence,
     probing,
@@ -381,7 +381,7 @@ def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[St
     elif isinstance(message, m.LinkDown) and message.epoch < group.epoch:
         links.told_late(step, member, message)
     elif isinstance(message, m.Done | m.Mismatch | m.GiveUp) and message.epoch < group.epoch:
-        operations.has_called(step, member, message)
+        counting.has_called(step, member, message)
     elif message.epoch > group.epoch:
         raise ProtocolError(
             "names an epoch that has not begun", expected=f"{group.epoch} or earlier", got=str(message.epoch)
@@ -389,14 +389,14 @@ def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[St
 
 
 _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
-    m.Done: operations.done,
-    m.UpdateMembership: operations.update,
-    m.Mismatch: operations.mismatch,
-    m.GiveUp: operations.give_up,
-    m.Grace: operations.grace,
+    m.Done: counting.done,
+    m.UpdateMembership: counting.update,
+    m.Mismatch: counting.mismatch,
+    m.GiveUp: counting.give_up,
+    m.Grace: counting.grace,
     m.Frozen: epochs.frozen,
-    m.Differs: operations.differs,
-    m.Written: operations.written,
+    m.Differs: counting.differs,
+    m.Written: counting.written,
     m.LinkDown: links.link_down,
     m.Waits: waits.take,
     m.P2PCall: p2p.call,
@@ -522,7 +522,7 @@ def _tick(step: Step) -> None:
         if group.rebuild is not None:
             rebuilding.consider(step, group)
         if group.current.asking is not None and group.current.asking.deadline <= now:
-            operations.conclude_asking(step, group)
+            counting.conclude_asking(step, group)
         presence.judge_frozen(step, group)
         rebuilding.judge_claim(step, group)
         if group.current.grace_until <= now:

@@ -22,7 +22,7 @@ import msgspec
 from wancoll.errors import ProtocolError
 from wancoll.limits import format_size
 from wancoll.wire import messages as m
-from wancoll_master.core import borne, epochs, losses, operations, p2p, probing, reserved
+from wancoll_master.core import borne, counting, epochs, losses, p2p, probing, reserved
 from wancoll_master.core.links import BAD_PAIR_SECONDS
 from wancoll_master.core.ready import MID_BLOCK, Used, jumped
 from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names, weight
@@ -233,7 +233,7 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, fir
             raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")
     elif _terms(epoch.report) != _terms(report):
         raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
-    window = operations.WINDOW_FACTOR * step.limits.ops_in_flight
+    window = counting.WINDOW_FACTOR * step.limits.ops_in_flight
     seqs = [seq for seq, _, _ in report.done] + report.updates
     low, high = min(seqs, default=report.base + 1), max(seqs, default=0)
     bound = report.committed_upto + window
@@ -603,7 +603,7 @@ def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) ->
         said = [m.Done(*head, *one) for one in done] + [m.UpdateMembership(*head, seq) for seq in report.updates]
         for message in sorted(said, key=lambda one: one.seq):
             if group.epoch == report.epoch:
-                tell = operations.done if isinstance(message, m.Done) else operations.update
+                tell = counting.done if isinstance(message, m.Done) else counting.update
                 tell(step, member, message)  # type: ignore[arg-type]
     step.touch(group)
 

@@ -12,7 +12,7 @@ called what this one has not, or leads back, all that it waits for waits for it.
 from __future__ import annotations
 
 from wancoll.wire import messages as m
-from wancoll_master.core import losses, operations, probing, waits
+from wancoll_master.core import counting, losses, probing, waits
 from wancoll_master.core.state import Daemon, Member, Step
 
 _STATES = {"stopped": "is stopped (SIGSTOP, or a debugger)", "dead": "has ended, and left its socket open"}
@@ -23,11 +23,11 @@ def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
     for mid, epoch, seq, committed in beat.called:
         member = daemon.members.get(mid)
         if member is not None and member.in_epoch:
-            seq = min(seq, operations.window_end(step, member.group))
+            seq = min(seq, counting.window_end(step, member.group))
             member.called = epoch, seq, step.now
             if epoch == member.group.epoch:
                 member.group.current.called = max(member.group.current.called, seq)
-                operations.learn(step, member, committed)
+                counting.learn(step, member, committed)
     for mid, seconds, state in beat.still:
         member = daemon.members.get(mid)
         if member is not None and seconds >= step.limits.heartbeat_timeout:

@@ -13,8 +13,8 @@ from math import inf
 
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
+from wancoll_master.core.counting import window_end
 from wancoll_master.core.losses import end_epoch
-from wancoll_master.core.operations import window_end
 from wancoll_master.core.state import Group, Member, Pending, Slow, Step, Told, clip, names
 
 FRESH = 3.5  # heartbeat intervals during which what a member said counts
