@@ -78,7 +78,7 @@ class Statuses:
         return frame
 
     def _status(self, state: State, only: tuple[str, ...]) -> m.Status:
-        """Of *only* these groups, and their daemons; empty: all."""
+        """The answer about *only* these groups and their daemons; empty: about all."""
         now = trio.current_time()
         rotation, rotation_until = self._rotation()
         refused = {"messages_refused": sum(state.refused.values())}

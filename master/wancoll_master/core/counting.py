@@ -11,16 +11,7 @@ from math import inf
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import graces, losses
-from wancoll_master.core.state import (
-    Asking,
-    Group,
-    Member,
-    Pending,
-    Slow,
-    Step,
-    clip,
-    names,
-)
+from wancoll_master.core.state import Asking, Group, Member, Pending, Slow, Step, clip, names
 from wancoll_master.plan import planning
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above what is committed or void a member may be
@@ -258,7 +249,7 @@ def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
 
 
 def has_called(step: Step, member: Member, message: m.Done | m.Mismatch | m.GiveUp) -> None:
-    """So much has the member called, also where its word is too late for anything else (R12)."""
+    """Note how far the member has called, also where its word is too late for anything else (R12)."""
     epoch, seq, at = member.called
     told = max(message.seqs, default=0) if isinstance(message, m.GiveUp) else message.seq
     member.called = epoch, max(seq, min(told, window_end(step, member.group))), at
@@ -301,7 +292,7 @@ def _void_mismatch(step: Step, group: Group, seq: int, calls: dict[str, str]) ->
 
 
 def _few(calls: dict[str, str]) -> dict[str, str]:
-    """Of many members' calls a few of each, the rarest first: everyone is told of everyone who is named."""
+    """A few of each kind of *calls* where they are many, the rarest first: each member is told of all of them."""
     if len(calls) <= _CALLS_TOLD:
         return calls
     by_call: dict[str, list[str]] = {}

@@ -31,17 +31,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
 from wancoll_master.core import borne, counting, losses, measuring, probing, reserved
 from wancoll_master.core.ready import Announce, Former, Used
-from wancoll_master.core.state import (
-    Closing,
-    Group,
-    Member,
-    Out,
-    Step,
-    clip,
-    names,
-    several,
-    weight,
-)
+from wancoll_master.core.state import Closing, Group, Member, Out, Step, clip, names, several, weight
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned, Proposal, Request
 
@@ -287,11 +277,9 @@ def _form(step: Step, group: Group) -> bool:
         step.state.floor = max(step.state.floor, group.epoch)  # later groups' epochs go on above its own
         del step.state.groups[group.name]
         return False
-    if (
-        reserved.held(step, group)
-        or len(group.joining) < reserved.wanted(step, group)
-        or measuring.waits_until(step, group) > step.now
-    ):
+    if reserved.held(step, group) or len(group.joining) < reserved.wanted(step, group):
+        return False
+    if measuring.waits_until(step, group) > step.now:
         return False
     if any(joiner.daemon.away for joiner in group.joining):
         return False  # it comes back or is put out, soon

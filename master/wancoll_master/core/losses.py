@@ -1,4 +1,4 @@
-"""Who is out of a group, what that member is told, and the fact that an epoch has to end. Pure.
+"""Losses: puts members and daemons out, keeps what they are told, and notes that an epoch has to end. Pure.
 
 These functions record facts; epochs.settle() decides what follows from them.
 """
@@ -10,17 +10,7 @@ from collections.abc import Collection, Mapping
 from wancoll.wire import messages as m
 from wancoll_master.core import measuring, reserved
 from wancoll_master.core.ready import CAUSES
-from wancoll_master.core.state import (
-    Closing,
-    Daemon,
-    Group,
-    Member,
-    Out,
-    Step,
-    clip,
-    names,
-    several,
-)
+from wancoll_master.core.state import Closing, Daemon, Group, Member, Out, Step, clip, names, several
 
 
 def end_epoch(step: Step, group: Group, reason: str, voids: Collection[m.Void] = ()) -> None:

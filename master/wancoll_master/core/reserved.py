@@ -11,11 +11,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 from wancoll.limits import WITHOUT_END, few
-from wancoll_master.core.state import (
-    Group,
-    State,
-    Step,
-)
+from wancoll_master.core.state import Group, State, Step
 
 
 def wanted(step: Step, group: Group) -> int:
