@@ -18,7 +18,7 @@ from wancoll.client.communicator import Communicator
 ROOT = Path(__file__).parent.parent
 SOURCES = ("wancoll", "master", "native", "tests", "deploy")
 LAW = "docs/protocol.md"
-MESSAGES = "wancoll/wire/messages.py"
+MESSAGES = "wancoll/wire/messages"
 WIDTH = 120
 
 RULE = re.compile(r"\bR(\d{1,2})\b(?!\.py)")  # R2
@@ -185,7 +185,8 @@ def unknown_targets(root: Path) -> list[str]:
 
 def unknown_messages(root: Path) -> list[str]:
     """What the law says that processes say to each other, in its pictures and in its text."""
-    known = set(re.findall(r"^class (\w+)", (root / MESSAGES).read_text(), re.MULTILINE))
+    texts = [path.read_text() for path in (root / MESSAGES).glob("*.py")]
+    known = {name for text in texts for name in re.findall(r"^class (\w+)", text, re.MULTILINE)}
     text = (root / LAW).read_text()
     said = [re.sub(r"\(.*?\)", "(", match[1]) for match in re.finditer(r"-[->x]+\w+: (.*)", text)]
     names = {name for one in said for name in re.findall(r"\b([A-Z]\w+)(?=[(,]|$)", one)}
@@ -256,7 +257,11 @@ def test_python_in_documents_is_python_and_names_what_there_is():
     ],
 )  # fmt: skip
 def test_each_check_finds_an_offender_and_says_where(tmp_path, check, files, where):
-    there = {LAW: "# The law\n**R1. One.** It is so.\n", MESSAGES: "class Hello:\n", "Makefile": "test: all\n"}
+    there = {
+        LAW: "# The law\n**R1. One.** It is so.\n",
+        f"{MESSAGES}/peer_messages.py": "class Hello:\n",
+        "Makefile": "test: all\n",
+    }
     for name, text in {**there, **files}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
