@@ -379,7 +379,7 @@ class Engine:
         taken = _EVENTS_AT_ONCE
         while taken == _EVENTS_AT_ONCE:
             taken = lib.wc_engine_events(self._live, self._events, _EVENTS_AT_ONCE)
-            found.extend(_event(self._events[i]) for i in range(taken))
+            found += [_event(self._events[i]) for i in range(taken)]  # a generator takes a call for each
         return found
 
     def trace(self, on: bool) -> None:
@@ -408,8 +408,8 @@ class Engine:
     def notes(self) -> list[Note]:
         """Take some of the notes that wait, those of each link in order. For what is left notes_fd stays readable."""
         taken = lib.wc_notes_take(self._live, self._notes, _EVENTS_AT_ONCE)
-        came = (self._notes[i] for i in range(taken))
-        return [Note(one.link, bytes(ffi.buffer(one.bytes, one.length))) for one in came]
+        notes = self._notes
+        return [Note(notes[i].link, bytes(ffi.buffer(notes[i].bytes, notes[i].length))) for i in range(taken)]
 
     def statistics(self, link: int, lane: int) -> LaneStatistics | None:
         """A snapshot of one lane; None if there is no such lane."""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from wancoll import resources
 from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
-from wancoll.errors import ConfigError
+from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.local import default_socket, default_state, join_address
 from wancoll.metrics.core.operations import Operations
@@ -324,7 +324,7 @@ class Daemon:
                 case m.Waited():
                     self.watcher.waited(session, message)
             session.unhush()
-            with session.alone(message):
+            with session.alone(message, ProtocolError):
                 session.run(session.member.hear(message, now, number, master))
             if isinstance(message, m.Refused):
                 break  # it answers one Join; another one by this name has its own answer
@@ -454,28 +454,28 @@ class Daemon:
         """Hand them over. Whether more is expected soon: a lane that is down, or a mismatch, leads elsewhere."""
         self.stop_unheard()
         events = self.engine.events()
+        short = True
         for event in events:
-            with contained("the lanes", partial(str, event)):
-                self._engine_says(event)
-        return all(isinstance(event, Done) for event in events)
+            if isinstance(event, LaneDown):
+                with contained("the lanes", partial(str, event)):
+                    self.links.lane_down(event.link, event.lane, event.text)
+            elif (session := self._by_engine_id.get(event.op)) is not None:
+                with session.alone(event):
+                    self._engine_says(session, event)
+            short = short and isinstance(event, Done)
+        return short
 
-    def _engine_says(self, event: Done | Cancelled | LaneDown | Mismatch) -> None:
-        match event:
-            case Done(op) | Cancelled(op):
-                if self.recorder is not None:
-                    self._trace(self.recorder, event)
-                session = self._by_engine_id.pop(op, None)
-                if session is not None and isinstance(event, Done):
-                    session.op_finished(event)
-                elif session is not None:
-                    session.op_cancelled(op)
-            case LaneDown(link, lane, _, text):
-                self.links.lane_down(link, lane, text)
-            case Mismatch(link, op, seq, _):
-                session = self._by_engine_id.get(op)
-                if session is not None:
-                    with session.alone(event):
-                        session.run(session.member.mismatch(seq))
+    def _engine_says(self, session: Session, event: Done | Cancelled | Mismatch) -> None:
+        if isinstance(event, Mismatch):
+            session.run(session.member.mismatch(event.seq))
+            return
+        del self._by_engine_id[event.op]
+        if self.recorder is not None:
+            self._trace(self.recorder, event)
+        if isinstance(event, Done):
+            session.op_finished(event)
+        else:
+            session.op_cancelled(event.op)
 
     # ---- tracing -------------------------------------------------------------------------------------
 

@@ -133,6 +133,7 @@ class Session:
             why = self.trainer.unseen
             log.info("nobody will see whether this client is stopped", member=attach.member, reason=why)
         self.links = daemon.links.member(self._links_say)
+        self._where = f"member {attach.member}"
         self._prepared: dict[Meaning, Prepared] = {}
         self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
@@ -153,9 +154,9 @@ class Session:
         self._stands = False  # at that: the client has called it, and it is not posted
         self._left = trio.Event()
 
-    def alone(self, of: object = "") -> contextlib.AbstractContextManager[None]:
-        """What goes wrong inside, while *of* is taken in, ends this member and nothing else."""
-        return contained(f"member {self.member.name}", lambda: of, self._broke, expected=(ProtocolError,))
+    def alone(self, of: object, *expected: type[Exception]) -> contextlib.AbstractContextManager[None]:
+        """What goes wrong inside, while *of* is taken in, ends this member only; what is *expected* the caller gets."""
+        return contained(self._where, lambda: of, self._broke, expected=expected)
 
     def _broke(self, why: str) -> None:
         """A bug: what is known of the member may be half changed, so it is out, without asking it."""
@@ -236,7 +237,7 @@ class Session:
         if post is None:
             return False
         try:
-            with self.alone(post):
+            with self.alone(post, ProtocolError):
                 self._post(post)
         except ProtocolError as bad:
             self._bad = bad
@@ -639,19 +640,17 @@ class Session:
     # ---- events from the engine ----------------------------------------------------------------------
 
     def op_finished(self, done: Done) -> None:
-        """The engine's Done."""
+        """The engine's Done. For this and the next: what goes wrong inside is for the caller to contain."""
         self._released(done.op)
         if done.told:
             self._daemon.failpoints.hit("after_done")
-        with self.alone(done):
-            told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error
-            self.run(self.member.op_finished(*told, trio.current_time(), told=done.told))
+        told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error
+        self.run(self.member.op_finished(*told, trio.current_time(), told=done.told))
 
     def op_cancelled(self, engine_id: int) -> None:
         """The engine's Cancelled."""
         self._released(engine_id)
-        with self.alone():
-            self.run(self.member.op_cancelled(engine_id, trio.current_time()))
+        self.run(self.member.op_cancelled(engine_id, trio.current_time()))
 
     def _released(self, engine_id: int) -> None:
         self._in_engine.discard(engine_id)
