@@ -10,7 +10,7 @@ NVRTC ?= nvidia-cuda-nvrtc>=13,<14
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
-BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h cu,native/*.$e native/*/*.$e))
+BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h cu,native/*.$e native/*/*.$e native/*/*/*.$e))
 # Side by side, threads of one numpy would wait for those of the others: a second's work took a minute.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses=3 --dist=worksteal
@@ -136,11 +136,11 @@ $(VENV)/.torch: $(VENV)/.made
 # ---- sanitizers: the C test drivers and the fuzzer's target, twice ---------------------------------------
 
 SAN_TESTS := test_kernels test_engine test_tls
-SAN_FLAGS := -std=c11 -O2 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative -DWC_TEST_ALLOCATOR
+SAN_FLAGS := -std=c11 -O2 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative -Inative/engine -DWC_TEST_ALLOCATOR
 SAN_DIR := build/san
 SAN_BINARIES := $(foreach test,$(SAN_TESTS),$(SAN_DIR)/$(test).address $(SAN_DIR)/$(test).thread)
-SAN_SOURCES := $(wildcard native/*.c native/engine/*.c native/kernels/*.c)
-SAN_HEADERS := $(wildcard native/*.h native/*/*.h)
+SAN_SOURCES := $(wildcard native/*.c native/engine/*.c native/engine/*/*.c native/kernels/*.c)
+SAN_HEADERS := $(wildcard native/*.h native/*/*.h native/*/*/*.h)
 
 # The thread sanitizer needs its fixed address ranges free: newer kernels randomise over them.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)

@@ -8,7 +8,7 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 FACES = ("kernels.h", "engine.h", "digest.h", "pages.h", "fill.h")
-ROOMS = ("engine", "kernels")
+ROOMS = ("engine", "engine/lanes", "engine/operations", "engine/streams", "kernels")
 TEXTS = {
     "wc_cuda_text": "kernels/cuda.cu",
     "wc_arithmetic_text": "kernels/arithmetic.h",
@@ -54,7 +54,7 @@ ffi_builder.set_source(
         for end in ("h", "cu")
         for header in sorted((HERE / room).glob(f"*.{end}"))
     ],
-    include_dirs=[relative(HERE)],
+    include_dirs=[relative(HERE), relative(HERE / "engine")],
     extra_compile_args=FLAGS,
     extra_link_args=["-pthread", "-ldl"],
     py_limited_api=True,

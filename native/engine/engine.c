@@ -1,6 +1,6 @@
 /* The engine's public calls: each checks its arguments, reserves what it needs, and queues commands for the workers. */
 #include "shared.h"
-#include "tls.h"
+#include "streams/tls.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #define WC_NOTES_H
 
 #include "common.h"
-#include "stream.h"
+#include "streams/stream.h"
 
 enum {
     WC_NOTES_UNSENT = 64,  /* of a link, beyond what its socket has taken */

@@ -4,10 +4,10 @@
 
 #include "common.h"
 #include "events.h"
-#include "gate.h"
-#include "link.h"
-#include "op.h"
-#include "scratch.h"
+#include "lanes/link.h"
+#include "operations/gate.h"
+#include "operations/op.h"
+#include "operations/scratch.h"
 #include "worker.h"
 
 struct wc_engine {

@@ -3,8 +3,8 @@
 #define WC_WORKER_H
 
 #include "common.h"
-#include "part.h"
-#include "stream.h"
+#include "operations/part.h"
+#include "streams/stream.h"
 
 enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL };
 

@@ -1,8 +1,8 @@
 /* TLS lanes of a real engine against an end that the test holds, with a wire between them on which the test says how far
    bytes come: in pieces, cut, flipped, and with frames that are cancelled at every byte of a record. */
-#include "../engine/openssl.h"
-#include "../engine/records.h"
-#include "../engine/tls.h"
+#include "../engine/streams/openssl.h"
+#include "../engine/streams/records.h"
+#include "../engine/streams/tls.h"
 #pragma GCC diagnostic ignored "-Wunused-function" /* of the bed, which has more than is used here */
 #include "bed.h"
 #include "draw.h"

@@ -1,6 +1,6 @@
 """The engine as a model: real schedules on tensors of a few Python integers, frames over links, done when all is.
 
-Mirrors native/engine/match.c (which frame is taken, parked, drained or a mismatch), engine.c (cancel) and
+Mirrors native/engine/lanes/match.c (which frame is taken, parked, drained or a mismatch), engine.c (cancel) and
 op.c (settle(): DONE unless given up, then CANCELLED; whether the note goes out is decided then, and it goes a little
 later). One part to a step, all on lane 0.
 """

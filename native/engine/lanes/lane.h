@@ -5,8 +5,8 @@
 
 #include "checksum.h"
 #include "common.h"
-#include "part.h"
-#include "stream.h"
+#include "operations/part.h"
+#include "streams/stream.h"
 
 typedef struct {
     wc_frame header;
