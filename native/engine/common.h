@@ -23,7 +23,7 @@ enum {
     WC_TX_BATCH = 128 << 10,      /* no further frame joins a sendmsg that has this many bytes */
     WC_READ_BYTES = 256 << 10,    /* one read; with the source and the result it stays within a core's L2 */
     WC_ROUND_BYTES = 512 << 10,   /* what one lane may read, and send, before the other lanes have their turn */
-    WC_LOCAL_BYTES = 256 << 10,   /* what one op's local parts may do before the lanes and other ops have their turn */
+    WC_LOCAL_BYTES = 256 << 10,   /* what local parts that wait for nothing may do before the lanes have their turn */
     WC_IDLE_SCRATCH = 256 << 20,  /* scratch memory kept warm for the next op */
     WC_TCP_INFO_BYTES = 256,
     WC_LEAST_UNSENT = 32 << 10,   /* bytes that a lane may take beyond its window: half of that, within these bounds */
@@ -55,15 +55,14 @@ bool wc_test_no_memory(void);
 
 typedef struct wc_part wc_part;       /* part.h */
 typedef struct wc_work wc_work;       /* op.h */
-typedef struct wc_share wc_share;     /* op.h */
-typedef struct wc_turns wc_turns;     /* part.h */
+typedef struct wc_share wc_share;     /* pull.h */
+typedef struct wc_task wc_task;       /* op.h */
 typedef struct wc_track wc_track;     /* track.h */
 typedef struct wc_lane wc_lane;       /* lane.h */
 typedef struct wc_link wc_link;       /* link.h */
-typedef struct wc_command wc_command; /* worker.h */
+typedef struct wc_command wc_command; /* commands.h */
 typedef struct wc_worker wc_worker;   /* worker.h */
 typedef struct wc_scratch wc_scratch; /* scratch.h */
-typedef struct wc_gate wc_gate;       /* gate.h */
 
 static inline size_t wc_bucket(uint64_t id)
 {

@@ -8,6 +8,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+enum { LINKS_AT_ONCE = 32 };
+
 static int fail(int error)
 {
     errno = error;
@@ -67,7 +69,7 @@ void wc_engine_free(wc_engine *engine)
     atomic_store(&engine->stopping, true);
     for (uint32_t i = 0; i < engine->config.workers; i++) {
         if (engine->workers[i].started) {
-            wc_worker_wake(&engine->workers[i]);
+            wc_inbox_wake(&engine->workers[i].inbox);
             pthread_join(engine->workers[i].thread, NULL);
         }
     }
@@ -81,7 +83,7 @@ void wc_engine_free(wc_engine *engine)
         }
         for (wc_work *work = engine->works[b], *next; work; work = next) {
             next = work->next;
-            wc_work_unref(engine, work);
+            wc_work_unref(work);
         }
     }
     wc_scratch_free_all(engine);
@@ -109,17 +111,6 @@ static wc_work *work_find(const wc_engine *engine, uint64_t id)
     while (work && work->op.id != id)
         work = work->next;
     return work;
-}
-
-static void send_commands(wc_engine *engine, wc_command *list, uint64_t number, wc_link *link, wc_work *work)
-{
-    for (wc_command *command = list, *next; command; command = next) {
-        next = command->next;
-        command->number = number;
-        command->link = link;
-        command->work = work;
-        wc_worker_push(&engine->workers[command->lane], command);
-    }
 }
 
 int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch)
@@ -165,9 +156,13 @@ static int attach(wc_engine *engine, uint64_t id, uint32_t lane, wc_stream strea
         wc_notes_attach(&link->notes, stream);
         free(command);
     } else if (!error) {
-        *command = (wc_command){
-            .type = WC_CMD_ATTACH, .stream = stream, .lane = lane, .checksums = checksums != 0, .link = link};
-        wc_worker_push(link->lanes[lane].worker, command);
+        *command = (wc_command){.worker = link->lanes[lane].worker,
+                                .type = WC_CMD_ATTACH,
+                                .stream = stream,
+                                .lane = lane,
+                                .checksums = checksums != 0,
+                                .link = link};
+        wc_command_send(command);
     }
     pthread_mutex_unlock(&engine->mutex);
     if (!error)
@@ -200,7 +195,7 @@ int wc_link_epoch(wc_engine *engine, uint64_t id, uint64_t epoch)
         if (commands) {
             link->epoch = epoch;
             link->next_seq = 0;
-            send_commands(engine, commands, epoch, link, NULL);
+            wc_commands_send(commands, epoch, link, NULL);
         } else {
             error = ENOMEM;
         }
@@ -215,7 +210,7 @@ int wc_link_pace(wc_engine *engine, uint64_t id, uint64_t rate)
     wc_link *link = wc_link_find(engine, id);
     wc_command *commands = link ? wc_commands_new(engine, WC_CMD_PACE, NULL) : NULL;
     if (commands)
-        send_commands(engine, commands, rate, link, NULL);
+        wc_commands_send(commands, rate, link, NULL);
     pthread_mutex_unlock(&engine->mutex);
     return commands ? 0 : fail(link ? ENOMEM : EINVAL);
 }
@@ -232,7 +227,7 @@ int wc_link_close(wc_engine *engine, uint64_t id)
         wc_command *commands = link->closing;
         link->closing = NULL;
         wc_notes_close(&link->notes);
-        send_commands(engine, commands, 0, link, NULL);
+        wc_commands_send(commands, 0, link, NULL);
     }
     pthread_mutex_unlock(&engine->mutex);
     return link ? 0 : fail(EINVAL);
@@ -256,7 +251,7 @@ int wc_post(wc_engine *engine, const wc_op *op)
     if (!work)
         return -1;
     int error = 0;
-    wc_command *commands = wc_commands_new(engine, WC_CMD_POST, work->remaining);
+    wc_command *commands = wc_commands_new(engine, WC_CMD_POST, work);
     pthread_mutex_lock(&engine->mutex);
     if (!commands || wc_events_reserve(&engine->events, WC_OP_EVENTS) < 0)
         error = ENOMEM;
@@ -269,16 +264,16 @@ int wc_post(wc_engine *engine, const wc_op *op)
         work->next = engine->works[wc_bucket(op->id)];
         engine->works[wc_bucket(op->id)] = work;
         atomic_fetch_add(&work->refs, 1); /* this call's, for what follows */
-        send_commands(engine, commands, engine->cancels, NULL, work);
+        wc_commands_send(commands, engine->cancels, NULL, work);
     }
     pthread_mutex_unlock(&engine->mutex);
     wc_work_leave_links(work);
     if (!error) {
-        wc_work_unref(engine, work);
+        wc_work_unref(work);
         return 0;
     }
     wc_commands_free(commands);
-    wc_work_free(engine, work);
+    wc_work_free(work);
     return fail(error);
 }
 
@@ -292,7 +287,7 @@ int wc_cancel(wc_engine *engine, uint64_t id)
         work->cancelling = NULL;
         work->speaks = false;
         atomic_fetch_add(&work->refs, engine->config.workers);
-        send_commands(engine, commands, ++engine->cancels, NULL, work);
+        wc_commands_send(commands, ++engine->cancels, NULL, work);
     } else if (!work && wc_events_reserve(&engine->events, 1) < 0) {
         error = ENOMEM;
     } else if (!work) {
@@ -325,6 +320,50 @@ int wc_op_lacks_input(wc_engine *engine, uint64_t id)
     pthread_mutex_unlock(&engine->mutex);
     return lacks;
 }
+
+/* ---- notes ----------------------------------------------------------------------------------------------- */
+
+/* The link by this number, kept until wc_link_unref. */
+static wc_link *hold_link(wc_engine *engine, uint64_t id)
+{
+    pthread_mutex_lock(&engine->mutex);
+    wc_link *link = wc_link_find(engine, id);
+    if (link)
+        atomic_fetch_add(&link->refs, 1);
+    pthread_mutex_unlock(&engine->mutex);
+    return link;
+}
+
+int wc_note_send(wc_engine *engine, uint64_t id, const void *bytes, uint32_t length)
+{
+    wc_link *link = length >= 1 && length <= WC_NOTE_BYTES ? hold_link(engine, id) : NULL;
+    if (!link)
+        return fail(EINVAL);
+    int error = wc_notes_put(&link->notes, bytes, length);
+    wc_link_unref(link);
+    return error ? fail(error) : 0;
+}
+
+int wc_notes_fd(const wc_engine *engine)
+{
+    return engine->notes;
+}
+
+int wc_notes_take(wc_engine *engine, wc_note *out, int cap)
+{
+    struct epoll_event ready[LINKS_AT_ONCE];
+    int taken = 0, links = epoll_wait(engine->notes, ready, cap < LINKS_AT_ONCE ? cap : LINKS_AT_ONCE, 0);
+    for (int i = 0; i < links; i++) {
+        wc_link *link = hold_link(engine, ready[i].data.u64);
+        if (!link)
+            continue; /* closed meanwhile */
+        taken += wc_notes_serve(&link->notes, ready[i].events, out + taken, (cap - taken) / (links - i));
+        wc_link_unref(link);
+    }
+    return taken;
+}
+
+/* ---- what is counted ------------------------------------------------------------------------------------- */
 
 static uint64_t counter(const atomic_ullong *value)
 {

@@ -1,11 +1,11 @@
 /* Notes: short messages from one end of a link to the other, in order, on a connection that carries nothing else.
 
-   A frame of an op that is not posted waits in its lane's socket, and all that follows on that lane. What members have
-   to say to let it be posted must not stand behind it. Hence a lane of its own, and no queue: who sends a note, a worker
-   whose op has ended among them, writes it to the socket, who takes notes reads it from there, and no thread is woken in
-   between. What is not taken stays in
-   the socket, so a flood is the sender's problem, and no note needs room anywhere else. Sockets that have something are
-   in an epoll of their own, which is what wc_notes_fd gives out. */
+   A frame of an op that is not posted waits in its lane's socket, and so does all that follows on that lane. What
+   members say to each other so that the op can be posted must not wait behind it: hence a lane of its own. There is no
+   queue and no thread is woken: the sender, perhaps a worker whose op has ended, writes a note to the socket, and
+   whoever takes notes reads it from there. What is not taken stays in the socket. So a flood is the sender's problem,
+   and no note needs room anywhere else. Sockets that have something are in an epoll of their own, which wc_notes_fd
+   gives out. */
 #include "shared.h"
 
 #include <errno.h>
@@ -15,8 +15,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-
-enum { LINKS_AT_ONCE = 32 };
 
 _Static_assert(sizeof(wc_note_frame) == 8 + WC_NOTE_BYTES, "a note's frame has no gaps");
 
@@ -103,17 +101,6 @@ static uint32_t check_of(const wc_notes *notes, const wc_note_frame *frame)
     return (uint32_t)notes->engine->kernels->hash64(&frame->version, size);
 }
 
-/* The link by this number, kept until wc_link_unref. */
-static wc_link *find(wc_engine *engine, uint64_t id)
-{
-    pthread_mutex_lock(&engine->mutex);
-    wc_link *link = wc_link_find(engine, id);
-    if (link)
-        atomic_fetch_add(&link->refs, 1);
-    pthread_mutex_unlock(&engine->mutex);
-    return link;
-}
-
 /* ---- out ---------------------------------------------------------------------------------------------- */
 
 /* What waits leaves, as far as the socket has room. */
@@ -140,7 +127,6 @@ static void flush(wc_notes *notes)
     }
 }
 
-/* 0, or why it was not taken. */
 static int put(wc_notes *notes, const void *bytes, uint32_t length)
 {
     if (notes->stream.fd < 0)
@@ -160,18 +146,12 @@ static int put(wc_notes *notes, const void *bytes, uint32_t length)
     return notes->stream.fd >= 0 ? 0 : ENOTCONN;
 }
 
-int wc_note_send(wc_engine *engine, uint64_t id, const void *bytes, uint32_t length)
+int wc_notes_put(wc_notes *notes, const void *bytes, uint32_t length)
 {
-    int error = EINVAL;
-    wc_link *link = length >= 1 && length <= WC_NOTE_BYTES ? find(engine, id) : NULL;
-    if (link) {
-        pthread_mutex_lock(&link->notes.mutex);
-        error = put(&link->notes, bytes, length);
-        pthread_mutex_unlock(&link->notes.mutex);
-        wc_link_unref(link);
-    }
-    errno = error;
-    return error ? -1 : 0;
+    pthread_mutex_lock(&notes->mutex);
+    int error = put(notes, bytes, length);
+    pthread_mutex_unlock(&notes->mutex);
+    return error;
 }
 
 void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length)
@@ -183,11 +163,6 @@ void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length)
 }
 
 /* ---- in ----------------------------------------------------------------------------------------------- */
-
-int wc_notes_fd(const wc_engine *engine)
-{
-    return engine->notes;
-}
 
 /* False: the lane is down. */
 static bool accept_frame(wc_notes *notes, const wc_note_frame *frame)
@@ -244,24 +219,16 @@ static int receive(wc_notes *notes, wc_note *out, int cap)
     return whole;
 }
 
-int wc_notes_take(wc_engine *engine, wc_note *out, int cap)
+int wc_notes_serve(wc_notes *notes, uint32_t events, wc_note *out, int cap)
 {
-    struct epoll_event ready[LINKS_AT_ONCE];
-    int taken = 0, links = epoll_wait(engine->notes, ready, cap < LINKS_AT_ONCE ? cap : LINKS_AT_ONCE, 0);
-    for (int i = 0; i < links; i++) {
-        wc_link *link = find(engine, ready[i].data.u64);
-        if (!link)
-            continue; /* closed meanwhile */
-        wc_notes *notes = &link->notes;
-        pthread_mutex_lock(&notes->mutex);
-        if (notes->stream.fd >= 0 && (ready[i].events & EPOLLOUT))
-            flush(notes);
-        if (notes->stream.fd >= 0 && (notes->more || ready[i].events & ~(uint32_t)EPOLLOUT))
-            taken += receive(notes, out + taken, (cap - taken) / (links - i));
-        if (notes->stream.fd >= 0)
-            interest(notes, EPOLL_CTL_MOD);
-        pthread_mutex_unlock(&notes->mutex);
-        wc_link_unref(link);
-    }
+    int taken = 0;
+    pthread_mutex_lock(&notes->mutex);
+    if (notes->stream.fd >= 0 && (events & EPOLLOUT))
+        flush(notes);
+    if (notes->stream.fd >= 0 && (notes->more || events & ~(uint32_t)EPOLLOUT))
+        taken = receive(notes, out, cap);
+    if (notes->stream.fd >= 0)
+        interest(notes, EPOLL_CTL_MOD);
+    pthread_mutex_unlock(&notes->mutex);
     return taken;
 }

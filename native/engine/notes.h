@@ -32,7 +32,10 @@ void wc_notes_init(wc_notes *notes, wc_engine *engine, uint64_t link, uint32_t l
 void wc_notes_destroy(wc_notes *notes);
 void wc_notes_attach(wc_notes *notes, wc_stream stream); /* engine->mutex held; room for a LANE_DOWN is reserved */
 void wc_notes_close(wc_notes *notes);          /* for good, silently */
+int wc_notes_put(wc_notes *notes, const void *bytes, uint32_t length);   /* 0, or why it was not taken */
 void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length); /* one that takes no more breaks */
+/* What epoll tells of it: notes leave, and at most cap come to `out`. Returns how many */
+int wc_notes_serve(wc_notes *notes, uint32_t events, wc_note *out, int cap);
 void wc_notes_statistics(wc_notes *notes, wc_lane_stats *out);
 
 #endif

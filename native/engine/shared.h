@@ -5,6 +5,7 @@
 #include "common.h"
 #include "events.h"
 #include "lanes/link.h"
+#include "lanes/pull.h"
 #include "operations/gate.h"
 #include "operations/op.h"
 #include "operations/scratch.h"

@@ -1,81 +1,80 @@
-/* A worker thread: one epoll over its lanes, one queue of commands. It parks in epoll_wait and never spins. */
+/* A worker thread: one epoll over its lanes, one inbox of commands, one ready queue. It parks in epoll_wait and never
+   spins. */
 #include "shared.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 enum { BATCH = 64 };
 
-void wc_worker_wake(wc_worker *worker)
+/* ---- what is ready --------------------------------------------------------------------------------------- */
+
+/* All parts that the worker had of an op are finished. */
+static void end(wc_task *task)
 {
-    if (eventfd_write(worker->wake, 1) < 0) {
-        /* Only a counter at its maximum refuses, and then the worker is being woken anyway. */
+    wc_work *work = task->work;
+    task->remaining = 0;
+    for (size_t i = 0; i < work->shares_count; i++)
+        if (work->shares[i].task == task)
+            wc_share_leave(&work->shares[i]);
+    wc_gate_leave(task);
+    wc_work_let_go(work, false);
+}
+
+/* Goes on with what is marked, and with what that marks, until nothing is. */
+static void drain(wc_worker *worker)
+{
+    wc_ready *ready = &worker->ready;
+    for (;;) {
+        wc_mark *mark;
+        if ((mark = wc_ready_take(ready, WC_READY_END)))
+            end((wc_task *)mark);
+        else if ((mark = wc_ready_take(ready, WC_READY_TRACK)))
+            wc_track_send((wc_track *)mark);
+        else if ((mark = wc_ready_take(ready, WC_READY_PART)))
+            wc_local_go((wc_part *)mark);
+        else if ((mark = wc_ready_take(ready, WC_READY_LANE)))
+            wc_lane_receive((wc_lane *)mark);
+        else
+            return;
     }
 }
 
-void wc_worker_push(wc_worker *worker, wc_command *command)
+/* Local parts that wait for nothing have WC_LOCAL_BYTES, then lanes and commands come. Ops take turns. */
+static void take_turns(wc_worker *worker)
 {
-    command->next = NULL;
-    pthread_mutex_lock(&worker->mutex);
-    bool first = !worker->in_head;
-    *(first ? &worker->in_head : &worker->in_tail->next) = command;
-    worker->in_tail = command;
-    pthread_mutex_unlock(&worker->mutex);
-    if (first)
-        wc_worker_wake(worker);
-}
-
-wc_command *wc_commands_new(const wc_engine *engine, int type, const uint32_t *wanted)
-{
-    wc_command *list = NULL;
-    for (uint32_t i = 0; i < engine->config.workers; i++) {
-        if (wanted && !wanted[i])
-            continue;
-        wc_command *command = calloc(1, sizeof *command);
-        if (!command) {
-            wc_commands_free(list);
-            errno = ENOMEM;
-            return NULL;
-        }
-        command->type = type;
-        command->lane = i; /* here: the worker it is for */
-        command->stream.fd = -1;
-        command->next = list;
-        list = command;
-    }
-    return list;
-}
-
-void wc_commands_free(wc_command *list)
-{
-    for (wc_command *next; list; list = next) {
-        next = list->next;
-        free(list);
+    for (uint32_t i = 0; i < WC_LOCAL_BYTES / WC_DIGEST_BLOCK; i++) {
+        wc_mark *mark = wc_ready_take(&worker->ready, WC_READY_TURN);
+        if (!mark)
+            return;
+        wc_local_turn((wc_task *)mark);
+        drain(worker);
     }
 }
+
+/* ---- commands -------------------------------------------------------------------------------------------- */
 
 /* Frees a command and what it holds. */
-static void drop(wc_engine *engine, wc_command *command)
+static void drop(wc_command *command)
 {
     if (command->type == WC_CMD_ATTACH && command->stream.fd >= 0)
         wc_stream_close(&command->stream, true);
     if (command->type == WC_CMD_CLOSE)
         wc_link_unref(command->link);
     if (command->work)
-        wc_work_unref(engine, command->work);
+        wc_work_unref(command->work);
     free(command);
 }
 
-static void drop_all(wc_engine *engine, wc_command *list)
+static void drop_all(wc_command *list)
 {
     for (wc_command *next; list; list = next) {
         next = list->next;
-        drop(engine, list);
+        drop(list);
     }
 }
 
@@ -91,59 +90,30 @@ static bool cancels_through(const wc_engine *engine, uint64_t number)
 
 static void post(wc_worker *worker, wc_work *work)
 {
-    if (work->parts_count == 0) {
-        work->remaining[worker->index] = 0;
-        wc_work_let_go(worker->engine, work, false);
-        return;
-    }
-    for (size_t i = 0; i < work->shares_count; i++) {
-        wc_share *share = &work->shares[i];
-        if (share->worker == worker->index)
-            wc_track_post(share->track, share);
-    }
-    wc_gate_enter(worker, work); /* before anything is looked at: what is filled from here on, a bell tells */
-    for (size_t i = 0; i < work->parts_count; i++) {
-        wc_part *part = &work->parts[i];
-        if (part->worker != worker->index)
-            continue;
-        if (part->direction == WC_SEND && wc_frame_complete(part))
-            wc_share_offer(part);
-        else if (part->direction == WC_LOCAL && !wc_part_waits(part))
-            wc_local_offer(worker, part);
-    }
+    wc_task *task = &work->tasks[worker->index];
+    if (work->parts_count == 0)
+        wc_ready_mark(&worker->ready, WC_READY_END, &task->mark);
     for (size_t i = 0; i < work->shares_count; i++)
-        if (work->shares[i].worker == worker->index && work->shares[i].track) /* else the op is done already */
-            wc_track_go(work->shares[i].track);
+        if (work->shares[i].task == task)
+            wc_track_post(&work->shares[i]);
+    wc_gate_enter(task); /* before anything is looked at: what is filled from here on, a bell tells */
+    for (size_t i = 0; i < work->parts_count; i++)
+        if (work->parts[i].task == task)
+            wc_part_go(&work->parts[i]);
 }
 
 static void cancel(wc_worker *worker, wc_work *work)
 {
-    uint32_t *remaining = &work->remaining[worker->index];
-    if (*remaining == 0)
+    wc_task *task = &work->tasks[worker->index];
+    if (task->remaining == 0)
         return;
-    for (size_t i = 0; i < work->parts_count; i++) {
-        wc_part *part = &work->parts[i];
-        if (part->worker != worker->index)
-            continue;
-        if (part->direction == WC_LOCAL && part->listed)
-            wc_local_leave(worker, part);
-    }
-    wc_track *left = NULL;
-    for (size_t i = 0; i < work->shares_count; i++) {
-        wc_track *track = work->shares[i].worker == worker->index ? work->shares[i].track : NULL;
-        if (!track)
-            continue;
-        wc_track_forget(track, work);
-        track->next_left = left;
-        left = track;
-    }
-    *remaining = 0;
-    wc_gate_leave(worker, work);
-    wc_work_let_go(worker->engine, work, true);
-    /* Last: a track that goes on moves other ops, and these move other tracks. Where this op still had parts, they
-       would be sent, and the op would end a second time. */
-    for (; left; left = left->next_left)
-        wc_track_go(left);
+    for (size_t i = 0; i < work->shares_count; i++)
+        if (work->shares[i].task == task && work->shares[i].track)
+            wc_track_forget(work->shares[i].track, work);
+    task->remaining = 0;
+    wc_ready_unmark(&worker->ready, WC_READY_TURN, &task->mark);
+    wc_gate_leave(task);
+    wc_work_let_go(work, true);
 }
 
 static void set_epoch(wc_worker *worker, wc_link *link, uint64_t epoch)
@@ -194,25 +164,14 @@ static void execute(wc_worker *worker, wc_command *command)
     }
 }
 
-static void take_commands(wc_worker *worker)
-{
-    eventfd_t ignored;
-    if (eventfd_read(worker->wake, &ignored) < 0) {
-        /* EAGAIN: somebody's wake came together with one that was read before. */
-    }
-    pthread_mutex_lock(&worker->mutex);
-    wc_command **at = &worker->todo;
-    while (*at)
-        at = &(*at)->next;
-    *at = worker->in_head;
-    worker->in_head = worker->in_tail = NULL;
-    pthread_mutex_unlock(&worker->mutex);
-}
-
 static void run_commands(wc_worker *worker)
 {
     wc_engine *engine = worker->engine;
     bool cancelled = false;
+    wc_command **at = &worker->todo;
+    while (*at)
+        at = &(*at)->next;
+    *at = wc_inbox_take(&worker->inbox);
     while (worker->todo) {
         wc_command *command = worker->todo;
         if (command->type == WC_CMD_POST && !cancels_through(engine, command->number))
@@ -220,21 +179,24 @@ static void run_commands(wc_worker *worker)
         worker->todo = command->next;
         cancelled |= command->type == WC_CMD_CANCEL;
         execute(worker, command);
-        drop(engine, command);
+        drain(worker);
+        drop(command);
     }
     for (uint32_t i = 0; cancelled && i < engine->config.workers; i++)
         if (i != worker->index)
-            wc_worker_wake(&engine->workers[i]);
+            wc_inbox_wake(&engine->workers[i].inbox);
 }
+
+/* ---- the thread ------------------------------------------------------------------------------------------ */
 
 static void *run(void *argument)
 {
     wc_worker *worker = argument;
-    wc_engine *engine = worker->engine;
     wc_fpenv_enter();
-    while (!atomic_load(&engine->stopping)) {
+    while (!atomic_load(&worker->engine->stopping)) {
         struct epoll_event events[BATCH];
-        int n = epoll_wait(worker->epoll, events, BATCH, worker->last_turn ? 0 : -1);
+        bool turns = worker->ready.lists[WC_READY_TURN].head;
+        int n = epoll_wait(worker->epoll, events, BATCH, turns ? 0 : -1);
         worker->round++;
         bool woken = false, rung = false;
         for (int i = 0; i < n; i++) {
@@ -245,13 +207,12 @@ static void *run(void *argument)
             else
                 woken = true;
         }
-        if (woken) { /* after the lanes: commands may free lanes that this batch names */
-            take_commands(worker);
-            run_commands(worker);
-        }
         if (rung)
             wc_gates_look(worker);
-        wc_local_turn(worker);
+        drain(worker);
+        if (woken) /* after the lanes: commands may free lanes that this batch names */
+            run_commands(worker);
+        take_turns(worker);
     }
     return NULL;
 }
@@ -279,13 +240,13 @@ int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index)
     worker->engine = engine;
     worker->index = index;
     worker->epoll = epoll_create1(EPOLL_CLOEXEC);
-    worker->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    worker->inbox.wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     worker->read_buffer = aligned_alloc(4096, WC_READ_BYTES + 4096);
     worker->decoded = aligned_alloc(4096, WC_DIGEST_BLOCK);
-    pthread_mutex_init(&worker->mutex, NULL);
+    pthread_mutex_init(&worker->inbox.mutex, NULL);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    if (worker->epoll >= 0 && worker->wake >= 0 && worker->read_buffer && worker->decoded &&
-        epoll_ctl(worker->epoll, EPOLL_CTL_ADD, worker->wake, &event) == 0 && start_thread(worker) == 0) {
+    if (worker->epoll >= 0 && worker->inbox.wake >= 0 && worker->read_buffer && worker->decoded &&
+        epoll_ctl(worker->epoll, EPOLL_CTL_ADD, worker->inbox.wake, &event) == 0 && start_thread(worker) == 0) {
         worker->started = true;
         return 0;
     }
@@ -297,13 +258,13 @@ int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index)
 
 void wc_worker_destroy(wc_worker *worker)
 {
-    drop_all(worker->engine, worker->todo);
-    drop_all(worker->engine, worker->in_head);
+    drop_all(worker->todo);
+    drop_all(worker->inbox.head);
     if (worker->epoll >= 0)
         close(worker->epoll);
-    if (worker->wake >= 0)
-        close(worker->wake);
+    if (worker->inbox.wake >= 0)
+        close(worker->inbox.wake);
     free(worker->read_buffer);
     free(worker->decoded);
-    pthread_mutex_destroy(&worker->mutex);
+    pthread_mutex_destroy(&worker->inbox.mutex);
 }

@@ -968,7 +968,7 @@ static void test_no_memory(void)
         int result = -1;
         for (allocations = tries = 0; result < 0 && tries < FAILS; allocations = ++tries)
             CHECK((result = post_exchange(&b, 2, r, c, front[r], back[r])) == 0 || errno == ENOMEM);
-        CHECK(result == 0 && tries > 15);
+        CHECK(result == 0 && tries > 12);
     }
     allocations = -1;
     for (int r = 0; r < 2; r++)

@@ -35,7 +35,8 @@ void wc_lane_interest(wc_lane *lane)
 {
     if (lane->stream.fd < 0)
         return;
-    uint32_t wanted = EPOLLRDHUP | (lane->rx_parked ? 0 : EPOLLIN) | (lane->blocked || wc_stream_unsent(&lane->stream) ? EPOLLOUT : 0);
+    bool unsent = lane->blocked || wc_stream_unsent(&lane->stream);
+    uint32_t wanted = EPOLLRDHUP | (lane->rx_parked ? 0 : EPOLLIN) | (unsent ? EPOLLOUT : 0);
     atomic_store_explicit(&lane->counters.parked, lane->rx_parked, memory_order_relaxed);
     if (wanted == lane->armed)
         return;
@@ -88,6 +89,14 @@ void wc_lane_set_pace(wc_lane *lane, uint64_t rate)
         setsockopt(lane->stream.fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most);
 }
 
+/* It may receive, if it is not told otherwise by then. */
+static void receive(wc_lane *lane)
+{
+    lane->rx_budget = WC_ROUND_BYTES;
+    lane->rx_more = true;
+    wc_ready_mark(&lane->worker->ready, WC_READY_LANE, &lane->mark);
+}
+
 void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums)
 {
     int fd = stream.fd, on = 1;
@@ -108,21 +117,9 @@ void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums)
     }
     atomic_store_explicit(&lane->counters.attached, true, memory_order_relaxed);
     wc_lane_interest(lane);
-    wc_track_send(lane->track, lane->index);
-    if (lane->stream.fd >= 0 && wc_stream_holds(&lane->stream))
-        wc_lane_receive(lane);
-    wc_lane_interest(lane);
-}
-
-void wc_lane_forget(wc_lane *lane, const wc_work *work)
-{
-    wc_lane_forget_tx(lane, work);
-    wc_lane_forget_rx(lane, work);
-    for (wc_part *part = lane->begun.head, *next; part; part = next) {
-        next = part->next;
-        if (!work || part->work == work)
-            wc_list_remove(&lane->begun, part);
-    }
+    wc_ready_mark(&lane->worker->ready, WC_READY_TRACK, &lane->track->mark);
+    if (wc_stream_holds(&lane->stream))
+        receive(lane);
 }
 
 void wc_lane_close(wc_lane *lane)
@@ -135,30 +132,27 @@ void wc_lane_close(wc_lane *lane)
 
 void wc_lane_resume(wc_lane *lane)
 {
-    if (lane->rx_parked) {
-        lane->rx_parked = false; /* receive looks at the waiting header again */
-        wc_lane_receive(lane);
-    }
-    wc_lane_interest(lane);
+    if (!lane->rx_parked)
+        return;
+    lane->rx_parked = false;
+    receive(lane);
 }
 
 void wc_lane_serve(wc_lane *lane, uint32_t events)
 {
+    const uint32_t ended = EPOLLHUP | EPOLLERR | EPOLLRDHUP;
     if (lane->stream.fd < 0)
         return;
     if (events & EPOLLOUT) {
         lane->blocked = false;
-        wc_lane_send(lane);
-        if (lane->track->more)
-            wc_track_send(lane->track, lane->index);
+        wc_ready_mark(&lane->worker->ready, WC_READY_TRACK, &lane->track->mark);
     }
-    if (lane->stream.fd >= 0 && !lane->rx_parked && (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
-        wc_lane_receive(lane);
-    } else if (lane->stream.fd >= 0 && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))) {
+    if (!lane->rx_parked && (events & (EPOLLIN | ended))) {
+        receive(lane);
+    } else if (events & ended) {
         int error = 0; /* of a sealed one, too: whether its end was orderly stands behind what is not read */
         socklen_t size = sizeof error;
         getsockopt(lane->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size);
         wc_lane_down(lane, error, "%s", error ? strerror(error) : "closed by the other end");
     }
-    wc_lane_interest(lane);
 }

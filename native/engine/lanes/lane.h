@@ -6,6 +6,7 @@
 #include "checksum.h"
 #include "common.h"
 #include "operations/part.h"
+#include "ready.h"
 #include "streams/stream.h"
 
 typedef struct {
@@ -22,6 +23,7 @@ typedef struct {
 } wc_lane_counters;
 
 struct wc_lane {
+    wc_mark mark;       /* WC_READY_LANE */
     wc_link *link;
     wc_track *track;
     wc_worker *worker;
@@ -47,6 +49,8 @@ struct wc_lane {
     uint32_t rx_have;  /* header bytes */
     bool rx_body;      /* rx_frame is accepted (or drained), rx_left payload bytes follow */
     bool rx_parked;
+    bool rx_more;          /* there may be more at once, and epoll need not say so */
+    size_t rx_budget;      /* bytes that it may still read before other lanes have their turn */
     wc_frame rx_frame;
     uint32_t rx_left;
     wc_checksum rx_sum; /* lags behind final payload, by less than a piece */
@@ -69,23 +73,21 @@ void wc_lane_destroy(wc_lane *lane);
 void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums);
 void wc_lane_set_pace(wc_lane *lane, uint64_t rate);
 void wc_lane_close(wc_lane *lane); /* for good, silently */
-void wc_lane_forget(wc_lane *lane, const wc_work *work); /* all parts of work, or with NULL all parts */
 void wc_lane_interest(wc_lane *lane);
-void wc_lane_serve(wc_lane *lane, uint32_t events); /* what epoll says of it */
+void wc_lane_serve(wc_lane *lane, uint32_t events); /* epoll tells of these */
 void wc_lane_down(wc_lane *lane, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void wc_lane_resume(wc_lane *lane); /* looks again at the frame that waits, if one does */
+void wc_lane_resume(wc_lane *lane); /* the frame that waits, if one does, is looked at again */
 
 /* Lane_send.c */
-void wc_lane_send(wc_lane *lane); /* may set its track's `more` */
-bool wc_frame_complete(const wc_part *part); /* whether all bytes of its next frame are here */
-void wc_lane_forget_tx(wc_lane *lane, const wc_work *work);
+void wc_lane_send(wc_lane *lane); /* what there is, as far as it has room */
+void wc_lane_forget_tx(wc_lane *lane, const wc_work *work); /* all parts of work, or with NULL all parts */
 
 /* Window.c */
 void wc_window_begin(wc_lane *lane); /* of a new socket */
 void wc_window_look(wc_lane *lane);  /* while it sends: the kernel's view, at most every WC_TCP_INFO_MS */
 
 /* Lane_receive.c */
-void wc_lane_receive(wc_lane *lane);
+void wc_lane_receive(wc_lane *lane); /* one header or one read; marks the lane if it can go on */
 void wc_lane_forget_rx(wc_lane *lane, const wc_work *work);
 
 /* Over all of a header but the word itself */

@@ -139,7 +139,7 @@ static void end_frame(wc_lane *lane)
     if (!part || part->cursor != part->end)
         return;
     part->arrived = true;
-    wc_part_finish(lane->worker->engine, part);
+    wc_part_finish(part);
 }
 
 /* A whole header is in rx_buffer. False: the lane reads no further for now. */
@@ -163,8 +163,8 @@ static bool begin_frame(wc_lane *lane)
 }
 
 /* One read: payload of the current frame, and the header after it. Returns the bytes read, 0 if the lane must wait or
-   is down. *more: there may be more, and epoll need not say so. */
-static size_t read_once(wc_lane *lane, bool *more)
+   is down. */
+static size_t read_once(wc_lane *lane)
 {
     struct iovec iov[2];
     int pieces = 0;
@@ -178,7 +178,7 @@ static size_t read_once(wc_lane *lane, bool *more)
         iov[pieces].iov_base = lane->rx_buffer + lane->rx_have;
         iov[pieces++].iov_len = sizeof lane->rx_buffer - lane->rx_have;
     }
-    ssize_t n = wc_stream_receive(&lane->stream, iov, pieces, more);
+    ssize_t n = wc_stream_receive(&lane->stream, iov, pieces, &lane->rx_more);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return 0;
     if (n < 0) {
@@ -203,26 +203,26 @@ static size_t read_once(wc_lane *lane, bool *more)
     return (size_t)n;
 }
 
+/* False: there is nothing more for now. */
+static bool step(wc_lane *lane)
+{
+    if (!lane->rx_body && lane->rx_have == sizeof lane->rx_buffer)
+        return begin_frame(lane);
+    bool turn_is_over = lane->rx_budget == 0;
+    if (!lane->rx_more || (turn_is_over && !wc_stream_holds(&lane->stream)))
+        return false; /* level-triggered: epoll tells again if there is more */
+    wc_stream_rest(&lane->stream, turn_is_over); /* of what is held it does not know */
+    size_t n = read_once(lane);
+    size_t cost = n < WC_FRAME_COST ? WC_FRAME_COST : n; /* so an end that sends only headers holds up no other lane */
+    lane->rx_budget -= cost < lane->rx_budget ? cost : lane->rx_budget;
+    return n > 0;
+}
+
 void wc_lane_receive(wc_lane *lane)
 {
-    size_t budget = WC_ROUND_BYTES;
-    bool more = true;
-    while (lane->stream.fd >= 0 && !lane->rx_parked) {
-        if (!lane->rx_body && lane->rx_have == sizeof lane->rx_buffer) {
-            if (!begin_frame(lane))
-                return;
-            continue;
-        }
-        if (!more || (budget == 0 && !wc_stream_holds(&lane->stream)))
-            return; /* level-triggered: epoll calls again if there is more */
-        wc_stream_rest(&lane->stream, budget == 0); /* of what is held it does not know */
-        size_t n = read_once(lane, &more);
-        if (n == 0)
-            return;
-        if (n < WC_FRAME_COST)
-            n = WC_FRAME_COST; /* whoever sends nothing but headers does not keep others from their turn */
-        budget -= n < budget ? n : budget;
-    }
+    if (lane->stream.fd >= 0 && step(lane))
+        wc_ready_mark(&lane->worker->ready, WC_READY_LANE, &lane->mark);
+    wc_lane_interest(lane);
 }
 
 /* The frame that is arriving is no longer wanted if it is work's (NULL: any op's): the rest of it is drained. */

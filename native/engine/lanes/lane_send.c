@@ -7,21 +7,6 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* Where the next frame of part ends. False: not all of its bytes are there yet. Frames end at absolute multiples of the
-   part's segment, so that small progress does not make small frames. */
-static bool frame_end(const wc_part *part, uint64_t *end)
-{
-    uint64_t boundary = (part->cursor / part->segment + 1) * part->segment;
-    *end = boundary < part->end ? boundary : part->end;
-    return wc_part_ready(part) >= *end;
-}
-
-bool wc_frame_complete(const wc_part *part)
-{
-    uint64_t end;
-    return frame_end(part, &end);
-}
-
 /* Of the frame [cursor, end) of part. Blocks of the result that a step before has made are hashed already. */
 static uint64_t payload_checksum(const wc_part *part, uint64_t end)
 {
@@ -70,14 +55,15 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
 /* A part whose next frame can leave: one that the lane has begun, or a further one. */
 static wc_part *next_part(wc_lane *lane, uint32_t *begun, uint32_t *quota)
 {
+    uint64_t end;
     for (wc_part *part = lane->begun.head; part; part = part->next)
-        if (wc_frame_complete(part))
+        if (wc_part_frame(part, &end))
             return part;
     if (*quota && *begun == *quota) {
-        lane->track->more = true;
+        wc_ready_mark(&lane->worker->ready, WC_READY_TRACK, &lane->track->mark); /* others, or itself, may go on */
         return NULL;
     }
-    wc_part *part = wc_track_take(lane, quota);
+    wc_part *part = wc_pull(lane, quota);
     *begun += part != NULL;
     return part;
 }
@@ -89,7 +75,7 @@ static void fill(wc_lane *lane, uint32_t *begun, uint32_t *quota)
     while (lane->tx_count < WC_TX_FRAMES && bytes < batch) {
         wc_part *part = next_part(lane, begun, quota);
         uint64_t end;
-        if (!part || !frame_end(part, &end))
+        if (!part || !wc_part_frame(part, &end))
             return;
         make_frame(lane, part, end);
         bytes += sizeof(wc_frame) + lane->tx[lane->tx_count - 1].header.length;
@@ -119,7 +105,7 @@ static void advance(wc_lane *lane, size_t n)
         if (frame->saved)
             atomic_fetch_add_explicit(&frame->part->work->saved, frame->saved, memory_order_relaxed);
         if (frame->last)
-            wc_part_finish(lane->worker->engine, frame->part);
+            wc_part_finish(frame->part);
     }
 }
 
@@ -193,9 +179,15 @@ static bool voided(const wc_tx_frame *frame, const wc_work *work)
     return frame->part && (!work || frame->part->work == work);
 }
 
-/* Frames of work (NULL: of every op) leave the lane. A half-sent one is completed later from a private copy. */
+/* Parts and frames of work (NULL: of every op) leave the lane. A half-sent frame is completed later from a private
+   copy. */
 void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
 {
+    for (wc_part *part = lane->begun.head, *next; part; part = next) {
+        next = part->next;
+        if (!work || part->work == work)
+            wc_list_remove(&lane->begun, part);
+    }
     wc_tx_frame *frames = &lane->tx[lane->tx_first];
     uint32_t kept = 0;
     for (uint32_t i = 0; i < lane->tx_count; i++) {

@@ -21,7 +21,8 @@ wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tr
     link->lanes_count = lanes;
     link->tracks_count = tracks;
     for (uint32_t i = 0; i < tracks; i++)
-        link->tracks[i] = (wc_track){.link = link, .index = i, .epoch = epoch};
+        link->tracks[i] = (wc_track){
+            .link = link, .index = i, .lanes_count = (lanes - i + tracks - 1) / tracks, .epoch = epoch};
     atomic_init(&link->refs, engine->config.workers);
     wc_notes_init(&link->notes, engine, id, lanes);
     for (uint32_t i = 0; i < lanes; i++)

@@ -8,10 +8,27 @@
 
 #include <errno.h>
 
+/* The part of the share's op that this offset of a step is in, or NULL. */
+static wc_part *part_at(const wc_share *share, uint16_t number, uint64_t offset)
+{
+    const wc_work *work = share->work;
+    uint32_t index = number < share->numbers_count ? share->numbers[number] : 0;
+    if (!index)
+        return NULL;
+    const wc_cuts *step = &work->cuts[index - 1];
+    if (offset < step->start || offset - step->start > step->length)
+        return NULL;
+    uint64_t guess = (offset - step->start) / (step->length / step->count + 1);
+    wc_part *part = &work->parts[step->first + guess], *last = &work->parts[step->first + step->count - 1];
+    while (part < last && offset >= part->end)
+        part++;
+    return part->share == share ? part : NULL;
+}
+
 /* The frame belongs to the share's op; is it the next one of a part? */
 static wc_verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *frame)
 {
-    wc_part *part = wc_share_part(share, frame->number, frame->offset);
+    wc_part *part = part_at(share, frame->number, frame->offset);
     if (!part || part->arrived) {
         wc_lane_down(lane, EPROTO, "protocol: step %u of seq %llu at offset %llu, %s", frame->number,
                      (unsigned long long)frame->seq, (unsigned long long)frame->offset,
@@ -40,7 +57,7 @@ static wc_verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *fra
                      frame->number, (unsigned long long)frame->seq, (unsigned long long)frame->offset);
         return WC_DOWN;
     }
-    if (part->gates && wc_gate_bound(part, part->cursor + frame->length) < part->cursor + frame->length)
+    if (part->gates && wc_part_filled(part, part->cursor + frame->length) < part->cursor + frame->length)
         return WC_PARK;
     lane->rx_part = part;
     part->lane = lane;

@@ -1,181 +1,62 @@
-/* Tracks: how lanes share what is to be sent, and why nothing waits for ever.
-
-   A track is lanes of one link that one worker serves. Nobody hands a lane its work: lanes pull. Whichever has room
-   takes the next part whose first frame could leave, so a slow lane takes few and no estimate of speed is needed. Each
-   op under way has a share on the track: the parts that no lane has begun, offered as soon as the bytes of their first
-   frame are here. Of the oldest op a lane takes a part, at its first turn no more than an even number (fair_quota),
-   since the first lane to be asked would take all. What a lane has begun it carries to its end: frames of one part come
-   in order on one connection, and the other end needs to put nothing in order. Ops without turns are the exception:
-   their parts are for the lane that they are meant for, and for no other.
-
-   Why ascending seq. The other end takes no frame of an op that it has not posted: the frame waits in its socket, and
-   so does all that follows on that lane. Both ends post in the same order. So a lane never goes back to an earlier op
-   than it has begun (last_seq), and the frame at its head is always of the earliest op that it has anything of.
-
-   Why it does not jump ahead, either. As long as parts that are meant for a lane are not begun, or one that it has
-   begun is not done, it does not go on to a later op (meant_for), even if it has room and nothing is offered yet.
-   Otherwise all lanes could be filled with a later op, which the other end posts only when the earlier one has come
-   along: nobody could carry that one any more. So for the earliest unfinished op there is always a lane that can carry
-   each of its parts; by induction over seqs every op that both ends have posted ends. Within an op there is no such
-   order to keep: its steps wait for earlier steps only.
-
-   Threads. A track, its lanes, its shares and their parts belong to one worker, and nothing here takes a lock. Part p
-   of every step is on the same track, so what bounds a part is on its worker as well. `more` says that a lane has left
-   something that another could take: whoever set it sees to it that the lanes are asked again (wc_track_send), which
-   keeps the calls from nesting. */
+/* Tracks: lanes of one link that one worker serves, and that share what is to be sent. pull.c says how. */
 #include "shared.h"
 
-void wc_track_post(wc_track *track, wc_share *share)
+/* A lane of the track. They are counted from 0, and from 0 again after the last. */
+static wc_lane *lane_of(const wc_track *track, uint32_t place)
 {
+    return &track->link->lanes[place % track->lanes_count * track->link->tracks_count + track->index];
+}
+
+void wc_track_send(wc_track *track)
+{
+    const wc_share *share = track->head;
+    while (share && !share->offered.head)
+        share = share->next;
+    uint32_t first = share ? share->offered.head->home / track->link->tracks_count : 0;
+    for (uint32_t i = 0; i < track->lanes_count; i++)
+        wc_lane_send(lane_of(track, first + i));
+}
+
+void wc_track_look(wc_track *track)
+{
+    for (uint32_t i = 0; i < track->lanes_count; i++)
+        wc_lane_resume(lane_of(track, i));
+}
+
+void wc_track_post(wc_share *share)
+{
+    wc_track *track = share->track;
     uint64_t seq = share->work->op.seq;
     if (seq >= track->next_seq)
         track->next_seq = seq + 1;
-    share->track = track;
-    share->next = NULL;
     share->prev = track->tail;
     *(track->tail ? &track->tail->next : &track->head) = share;
     track->tail = share;
-}
-
-void wc_track_leave(wc_share *share)
-{
-    wc_track *track = share->track;
-    if (!track)
-        return;
-    while (share->offered.head)
-        wc_list_remove(&share->offered, share->offered.head);
-    *(share->prev ? &share->prev->next : &track->head) = share->next;
-    *(share->next ? &share->next->prev : &track->tail) = share->prev;
-    share->prev = share->next = NULL;
-    share->track = NULL;
-}
-
-static bool has_room(const wc_lane *lane)
-{
-    return lane->stream.fd >= 0 && !lane->blocked && lane->tx_count == 0;
-}
-
-void wc_share_offer(wc_part *part)
-{
-    wc_list_append(&part->share->offered, part);
-    part->share->offered_count++;
-}
-
-void wc_track_send_part(wc_part *part)
-{
-    wc_track *track = part->share->track;
-    if (!track || part->cursor == part->end)
-        return;
-    if (part->lane) {
-        wc_lane_send(part->lane);
-        if (!track->more)
-            return;
-    } else if (part->listed || !wc_frame_complete(part)) {
-        return;
-    } else {
-        wc_share_offer(part);
-    }
-    wc_track_send(track, part->home);
-}
-
-/* The op's unbegun parts are meant for a range of lanes, this one among them. */
-static bool meant_for(const wc_share *share, const wc_lane *lane)
-{
-    uint32_t lanes = lane->link->lanes_count;
-    return (lane->index + lanes - share->work->first_lane) % lanes < share->homes;
-}
-
-static wc_part *offered_part(const wc_share *share, const wc_lane *lane)
-{
-    wc_part *part = share->offered.head;
-    while (part && share->work->op.no_turns && part->home != lane->index)
-        part = part->next;
-    return part;
-}
-
-/* How many parts of the share are the lane's, if all that have room take as many. */
-static uint32_t fair_quota(const wc_share *share, const wc_lane *lane)
-{
-    const wc_link *link = lane->link;
-    if (share->offered_count == 1 || share->work->op.no_turns)
-        return UINT32_MAX;
-    uint32_t open = 1;
-    for (uint32_t i = share->track->index; i < link->lanes_count; i += link->tracks_count)
-        open += i != lane->index && has_room(&link->lanes[i]);
-    return open == 1 ? UINT32_MAX : (share->offered_count + open - 1) / open;
-}
-
-wc_part *wc_track_take(wc_lane *lane, uint32_t *quota)
-{
-    wc_track *track = lane->track;
-    for (wc_share *share = track->head; share; share = share->next) {
-        uint64_t seq = share->work->op.seq;
-        if (share->unbegun == 0 || lane->last_seq > seq)
-            continue;
-        if (lane->begun.head && lane->begun.head->work->op.seq != seq)
-            return NULL;
-        wc_part *part = offered_part(share, lane);
-        if (!part && meant_for(share, lane))
-            return NULL;
-        if (!part)
-            continue;
-        if (*quota == 0)
-            *quota = fair_quota(share, lane);
-        wc_list_remove(&share->offered, part);
-        share->offered_count--;
-        if (--share->unbegun == 0)
-            track->more = true; /* lanes that it was meant for may go on to later ops */
-        lane->last_seq = seq;
-        part->lane = lane;
-        wc_list_append(&lane->begun, part);
-        return part;
-    }
-    return NULL;
-}
-
-void wc_track_send(wc_track *track, uint32_t first)
-{
-    wc_link *link = track->link;
-    uint32_t of_track = (link->lanes_count - track->index + link->tracks_count - 1) / link->tracks_count;
-    do {
-        track->more = false;
-        for (uint32_t i = 0, place = first / link->tracks_count; i < of_track; i++, place++) {
-            wc_lane *lane = &link->lanes[place % of_track * link->tracks_count + track->index];
-            if (has_room(lane))
-                wc_lane_send(lane);
-        }
-    } while (track->more);
-}
-
-void wc_track_go(wc_track *track)
-{
-    wc_link *link = track->link;
-    wc_track_send(track, track->tail ? track->tail->work->first_lane : 0);
-    for (uint32_t i = track->index; i < link->lanes_count; i += link->tracks_count)
-        wc_lane_resume(&link->lanes[i]);
+    wc_track_look(track);
 }
 
 void wc_track_forget(wc_track *track, wc_work *work)
 {
-    wc_link *link = track->link;
-    for (uint32_t i = track->index; i < link->lanes_count; i += link->tracks_count)
-        wc_lane_forget(&link->lanes[i], work);
+    for (uint32_t i = 0; i < track->lanes_count; i++) {
+        wc_lane_forget_tx(lane_of(track, i), work);
+        wc_lane_forget_rx(lane_of(track, i), work);
+    }
     for (wc_share *share = track->head, *next; share; share = next) {
         next = share->next;
         if (!work || share->work == work)
-            wc_track_leave(share);
+            wc_share_leave(share);
     }
+    wc_ready_mark(&lane_of(track, 0)->worker->ready, WC_READY_TRACK, &track->mark);
+    wc_track_look(track);
 }
 
 void wc_track_set_epoch(wc_track *track, uint64_t epoch)
 {
-    wc_link *link = track->link;
     if (epoch <= track->epoch)
         return;
-    wc_track_forget(track, NULL);
     track->epoch = epoch;
     track->next_seq = 0;
-    for (uint32_t i = track->index; i < link->lanes_count; i += link->tracks_count)
-        link->lanes[i].last_seq = 0;
-    wc_track_go(track);
+    for (uint32_t i = 0; i < track->lanes_count; i++)
+        lane_of(track, i)->last_seq = 0;
+    wc_track_forget(track, NULL);
 }

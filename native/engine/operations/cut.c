@@ -69,6 +69,21 @@ static wc_spot spot_of(const wc_work *work, wc_place place)
     return (wc_spot){.base = base ? base + place.offset : NULL, .encoded = place.encoded};
 }
 
+/* The part reads this place: it waits while that is in front and not filled. */
+static void read_front(wc_part *part, const wc_place *place)
+{
+    if (part->work->op.filled && place->buffer == WC_FRONT)
+        part->front[part->gates++] = place->offset;
+}
+
+static void join_gate(wc_part *part)
+{
+    wc_task *task = part->task;
+    *(task->gated ? &task->last_gated->next_gated : &task->gated) = part;
+    task->last_gated = part;
+    atomic_fetch_add(&part->work->gated, 1);
+}
+
 /* Fills in what a part has of its step. */
 static void describe_part(wc_part *part, const wc_step *step)
 {
@@ -85,11 +100,11 @@ static void describe_part(wc_part *part, const wc_step *step)
     }
     if (step->direction != WC_RECV || step->action != WC_COPY) {
         part->left = spot_of(work, step->left);
-        wc_gate_keep(part, &step->left);
+        read_front(part, &step->left);
     }
     if (step->direction == WC_LOCAL && (step->action == WC_REDUCE || step->action == WC_FINAL)) {
         part->right = spot_of(work, step->right);
-        wc_gate_keep(part, &step->right);
+        read_front(part, &step->right);
     }
     part->encoded = part->to.encoded || part->left.encoded || part->right.encoded;
 }
@@ -133,7 +148,7 @@ static bool make_shares(wc_work *work)
             work->shares[at->share + k] = (wc_share){
                 .work = work,
                 .track = &at->link->tracks[k],
-                .worker = k % work->engine->config.workers,
+                .task = &work->tasks[k % work->engine->config.workers],
                 .numbers = numbers,
                 .numbers_count = at->numbers,
             };
@@ -183,19 +198,19 @@ static void make_parts(wc_work *work)
             wc_part *part = &work->parts[next++];
             part->work = work;
             part->home = (work->first_lane + p) % op->lanes;
-            part->worker = part->home % op->tracks % engine->config.workers;
+            part->task = &work->tasks[part->home % op->tracks % engine->config.workers];
             part->begin = part->cursor = part_cut(step->start, step->length, count, p, align);
             part->end = part_cut(step->start, step->length, count, p + 1, align);
             describe_part(part, step);
             part->segment = part_segment(engine, part, count > op->lanes);
             if (part->gates)
-                wc_gate_join(&work->gates[part->worker], part);
+                join_gate(part);
             for (int a = 0; a < WC_AFTER; a++)
                 if (step->after[a] >= 0)
                     depend(part, a, &work->parts[work->cuts[step->after[a]].first + p]);
             if (link)
                 join_share(part, &work->shares[link->share + part->home % op->tracks], count);
-            work->remaining[part->worker]++;
+            part->task->remaining++;
         }
     }
 }
@@ -206,20 +221,4 @@ bool wc_cut(wc_work *work)
         return false;
     make_parts(work);
     return true;
-}
-
-wc_part *wc_share_part(wc_share *share, uint16_t number, uint64_t offset)
-{
-    const wc_work *work = share->work;
-    uint32_t index = number < share->numbers_count ? share->numbers[number] : 0;
-    if (!index)
-        return NULL;
-    const wc_cuts *step = &work->cuts[index - 1];
-    if (offset < step->start || offset - step->start > step->length)
-        return NULL;
-    uint64_t guess = (offset - step->start) / (step->length / step->count + 1);
-    wc_part *part = &work->parts[step->first + guess], *last = &work->parts[step->first + step->count - 1];
-    while (part < last && offset >= part->end)
-        part++;
-    return part->share == share ? part : NULL;
 }

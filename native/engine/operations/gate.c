@@ -5,41 +5,10 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
-/* How far [from, to) of front is there. */
-static uint64_t filled_until(const wc_op *op, uint64_t from, uint64_t to)
-{
-    for (uint64_t at = from; at < to; at += WC_DIGEST_BLOCK - at % WC_DIGEST_BLOCK)
-        if (!__atomic_load_n(&op->filled[at / WC_DIGEST_BLOCK], __ATOMIC_ACQUIRE))
-            return at;
-    return to;
-}
-
-uint64_t wc_gate_bound(const wc_part *part, uint64_t to)
-{
-    for (uint32_t i = 0; i < part->gates; i++) {
-        uint64_t shift = part->front[i] - part->start; /* may wrap around: so do the sums */
-        to = filled_until(&part->work->op, part->cursor + shift, to + shift) - shift;
-    }
-    return to;
-}
-
-void wc_gate_keep(wc_part *part, const wc_place *place)
-{
-    if (part->work->op.filled && place->buffer == WC_FRONT)
-        part->front[part->gates++] = place->offset;
-}
-
-void wc_gate_join(wc_gate *gate, wc_part *part)
-{
-    *(gate->tail ? &gate->tail->next_gated : &gate->head) = part;
-    gate->tail = part;
-    atomic_fetch_add(&part->work->gated, 1);
-}
-
 /* Forgets a part whose front is all there: for good, whatever becomes of the bytes that say so. */
 static bool opened(wc_part *part, wc_part **at)
 {
-    if (wc_gate_bound(part, part->end) < part->end)
+    if (wc_part_filled(part, part->end) < part->end)
         return false;
     *at = part->next_gated;
     part->gates = 0;
@@ -47,72 +16,47 @@ static bool opened(wc_part *part, wc_part **at)
     return true;
 }
 
-void wc_gate_enter(wc_worker *worker, wc_work *work)
+void wc_gate_enter(wc_task *task)
 {
-    if (!work->gates)
+    if (!task->work->op.filled)
         return;
-    wc_gate *gate = &work->gates[worker->index];
-    gate->work = work;
-    gate->next = worker->gates;
-    worker->gates = gate;
-    for (wc_part **at = &gate->head; *at;) /* what was filled before: no bell will ring for it */
+    task->next_gated = task->worker->gated;
+    task->worker->gated = task;
+    for (wc_part **at = &task->gated; *at;) /* what was filled before: no bell will ring for it */
         if (!opened(*at, at))
             at = &(*at)->next_gated;
 }
 
-void wc_gate_leave(wc_worker *worker, wc_work *work)
+void wc_gate_leave(wc_task *task)
 {
-    if (!work->gates)
-        return;
-    wc_gate **at = &worker->gates;
-    while (*at && *at != &work->gates[worker->index])
-        at = &(*at)->next;
+    wc_task **at = &task->worker->gated;
+    while (*at && *at != task)
+        at = &(*at)->next_gated;
     if (*at)
-        *at = (*at)->next;
+        *at = task->next_gated;
 }
 
-static void go(wc_worker *worker, wc_part *part)
+/* More of the op's front may be there. */
+static void look(wc_task *task)
 {
-    if (part->direction == WC_SEND)
-        wc_track_send_part(part);
-    else if (part->direction == WC_LOCAL && !wc_part_waits(part))
-        wc_local_offer(worker, part);
-    else if (part->direction == WC_LOCAL)
-        wc_local_go(worker, part, UINT64_MAX);
-}
-
-/* More of the op's front may be there. It may end meanwhile: whoever calls holds a reference. */
-static void look(wc_worker *worker, wc_work *work)
-{
-    wc_gate *gate = &work->gates[worker->index];
+    const wc_work *work = task->work;
     bool receives = false;
-    for (wc_part **at = &gate->head; *at && work->remaining[worker->index];) {
+    for (wc_part **at = &task->gated; *at;) {
         wc_part *part = *at;
         receives |= part->direction == WC_RECV;
         if (!opened(part, at))
             at = &part->next_gated;
-        go(worker, part);
+        wc_part_go(part);
     }
     for (size_t i = 0; i < work->shares_count && receives; i++)
-        if (work->shares[i].worker == worker->index && work->shares[i].track)
-            wc_track_go(work->shares[i].track);
+        if (work->shares[i].task == task && work->shares[i].track)
+            wc_track_look(work->shares[i].track);
 }
 
 void wc_gates_look(wc_worker *worker)
 {
-    uint64_t round = ++worker->bells;
-    for (;;) { /* from the start each time: any op may end in a look at one */
-        wc_gate *gate = worker->gates;
-        while (gate && gate->looked == round)
-            gate = gate->next;
-        if (!gate)
-            return;
-        gate->looked = round;
-        wc_work *work = gate->work;
-        atomic_fetch_add(&work->refs, 1);
-        look(worker, work);
-        wc_work_unref(worker->engine, work);
-    }
+    for (wc_task *task = worker->gated; task; task = task->next_gated)
+        look(task);
 }
 
 int wc_bell_add(wc_engine *engine, int fd)

@@ -8,8 +8,7 @@ static void measure(wc_part *part, const uint8_t *source, const uint8_t *coded, 
 {
     wc_work *work = part->work;
     wc_error_fn error = work->engine->kernels->error[work->op.codec][work->op.dtype];
-    double *squares = &work->squares[2 * part->worker];
-    error(source, coded, n, &squares[0], &squares[1]);
+    error(source, coded, n, &part->task->squares[0], &part->task->squares[1]);
 }
 
 static void encode(wc_part *part, uint8_t *to, const uint8_t *left, size_t n)
@@ -21,7 +20,7 @@ static void encode(wc_part *part, uint8_t *to, const uint8_t *left, size_t n)
         measure(part, left, to, n);
 }
 
-static void reduce(wc_worker *worker, wc_part *part, uint8_t *to, const uint8_t *left, const uint8_t *right, size_t n)
+static void reduce(wc_part *part, uint8_t *to, const uint8_t *left, const uint8_t *right, size_t n)
 {
     const wc_work *work = part->work;
     const wc_kernels *kernels = work->engine->kernels;
@@ -32,8 +31,9 @@ static void reduce(wc_worker *worker, wc_part *part, uint8_t *to, const uint8_t 
             kernels->accumulate[work->op.codec][work->op.dtype](to, left, right, n);
             return;
         }
-        kernels->decode[work->op.codec][work->op.dtype](worker->decoded, right, n);
-        right = worker->decoded;
+        uint8_t *decoded = part->task->worker->decoded;
+        kernels->decode[work->op.codec][work->op.dtype](decoded, right, n);
+        right = decoded;
     }
     if (divides)
         work->average(to, left, right, n, work->op.divisor);
@@ -41,7 +41,7 @@ static void reduce(wc_worker *worker, wc_part *part, uint8_t *to, const uint8_t 
         work->reduce(to, left, right, n);
 }
 
-static void run_slice(wc_worker *worker, wc_part *part, uint64_t bytes)
+static void run_slice(wc_part *part, uint64_t bytes)
 {
     wc_work *work = part->work;
     size_t n = (size_t)(bytes / work->itemsize);
@@ -58,62 +58,33 @@ static void run_slice(wc_worker *worker, wc_part *part, uint64_t bytes)
         work->engine->kernels->decode[work->op.codec][work->op.dtype](to, left, n);
         break;
     default:
-        reduce(worker, part, to, left, wc_spot_at(part, part->right, part->cursor), n);
+        reduce(part, to, left, wc_spot_at(part, part->right, part->cursor), n);
     }
 }
 
-void wc_local_go(wc_worker *worker, wc_part *part, uint64_t limit)
+void wc_local_go(wc_part *part)
 {
-    wc_engine *engine = worker->engine;
-    uint64_t bound = wc_part_ready(part), from = part->cursor;
-    if (bound == part->end && bound == from)
-        return;
-    while (part->cursor < bound && part->cursor - from < limit) {
-        uint64_t slice = WC_DIGEST_BLOCK - part->cursor % WC_DIGEST_BLOCK;
-        if (slice > bound - part->cursor)
-            slice = bound - part->cursor;
-        run_slice(worker, part, slice);
+    uint64_t bound = wc_part_ready(part), slice = WC_DIGEST_BLOCK - part->cursor % WC_DIGEST_BLOCK;
+    if (slice > bound - part->cursor)
+        slice = bound - part->cursor;
+    if (slice) { /* else whoever fills front has taken back what it said */
+        run_slice(part, slice);
         part->cursor += slice;
         if (part->result)
             wc_part_final(part, part->cursor - slice);
         wc_part_moved(part); /* while the slice is hot */
     }
     if (part->listed && part->cursor == bound)
-        wc_local_leave(worker, part); /* it is at its end, or its gate says when there is more */
+        wc_list_remove(&part->task->turns, part); /* it is at its end, or its gate says when there is more */
     if (part->cursor == part->end)
-        wc_part_finish(engine, part);
+        wc_part_finish(part);
+    else
+        wc_part_go(part);
 }
 
-void wc_local_offer(wc_worker *worker, wc_part *part)
+void wc_local_turn(wc_task *task)
 {
-    wc_turns *mine = &part->work->turns[worker->index], *last = worker->last_turn;
-    if (part->listed || wc_part_ready(part) <= part->cursor)
-        return;
-    if (!mine->parts.head) { /* its op's turn is after those of all others */
-        mine->next = last ? last->next : mine;
-        *(last ? &last->next : &mine->next) = mine;
-        worker->last_turn = mine;
-    }
-    wc_list_append(&mine->parts, part);
-}
-
-void wc_local_leave(wc_worker *worker, wc_part *part)
-{
-    wc_turns *mine = &part->work->turns[worker->index], *before = worker->last_turn;
-    wc_list_remove(&mine->parts, part);
-    if (mine->parts.head)
-        return;
-    while (before->next != mine)
-        before = before->next;
-    before->next = mine->next;
-    if (worker->last_turn == mine)
-        worker->last_turn = before == mine ? NULL : before;
-}
-
-void wc_local_turn(wc_worker *worker)
-{
-    if (!worker->last_turn)
-        return;
-    worker->last_turn = worker->last_turn->next; /* before the part moves: its op may end */
-    wc_local_go(worker, worker->last_turn->parts.head, WC_LOCAL_BYTES);
+    wc_local_go(task->turns.head);
+    if (task->turns.head) /* the next turn is after those of all other ops */
+        wc_ready_mark(&task->worker->ready, WC_READY_TURN, &task->mark);
 }

@@ -5,15 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-void wc_work_free(wc_engine *engine, wc_work *work)
+void wc_work_free(wc_work *work)
 {
     wc_commands_free(work->cancelling);
-    wc_scratch_give(engine, work->scratch);
-    free(work->squares);
-    free(work->turns);
-    free(work->gates);
+    wc_scratch_give(work->engine, work->scratch);
+    free(work->tasks);
     wc_hashes_free(&work->hashes);
-    free(work->remaining);
     free(work->parts);
     free(work->cuts);
     free(work->links);
@@ -33,8 +30,9 @@ void wc_work_leave_links(wc_work *work)
 }
 
 /* Finds the op's links, and keeps them until wc_work_leave_links. False: one is not as the op says. */
-static bool find_links(wc_engine *engine, wc_work *work)
+static bool find_links(wc_work *work)
 {
+    wc_engine *engine = work->engine;
     const wc_op *op = &work->op;
     bool found = true;
     pthread_mutex_lock(&engine->mutex);
@@ -76,39 +74,36 @@ static bool copy_note(wc_work *work)
 }
 
 /* Its memory and its parts. False with errno. */
-static bool make(wc_engine *engine, wc_work *work)
+static bool make(wc_work *work)
 {
     const wc_op *op = &work->op;
-    uint32_t workers = engine->config.workers;
+    wc_engine *engine = work->engine;
     errno = ENOMEM;
     work->links = calloc((size_t)op->steps_count + 1, sizeof *work->links);
     work->link_of = calloc((size_t)op->steps_count + 1, sizeof *work->link_of);
     if (!work->links || !work->link_of)
         return false;
     errno = EINVAL;
-    if (!find_links(engine, work))
+    if (!find_links(work))
         return false;
     const wc_cut_sizes sizes = wc_cut_sizes_of(work);
     errno = ENOMEM;
     work->parts_count = sizes.parts;
     work->shares_count = sizes.shares;
-    work->remaining = calloc(workers, sizeof *work->remaining);
+    work->tasks = calloc(engine->config.workers, sizeof *work->tasks);
     work->parts = calloc(sizes.parts + 1, sizeof *work->parts);
     work->cuts = calloc((size_t)op->steps_count + 1, sizeof *work->cuts);
     work->shares = calloc(sizes.shares + 1, sizeof *work->shares);
     work->numbers = calloc(sizes.numbers + 1, sizeof *work->numbers);
-    work->turns = calloc(workers, sizeof *work->turns);
-    work->squares = calloc(2 * workers, sizeof *work->squares);
     work->cancelling = wc_commands_new(engine, WC_CMD_CANCEL, NULL);
-    if (op->filled)
-        work->gates = calloc(workers, sizeof *work->gates);
     if (op->bytes[WC_SCRATCH])
         work->scratch = wc_scratch_take(engine, op->bytes[WC_SCRATCH]);
     bool hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->back, op->bytes[WC_BACK]);
-    if (!work->remaining || !work->parts || !work->cuts || !work->shares || !work->numbers || !work->turns || !work->squares ||
-        !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch) || (op->filled && !work->gates) ||
-        !copy_note(work))
+    if (!work->tasks || !work->parts || !work->cuts || !work->shares || !work->numbers || !work->cancelling ||
+        !hashes || (op->bytes[WC_SCRATCH] && !work->scratch) || !copy_note(work))
         return false;
+    for (uint32_t w = 0; w < engine->config.workers; w++)
+        work->tasks[w] = (wc_task){.work = work, .worker = &engine->workers[w]};
     work->hashes.shown = op->shown;
     work->hashes.attempt = op->attempt;
     errno = EINVAL;
@@ -133,29 +128,29 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
     work->itemsize = wc_dtype_size((int)op->dtype);
     work->reduce = engine->kernels->reduce[op->dtype][op->op];
     work->average = op->op == WC_AVG ? engine->kernels->average[op->dtype] : NULL;
-    if (!make(engine, work)) {
+    if (!make(work)) {
         int error = errno;
         wc_work_leave_links(work);
-        wc_work_free(engine, work);
+        wc_work_free(work);
         errno = error;
         return NULL;
     }
     work->op.steps = NULL;
     work->op.note = work->op.note_links = NULL;
     if (op->steps_count == 0)
-        work->remaining[0] = 1; /* a worker has to say that there is nothing to do */
+        work->tasks[0].remaining = 1; /* a worker has to say that there is nothing to do */
     unsigned involved = 0;
     for (uint32_t w = 0; w < engine->config.workers; w++)
-        involved += work->remaining[w] > 0;
+        involved += work->tasks[w].remaining > 0;
     atomic_init(&work->unfinished, involved);
     atomic_init(&work->refs, 1 + involved); /* settle, and the commands */
     return work;
 }
 
-void wc_work_unref(wc_engine *engine, wc_work *work)
+void wc_work_unref(wc_work *work)
 {
     if (atomic_fetch_sub(&work->refs, 1) == 1)
-        wc_work_free(engine, work);
+        wc_work_free(work);
 }
 
 static void table_remove(wc_engine *engine, wc_work *work)
@@ -192,8 +187,9 @@ static void tell(wc_work *work, uint32_t hearers, uint64_t digest)
 
 /* The last worker has let go: DONE unless it was given up, and an answer to a cancel. Who withholds the note, or
    cancels, and then takes all events knows whether it goes out: that is decided together with the event. */
-static void settle(wc_engine *engine, wc_work *work)
+static void settle(wc_work *work)
 {
+    wc_engine *engine = work->engine;
     bool aborted = atomic_load(&work->aborted);
     wc_event event = {.type = WC_EV_DONE, .op = work->op.id};
     if (!aborted) {
@@ -201,8 +197,8 @@ static void settle(wc_engine *engine, wc_work *work)
         event.extra = atomic_load(&work->bytes_sent);
         event.saved = atomic_load(&work->saved);
         for (uint32_t w = 0; w < engine->config.workers; w++) {
-            event.error_squares += work->squares[2 * w];
-            event.norm_squares += work->squares[2 * w + 1];
+            event.error_squares += work->tasks[w].squares[0];
+            event.norm_squares += work->tasks[w].squares[1];
         }
     }
     const uint64_t digest = event.value, first = atomic_load(&work->first), last = atomic_load(&work->last);
@@ -230,26 +226,13 @@ static void settle(wc_engine *engine, wc_work *work)
     tell(work, hearers, digest); /* first: others wait for it */
     if (signal)
         wc_events_signal(&engine->events);
-    wc_work_unref(engine, work);
+    wc_work_unref(work);
 }
 
-void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted)
+void wc_work_let_go(wc_work *work, bool aborted)
 {
     if (aborted)
         atomic_store(&work->aborted, true);
     if (atomic_fetch_sub(&work->unfinished, 1) == 1)
-        settle(engine, work);
-}
-
-void wc_part_finish(wc_engine *engine, wc_part *part)
-{
-    wc_work *work = part->work;
-    uint32_t worker = part->worker;
-    if (--work->remaining[worker])
-        return;
-    for (size_t i = 0; i < work->shares_count; i++)
-        if (work->shares[i].worker == worker)
-            wc_track_leave(&work->shares[i]);
-    wc_gate_leave(&engine->workers[worker], work);
-    wc_work_let_go(engine, work, false);
+        settle(work);
 }

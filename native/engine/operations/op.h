@@ -3,23 +3,20 @@
 #define WC_OP_H
 
 #include "common.h"
-#include "gate.h"
 #include "hashes.h"
 #include "part.h"
 
-/* What one op has to do on one track. */
-struct wc_share {
-    wc_share *prev, *next;   /* in the track's list */
+/* What one worker does of an op. Its worker alone touches it. */
+struct wc_task {
+    wc_mark mark;        /* WC_READY_END or WC_READY_TURN */
     wc_work *work;
-    wc_track *track;         /* NULL: the op is over, or given up */
-    uint32_t worker;
-    wc_part_list offered;    /* parts that no lane has begun, and whose first frame could leave */
-    uint32_t offered_count;
-    uint32_t unbegun;        /* parts to send that no lane has begun, offered or not */
-    /* unbegun parts are meant for that many lanes of the link at most, from the op's first lane on */
-    uint32_t homes;
-    uint32_t numbers_count;
-    const uint32_t *numbers; /* number of a step to receive -> 1 + its index, or 0 */
+    wc_worker *worker;
+    uint32_t remaining;  /* parts not finished */
+    wc_part_list turns;  /* local parts that wait for nothing but their turn */
+    /* parts that read front, by step; those whose bytes are all there have left */
+    wc_part *gated, *last_gated;
+    wc_task *next_gated; /* in the worker's list */
+    double squares[2];   /* sums of the measured encodes' errors, and of what they encoded */
 };
 
 /* A link that an op uses. */
@@ -53,12 +50,9 @@ struct wc_work {
     uint64_t block_raw, block_wire; /* bytes of the codec's block: of elements, on the wire */
     wc_engine *engine;
     wc_scratch *scratch;
-    double *squares;                /* per worker: sums of the measured encodes' errors, and of what they encoded */
     wc_hashes hashes;               /* of back */
-    wc_turns *turns;                /* per worker */
-    wc_gate *gates;                 /* per worker; NULL: all of front is there */
+    wc_task *tasks;                 /* per worker */
     atomic_uint gated;              /* parts for which not all of front has been seen to be there */
-    uint32_t *remaining;            /* per worker: parts not finished; touched by that worker only */
     size_t parts_count;
     wc_part *parts;                 /* by step, then by part */
     wc_cuts *cuts;                  /* by step */
@@ -86,17 +80,14 @@ typedef struct {
 wc_cut_sizes wc_cut_sizes_of(wc_work *work); /* also numbers the shares of its links */
 /* Fills in shares and parts; false: two steps from one rank have the same number */
 bool wc_cut(wc_work *work);
-/* To receive: the part of the share's op that holds this offset, or NULL. */
-wc_part *wc_share_part(wc_share *share, uint16_t number, uint64_t offset);
 
 /* Op.c */
 enum { WC_OP_EVENTS = 3 }; /* DONE, MISMATCH, CANCELLED */
 /* NULL with errno. All that takes time is done here, without engine->mutex */
 wc_work *wc_work_new(wc_engine *engine, const wc_op *op);
 void wc_work_leave_links(wc_work *work); /* once it is posted, or before it is freed */
-void wc_work_free(wc_engine *engine, wc_work *work);
-void wc_work_unref(wc_engine *engine, wc_work *work);
-void wc_work_let_go(wc_engine *engine, wc_work *work, bool aborted); /* by each involved worker, once */
-void wc_part_finish(wc_engine *engine, wc_part *part);
+void wc_work_free(wc_work *work);
+void wc_work_unref(wc_work *work);
+void wc_work_let_go(wc_work *work, bool aborted); /* by each involved worker, once */
 
 #endif

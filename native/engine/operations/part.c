@@ -1,4 +1,5 @@
-/* Parts: the lists that hold them, their places in memory, how far they may go, and who goes on when one has moved. */
+/* Parts: the lists that hold them, their places in memory, how far they may go, and which ones go on when one has
+   moved. */
 #include "shared.h"
 
 void wc_list_append(wc_part_list *list, wc_part *part)
@@ -56,10 +57,35 @@ uint64_t wc_part_bound(const wc_part *part)
     return whole_blocks(part, bound);
 }
 
+/* How far [from, to) of front is there. */
+static uint64_t filled_until(const wc_op *op, uint64_t from, uint64_t to)
+{
+    for (uint64_t at = from; at < to; at += WC_DIGEST_BLOCK - at % WC_DIGEST_BLOCK)
+        if (!__atomic_load_n(&op->filled[at / WC_DIGEST_BLOCK], __ATOMIC_ACQUIRE))
+            return at;
+    return to;
+}
+
+uint64_t wc_part_filled(const wc_part *part, uint64_t to)
+{
+    for (uint32_t i = 0; i < part->gates; i++) {
+        uint64_t shift = part->front[i] - part->start; /* may wrap around: so do the sums */
+        to = filled_until(&part->work->op, part->cursor + shift, to + shift) - shift;
+    }
+    return to;
+}
+
 uint64_t wc_part_ready(const wc_part *part)
 {
     uint64_t bound = wc_part_bound(part);
-    return part->gates ? whole_blocks(part, wc_gate_bound(part, bound)) : bound;
+    return part->gates ? whole_blocks(part, wc_part_filled(part, bound)) : bound;
+}
+
+bool wc_part_frame(const wc_part *part, uint64_t *end)
+{
+    uint64_t boundary = (part->cursor / part->segment + 1) * part->segment;
+    *end = boundary < part->end ? boundary : part->end;
+    return wc_part_ready(part) >= *end;
 }
 
 bool wc_part_waits(const wc_part *part)
@@ -76,16 +102,49 @@ bool wc_part_sends_result(const wc_part *part)
     return part->direction == WC_SEND && made && made->result && made->to.base == part->left.base;
 }
 
+static void send_on(wc_part *part)
+{
+    uint64_t end;
+    bool begun = part->lane;
+    if (part->listed != begun) /* it is offered already, or was begun and all of its frames have been made */
+        return;
+    if (!part->share->track || !wc_part_frame(part, &end))
+        return;
+    if (!begun) {
+        wc_list_append(&part->share->offered, part);
+        part->share->offered_count++;
+    }
+    wc_ready_mark(&part->task->worker->ready, WC_READY_TRACK, &part->share->track->mark);
+}
+
+void wc_part_go(wc_part *part)
+{
+    wc_ready *ready = &part->task->worker->ready;
+    if (part->direction == WC_SEND) {
+        send_on(part);
+    } else if (part->direction == WC_LOCAL && !part->listed && part->cursor < wc_part_ready(part)) {
+        if (wc_part_waits(part)) {
+            wc_ready_mark(ready, WC_READY_PART, &part->mark);
+        } else {
+            wc_list_append(&part->task->turns, part);
+            wc_ready_mark(ready, WC_READY_TURN, &part->task->mark);
+        }
+    }
+}
+
 void wc_part_moved(wc_part *part)
 {
-    wc_worker *worker = &part->work->engine->workers[part->worker];
     for (wc_part *next, *waiting = part->dependents; waiting; waiting = next) {
         next = waiting->next_dependent[waiting->after[0] == part ? 0 : 1];
-        if (waiting->direction == WC_LOCAL)
-            wc_local_go(worker, waiting, UINT64_MAX);
-        else
-            wc_track_send_part(waiting);
+        wc_part_go(waiting);
     }
+}
+
+void wc_part_finish(wc_part *part)
+{
+    wc_task *task = part->task;
+    if (--task->remaining == 0)
+        wc_ready_mark(&task->worker->ready, WC_READY_END, &task->mark);
 }
 
 void wc_part_final(wc_part *part, uint64_t from)
