@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 
-wc_command *wc_commands_new(const wc_engine *engine, int type, const wc_work *work)
+wc_command *wc_commands_new(wc_engine *engine, int type, const wc_work *work)
 {
     wc_command *list = NULL;
     for (uint32_t i = 0; i < engine->config.workers; i++) {

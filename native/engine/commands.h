@@ -28,7 +28,7 @@ typedef struct {
 } wc_inbox;
 
 /* One command for each worker, or for each that has parts of `work`. All or none are made: NULL with errno */
-wc_command *wc_commands_new(const wc_engine *engine, int type, const wc_work *work);
+wc_command *wc_commands_new(wc_engine *engine, int type, const wc_work *work);
 void wc_commands_free(wc_command *list); /* that were not sent */
 /* Sends all of a list. engine->mutex is held, so that all workers see commands in one order */
 void wc_commands_send(wc_command *list, uint64_t number, wc_link *link, wc_work *work);

@@ -33,33 +33,23 @@ wc_engine *wc_engine_new(const wc_config *config)
         errno = ENOSYS;
         return NULL;
     }
-    wc_engine *engine = calloc(1, sizeof *engine);
+    wc_engine *engine = calloc(1, sizeof *engine + config->workers * sizeof engine->workers[0]);
     if (!engine)
         return NULL;
     engine->config = *config;
     engine->kernels = kernels;
-    engine->workers = calloc(config->workers, sizeof *engine->workers);
-    engine->notes = epoll_create1(EPOLL_CLOEXEC);
-    if (!engine->workers || engine->notes < 0 || wc_events_init(&engine->events) < 0) {
-        int error = errno;
-        if (engine->notes >= 0)
-            close(engine->notes);
-        free(engine->workers);
-        free(engine);
-        errno = error;
-        return NULL;
-    }
     pthread_mutex_init(&engine->mutex, NULL);
     pthread_mutex_init(&engine->scratch_mutex, NULL);
-    for (uint32_t i = 0; i < config->workers; i++) {
-        if (wc_worker_start(&engine->workers[i], engine, i) < 0) {
-            int error = errno;
-            wc_engine_free(engine);
-            errno = error;
-            return NULL;
-        }
-    }
-    return engine;
+    engine->notes = epoll_create1(EPOLL_CLOEXEC);
+    bool made = wc_events_init(&engine->events) == 0 && engine->notes >= 0;
+    for (uint32_t i = 0; made && i < config->workers; i++)
+        made = wc_worker_start(&engine->workers[i], engine, i) == 0;
+    if (made)
+        return engine;
+    int error = errno;
+    wc_engine_free(engine);
+    errno = error;
+    return NULL;
 }
 
 void wc_engine_free(wc_engine *engine)
@@ -87,11 +77,11 @@ void wc_engine_free(wc_engine *engine)
         }
     }
     wc_scratch_free_all(engine);
-    close(engine->notes);
+    if (engine->notes >= 0)
+        close(engine->notes);
     wc_events_destroy(&engine->events);
     pthread_mutex_destroy(&engine->mutex);
     pthread_mutex_destroy(&engine->scratch_mutex);
-    free(engine->workers);
     free(engine);
 }
 

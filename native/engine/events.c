@@ -2,31 +2,22 @@
 #include "shared.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 int wc_events_init(wc_events *events)
 {
-    int error = pthread_mutex_init(&events->mutex, NULL);
-    if (error) {
-        errno = error;
-        return -1;
-    }
+    pthread_mutex_init(&events->mutex, NULL);
     events->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (events->fd < 0) {
-        error = errno;
-        pthread_mutex_destroy(&events->mutex);
-        errno = error;
-        return -1;
-    }
-    return 0;
+    return events->fd < 0 ? -1 : 0;
 }
 
 void wc_events_destroy(wc_events *events)
 {
-    close(events->fd);
+    if (events->fd >= 0)
+        close(events->fd);
     free(events->ring);
     pthread_mutex_destroy(&events->mutex);
 }
@@ -92,6 +83,13 @@ void wc_events_push(wc_events *events, const wc_event *event)
 {
     if (wc_events_put(events, event))
         wc_events_signal(events);
+}
+
+wc_event wc_event_lane_down(uint64_t link, uint32_t lane, int error, const char *format, va_list arguments)
+{
+    wc_event event = {.type = WC_EV_LANE_DOWN, .link = link, .lane = lane, .error = error};
+    vsnprintf(event.text, sizeof event.text, format, arguments);
+    return event;
 }
 
 int wc_events_take(wc_events *events, wc_event *out, int cap)

@@ -4,6 +4,8 @@
 
 #include "common.h"
 
+#include <stdarg.h>
+
 typedef struct {
     pthread_mutex_t mutex;
     int fd;
@@ -19,6 +21,8 @@ void wc_events_release(wc_events *events, size_t n);
 void wc_events_push(wc_events *events, const wc_event *event); /* uses one reservation */
 bool wc_events_put(wc_events *events, const wc_event *event);  /* the same; true: wc_events_signal has to follow */
 void wc_events_signal(wc_events *events);
+/* LANE_DOWN; what the format says is for people */
+wc_event wc_event_lane_down(uint64_t link, uint32_t lane, int error, const char *format, va_list arguments);
 int wc_events_take(wc_events *events, wc_event *out, int cap);
 
 #endif

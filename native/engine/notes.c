@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -42,26 +41,27 @@ static void drop_socket(wc_notes *notes, bool orderly)
     notes->stats.attached = 0;
 }
 
-static void down(wc_notes *notes, int error, const char *text)
+static void __attribute__((format(printf, 3, 4))) down(wc_notes *notes, int error, const char *format, ...)
 {
-    wc_event event = {.type = WC_EV_LANE_DOWN, .link = notes->link, .lane = notes->lane, .error = error};
-    snprintf(event.text, sizeof event.text, "notes: %s", text);
-    struct linger reset = {.l_onoff = 1}; /* as lanes end */
-    setsockopt(notes->stream.fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    va_list arguments;
+    va_start(arguments, format);
+    const wc_event event = wc_event_lane_down(notes->link, notes->lane, error, format, arguments);
+    va_end(arguments);
     drop_socket(notes, false);
     wc_events_push(&notes->engine->events, &event);
 }
 
 /* Tells epoll what the lane waits for: notes, and room for those that have not left. Sealed ones that came with others
    and are not in the socket any more are announced as room, which there is as a rule; else when the other end reads. */
-static void interest(wc_notes *notes, int how)
+static void interest(wc_notes *notes)
 {
     uint32_t wanted = EPOLLIN | (notes->count || wc_stream_unsent(&notes->stream) || notes->more ? EPOLLOUT : 0);
-    if (how == EPOLL_CTL_MOD && wanted == notes->armed)
+    if (wanted == notes->armed)
         return;
     struct epoll_event event = {.events = wanted, .data.u64 = notes->link};
+    const int how = notes->armed ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     if (epoll_ctl(notes->engine->notes, how, notes->stream.fd, &event) < 0)
-        down(notes, errno, strerror(errno));
+        down(notes, errno, "notes: %s", strerror(errno));
     else
         notes->armed = wanted;
 }
@@ -74,7 +74,7 @@ void wc_notes_attach(wc_notes *notes, wc_stream stream)
     notes->stream = stream;
     notes->more = wc_stream_holds(&stream);
     notes->stats.attached = 1;
-    interest(notes, EPOLL_CTL_ADD);
+    interest(notes);
     pthread_mutex_unlock(&notes->mutex);
 }
 
@@ -113,7 +113,7 @@ static void flush(wc_notes *notes)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         if (n < 0) {
-            down(notes, errno, wc_stream_reason(&notes->stream, errno));
+            down(notes, errno, "notes: %s", wc_stream_reason(&notes->stream, errno));
             return;
         }
         notes->stats.bytes_sent += (uint64_t)n;
@@ -142,7 +142,7 @@ static int put(wc_notes *notes, const void *bytes, uint32_t length)
         return 0; /* epoll says when there is room */
     flush(notes);
     if (notes->stream.fd >= 0)
-        interest(notes, EPOLL_CTL_MOD);
+        interest(notes);
     return notes->stream.fd >= 0 ? 0 : ENOTCONN;
 }
 
@@ -158,7 +158,7 @@ void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length)
 {
     pthread_mutex_lock(&notes->mutex);
     if (put(notes, bytes, length) == EAGAIN)
-        down(notes, ENOBUFS, "the other end takes none");
+        down(notes, ENOBUFS, "notes: the other end takes none");
     pthread_mutex_unlock(&notes->mutex);
 }
 
@@ -167,26 +167,17 @@ void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length)
 /* False: the lane is down. */
 static bool accept_frame(wc_notes *notes, const wc_note_frame *frame)
 {
-    char text[80];
     uint32_t check = check_of(notes, frame);
     if (check != frame->check) {
         notes->stats.checksum_failures++;
-        snprintf(text, sizeof text, "checksum: %08x over a frame that says %08x", check, frame->check);
-        down(notes, EBADMSG, text);
-        return false;
+        down(notes, EBADMSG, "notes: checksum: %08x over a frame that says %08x", check, frame->check);
+    } else if (frame->version != WC_FRAME_VERSION || frame->type != WC_FRAME_NOTE) {
+        down(notes, EPROTO, "notes: protocol: version %u, type %u of frames, expected %u, %u", frame->version,
+             frame->type, WC_FRAME_VERSION, WC_FRAME_NOTE);
+    } else if (frame->length < 1 || frame->length > WC_NOTE_BYTES) {
+        down(notes, EPROTO, "notes: protocol: a note of %u bytes, expected 1 to %u", frame->length, WC_NOTE_BYTES);
     }
-    if (frame->version != WC_FRAME_VERSION || frame->type != WC_FRAME_NOTE) {
-        snprintf(text, sizeof text, "protocol: version %u, type %u of frames, expected %u, %u", frame->version,
-                 frame->type, WC_FRAME_VERSION, WC_FRAME_NOTE);
-        down(notes, EPROTO, text);
-        return false;
-    }
-    if (frame->length < 1 || frame->length > WC_NOTE_BYTES) {
-        snprintf(text, sizeof text, "protocol: a note of %u bytes, expected 1 to %u", frame->length, WC_NOTE_BYTES);
-        down(notes, EPROTO, text);
-        return false;
-    }
-    return true;
+    return notes->stream.fd >= 0;
 }
 
 /* One read of at most `cap` notes, whole ones to out. */
@@ -200,7 +191,8 @@ static int receive(wc_notes *notes, wc_note *out, int cap)
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return 0;
     if (n <= 0) {
-        down(notes, n < 0 ? errno : 0, n < 0 ? wc_stream_reason(&notes->stream, errno) : "closed by the other end");
+        const char *why = n < 0 ? wc_stream_reason(&notes->stream, errno) : "closed by the other end";
+        down(notes, n < 0 ? errno : 0, "notes: %s", why);
         return 0;
     }
     notes->stats.bytes_received += (uint64_t)n;
@@ -228,7 +220,7 @@ int wc_notes_serve(wc_notes *notes, uint32_t events, wc_note *out, int cap)
     if (notes->stream.fd >= 0 && (notes->more || events & ~(uint32_t)EPOLLOUT))
         taken = receive(notes, out, cap);
     if (notes->stream.fd >= 0)
-        interest(notes, EPOLL_CTL_MOD);
+        interest(notes);
     pthread_mutex_unlock(&notes->mutex);
     return taken;
 }

@@ -19,7 +19,7 @@ typedef struct {
     pthread_mutex_t mutex; /* guards all below; taken after engine->mutex, before that of the events */
     wc_stream stream;
     bool more;             /* the stream holds bytes of which the socket does not tell */
-    uint32_t armed;        /* epoll interest */
+    uint32_t armed;        /* epoll interest; 0: epoll does not know it yet */
     wc_note_frame unsent[WC_NOTES_UNSENT]; /* a ring */
     uint32_t first, count;
     size_t sent;           /* bytes of the first one that have left */

@@ -1,10 +1,21 @@
-/* The ready queue: see the beginning of ready.c. */
+/* The ready queue of a worker: what it can go on with.
+
+   Nothing in the engine runs what it has let go. Bytes that arrive, parts that move and sockets that have room mark
+   what can go on, and the worker's loop takes the marks until none is left. So calls lead from the worker to a track,
+   its lanes and their parts, and never back; nothing is entered a second time while it runs.
+
+   - Order: by kind, as listed below; within a kind, what was marked first comes first. So bytes that have arrived are
+     reduced and sent while they are in the cache, before any lane reads on.
+   - Bound: a thing is in the queue once, however often it is marked. The mark is a member of the thing, so marking
+     needs no memory and cannot fail.
+   - Who marks: the worker's own thread only, so there is no lock.
+   - Lifetime: the worker empties the queue, but for turns, before each command and after it. Hence a command may free
+     whatever is not waiting for its turn. */
 #ifndef WC_READY_H
 #define WC_READY_H
 
-#include "common.h"
+#include "list.h"
 
-/* In the order in which they are taken. */
 typedef enum {
     WC_READY_END,   /* wc_task: all of its parts are finished */
     WC_READY_TRACK, /* wc_track: some lane may have something to send */
@@ -14,20 +25,14 @@ typedef enum {
     WC_READY_KINDS,
 } wc_ready_kind;
 
-/* The first member of what it marks. */
-typedef struct wc_mark {
-    struct wc_mark *next;
-    bool set; /* it is in the queue */
-} wc_mark;
-
 typedef struct {
-    struct {
-        wc_mark *head, *tail;
-    } lists[WC_READY_KINDS];
+    wc_list of[WC_READY_KINDS];
 } wc_ready;
 
-void wc_ready_mark(wc_ready *ready, wc_ready_kind kind, wc_mark *mark);   /* again is harmless */
-void wc_ready_unmark(wc_ready *ready, wc_ready_kind kind, wc_mark *mark); /* of what is not marked: does nothing */
-wc_mark *wc_ready_take(wc_ready *ready, wc_ready_kind kind);              /* NULL: there is none */
+static inline void wc_ready_mark(wc_ready *ready, wc_ready_kind kind, wc_node *mark)
+{
+    if (!mark->listed)
+        wc_list_append(&ready->of[kind], mark);
+}
 
 #endif

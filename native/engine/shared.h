@@ -23,9 +23,8 @@ struct wc_engine {
     uint64_t cancels, posts;  /* numbers of commands; guarded by mutex */
     pthread_mutex_t scratch_mutex;
     wc_scratch *idle_scratch; /* warm, the newest first; guarded by scratch_mutex */
-    size_t idle_scratch_bytes;
     atomic_bool stopping, tracing;
-    wc_worker *workers;
+    wc_worker workers[];
 };
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -28,17 +29,16 @@ static void end(wc_task *task)
 /* Goes on with what is marked, and with what that marks, until nothing is. */
 static void drain(wc_worker *worker)
 {
-    wc_ready *ready = &worker->ready;
-    for (;;) {
-        wc_mark *mark;
-        if ((mark = wc_ready_take(ready, WC_READY_END)))
-            end((wc_task *)mark);
-        else if ((mark = wc_ready_take(ready, WC_READY_TRACK)))
-            wc_track_send((wc_track *)mark);
-        else if ((mark = wc_ready_take(ready, WC_READY_PART)))
-            wc_local_go((wc_part *)mark);
-        else if ((mark = wc_ready_take(ready, WC_READY_LANE)))
-            wc_lane_receive((wc_lane *)mark);
+    wc_list *ready = worker->ready.of;
+    for (void *mark;;) {
+        if ((mark = wc_list_take(&ready[WC_READY_END])))
+            end(mark);
+        else if ((mark = wc_list_take(&ready[WC_READY_TRACK])))
+            wc_track_send(mark);
+        else if ((mark = wc_list_take(&ready[WC_READY_PART])))
+            wc_local_go(mark);
+        else if ((mark = wc_list_take(&ready[WC_READY_LANE])))
+            wc_lane_receive(mark);
         else
             return;
     }
@@ -48,10 +48,10 @@ static void drain(wc_worker *worker)
 static void take_turns(wc_worker *worker)
 {
     for (uint32_t i = 0; i < WC_LOCAL_BYTES / WC_DIGEST_BLOCK; i++) {
-        wc_mark *mark = wc_ready_take(&worker->ready, WC_READY_TURN);
-        if (!mark)
+        wc_task *task = wc_list_take(&worker->ready.of[WC_READY_TURN]);
+        if (!task)
             return;
-        wc_local_turn((wc_task *)mark);
+        wc_local_turn(task);
         drain(worker);
     }
 }
@@ -111,48 +111,32 @@ static void cancel(wc_worker *worker, wc_work *work)
         if (work->shares[i].task == task && work->shares[i].track)
             wc_track_forget(work->shares[i].track, work);
     task->remaining = 0;
-    wc_ready_unmark(&worker->ready, WC_READY_TURN, &task->mark);
+    if (task->mark.listed)
+        wc_list_remove(&worker->ready.of[WC_READY_TURN], &task->mark);
     wc_gate_leave(task);
     wc_work_let_go(work, true);
 }
 
-static void set_epoch(wc_worker *worker, wc_link *link, uint64_t epoch)
-{
-    for (uint32_t i = worker->index; i < link->tracks_count; i += worker->engine->config.workers)
-        wc_track_set_epoch(&link->tracks[i], epoch);
-}
-
-static void set_pace(wc_worker *worker, wc_link *link, uint64_t rate)
-{
-    for (uint32_t i = 0; i < link->lanes_count; i++)
-        if (link->lanes[i].worker == worker)
-            wc_lane_set_pace(&link->lanes[i], rate);
-}
-
-static void close_link(wc_worker *worker, wc_link *link)
-{
-    for (uint32_t i = worker->index; i < link->tracks_count; i += worker->engine->config.workers)
-        wc_track_forget(&link->tracks[i], NULL);
-    for (uint32_t i = 0; i < link->lanes_count; i++)
-        if (link->lanes[i].worker == worker)
-            wc_lane_close(&link->lanes[i]);
-}
-
 static void execute(wc_worker *worker, wc_command *command)
 {
+    wc_link *link = command->link;
+    const uint32_t first = worker->index, workers = worker->engine->config.workers;
     switch (command->type) {
     case WC_CMD_ATTACH:
-        wc_lane_attach_stream(&command->link->lanes[command->lane], command->stream, command->checksums);
+        wc_lane_attach_stream(&link->lanes[command->lane], command->stream, command->checksums);
         command->stream.fd = -1;
         break;
     case WC_CMD_EPOCH:
-        set_epoch(worker, command->link, command->number);
+        for (uint32_t i = first; i < link->tracks_count; i += workers)
+            wc_track_set_epoch(&link->tracks[i], command->number);
         break;
     case WC_CMD_PACE:
-        set_pace(worker, command->link, command->number);
+        for (uint32_t i = first; i < link->tracks_count; i += workers)
+            wc_track_set_pace(&link->tracks[i], command->number);
         break;
     case WC_CMD_CLOSE:
-        close_link(worker, command->link);
+        for (uint32_t i = first; i < link->tracks_count; i += workers)
+            wc_track_close(&link->tracks[i]);
         break;
     case WC_CMD_POST:
         post(worker, command->work);
@@ -195,8 +179,7 @@ static void *run(void *argument)
     wc_fpenv_enter();
     while (!atomic_load(&worker->engine->stopping)) {
         struct epoll_event events[BATCH];
-        bool turns = worker->ready.lists[WC_READY_TURN].head;
-        int n = epoll_wait(worker->epoll, events, BATCH, turns ? 0 : -1);
+        int n = epoll_wait(worker->epoll, events, BATCH, worker->ready.of[WC_READY_TURN].head ? 0 : -1);
         worker->round++;
         bool woken = false, rung = false;
         for (int i = 0; i < n; i++) {
@@ -228,9 +211,8 @@ static int start_thread(wc_worker *worker)
         errno = error;
         return -1;
     }
-    char name[16] = "wancoll-";
-    name[8] = (char)('0' + worker->index / 10);
-    name[9] = (char)('0' + worker->index % 10);
+    char name[16];
+    snprintf(name, sizeof name, "wancoll-%02u", worker->index % 100);
     pthread_setname_np(worker->thread, name);
     return 0;
 }

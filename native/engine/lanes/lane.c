@@ -5,8 +5,6 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -41,7 +39,7 @@ void wc_lane_interest(wc_lane *lane)
     if (wanted == lane->armed)
         return;
     struct epoll_event event = {.events = wanted, .data.ptr = lane};
-    if (epoll_ctl(lane->worker->epoll, EPOLL_CTL_MOD, lane->stream.fd, &event) < 0)
+    if (epoll_ctl(lane->worker->epoll, lane->armed ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, lane->stream.fd, &event) < 0)
         wc_lane_down(lane, errno, "epoll: %s", strerror(errno));
     else
         lane->armed = wanted;
@@ -67,15 +65,10 @@ void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
 {
     if (lane->stream.fd < 0)
         return;
-    wc_event event = {.type = WC_EV_LANE_DOWN, .link = lane->link->id, .lane = lane->index, .error = error};
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(event.text, sizeof event.text, format, arguments);
+    const wc_event event = wc_event_lane_down(lane->link->id, lane->index, error, format, arguments);
     va_end(arguments);
-    /* Reset instead of an orderly end: an end queued behind data would not reach a neighbour that has stopped
-       reading. */
-    struct linger reset = {.l_onoff = 1};
-    setsockopt(lane->stream.fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     drop_socket(lane, false);
     wc_events_push(&lane->worker->engine->events, &event);
 }
@@ -89,7 +82,7 @@ void wc_lane_set_pace(wc_lane *lane, uint64_t rate)
         setsockopt(lane->stream.fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most);
 }
 
-/* It may receive, if it is not told otherwise by then. */
+/* There may be something to receive. */
 static void receive(wc_lane *lane)
 {
     lane->rx_budget = WC_ROUND_BYTES;
@@ -109,12 +102,6 @@ void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums)
     if (lane->pace)
         wc_lane_set_pace(lane, lane->pace);
     wc_window_begin(lane);
-    lane->armed = EPOLLRDHUP;
-    struct epoll_event event = {.events = lane->armed, .data.ptr = lane};
-    if (epoll_ctl(lane->worker->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
-        wc_lane_down(lane, errno, "epoll: %s", strerror(errno));
-        return;
-    }
     atomic_store_explicit(&lane->counters.attached, true, memory_order_relaxed);
     wc_lane_interest(lane);
     wc_ready_mark(&lane->worker->ready, WC_READY_TRACK, &lane->track->mark);

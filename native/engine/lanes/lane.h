@@ -5,8 +5,8 @@
 
 #include "checksum.h"
 #include "common.h"
+#include "list.h"
 #include "operations/part.h"
-#include "ready.h"
 #include "streams/stream.h"
 
 typedef struct {
@@ -23,7 +23,7 @@ typedef struct {
 } wc_lane_counters;
 
 struct wc_lane {
-    wc_mark mark;       /* WC_READY_LANE */
+    wc_node mark;       /* WC_READY_LANE */
     wc_link *link;
     wc_track *track;
     wc_worker *worker;
@@ -31,14 +31,14 @@ struct wc_lane {
     bool given;         /* a socket was handed over, once and for all; guarded by engine->mutex */
     wc_stream stream;
     bool checksums;     /* of payloads, both ways */
-    uint32_t armed;     /* epoll interest */
+    uint32_t armed;     /* epoll interest; 0: epoll does not know it yet */
     uint64_t pace;      /* bytes per second; 0: no limit */
     uint32_t unsent;    /* bytes that the socket takes beyond its window, as it is set there; 0: without limit */
     uint64_t last_seq;  /* of the newest op that it has begun a part of in this epoch */
     bool blocked;       /* the socket's send buffer is full, or it is others' turn */
     uint64_t round;     /* of the worker, in which it may still send this much: */
     size_t round_bytes;
-    wc_part_list begun; /* parts whose next frame only this lane may send */
+    wc_list begun;      /* parts whose next frame only this lane may send */
 
     wc_tx_frame tx[WC_TX_FRAMES];
     uint32_t tx_first, tx_count;

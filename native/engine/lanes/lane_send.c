@@ -49,16 +49,16 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
     part->cursor = end;
     frame->last = end == part->end;
     if (frame->last)
-        wc_list_remove(&lane->begun, part);
+        wc_list_remove(&lane->begun, &part->node);
 }
 
 /* A part whose next frame can leave: one that the lane has begun, or a further one. */
 static wc_part *next_part(wc_lane *lane, uint32_t *begun, uint32_t *quota)
 {
     uint64_t end;
-    for (wc_part *part = lane->begun.head; part; part = part->next)
-        if (wc_part_frame(part, &end))
-            return part;
+    for (wc_node *at = lane->begun.head; at; at = at->next)
+        if (wc_part_frame((wc_part *)at, &end))
+            return (wc_part *)at;
     if (*quota && *begun == *quota) {
         wc_ready_mark(&lane->worker->ready, WC_READY_TRACK, &lane->track->mark); /* others, or itself, may go on */
         return NULL;
@@ -133,20 +133,13 @@ static int gather(const wc_lane *lane, struct iovec *iov, size_t *total)
     return count;
 }
 
-/* What it may still send before others have their turn. */
-static size_t *budget_of(wc_lane *lane)
+void wc_lane_send(wc_lane *lane)
 {
+    uint32_t begun = 0, quota = 0;
     if (lane->round != lane->worker->round) {
         lane->round = lane->worker->round;
         lane->round_bytes = WC_ROUND_BYTES;
     }
-    return &lane->round_bytes;
-}
-
-void wc_lane_send(wc_lane *lane)
-{
-    uint32_t begun = 0, quota = 0;
-    size_t *budget = budget_of(lane);
     while (lane->stream.fd >= 0 && !lane->blocked) {
         bool unsent = wc_stream_unsent(&lane->stream);
         if (lane->tx_count == 0 && !unsent)
@@ -166,33 +159,28 @@ void wc_lane_send(wc_lane *lane)
             advance(lane, (size_t)n);
             wc_window_look(lane);
         }
-        if (n < (ssize_t)total || (size_t)n >= *budget || wc_stream_unsent(&lane->stream))
+        if (n < (ssize_t)total || (size_t)n >= lane->round_bytes || wc_stream_unsent(&lane->stream))
             lane->blocked = true; /* epoll says when there is room, or when it is this lane's turn again */
         else
-            *budget -= (size_t)n;
+            lane->round_bytes -= (size_t)n;
     }
     wc_lane_interest(lane);
-}
-
-static bool voided(const wc_tx_frame *frame, const wc_work *work)
-{
-    return frame->part && (!work || frame->part->work == work);
 }
 
 /* Parts and frames of work (NULL: of every op) leave the lane. A half-sent frame is completed later from a private
    copy. */
 void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
 {
-    for (wc_part *part = lane->begun.head, *next; part; part = next) {
-        next = part->next;
+    for (wc_part *part = (wc_part *)lane->begun.head, *next; part; part = next) {
+        next = (wc_part *)part->node.next;
         if (!work || part->work == work)
-            wc_list_remove(&lane->begun, part);
+            wc_list_remove(&lane->begun, &part->node);
     }
     wc_tx_frame *frames = &lane->tx[lane->tx_first];
     uint32_t kept = 0;
     for (uint32_t i = 0; i < lane->tx_count; i++) {
         wc_tx_frame *frame = &frames[i];
-        if (voided(frame, work)) {
+        if (frame->part && (!work || frame->part->work == work)) {
             if (i > 0 || lane->tx_sent == 0)
                 continue;
             uint32_t length = frame->header.length;

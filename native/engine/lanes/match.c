@@ -8,6 +8,8 @@
 
 #include <errno.h>
 
+#define REFUSE(lane, ...) (wc_lane_down(lane, EPROTO, "protocol: " __VA_ARGS__), WC_DOWN)
+
 /* The part of the share's op that this offset of a step is in, or NULL. */
 static wc_part *part_at(const wc_share *share, uint16_t number, uint64_t offset)
 {
@@ -28,35 +30,21 @@ static wc_part *part_at(const wc_share *share, uint16_t number, uint64_t offset)
 /* The frame belongs to the share's op; is it the next one of a part? */
 static wc_verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *frame)
 {
+    const unsigned long long seq = frame->seq, offset = frame->offset;
     wc_part *part = part_at(share, frame->number, frame->offset);
-    if (!part || part->arrived) {
-        wc_lane_down(lane, EPROTO, "protocol: step %u of seq %llu at offset %llu, %s", frame->number,
-                     (unsigned long long)frame->seq, (unsigned long long)frame->offset,
-                     part ? "which is here" : "expected none");
-        return WC_DOWN;
-    }
-    if (part->lane && part->lane != lane) {
-        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, which lane %u has begun",
-                     (unsigned long long)frame->offset, (unsigned long long)frame->seq, part->lane->index);
-        return WC_DOWN;
-    }
-    if (frame->offset != part->cursor) {
-        wc_lane_down(lane, EPROTO, "protocol: offset %llu in seq %llu, expected %llu",
-                     (unsigned long long)frame->offset, (unsigned long long)frame->seq,
-                     (unsigned long long)part->cursor);
-        return WC_DOWN;
-    }
-    uint64_t most = wc_wire_bytes(part, part->cursor, part->end);
-    if (frame->length > most || frame->length % wc_grain(part) || (frame->length == 0 && part->begin != part->end)) {
-        wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes in seq %llu, expected 1 to %llu", frame->length,
-                     (unsigned long long)frame->seq, (unsigned long long)most);
-        return WC_DOWN;
-    }
-    if (frame->length > wc_wire_bytes(part, part->cursor, wc_part_bound(part))) {
-        wc_lane_down(lane, EPROTO, "protocol: step %u of seq %llu at offset %llu, before what it comes after",
-                     frame->number, (unsigned long long)frame->seq, (unsigned long long)frame->offset);
-        return WC_DOWN;
-    }
+    if (!part || part->arrived)
+        return REFUSE(lane, "step %u of seq %llu at offset %llu, %s", frame->number, seq, offset,
+                      part ? "which is here" : "expected none");
+    if (part->lane && part->lane != lane)
+        return REFUSE(lane, "offset %llu in seq %llu, which lane %u has begun", offset, seq, part->lane->index);
+    if (offset != part->cursor)
+        return REFUSE(lane, "offset %llu in seq %llu, expected %llu", offset, seq, (unsigned long long)part->cursor);
+    const unsigned long long most = wc_wire_bytes(part, part->cursor, part->end);
+    if (frame->length > most || frame->length % wc_grain(part) || (frame->length == 0 && part->begin != part->end))
+        return REFUSE(lane, "frame of %u bytes in seq %llu, expected 1 to %llu", frame->length, seq, most);
+    if (frame->length > wc_wire_bytes(part, part->cursor, wc_part_bound(part)))
+        return REFUSE(lane, "step %u of seq %llu at offset %llu, before what it comes after", frame->number, seq,
+                      offset);
     if (part->gates && wc_part_filled(part, part->cursor + frame->length) < part->cursor + frame->length)
         return WC_PARK;
     lane->rx_part = part;
@@ -91,26 +79,19 @@ wc_verdict wc_match(wc_lane *lane)
                      (unsigned long long)check, (unsigned long long)frame->check);
         return WC_DOWN;
     }
-    if (frame->version != WC_FRAME_VERSION || frame->reserved) {
-        wc_lane_down(lane, EPROTO, "protocol: version %u.%u of frames, expected %u", frame->version, frame->reserved,
-                     WC_FRAME_VERSION);
-        return WC_DOWN;
-    }
-    if (frame->length > limit) {
-        wc_lane_down(lane, EPROTO, "protocol: frame of %u bytes, expected at most %u", frame->length, limit);
-        return WC_DOWN;
-    }
-    if (frame->length == 0 && (frame->number || frame->offset)) {
-        wc_lane_down(lane, EPROTO, "protocol: an empty frame of step %u at offset %llu, expected of step 0 only",
-                     frame->number, (unsigned long long)frame->offset);
-        return WC_DOWN;
-    }
+    if (frame->version != WC_FRAME_VERSION || frame->reserved)
+        return REFUSE(lane, "version %u.%u of frames, expected %u", frame->version, frame->reserved, WC_FRAME_VERSION);
+    if (frame->length > limit)
+        return REFUSE(lane, "frame of %u bytes, expected at most %u", frame->length, limit);
+    if (frame->length == 0 && (frame->number || frame->offset))
+        return REFUSE(lane, "an empty frame of step %u at offset %llu, expected of step 0 only", frame->number,
+                      (unsigned long long)frame->offset);
     const wc_track *track = lane->track;
     if (frame->epoch != track->epoch)
         return frame->epoch < track->epoch ? WC_DRAIN : WC_PARK;
-    wc_share *share = track->head;
+    wc_share *share = (wc_share *)track->shares.head;
     while (share && share->work->op.seq != frame->seq)
-        share = share->next;
+        share = (wc_share *)share->node.next;
     if (!share)
         return frame->seq < track->next_seq ? WC_DRAIN : WC_PARK; /* done or cancelled, or not posted yet */
     if (frame->fingerprint != share->work->op.fingerprint) {

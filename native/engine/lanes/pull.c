@@ -29,11 +29,9 @@ void wc_share_leave(wc_share *share)
     wc_track *track = share->track;
     if (!track)
         return;
-    while (share->offered.head)
-        wc_list_remove(&share->offered, share->offered.head);
-    *(share->prev ? &share->prev->next : &track->head) = share->next;
-    *(share->next ? &share->next->prev : &track->tail) = share->prev;
-    share->prev = share->next = NULL;
+    while (wc_list_take(&share->offered))
+        continue;
+    wc_list_remove(&track->shares, &share->node);
     share->track = NULL;
 }
 
@@ -51,9 +49,9 @@ static bool meant_for(const wc_share *share, const wc_lane *lane)
 
 static wc_part *offered_part(const wc_share *share, const wc_lane *lane)
 {
-    wc_part *part = share->offered.head;
+    wc_part *part = (wc_part *)share->offered.head;
     while (part && share->work->op.no_turns && part->home != lane->index)
-        part = part->next;
+        part = (wc_part *)part->node.next;
     return part;
 }
 
@@ -72,11 +70,12 @@ static uint32_t fair_quota(const wc_share *share, const wc_lane *lane)
 wc_part *wc_pull(wc_lane *lane, uint32_t *quota)
 {
     wc_track *track = lane->track;
-    for (wc_share *share = track->head; share; share = share->next) {
+    for (wc_share *share = (wc_share *)track->shares.head; share; share = (wc_share *)share->node.next) {
         uint64_t seq = share->work->op.seq;
         if (share->unbegun == 0 || lane->last_seq > seq)
             continue;
-        if (lane->begun.head && lane->begun.head->work->op.seq != seq)
+        const wc_part *begun = (wc_part *)lane->begun.head;
+        if (begun && begun->work->op.seq != seq)
             return NULL;
         wc_part *part = offered_part(share, lane);
         if (!part && meant_for(share, lane))
@@ -85,13 +84,13 @@ wc_part *wc_pull(wc_lane *lane, uint32_t *quota)
             continue;
         if (*quota == 0)
             *quota = fair_quota(share, lane);
-        wc_list_remove(&share->offered, part);
+        wc_list_remove(&share->offered, &part->node);
         share->offered_count--;
         if (--share->unbegun == 0)
             wc_ready_mark(&lane->worker->ready, WC_READY_TRACK, &track->mark); /* its lanes may go on to later ops */
         lane->last_seq = seq;
         part->lane = lane;
-        wc_list_append(&lane->begun, part);
+        wc_list_append(&lane->begun, &part->node);
         return part;
     }
     return NULL;

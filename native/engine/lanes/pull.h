@@ -7,11 +7,11 @@
 
 /* What one op has to do on one track. */
 struct wc_share {
-    wc_share *prev, *next;   /* in the track's list */
+    wc_node node;            /* in the track's list */
     wc_work *work;
     wc_task *task;           /* of the track's worker */
     wc_track *track;         /* NULL: the op is over, or given up */
-    wc_part_list offered;    /* parts that no lane has begun, and whose first frame could leave */
+    wc_list offered;         /* parts that no lane has begun, and whose first frame could leave */
     uint32_t offered_count;
     uint32_t unbegun;        /* parts to send that no lane has begun, offered or not */
     /* unbegun parts are meant for that many lanes of the link at most, from the op's first lane on */

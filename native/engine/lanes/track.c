@@ -9,10 +9,10 @@ static wc_lane *lane_of(const wc_track *track, uint32_t place)
 
 void wc_track_send(wc_track *track)
 {
-    const wc_share *share = track->head;
-    while (share && !share->offered.head)
-        share = share->next;
-    uint32_t first = share ? share->offered.head->home / track->link->tracks_count : 0;
+    const wc_node *at = track->shares.head;
+    while (at && !((wc_share *)at)->offered.head)
+        at = at->next;
+    uint32_t first = at ? ((wc_part *)((wc_share *)at)->offered.head)->home / track->link->tracks_count : 0;
     for (uint32_t i = 0; i < track->lanes_count; i++)
         wc_lane_send(lane_of(track, first + i));
 }
@@ -29,9 +29,7 @@ void wc_track_post(wc_share *share)
     uint64_t seq = share->work->op.seq;
     if (seq >= track->next_seq)
         track->next_seq = seq + 1;
-    share->prev = track->tail;
-    *(track->tail ? &track->tail->next : &track->head) = share;
-    track->tail = share;
+    wc_list_append(&track->shares, &share->node);
     wc_track_look(track);
 }
 
@@ -41,10 +39,10 @@ void wc_track_forget(wc_track *track, wc_work *work)
         wc_lane_forget_tx(lane_of(track, i), work);
         wc_lane_forget_rx(lane_of(track, i), work);
     }
-    for (wc_share *share = track->head, *next; share; share = next) {
-        next = share->next;
-        if (!work || share->work == work)
-            wc_share_leave(share);
+    for (wc_node *at = track->shares.head, *next; at; at = next) {
+        next = at->next;
+        if (!work || ((wc_share *)at)->work == work)
+            wc_share_leave((wc_share *)at);
     }
     wc_ready_mark(&lane_of(track, 0)->worker->ready, WC_READY_TRACK, &track->mark);
     wc_track_look(track);
@@ -59,4 +57,17 @@ void wc_track_set_epoch(wc_track *track, uint64_t epoch)
     for (uint32_t i = 0; i < track->lanes_count; i++)
         lane_of(track, i)->last_seq = 0;
     wc_track_forget(track, NULL);
+}
+
+void wc_track_set_pace(wc_track *track, uint64_t rate)
+{
+    for (uint32_t i = 0; i < track->lanes_count; i++)
+        wc_lane_set_pace(lane_of(track, i), rate);
+}
+
+void wc_track_close(wc_track *track)
+{
+    wc_track_forget(track, NULL);
+    for (uint32_t i = 0; i < track->lanes_count; i++)
+        wc_lane_close(lane_of(track, i));
 }

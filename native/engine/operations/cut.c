@@ -118,23 +118,22 @@ static void depend(wc_part *part, int slot, wc_part *after)
     after->dependents = part;
 }
 
-wc_cut_sizes wc_cut_sizes_of(wc_work *work)
+void wc_cut_count(wc_work *work)
 {
     const wc_op *op = &work->op;
     const uint32_t stripe = op_stripe(work->engine, op);
-    wc_cut_sizes sizes = {.shares = (size_t)work->links_count * op->tracks};
+    work->shares_count = (size_t)work->links_count * op->tracks;
     for (uint32_t i = 0; i < work->links_count; i++)
         work->links[i].share = (size_t)i * op->tracks;
     for (uint32_t i = 0; i < op->steps_count; i++) {
         const wc_step *step = &op->steps[i];
-        sizes.parts += part_count(step->length, op->lanes, stripe);
+        work->parts_count += part_count(step->length, op->lanes, stripe);
         wc_op_link *at = step->direction == WC_RECV ? &work->links[work->link_of[i]] : NULL;
         if (at && step->number >= at->numbers) {
-            sizes.numbers += step->number + 1u - at->numbers;
+            work->numbers_count += step->number + 1u - at->numbers;
             at->numbers = step->number + 1u;
         }
     }
-    return sizes;
 }
 
 /* Fills in the shares. False: two steps from one rank have the same number. */

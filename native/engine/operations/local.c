@@ -74,8 +74,8 @@ void wc_local_go(wc_part *part)
             wc_part_final(part, part->cursor - slice);
         wc_part_moved(part); /* while the slice is hot */
     }
-    if (part->listed && part->cursor == bound)
-        wc_list_remove(&part->task->turns, part); /* it is at its end, or its gate says when there is more */
+    if (part->node.listed && part->cursor == bound)
+        wc_list_remove(&part->task->turns, &part->node); /* it is at its end, or its gate says when there is more */
     if (part->cursor == part->end)
         wc_part_finish(part);
     else
@@ -84,7 +84,7 @@ void wc_local_go(wc_part *part)
 
 void wc_local_turn(wc_task *task)
 {
-    wc_local_go(task->turns.head);
+    wc_local_go((wc_part *)task->turns.head);
     if (task->turns.head) /* the next turn is after those of all other ops */
         wc_ready_mark(&task->worker->ready, WC_READY_TURN, &task->mark);
 }

@@ -5,20 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* An array of zeros that lives as long as the op. */
+static void *room(wc_work *work, size_t count, size_t size)
+{
+    void *array = calloc(count + 1, size);
+    work->lacks_memory |= !array;
+    return work->rooms[work->rooms_count++] = array;
+}
+
 void wc_work_free(wc_work *work)
 {
     wc_commands_free(work->cancelling);
     wc_scratch_give(work->engine, work->scratch);
-    free(work->tasks);
     wc_hashes_free(&work->hashes);
-    free(work->parts);
-    free(work->cuts);
-    free(work->links);
-    free(work->link_of);
-    free(work->shares);
-    free(work->numbers);
-    free(work->note_links);
-    free(work->hearers);
+    for (uint32_t i = 0; i < work->rooms_count; i++)
+        free(work->rooms[i]);
     free(work);
 }
 
@@ -56,58 +57,48 @@ static bool find_links(wc_work *work)
     return found;
 }
 
-/* What it says at its end. False: no memory. */
-static bool copy_note(wc_work *work)
+/* What it says at its end. */
+static void copy_note(wc_work *work)
 {
     const wc_op *op = &work->op;
     if (op->note_bytes == 0)
-        return true;
+        return;
     memcpy(work->note, op->note, op->note_bytes);
-    work->note_links = calloc((size_t)op->note_links_count + 1, sizeof *work->note_links);
-    work->hearers = calloc((size_t)op->note_links_count + 1, sizeof(wc_link *));
-    if (!work->note_links || !work->hearers)
-        return false;
-    if (op->note_links_count)
-        memcpy(work->note_links, op->note_links, op->note_links_count * sizeof *work->note_links);
+    work->hearers = room(work, op->note_links_count, sizeof *work->hearers);
+    for (uint32_t i = 0; i < op->note_links_count && work->hearers; i++)
+        work->hearers[i].id = op->note_links[i];
     work->speaks = true;
-    return true;
 }
 
-/* Its memory and its parts. False with errno. */
-static bool make(wc_work *work)
+/* Its memory and its parts. Returns 0 or an errno. */
+static int make(wc_work *work)
 {
     const wc_op *op = &work->op;
     wc_engine *engine = work->engine;
-    errno = ENOMEM;
-    work->links = calloc((size_t)op->steps_count + 1, sizeof *work->links);
-    work->link_of = calloc((size_t)op->steps_count + 1, sizeof *work->link_of);
-    if (!work->links || !work->link_of)
-        return false;
-    errno = EINVAL;
+    work->links = room(work, op->steps_count, sizeof *work->links);
+    work->link_of = room(work, op->steps_count, sizeof *work->link_of);
+    if (work->lacks_memory)
+        return ENOMEM;
     if (!find_links(work))
-        return false;
-    const wc_cut_sizes sizes = wc_cut_sizes_of(work);
-    errno = ENOMEM;
-    work->parts_count = sizes.parts;
-    work->shares_count = sizes.shares;
-    work->tasks = calloc(engine->config.workers, sizeof *work->tasks);
-    work->parts = calloc(sizes.parts + 1, sizeof *work->parts);
-    work->cuts = calloc((size_t)op->steps_count + 1, sizeof *work->cuts);
-    work->shares = calloc(sizes.shares + 1, sizeof *work->shares);
-    work->numbers = calloc(sizes.numbers + 1, sizeof *work->numbers);
+        return EINVAL;
+    wc_cut_count(work);
+    work->tasks = room(work, engine->config.workers, sizeof *work->tasks);
+    work->parts = room(work, work->parts_count, sizeof *work->parts);
+    work->cuts = room(work, op->steps_count, sizeof *work->cuts);
+    work->shares = room(work, work->shares_count, sizeof *work->shares);
+    work->numbers = room(work, work->numbers_count, sizeof *work->numbers);
     work->cancelling = wc_commands_new(engine, WC_CMD_CANCEL, NULL);
+    copy_note(work);
     if (op->bytes[WC_SCRATCH])
         work->scratch = wc_scratch_take(engine, op->bytes[WC_SCRATCH]);
     bool hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->back, op->bytes[WC_BACK]);
-    if (!work->tasks || !work->parts || !work->cuts || !work->shares || !work->numbers || !work->cancelling ||
-        !hashes || (op->bytes[WC_SCRATCH] && !work->scratch) || !copy_note(work))
-        return false;
+    if (work->lacks_memory || !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch))
+        return ENOMEM;
     for (uint32_t w = 0; w < engine->config.workers; w++)
         work->tasks[w] = (wc_task){.work = work, .worker = &engine->workers[w]};
     work->hashes.shown = op->shown;
     work->hashes.attempt = op->attempt;
-    errno = EINVAL;
-    return wc_cut(work);
+    return wc_cut(work) ? 0 : EINVAL;
 }
 
 wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
@@ -128,8 +119,8 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
     work->itemsize = wc_dtype_size((int)op->dtype);
     work->reduce = engine->kernels->reduce[op->dtype][op->op];
     work->average = op->op == WC_AVG ? engine->kernels->average[op->dtype] : NULL;
-    if (!make(work)) {
-        int error = errno;
+    int error = make(work);
+    if (error) {
         wc_work_leave_links(work);
         wc_work_free(work);
         errno = error;
@@ -162,26 +153,25 @@ static void table_remove(wc_engine *engine, wc_work *work)
 }
 
 /* The links over which its note goes, each kept until wc_link_unref; engine->mutex held. */
-static uint32_t find_hearers(wc_engine *engine, wc_work *work)
+static void find_hearers(wc_work *work)
 {
-    uint32_t count = 0;
     for (uint32_t i = 0; i < work->op.note_links_count; i++) {
-        wc_link *link = wc_link_find(engine, work->note_links[i]);
-        if (!link)
-            continue; /* closed meanwhile */
-        atomic_fetch_add(&link->refs, 1);
-        work->hearers[count++] = link;
+        wc_hearer *hearer = &work->hearers[i];
+        if ((hearer->link = wc_link_find(work->engine, hearer->id))) /* else it was closed meanwhile */
+            atomic_fetch_add(&hearer->link->refs, 1);
     }
-    return count;
 }
 
-static void tell(wc_work *work, uint32_t hearers, uint64_t digest)
+static void tell(wc_work *work, uint64_t digest)
 {
     if (work->op.note_digest)
         memcpy(work->note + work->op.note_digest, &digest, sizeof digest);
-    for (uint32_t i = 0; i < hearers; i++) {
-        wc_notes_tell(&work->hearers[i]->notes, work->note, work->op.note_bytes);
-        wc_link_unref(work->hearers[i]);
+    for (uint32_t i = 0; i < work->op.note_links_count; i++) {
+        wc_link *link = work->hearers[i].link;
+        if (!link)
+            continue;
+        wc_notes_tell(&link->notes, work->note, work->op.note_bytes);
+        wc_link_unref(link);
     }
 }
 
@@ -204,13 +194,13 @@ static void settle(wc_work *work)
     const uint64_t digest = event.value, first = atomic_load(&work->first), last = atomic_load(&work->last);
     event.first = first;
     event.last = last;
-    uint32_t hearers = 0;
     bool signal = false;
     pthread_mutex_lock(&engine->mutex);
     table_remove(engine, work);
-    event.told = work->speaks && !aborted;
-    if (event.told)
-        hearers = find_hearers(engine, work);
+    const bool tells = work->speaks && !aborted;
+    event.told = tells;
+    if (tells)
+        find_hearers(work);
     if (aborted)
         wc_events_release(&engine->events, 1);
     else
@@ -223,7 +213,8 @@ static void settle(wc_work *work)
     else
         signal |= wc_events_put(&engine->events, &event);
     pthread_mutex_unlock(&engine->mutex);
-    tell(work, hearers, digest); /* first: others wait for it */
+    if (tells) /* first: others wait for it */
+        tell(work, digest);
     if (signal)
         wc_events_signal(&engine->events);
     wc_work_unref(work);

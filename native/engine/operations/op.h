@@ -8,11 +8,11 @@
 
 /* What one worker does of an op. Its worker alone touches it. */
 struct wc_task {
-    wc_mark mark;        /* WC_READY_END or WC_READY_TURN */
+    wc_node mark;        /* WC_READY_END or WC_READY_TURN */
     wc_work *work;
     wc_worker *worker;
     uint32_t remaining;  /* parts not finished */
-    wc_part_list turns;  /* local parts that wait for nothing but their turn */
+    wc_list turns;       /* local parts that wait for nothing but their turn */
     /* parts that read front, by step; those whose bytes are all there have left */
     wc_part *gated, *last_gated;
     wc_task *next_gated; /* in the worker's list */
@@ -25,6 +25,12 @@ typedef struct {
     size_t share;     /* index of its first share */
     uint32_t numbers; /* of steps to receive */
 } wc_op_link;
+
+/* A link that an op's note goes over. */
+typedef struct {
+    uint64_t id;
+    wc_link *link; /* while it is told */
+} wc_hearer;
 
 /* Where a step was cut into parts. */
 typedef struct {
@@ -61,12 +67,15 @@ struct wc_work {
     uint32_t *link_of;              /* by step, of those that have a link: index of it */
     size_t shares_count;
     wc_share *shares;               /* by link, then by track */
+    size_t numbers_count;
     uint32_t *numbers;              /* of all shares */
     uint32_t first_lane;            /* part 0 of each step is meant for it */
     bool speaks;                    /* its note is to be sent; guarded by engine->mutex */
     uint8_t note[WC_NOTE_BYTES];
-    uint64_t *note_links;
-    wc_link **hearers;              /* room for as many */
+    wc_hearer *hearers;             /* by link that the op names for its note */
+    void *rooms[8];                 /* all arrays above */
+    uint32_t rooms_count;
+    bool lacks_memory;              /* for one of them */
 };
 
 /* Check.c */
@@ -74,12 +83,8 @@ bool wc_op_valid(const wc_engine *engine, const wc_op *op); /* but for its links
 uint64_t wc_block_raw(const wc_op *op); /* raw bytes of the codec's block; 1 without codec */
 
 /* Cut.c: how an op is cut into parts, the same on both ends of every link. */
-typedef struct {
-    size_t parts, shares, numbers;
-} wc_cut_sizes;
-wc_cut_sizes wc_cut_sizes_of(wc_work *work); /* also numbers the shares of its links */
-/* Fills in shares and parts; false: two steps from one rank have the same number */
-bool wc_cut(wc_work *work);
+void wc_cut_count(wc_work *work); /* parts, shares and numbers; also numbers the shares of its links */
+bool wc_cut(wc_work *work);       /* fills them in; false: two steps from one rank have the same number */
 
 /* Op.c */
 enum { WC_OP_EVENTS = 3 }; /* DONE, MISMATCH, CANCELLED */

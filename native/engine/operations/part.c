@@ -1,23 +1,5 @@
-/* Parts: the lists that hold them, their places in memory, how far they may go, and which ones go on when one has
-   moved. */
+/* Parts: their places in memory, how far they may go, and which ones go on when one has moved. */
 #include "shared.h"
-
-void wc_list_append(wc_part_list *list, wc_part *part)
-{
-    part->next = NULL;
-    part->prev = list->tail;
-    *(list->tail ? &list->tail->next : &list->head) = part;
-    list->tail = part;
-    part->listed = true;
-}
-
-void wc_list_remove(wc_part_list *list, wc_part *part)
-{
-    *(part->prev ? &part->prev->next : &list->head) = part->next;
-    *(part->next ? &part->next->prev : &list->tail) = part->prev;
-    part->prev = part->next = NULL;
-    part->listed = false;
-}
 
 size_t wc_grain(const wc_part *part)
 {
@@ -106,12 +88,12 @@ static void send_on(wc_part *part)
 {
     uint64_t end;
     bool begun = part->lane;
-    if (part->listed != begun) /* it is offered already, or was begun and all of its frames have been made */
+    if (part->node.listed != begun) /* it is offered already, or was begun and all of its frames have been made */
         return;
     if (!part->share->track || !wc_part_frame(part, &end))
         return;
     if (!begun) {
-        wc_list_append(&part->share->offered, part);
+        wc_list_append(&part->share->offered, &part->node);
         part->share->offered_count++;
     }
     wc_ready_mark(&part->task->worker->ready, WC_READY_TRACK, &part->share->track->mark);
@@ -122,11 +104,11 @@ void wc_part_go(wc_part *part)
     wc_ready *ready = &part->task->worker->ready;
     if (part->direction == WC_SEND) {
         send_on(part);
-    } else if (part->direction == WC_LOCAL && !part->listed && part->cursor < wc_part_ready(part)) {
+    } else if (part->direction == WC_LOCAL && !part->node.listed && part->cursor < wc_part_ready(part)) {
         if (wc_part_waits(part)) {
-            wc_ready_mark(ready, WC_READY_PART, &part->mark);
+            wc_ready_mark(ready, WC_READY_PART, &part->node);
         } else {
-            wc_list_append(&part->task->turns, part);
+            wc_list_append(&part->task->turns, &part->node);
             wc_ready_mark(ready, WC_READY_TURN, &part->task->mark);
         }
     }

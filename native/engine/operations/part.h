@@ -3,7 +3,7 @@
 #define WC_PART_H
 
 #include "common.h"
-#include "ready.h"
+#include "list.h"
 
 /* A place in memory that a part reads or writes, for any range of the part. */
 typedef struct {
@@ -12,9 +12,8 @@ typedef struct {
 } wc_spot;
 
 struct wc_part {
-    wc_mark mark; /* WC_READY_PART */
-    /* in a list: its share's offered ones, a lane's begun ones, or its task's local ones that wait for nothing */
-    wc_part *prev, *next;
+    /* in a list: its share's offered ones, a lane's begun ones, its task's local ones, or it is a WC_READY_PART */
+    wc_node node;
     wc_part *after[WC_AFTER];          /* what bounds it, byte by byte */
     wc_part *dependents;               /* parts that it bounds */
     wc_part *next_dependent[WC_AFTER]; /* in the list of after[i] */
@@ -35,16 +34,8 @@ struct wc_part {
     uint8_t direction, action;
     bool encoded;                      /* bytes on the wire are; of a local part: some operand is */
     bool result, measured;
-    bool listed;                       /* in a list */
     bool arrived;                      /* recv: whole */
 };
-
-typedef struct {
-    wc_part *head, *tail;
-} wc_part_list;
-
-void wc_list_append(wc_part_list *list, wc_part *part);
-void wc_list_remove(wc_part_list *list, wc_part *part);
 
 /* Of these raw bytes; `from` is at a block's boundary */
 uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to);

@@ -41,10 +41,8 @@ wc_scratch *wc_scratch_take(wc_engine *engine, size_t bytes)
         if ((*at)->bytes >= wanted && (*at)->bytes / 2 <= wanted && (!best || (*at)->bytes < (*best)->bytes))
             best = at;
     wc_scratch *found = best ? *best : NULL;
-    if (found) {
+    if (found)
         *best = found->next;
-        engine->idle_scratch_bytes -= found->bytes;
-    }
     pthread_mutex_unlock(&engine->scratch_mutex);
     return found ? found : fresh(wanted);
 }
@@ -57,7 +55,6 @@ void wc_scratch_give(wc_engine *engine, wc_scratch *scratch)
     pthread_mutex_lock(&engine->scratch_mutex);
     scratch->next = engine->idle_scratch;
     engine->idle_scratch = scratch;
-    engine->idle_scratch_bytes += scratch->bytes;
     size_t kept = 0;
     for (wc_scratch **at = &engine->idle_scratch; *at;) {
         if (kept + (*at)->bytes <= WC_IDLE_SCRATCH) {
@@ -66,7 +63,6 @@ void wc_scratch_give(wc_engine *engine, wc_scratch *scratch)
         } else {
             wc_scratch *cold = *at;
             *at = cold->next;
-            engine->idle_scratch_bytes -= cold->bytes;
             cold->next = surplus;
             surplus = cold;
         }

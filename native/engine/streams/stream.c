@@ -62,7 +62,12 @@ void wc_stream_rest(const wc_stream *stream, bool rest)
 
 void wc_stream_close(wc_stream *stream, bool orderly)
 {
-    if (stream->tls && orderly)
+    /* Reset instead of an orderly end: an end queued behind data would not reach a neighbour that has stopped
+       reading. */
+    const struct linger reset = {.l_onoff = 1};
+    if (!orderly)
+        setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    else if (stream->tls)
         wc_tls_end(stream->tls);
     wc_tls_free(stream->tls);
     close(stream->fd);
