@@ -14,8 +14,8 @@ from cyclopts import App, Parameter
 
 from tests.bench import codec, cost, speed, sync
 from tests.bench.report import Bar, bar_table
-from wancoll.engine import kernel_name
 from wancoll.limits import DEFAULT
+from wancoll.native.engine import kernel_name
 
 SYNCS = 5  # rounds of catching up
 

@@ -83,7 +83,7 @@ class EngineMember:
     """wancoll's engine without client, daemon and commit. Modes: "plain", "checksum", "digest", "checksum+digest"."""
 
     def __init__(self, rank: int, world_size: int, folder: str) -> None:
-        from wancoll.engine import Engine
+        from wancoll.native.engine import Engine
 
         self._rank, self._world_size = rank, world_size
         self._engines = {}
@@ -104,7 +104,7 @@ class EngineMember:
         return self._tensors[nbytes][0]
 
     def all_reduce(self, mode: str, nbytes: int) -> int:
-        from wancoll.engine import Done
+        from wancoll.native.engine import Done
 
         engine = self._engines["checksum" in mode]
         if (mode, nbytes) not in self._prepared:
@@ -122,7 +122,7 @@ class EngineMember:
                 return event.bytes_sent
 
     def _prepare(self, mode: str, nbytes: int) -> Any:
-        from wancoll.engine import prepare
+        from wancoll.native.engine import prepare
         from wancoll.schedule.choose import make
         from wancoll_master.plan.topology import LOCAL_STRIPE
 

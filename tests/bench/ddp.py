@@ -29,7 +29,7 @@ from tests.wan.network import DEVICE, Wan
 from tests.wan.units import BITS, SECONDS, parse
 from wancoll.testing import Cluster
 from wancoll.torch import ElasticDataParallel
-from wancoll.torch.buckets import OPTION
+from wancoll.torch.backend.buckets import OPTION
 
 COPIED, INT8 = "wancoll, buckets copied", "wancoll, int8"
 NEAR, FAR = ("wancoll", COPIED, "gloo"), ("wancoll", INT8, "gloo")

@@ -24,8 +24,8 @@ from tests.engine.engines import Mesh, mesh_of, wait_for
 from tests.wan.network import Wan, why_not
 from wancoll.chaos import Cluster
 from wancoll.collective import DType, ReduceOp
-from wancoll.engine import Done
-from wancoll.seal import Seals
+from wancoll.native.engine import Done
+from wancoll.native.seal import Seals
 from wancoll.trust.authority import Authority, Request, new_key, request
 from wancoll.trust.identity import Identity
 

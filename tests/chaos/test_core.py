@@ -20,7 +20,7 @@ from wancoll.chaos.core.invariants import Agreement, Injected, Times
 from wancoll.chaos.core.page import page
 from wancoll.chaos.core.records import Called
 from wancoll.chaos.core.report import Commit, Findings
-from wancoll.cli.chaos import faults_by_phase
+from wancoll.cli.trying.chaos import faults_by_phase
 from wancoll.failpoints import MASTER, PEER
 
 TIMES = Times(heartbeat=3.0, lane=4.0, link=3.0, rejoin=4.0, deadline=30.0)

@@ -23,13 +23,14 @@ import pytest
 from cyclopts import CycloptsError
 
 from tests.later import later
-from wancoll.cli import logs, service, token
-from wancoll.cli import status as status_command
 from wancoll.cli.asking import Asking
+from wancoll.cli.changing import token
+from wancoll.cli.looking import status as status_command
 from wancoll.cli.main import COMMANDS, app, expected_failures, one_line
 from wancoll.cli.main import run as cli_run
 from wancoll.cli.model.training import training
-from wancoll.cli.peer import peer
+from wancoll.cli.running import logs, service
+from wancoll.cli.running.peer import peer
 from wancoll.cli.variables import alike, variable
 from wancoll.errors import ConfigError, Evicted, WancollError
 from wancoll.local import split_address
@@ -47,7 +48,8 @@ SO_TIMESTAMPNS = 35  # of Linux; Python does not name it
 # A service that has started and never stops by itself: what a user meets who signals twice.
 STUBBORN = """
 import trio
-from wancoll.cli import logs, service
+from wancoll.cli.running import logs
+from wancoll.cli.running import service
 
 async def serve(*, stop, task_status):
     task_status.started("for ever")
@@ -110,7 +112,9 @@ print(c.all_reduce(numpy.ones(4, numpy.float32)).contributors)
 # Commands of which each ends by itself, forked from a process that has loaded what they need.
 EACH = """
 import json, os, sys, tempfile
-from wancoll.cli import master, peer, status
+from wancoll.cli.running import master
+from wancoll.cli.running import peer
+from wancoll.cli.looking import status
 from wancoll.cli.main import run
 
 def one(args):
@@ -505,7 +509,7 @@ def test_nothing_in_a_console_log_steers_the_terminal():
     """Names of groups and members, addresses and reasons are what others chose."""
     code = """
 import structlog
-from wancoll.cli import logs
+from wancoll.cli.running import logs
 
 logs.configure("info", "console")
 log = structlog.get_logger()

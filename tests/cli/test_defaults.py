@@ -22,14 +22,14 @@ from tests.cli.test_cli import WANCOLL, end, said, started
 from tests.owned import as_if_owned
 from wancoll.cli import asking
 from wancoll.cli.asking import Asking
-from wancoll.cli.evict import evict
-from wancoll.cli.master import _makes_authority as makes_authority
-from wancoll.cli.peer import _listen as listen_of
-from wancoll.cli.status import find
-from wancoll.cli.token import create
-from wancoll.engine import Engine
+from wancoll.cli.changing.evict import evict
+from wancoll.cli.changing.token import create
+from wancoll.cli.looking.status import find
+from wancoll.cli.running.master import _makes_authority as makes_authority
+from wancoll.cli.running.peer import _listen as listen_of
 from wancoll.errors import ConfigError, MasterUnreachable
 from wancoll.limits import DEFAULT
+from wancoll.native.engine import Engine
 from wancoll.net.dial import DialFailed
 from wancoll.net.listen import is_loopback_host
 from wancoll.peer.config import PeerConfig

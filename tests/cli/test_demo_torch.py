@@ -81,7 +81,7 @@ def test_the_picture_is_a_png_of_the_stated_size(tmp_path: Path) -> None:
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wancoll.cli.demo_torch import run as command
+    from wancoll.cli.trying.demo_torch import run as command
 
     monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
     with pytest.raises(ConfigError, match=r"got no torch; run, in the source folder: pip install '.\[demo,torch\]'"):
@@ -89,7 +89,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_width_that_heads_cannot_share_is_refused() -> None:
-    from wancoll.cli.demo_torch import run as command
+    from wancoll.cli.trying.demo_torch import run as command
 
     with pytest.raises(ConfigError, match="--hidden: no width; expected a multiple of 4; got 6"):
         command(hidden=6)

@@ -20,8 +20,8 @@ import msgspec
 import pytest
 
 from wancoll.chaos import Cluster
-from wancoll.cli import advice
-from wancoll.cli.advice import FAIL, OK, WARN, Finding, Plans, Way
+from wancoll.cli.looking import advice
+from wancoll.cli.looking.advice import FAIL, OK, WARN, Finding, Plans, Way
 from wancoll.cli.main import app
 from wancoll.limits import GIB, KIB, MIB
 from wancoll.local import join_address

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from cyclopts import CycloptsError
 
-from wancoll.cli import leave, trace
 from wancoll.cli.asking import Asking
+from wancoll.cli.changing import leave
+from wancoll.cli.looking import trace
 from wancoll.cli.main import app
 from wancoll.errors import ConfigError, Evicted, MasterUnreachable, PeerDaemonLost
 from wancoll.wire import messages as m

@@ -22,7 +22,7 @@ from wancoll.cli.perf import report as perf_report
 from wancoll.cli.perf import run as perf_run
 from wancoll.cli.perf import values
 from wancoll.cli.perf.run import Row, Settings, Variant
-from wancoll.client.tensors import numpy_dtype
+from wancoll.client.memory.tensors import numpy_dtype
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError, OperationAborted
 from wancoll.local import join_address

@@ -30,7 +30,7 @@ def row(seq: int, outcome: str = "committed", attempt: int = 1, epoch: int = 1, 
 
 
 def test_an_operation_its_attempts_and_their_phases(listens: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wancoll.cli.spans import send
+    from wancoll.cli.looking.spans import send
 
     monkeypatch.setenv("OTEL_SERVICE_NAME", "training")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20abc")
@@ -65,7 +65,7 @@ def test_an_operation_its_attempts_and_their_phases(listens: Receiver, monkeypat
 
 
 def test_many_go_in_pieces_and_none_is_dropped(listens: Receiver) -> None:
-    from wancoll.cli.spans import send
+    from wancoll.cli.looking.spans import send
 
     assert send({"a": [row(k, posted=1.0 + k, done=2.0 + k) for k in range(600)]}) == 1200
     assert sum(listens.sizes) == 1200 == len({one.id for one in listens.spans})
@@ -74,7 +74,7 @@ def test_many_go_in_pieces_and_none_is_dropped(listens: Receiver) -> None:
 
 
 def test_who_does_not_take_them(listens: Receiver) -> None:
-    from wancoll.cli.spans import send
+    from wancoll.cli.looking.spans import send
 
     listens.status = 400  # not one that is tried again
     with pytest.raises(WancollError, match=r"spans were not taken; got 0 sent before; .*OTEL_EXPORTER_OTLP_ENDPOINT"):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from wancoll.cli import events, status, tables
+from wancoll.cli.looking import events, status, tables
 from wancoll.health import health
 from wancoll.limits import format_size
 from wancoll.wire import messages as m

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from wancoll.cli.looking.timeline import TraceFile, merged, timeline
 from wancoll.cli.main import app
-from wancoll.cli.timeline import TraceFile, merged, timeline
 from wancoll.errors import ConfigError
 from wancoll.wire.messages import Clock
 

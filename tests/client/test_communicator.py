@@ -35,9 +35,9 @@ from tests.client.tools import BIG, address, in_thread, numpy_kind, refused, unt
 from tests.later import at_night, later
 from wancoll import resources
 from wancoll.client import connection as connection_module
-from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
-from wancoll.client.placement import Placement
+from wancoll.client.memory.arena import SWAP_BYTES
+from wancoll.client.memory.placement import Placement
 from wancoll.client.work import Work
 from wancoll.collective import DType, ReduceOp
 from wancoll.errors import (

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from tests.client.tools import refused
 from wancoll import resources
 from wancoll._native import ffi, lib
-from wancoll.client import arena as arena_module
-from wancoll.client.arena import IDLE_BYTES, LARGE, PAGE, Arena, ArrayMemory, Block, Lease, Ranges, size_class
+from wancoll.client.memory import arena as arena_module
+from wancoll.client.memory.arena import IDLE_BYTES, LARGE, PAGE, Arena, ArrayMemory, Block, Lease, Ranges, size_class
 from wancoll.errors import ArenaFull, DeviceError
 from wancoll.peer.arena import Arena as DaemonArena
 
@@ -507,7 +507,7 @@ def test_a_block_that_shows_anothers_pages_is_never_used_again(arena: Arena, mon
     a, b = arena.take(2 * MIB), arena.take(2 * MIB)
     block = b.block
     with monkeypatch.context() as half:
-        half.setattr("wancoll.client.arena.lib", SimpleNamespace(wc_pages_exchange=lambda *_: 1))
+        half.setattr("wancoll.client.memory.arena.lib", SimpleNamespace(wc_pages_exchange=lambda *_: 1))
         assert arena.swap(a.block, block, block.offset)
     del b
     assert arena.take(2 * MIB).block is not block
@@ -541,7 +541,7 @@ def _reserved(address: int) -> bool:
 def test_a_tensor_whose_memory_the_system_took_away_is_named(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = arena.take(2 * MIB), arena.take(2 * MIB)
     with monkeypatch.context() as taken:
-        taken.setattr("wancoll.client.arena.lib", SimpleNamespace(wc_pages_exchange=lambda *_: 2))
+        taken.setattr("wancoll.client.memory.arena.lib", SimpleNamespace(wc_pages_exchange=lambda *_: 2))
         with pytest.raises(DeviceError, match="took a tensor's memory away"):
             arena.swap(a.block, b.block, b.block.offset)
     assert arena.find(a.block.address, 1) is None

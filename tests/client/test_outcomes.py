@@ -23,7 +23,7 @@ from wancoll.client import connection as connection_module
 from wancoll.client.communicator import Communicator
 from wancoll.client.connection import Connection
 from wancoll.client.cuda.staging import Staging
-from wancoll.client.placement import Placement
+from wancoll.client.memory.placement import Placement
 from wancoll.errors import BY_NAME, DeviceError, OutcomeUnknown, TimeoutError, WancollError
 from wancoll.limits import Limits
 from wancoll.wire import messages as m

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from wancoll.client.communicator import Communicator
-from wancoll.client.state import tensors_of
-from wancoll.client.sync_state import SyncWork
+from wancoll.client.syncing.state import tensors_of
+from wancoll.client.syncing.sync_state import SyncWork
 from wancoll.collective import Receipt
 from wancoll.errors import OperationAborted, TimeoutError
 from wancoll.sync.manifest import Header, pack_header, unpack_header

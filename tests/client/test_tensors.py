@@ -16,8 +16,7 @@ import pytest
 
 from tests.client.tools import refused
 from wancoll.client.communicator import Communicator
-from wancoll.client.state import tensors_of
-from wancoll.client.tensors import (
+from wancoll.client.memory.tensors import (
     Exported,
     _pointer,
     _Versioned,
@@ -28,6 +27,7 @@ from wancoll.client.tensors import (
     require_writable,
     what_instead,
 )
+from wancoll.client.syncing.state import tensors_of
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
 
@@ -295,8 +295,8 @@ def test_memory_that_is_not_mapped() -> None:
 _MAPPED = """
 import ctypes, mmap, os, sys, tempfile
 import numpy as np
-from wancoll.client import tensors
-from wancoll.client.state import tensors_of
+from wancoll.client.memory import tensors
+from wancoll.client.syncing.state import tensors_of
 from wancoll.errors import ConfigError
 
 pages, forbid, kind = int(sys.argv[1]), *sys.argv[2:]
@@ -353,7 +353,7 @@ def test_mapped_memory_that_cannot_be_used(pages: int, forbid: str, kind: str) -
 
 def test_torch_is_never_imported() -> None:
     code = (
-        "import sys, numpy; from wancoll.client.tensors import region;"
+        "import sys, numpy; from wancoll.client.memory.tensors import region;"
         "region(numpy.ones(3), 'x'); region(bytearray(3), 'x');"
         "sys.exit('torch' in sys.modules or 'trio' in sys.modules)"
     )

@@ -17,14 +17,14 @@ import pytest
 import wancoll
 from tests.client.fake_daemon import FakeDaemon
 from tests.client.tools import in_thread, refused
-from wancoll.client import arena as arena_module
-from wancoll.client.arena import Arena
 from wancoll.client.codecs import Coding, feed
 from wancoll.client.communicator import Communicator
 from wancoll.client.connection import Connection
 from wancoll.client.many import ManyWork
-from wancoll.client.placement import Placement
-from wancoll.client.tensors import region
+from wancoll.client.memory import arena as arena_module
+from wancoll.client.memory.arena import Arena
+from wancoll.client.memory.placement import Placement
+from wancoll.client.memory.tensors import region
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.wire import messages as m

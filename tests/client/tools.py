@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from wancoll.chaos import Cluster, in_threads
-from wancoll.client.arena import SWAP_BYTES
-from wancoll.client.tensors import region
+from wancoll.client.memory.arena import SWAP_BYTES
+from wancoll.client.memory.tensors import region
 from wancoll.collective import DType
 from wancoll.errors import ConfigError
 

@@ -19,9 +19,9 @@ import numpy as np
 import wancoll
 from tests.cuda.gpu import DeviceArray, Gpu, WithInterface
 from wancoll.chaos import Cluster, in_threads
-from wancoll.client.arena import Arena
 from wancoll.client.cuda.staging import Staging
-from wancoll.client.tensors import region
+from wancoll.client.memory.arena import Arena
+from wancoll.client.memory.tensors import region
 from wancoll.errors import ConfigError
 from wancoll.limits import MIB, format_size
 

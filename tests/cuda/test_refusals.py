@@ -18,7 +18,7 @@ from tests.cuda.test_order import array, numbers, same
 from wancoll.client.communicator import Communicator
 from wancoll.client.cuda import driver as drivers
 from wancoll.client.cuda import staging
-from wancoll.client.tensors import region
+from wancoll.client.memory.tensors import region
 from wancoll.errors import ConfigError, DeviceError
 
 PINNED_CALLS = 1000

@@ -20,8 +20,8 @@ from tests.later import later
 from wancoll._native import ffi
 from wancoll.chaos import Cluster, in_threads
 from wancoll.client import communicator
-from wancoll.client.arena import Lease
-from wancoll.client.placement import Placement
+from wancoll.client.memory.arena import Lease
+from wancoll.client.memory.placement import Placement
 from wancoll.errors import Evicted
 from wancoll.limits import BLOCK
 

@@ -14,7 +14,7 @@ import pytest
 import wancoll
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli.main import app
-from wancoll.cli.peer import EXIT_ASKED_TO_LEAVE
+from wancoll.cli.running.peer import EXIT_ASKED_TO_LEAVE
 from wancoll.errors import ConfigError
 from wancoll.testing import ClientProcess
 

@@ -16,8 +16,8 @@ import pytest
 import wancoll
 from tests.later import later
 from wancoll.chaos import Cluster, in_threads
-from wancoll.client.arena import SWAP_BYTES
 from wancoll.client.communicator import Communicator
+from wancoll.client.memory.arena import SWAP_BYTES
 from wancoll.errors import ArenaFull, ConfigError, OperationAborted
 from wancoll.sync.manifest import STRIPE
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.cli.otlp import receiver
 from wancoll.chaos import Cluster, in_threads
+from wancoll.cli.looking.timeline import OPEN, SPANS
 from wancoll.cli.main import app
-from wancoll.cli.timeline import OPEN, SPANS
 
 MEMBERS = 3
 Event = dict[str, Any]

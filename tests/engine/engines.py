@@ -11,9 +11,9 @@ import numpy as np
 
 from tests.schedule import numbers
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
-from wancoll.engine import Done, Engine, LaneStatistics
+from wancoll.native.engine import Done, Engine, LaneStatistics
+from wancoll.native.seal import Sealed, Seals
 from wancoll.schedule.choose import make, sizes
-from wancoll.seal import Sealed, Seals
 
 KIB = 1024
 DEADLINE = 60.0

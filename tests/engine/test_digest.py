@@ -9,7 +9,7 @@ import pytest
 
 from tests.schedule.numbers import digest
 from wancoll._native import ffi, lib
-from wancoll.client.state import digest_stripes
+from wancoll.client.syncing.state import digest_stripes
 from wancoll.sync.manifest import STRIPE
 
 BLOCK = 1 << 16

@@ -37,8 +37,8 @@ from tests.later import later
 from tests.schedule import numbers, reference
 from wancoll._native import ffi
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, hash_at, kernel_name
 from wancoll.errors import ConfigError
+from wancoll.native.engine import Cancelled, Done, Engine, LaneDown, Mismatch, hash_at, kernel_name
 from wancoll.schedule.choose import make
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 

@@ -16,7 +16,7 @@ from tests.engine.engines import KIB, Mesh, mesh_of, random_bits, same, statisti
 from tests.later import later
 from tests.schedule import numbers, reference
 from wancoll.collective import REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.engine import DIGEST_BLOCK, Cancelled, Done, Engine
+from wancoll.native.engine import DIGEST_BLOCK, Cancelled, Done, Engine
 from wancoll.schedule.choose import ALGORITHMS, make, sizes
 
 PAIRS = [(kind, algorithm) for kind, names in ALGORITHMS.items() for algorithm in names]

@@ -9,8 +9,8 @@ import pytest
 
 from tests.engine.engines import DEADLINE, hand_over, statistics, tcp_pair, wait_for
 from wancoll.collective import DType, ReduceOp
-from wancoll.engine import NOTE_BYTES, Engine, Hearers, LaneDown, Note
 from wancoll.errors import ConfigError
+from wancoll.native.engine import NOTE_BYTES, Engine, Hearers, LaneDown, Note
 from wancoll.schedule.steps import Schedule
 
 LANES = 2

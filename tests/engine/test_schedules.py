@@ -9,7 +9,7 @@ from tests.engine.engines import Mesh, mesh_of, same, wait_for
 from tests.later import later
 from tests.schedule import numbers, reference
 from wancoll.collective import REDUCING, ROOTED, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.engine import Done
+from wancoll.native.engine import Done
 from wancoll.schedule.choose import ALGORITHMS, make, sizes
 
 COUNTS = (0, 1, 5, 1025, 70_001)

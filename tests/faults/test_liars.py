@@ -15,7 +15,7 @@ from wancoll.testing.cluster import Cluster
 
 CALLS, ELEMENTS = 2, 6 << 20
 LIAR = """
-from wancoll.engine import Engine
+from wancoll.native.engine import Engine
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.session import Session

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from tests.master.transcript import GROUP, Room, report_of
-from wancoll.cli.tables import wait_lines
+from wancoll.cli.looking.tables import wait_lines
 from wancoll.collective import Descriptor, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m

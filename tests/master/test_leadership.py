@@ -28,7 +28,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.master.lease import TTL, quick_elections
 from tests.master.test_master import PATIENT, Connect, Peer, hello, master
 from wancoll import chaos
-from wancoll.cli import status
+from wancoll.cli.looking import status
 from wancoll.errors import ConfigError, MasterUnreachable
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address

@@ -22,9 +22,10 @@ import structlog
 import trio
 
 from tests.master.test_gate import hello, secure
-from wancoll.cli import ca, status
-from wancoll.cli import token as token_command
 from wancoll.cli.asking import Asking
+from wancoll.cli.changing import ca
+from wancoll.cli.changing import token as token_command
+from wancoll.cli.looking import status
 from wancoll.errors import ConfigError
 from wancoll.limits import CLOCKS_DIFFER, PROTOCOL_VERSION
 from wancoll.net.enroll import Wallet, WrongMaster

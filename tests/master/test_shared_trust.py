@@ -25,8 +25,8 @@ from tests.master.lease import TTL, quick_elections
 from tests.master.test_gate import Master, hello
 from tests.master.test_master import PATIENT
 from wancoll.chaos import Etcd
-from wancoll.cli import token as token_command
 from wancoll.cli.asking import Asking
+from wancoll.cli.changing import token as token_command
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address, split_address

@@ -11,10 +11,10 @@ import pytest
 from tests.metrics.support import Scrape, documented
 from wancoll.cli.perf.values import COLLECTIVES
 from wancoll.collective import LIBRARY_TAGS, Codec, Kind
-from wancoll.engine import LaneStatistics
 from wancoll.metrics import text
 from wancoll.metrics.core import families as f
 from wancoll.metrics.core.operations import MORE, MOST_ROWS, Histogram, Operations, Recovery, Tally, bus_factor
+from wancoll.native.engine import LaneStatistics
 from wancoll.peer.core.tcpinfo import TcpInfo
 from wancoll.peer.links import traffic
 from wancoll.peer.links.traffic import Now, Traffic

@@ -18,10 +18,10 @@ import trio.testing
 
 from tests.dear import Dear, LongestStep
 from tests.records import ALERT, DATA, HANDSHAKE, NEW_KEYS, ByHand, in_pieces
+from wancoll.native.seal import Seals
 from wancoll.net.stream import Stream
 from wancoll.net.tls import Tls, TlsFailed, ignore_strange_names
 from wancoll.net.turns import Turns
-from wancoll.seal import Seals
 from wancoll.trust.papers import Papers, unverified, write_secret
 
 GOODBYE = b"\1\0"

@@ -17,10 +17,10 @@ import trio.testing
 from msgspec.structs import replace
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
-from wancoll.engine import Done, Engine
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address
+from wancoll.native.engine import Done, Engine
 from wancoll.net import clock
 from wancoll.peer import daemon as daemon_module
 from wancoll.peer.config import PeerConfig

@@ -12,9 +12,9 @@ import trio
 import trio.testing
 
 from tests.peer.test_member import KEY
-from wancoll.engine import Engine, LaneDown
 from wancoll.limits import DEFAULT, Limits
 from wancoll.local import join_address
+from wancoll.native.engine import Engine, LaneDown
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.hot import Hot
 from wancoll.peer.config import PeerConfig

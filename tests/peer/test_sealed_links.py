@@ -22,13 +22,13 @@ from tests.peer.test_member import KEY
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address
+from wancoll.native.seal import Seals
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.peer.core import links as core
 from wancoll.peer.links import connections
 from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import greet
 from wancoll.peer.links.probes import probe
-from wancoll.seal import Seals
 from wancoll.trust.authority import Authority, Request, new_key, request, times
 from wancoll.trust.identity import Identity, Role
 from wancoll.trust.papers import Papers

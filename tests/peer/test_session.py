@@ -21,10 +21,10 @@ from tests.peer.test_grace import SUM, cover
 from tests.peer.test_member import data, epoch, post
 from wancoll import resources
 from wancoll._native import ffi
-from wancoll.engine import Done
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import BLOCK, DEFAULT
+from wancoll.native.engine import Done
 from wancoll.peer import arena
 from wancoll.peer.arena import Cover
 from wancoll.peer.core import commands as cmd

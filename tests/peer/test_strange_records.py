@@ -15,9 +15,9 @@ import trio
 from tests.dear import Dear, LongestStep
 from tests.peer.test_sealed_links import Office
 from tests.records import ALERT, DATA, HANDSHAKE, NEW_KEYS, ByHand, in_pieces
+from wancoll.native.seal import Sealed, Seals
 from wancoll.net.dial import DialFailed
 from wancoll.peer.links.connections import Connector
-from wancoll.seal import Sealed, Seals
 from wancoll.trust.papers import Papers, write_secret
 
 

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 HANGS = 150.0  # seconds after which a rank will never answer, on a machine that does much else
 # torch._dynamo: the first DistributedDataParallel of a process loads it.
 _PRELOAD = ("torch.nn.parallel", "torch._dynamo", "torch.distributed.distributed_c10d", "wancoll.client.connect",
-            "wancoll.torch.process_group")  # fmt: skip
+            "wancoll.torch.backend.process_group")  # fmt: skip
 _nursery: subprocess.Popen[bytes] | None = None
 _reserved: list[socket.socket] = []  # what free_port() has given out
 

@@ -12,8 +12,8 @@ from torch.distributed import ReduceOp
 
 from tests.torch.ranks import run
 from wancoll import CollectiveMismatch, ConfigError
-from wancoll.torch.rendezvous import Cluster
-from wancoll.torch.sparse import Pieces
+from wancoll.torch.backend.rendezvous import Cluster
+from wancoll.torch.backend.sparse import Pieces
 
 
 def begin(rank, size):

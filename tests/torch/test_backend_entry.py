@@ -42,7 +42,7 @@ import torch, sys
 from torch.distributed import Backend
 assert "WANCOLL" in Backend._plugins
 assert took
-heavy = ("wancoll.client", "wancoll._native", "wancoll.torch.process_group", "msgspec", "trio")
+heavy = ("wancoll.client", "wancoll._native", "wancoll.torch.backend.process_group", "msgspec", "trio")
 assert not [name for name in sys.modules if name.startswith(heavy)]
 
 def refuse(*_, **__):
@@ -163,7 +163,7 @@ def test_a_script_that_destroys_no_group_leaves_nothing_behind(tmp_path):
 
 
 def test_errors_are_both_and_travel():
-    from wancoll.torch.errors import raised
+    from wancoll.torch.backend.torch_errors import raised
 
     pending = "is pending: waits for rank-2 (rank 0): it has not called; rank-10 (rank 1): nor has this one"
     late = raised(wancoll.TimeoutError(pending, who="me", work=object(), hint=".work.wait()"), "send")

@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp
 import wancoll
 from tests.torch.ranks import run
 from wancoll.client.connection import Connection
-from wancoll.torch.tensors import shortened
+from wancoll.torch.backend.torch_tensors import shortened
 
 
 def both_fail(first, second):

@@ -19,10 +19,10 @@ import wancoll
 from tests.torch.programs import same_everywhere
 from tests.torch.ranks import Ranks, free_port, run
 from tests.torch.test_backend_faults import children
-from wancoll.client.arena import Arena
-from wancoll.client.placement import Placement
-from wancoll.client.tensors import region
-from wancoll.torch.buckets import handed_over, move
+from wancoll.client.memory.arena import Arena
+from wancoll.client.memory.placement import Placement
+from wancoll.client.memory.tensors import region
+from wancoll.torch.backend.buckets import handed_over, move
 
 COUNT = 1 << 19  # 2 MiB of float32
 
@@ -100,7 +100,7 @@ def test_what_cannot_move_has_room(connection):
 
 def test_torch_without_the_exchange(connection, monkeypatch):
     """Its name is torch's own, and may change."""
-    monkeypatch.setattr("wancoll.torch.buckets._EXCHANGE", "_another_name")
+    monkeypatch.setattr("wancoll.torch.backend.buckets._EXCHANGE", "_another_name")
     assert not move(torch.zeros(COUNT), connection)
     assert held(connection.arena) == 0
 

@@ -19,7 +19,7 @@ from wancoll.chaos import Cluster, in_threads
 from wancoll.client.communicator import Communicator
 
 torch = pytest.importorskip("torch")
-from wancoll.torch.diloco import DiLoCo, OuterStep  # noqa: E402 -- needs torch
+from wancoll.torch.training.diloco import DiLoCo, OuterStep  # noqa: E402 -- needs torch
 
 NAMES = itertools.count(1)
 PEERS = 4

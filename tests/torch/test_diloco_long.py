@@ -10,7 +10,7 @@ from tests.torch.test_diloco import corpus
 from wancoll.chaos import Cluster, in_threads
 
 torch = pytest.importorskip("torch")
-from wancoll.torch.diloco import DiLoCo  # noqa: E402 -- needs torch
+from wancoll.torch.training.diloco import DiLoCo  # noqa: E402 -- needs torch
 
 PEERS, STEPS, BATCH, CONTEXT, WIDTH = 4, 1200, 16, 32, 48
 

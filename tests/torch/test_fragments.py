@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wancoll.torch.fragments import Act, cut, most_fragments, turn
+from wancoll.torch.training.fragments import Act, cut, most_fragments, turn
 
 B, E, K, A = Act.begin, Act.end, Act.ask, Act.admit
 

@@ -138,7 +138,7 @@ def test_survivors_of_a_death():
 
 def before_the_first(rank, size):
     """As init_process_group(enable_reconfigure=True) makes it."""
-    from wancoll.torch.process_group import WancollProcessGroup
+    from wancoll.torch.backend.process_group import WancollProcessGroup
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group = WancollProcessGroup(store, 0, 1, 20.0, "later", None, True)

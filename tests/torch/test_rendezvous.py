@@ -7,7 +7,7 @@ import pytest
 from torch.distributed import HashStore
 
 import wancoll
-from wancoll.torch.rendezvous import Answer, Cluster
+from wancoll.torch.backend.rendezvous import Answer, Cluster
 
 
 class Hello(Cluster):
@@ -86,7 +86,7 @@ def test_where_ranks_may_be_far_apart_they_join_with_a_token_of_this_run():
 
 
 def test_on_one_machine_ranks_need_no_token(monkeypatch):
-    monkeypatch.setattr("wancoll.torch.rendezvous.host_of", lambda store: "127.0.0.1")
+    monkeypatch.setattr("wancoll.torch.backend.rendezvous.host_of", lambda store: "127.0.0.1")
     alone = Cluster(HashStore(), 0, 1, 60.0)
     try:
         assert alone._answer.token == ""

@@ -9,7 +9,7 @@ import pytest
 from tests.wan.network import Wan
 from tests.wan.test_delayline import patient
 from wancoll.chaos import Cluster, in_threads
-from wancoll.cli import status
+from wancoll.cli.looking import status
 from wancoll.local import join_address
 from wancoll.wire.messages import Status
 

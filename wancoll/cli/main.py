@@ -14,28 +14,25 @@ from cyclopts import App, CycloptsError, MissingArgumentError
 from wancoll.cli.variables import Variables
 from wancoll.errors import ConfigError, WancollError
 
-COMMANDS = {
-    "master": ("wancoll.cli.master:master", "Run the master: it tracks membership and decides commit and abort."),
-    "peer": ("wancoll.cli.peer:peer", "Run this machine's peer daemon: it moves and reduces the data of its clients."),
+COMMANDS = {  # its function below wancoll.cli, and its help
+    "master": ("running.master:master", "Run the master: it tracks membership and decides commit and abort."),
+    "peer": ("running.peer:peer", "Run this machine's peer daemon: it moves and reduces the data of its clients."),
     "status": (
-        "wancoll.cli.status:status",
+        "looking.status:status",
         "Say whether all is well (exit code 3: it is not); show groups, members, events.",
     ),
-    "top": ("wancoll.cli.status:top", "Watch groups, members, and whom operations wait for."),
-    "events": ("wancoll.cli.events:events", "Show what a master has recorded, and go on with --follow."),
-    "evict": ("wancoll.cli.evict:evict", "Put a member out of its group, or say that a lost one has stopped."),
-    "ca": ("wancoll.cli.ca:ca", "Show and replace the certificate authority of a master."),
-    "leave": ("wancoll.cli.leave:leave", "Have a daemon, or one member, leave in order: nobody runs anything again."),
-    "doctor": (
-        "wancoll.cli.doctor:doctor",
-        "Look at this machine, a master, the ways to daemons; say what to change.",
-    ),
-    "trace": ("wancoll.cli.trace:trace", "Write what operations do, phase by phase, to a file for Perfetto."),
-    "token": ("wancoll.cli.token:token", "Make, show and revoke the tokens that daemons join with."),
-    "demo": ("wancoll.cli.demo:demo", "Train a small network on 4 local peers, and kill one of them on the way."),
-    "perf": ("wancoll.cli.perf.command:perf", "Measure collectives, with the columns of nccl-tests."),
-    "chaos": ("wancoll.cli.chaos:chaos", "Break a local cluster by a seeded schedule, and check what it promises."),
-    "model": ("wancoll.cli.model.command:model", "Print what an all-reduce, or a step of training, takes on paper."),
+    "top": ("looking.status:top", "Watch groups, members, and whom operations wait for."),
+    "events": ("looking.events:events", "Show what a master has recorded, and go on with --follow."),
+    "evict": ("changing.evict:evict", "Put a member out of its group, or say that a lost one has stopped."),
+    "ca": ("changing.ca:ca", "Show and replace the certificate authority of a master."),
+    "leave": ("changing.leave:leave", "Have a daemon, or one member, leave in order: nobody runs anything again."),
+    "doctor": ("looking.doctor:doctor", "Look at this machine, a master, the ways to daemons; say what to change."),
+    "trace": ("looking.trace:trace", "Write what operations do, phase by phase, to a file for Perfetto."),
+    "token": ("changing.token:token", "Make, show and revoke the tokens that daemons join with."),
+    "demo": ("trying.demo:demo", "Train a small network on 4 local peers, and kill one of them on the way."),
+    "perf": ("perf.command:perf", "Measure collectives, with the columns of nccl-tests."),
+    "chaos": ("trying.chaos:chaos", "Break a local cluster by a seeded schedule, and check what it promises."),
+    "model": ("model.command:model", "Print what an all-reduce, or a step of training, takes on paper."),
 }
 
 EXIT_FAILED = 1
@@ -64,7 +61,7 @@ app = App(
     config=Variables("WANCOLL_", command=False),
 )
 for _name, (_path, _help) in COMMANDS.items():
-    app.command(_path, name=_name, help=_help)
+    app.command(f"wancoll.cli.{_path}", name=_name, help=_help)
 
 
 def expected_failures(error: BaseException) -> list[WancollError]:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from wancoll.client.tensors import Region
+from wancoll.client.memory.tensors import Region
 from wancoll.collective import LIBRARY_TAGS, ON_FAILURE, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.schedule import choose

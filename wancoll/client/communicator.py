@@ -35,10 +35,8 @@ from wancoll.client.checks import (
 from wancoll.client.codecs import RAW, Coding, ErrorFeedback, Feed, coding, coding_where_taken, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.many import BUCKET_BYTES, ManyReceipt, ManyWork
-from wancoll.client.placement import Placement
-from wancoll.client.state import tensors_of
-from wancoll.client.sync_state import SyncWork
-from wancoll.client.tensors import (
+from wancoll.client.memory.placement import Placement
+from wancoll.client.memory.tensors import (
     Region,
     check_out,
     check_pair,
@@ -50,7 +48,9 @@ from wancoll.client.tensors import (
     region,
     require_writable,
 )  # fmt: skip
-from wancoll.client.things import things_of
+from wancoll.client.syncing.state import tensors_of
+from wancoll.client.syncing.sync_state import SyncWork
+from wancoll.client.syncing.things import things_of
 from wancoll.client.work import Work
 from wancoll.collective import ROOTED, Descriptor, DType, Kind, Receipt
 from wancoll.errors import ConfigError

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from wancoll.client.arena import Arena, close_all
 from wancoll.client.channel import Channel
 from wancoll.client.checks import check_seconds, whole
 from wancoll.client.communicator import Communicator
 from wancoll.client.connection import Connection, deadline_after, seconds_left
+from wancoll.client.memory.arena import Arena, close_all
 from wancoll.client.private import START_SECONDS, PrivateDaemon
 from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError

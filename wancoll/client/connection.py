@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from wancoll.client.arena import Arena
 from wancoll.client.channel import Channel
 from wancoll.client.checks import check_seconds
 from wancoll.client.cuda.staging import Staging
-from wancoll.client.placement import Placement
+from wancoll.client.memory.arena import Arena
+from wancoll.client.memory.placement import Placement
 from wancoll.client.private import PrivateDaemon
 from wancoll.client.work import Work, as_failure, cut_off, rebuild
 from wancoll.errors import ConfigError, DeviceError, ProtocolError, TimeoutError, WancollError

@@ -13,8 +13,8 @@ from wancoll.client.awaiting import awaited
 from wancoll.client.checks import check_seconds, whole
 from wancoll.client.codecs import FLOATS, Coding, ErrorFeedback, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
-from wancoll.client.placement import Placement
-from wancoll.client.tensors import Region, is_torch, region, require_writable
+from wancoll.client.memory.placement import Placement
+from wancoll.client.memory.tensors import Region, is_torch, region, require_writable
 from wancoll.client.work import STREAM_SECONDS, Work
 from wancoll.collective import Descriptor, DType, Receipt
 from wancoll.errors import ArenaFull, ConfigError, TimeoutError, WancollError

@@ -15,8 +15,8 @@ from wancoll.client.awaiting import awaited, begin
 from wancoll.client.checks import check_seconds
 from wancoll.client.cuda.held import Holding
 from wancoll.client.cuda.staging import Landing, Staging
-from wancoll.client.placement import Placement
-from wancoll.client.tensors import Region, leading
+from wancoll.client.memory.placement import Placement
+from wancoll.client.memory.tensors import Region, leading
 from wancoll.collective import Descriptor, Kind, Receipt
 from wancoll.schedule.choose import wire_codec
 from wancoll.wire import messages as m

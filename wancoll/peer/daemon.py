@@ -19,12 +19,13 @@ import trio
 from msgspec.structs import replace
 
 from wancoll import resources
-from wancoll.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.local import default_socket, default_state, join_address
 from wancoll.metrics.core.operations import Operations
 from wancoll.metrics.listen import listeners
+from wancoll.native.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
+from wancoll.native.seal import check_possible
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
 from wancoll.net.enroll import Wallet
@@ -46,7 +47,6 @@ from wancoll.peer.links.traffic import Traffic
 from wancoll.peer.session import Session
 from wancoll.peer.watch.measure import Measurer
 from wancoll.peer.watch.watcher import Watcher
-from wancoll.seal import check_possible
 from wancoll.trust.papers import AUTHORITY_KEY, Papers
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m

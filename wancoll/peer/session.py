@@ -16,11 +16,11 @@ import trio
 from msgspec.structs import replace
 
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
-from wancoll.engine import Done, Engine, Hearers, Prepared, hash_at
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import WORD, blocks
 from wancoll.metrics.core.operations import Operations, Recovery
+from wancoll.native.engine import Done, Engine, Hearers, Prepared, hash_at
 from wancoll.net.contain import contained
 from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream

@@ -13,11 +13,11 @@ from wancoll.process import die_with_parent
 
 for _module in (
     "numpy",
-    "wancoll.cli.logs",
+    "wancoll.cli.running.logs",
     "wancoll.cli.main",
-    "wancoll.cli.master",
-    "wancoll.cli.peer",
-    "wancoll.cli.service",
+    "wancoll.cli.running.master",
+    "wancoll.cli.running.peer",
+    "wancoll.cli.running.service",
     "wancoll.client.connect",
     "wancoll.peer.daemon",
     "wancoll_master.election",

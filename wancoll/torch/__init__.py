@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from wancoll.torch.entry import register, torch_is_loading
 
 if TYPE_CHECKING:
-    from wancoll.torch.diloco import DiLoCo, OuterStep
-    from wancoll.torch.elastic import ElasticDataParallel, StepReceipt, all_reduce_gradients
-    from wancoll.torch.process_group import WancollProcessGroup
-    from wancoll.torch.sampler import ElasticSampler
+    from wancoll.torch.backend.process_group import WancollProcessGroup
+    from wancoll.torch.training.diloco import DiLoCo, OuterStep
+    from wancoll.torch.training.elastic import ElasticDataParallel, StepReceipt, all_reduce_gradients
+    from wancoll.torch.training.sampler import ElasticSampler
 
 __all__ = [
     "DiLoCo",
@@ -29,13 +29,13 @@ __all__ = [
 
 # Imported at first use.
 _LAZY = {
-    "DiLoCo": "wancoll.torch.diloco",
-    "ElasticDataParallel": "wancoll.torch.elastic",
-    "ElasticSampler": "wancoll.torch.sampler",
-    "OuterStep": "wancoll.torch.diloco",
-    "StepReceipt": "wancoll.torch.elastic",
-    "WancollProcessGroup": "wancoll.torch.process_group",
-    "all_reduce_gradients": "wancoll.torch.elastic",
+    "DiLoCo": "wancoll.torch.training.diloco",
+    "ElasticDataParallel": "wancoll.torch.training.elastic",
+    "ElasticSampler": "wancoll.torch.training.sampler",
+    "OuterStep": "wancoll.torch.training.diloco",
+    "StepReceipt": "wancoll.torch.training.elastic",
+    "WancollProcessGroup": "wancoll.torch.backend.process_group",
+    "all_reduce_gradients": "wancoll.torch.training.elastic",
 }
 
 

@@ -32,6 +32,6 @@ def torch_is_loading() -> bool:
 
 
 def _create(given: Any, options: Any) -> Any:
-    from wancoll.torch.process_group import create
+    from wancoll.torch.backend.process_group import create
 
     return create(given, options)

@@ -189,7 +189,7 @@ def _names(option: str, text: str, offered: tuple[str, ...], whose: str) -> tupl
 
 
 def _check(settings: Settings, peers: int) -> None:
-    from wancoll.client.tensors import numpy_dtype
+    from wancoll.client.memory.tensors import numpy_dtype
 
     collective = COLLECTIVES[settings.collective]
     numpy_dtype(settings.dtype)

@@ -24,7 +24,7 @@ from wancoll.cli.perf.values import (
     rounding_error,
     wrong_elements,
 )
-from wancoll.client.tensors import numpy_dtype
+from wancoll.client.memory.tensors import numpy_dtype
 from wancoll.collective import SAME_RESULT, Codec, DType, Kind, Receipt
 from wancoll.errors import OperationAborted
 

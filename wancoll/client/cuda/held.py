@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from wancoll.client.cuda.driver import Device, Driver, Mark, until
 from wancoll.client.cuda.origin import Origin
-from wancoll.client.tensors import Region
+from wancoll.client.memory.tensors import Region
 from wancoll.errors import ConfigError, DeviceError
 
 _PAGE = 4096

@@ -10,8 +10,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-from wancoll.client.arena import Arena, Block, Lease, size_class
 from wancoll.client.cuda.driver import Mark
+from wancoll.client.memory.arena import Arena, Block, Lease, size_class
 from wancoll.errors import ArenaFull, DeviceError
 
 

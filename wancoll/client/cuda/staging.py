@@ -28,13 +28,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from wancoll.client.arena import Arena, Lease
 from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, Memory, driver, until
 from wancoll.client.cuda.early import LEAST, Early, Numbers
 from wancoll.client.cuda.held import Holding, Words, check_holdable, hold, stream_of
 from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Pinned, Pool
-from wancoll.client.tensors import DeviceView, Region
+from wancoll.client.memory.arena import Arena, Lease
+from wancoll.client.memory.tensors import DeviceView, Region
 from wancoll.errors import ConfigError, DeviceError, TimeoutError
 from wancoll.limits import BLOCK, DEFAULT, MIB, blocks, format_size
 from wancoll.native import ffi, lib

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from wancoll.engine import Engine
 from wancoll.errors import ConfigError
 from wancoll.limits import KIB
+from wancoll.native.engine import Engine
+from wancoll.native.seal import READS, Sealed, Seals
 from wancoll.net.dial import DialFailed, dial, read_frame
 from wancoll.net.listen import whose
 from wancoll.net.tls import explained
 from wancoll.net.turns import Turns
-from wancoll.seal import READS, Sealed, Seals
 from wancoll.trust.papers import Papers, identity_of
 from wancoll.wire import messages as m
 from wancoll.wire.framing import begins_tls, encode

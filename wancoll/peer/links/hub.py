@@ -15,9 +15,9 @@ import structlog
 import trio
 from msgspec.structs import replace
 
-from wancoll.engine import Engine
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
+from wancoll.native.engine import Engine
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.hot import Hot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from wancoll.engine import LaneStatistics
+from wancoll.native.engine import LaneStatistics
 from wancoll.peer.core.tcpinfo import TcpInfo
 
 MOST = 2048  # daemons: twice those of the largest group

@@ -1,0 +1,54 @@
+"""`wancoll evict`: has the master put a member out, or tells it that one which nobody hears has stopped."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from wancoll.cli.asking import Asking, ask_leader, say_done
+from wancoll.cli.looking.status import Master
+from wancoll.errors import ConfigError
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.options import Flat, Seconds
+from wancoll.wire.messages import Evict
+
+
+def evict(
+    member: str = "",
+    /,
+    *,
+    group: str,
+    everyone: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    reason: str = "",
+    master: Master = "",
+    timeout: Seconds = DEFAULT.connect_timeout,
+    asking: Annotated[Asking, Flat] = Asking(),
+) -> int:
+    """Put a member out of its group: its calls end with Evicted, and the others go on without it.
+
+    A group whose members commit among themselves, and who were all lost, keeps its name for --master-grace of their
+    daemons, since they may go on unheard. If they have stopped say so with this: then the name is free.
+
+    Args:
+        member: The member's name, as `wancoll status` shows it.
+        group: Its group.
+        everyone: All members, instead of one.
+        reason: What the member is told, and the log.
+        timeout: Seconds for each master's answer.
+    """
+    if bool(member) == everyone:
+        raise ConfigError(
+            "does not know whom to evict", who="wancoll evict", expected="a member's name, or --all",
+            got="both" if member else "neither",
+            hint=f"`wancoll status --master {asking.where(master)}` shows the names",
+        )  # fmt: skip
+    if len(member) > DEFAULT.name_chars or not 0 < len(group) <= DEFAULT.name_chars or len(reason) > 500:
+        raise ConfigError(
+            "cannot ask for this", who="wancoll evict",
+            expected=f"names of at most {DEFAULT.name_chars} characters, a reason of at most 500",
+            got=f"{len(member)} and {len(group)}, {len(reason)}",
+        )  # fmt: skip
+    question = Evict(PROTOCOL_VERSION, group, member, everyone, reason)
+    say_done(ask_leader(question, asking.masters(master), timeout, asking), shown="groups and members")
+    return 0

@@ -1,0 +1,1 @@
+"""Commands that look: status, events, doctor, trace. They change nothing."""

@@ -1,0 +1,1 @@
+"""Commands that run: `wancoll master` and `wancoll peer`, and the service around each."""

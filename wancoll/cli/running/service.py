@@ -1,0 +1,182 @@
+"""Runs a long-lived service under trio: signals, the readiness line, and word to the service manager."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+import trio
+
+from wancoll.cli.running.notify import Notifier
+from wancoll.cli.variables import misspelt
+from wancoll.errors import ConfigError
+
+log = structlog.get_logger("wancoll.service")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Serve(Protocol):
+    """A service: says through *task_status* what it bound, and returns some time after *stop* is set."""
+
+    def __call__(self, *, stop: trio.Event, task_status: trio.TaskStatus[Any]) -> Awaitable[None]:
+        """Run until *stop* is set and all is put away."""
+        ...
+
+
+class Wait(NamedTuple):
+    """What a service that has started waits for before it is ready; *until*: None, if it calls itself ready at once."""
+
+    what: str
+    until: trio.Event | None
+
+
+@dataclass
+class _Announcer:
+    """The service's task_status: says how far it is to whoever waits for that."""
+
+    name: str
+    describe: Callable[[Any], str]
+    waits: Callable[[Any], Wait] | None
+    notifier: Notifier
+    watchers: trio.Nursery
+    has_started: bool = False
+
+    def started(self, value: Any = None) -> None:
+        self.has_started = True
+        where, until = self.describe(value), None
+        if self.waits is not None:
+            what, until = self.waits(value)
+            self._say(f"started {where} and waits for {what}")
+            self.notifier.send(f"STATUS=waits for {what}")
+        if until is None:
+            self._ready(where)
+        else:
+            self.watchers.start_soon(self._ready_at, until, where)
+
+    async def _ready_at(self, until: trio.Event, where: str) -> None:
+        await until.wait()
+        self._ready(where)
+
+    def _ready(self, where: str) -> None:
+        self._say(f"ready {where}")
+        self.notifier.send("READY=1", f"STATUS=ready {where}")
+
+    def _say(self, what: str) -> None:
+        say(f"wancoll {self.name} {what}")
+
+
+def say(line: str) -> None:
+    """Print a line. Whoever started us may read no more, or its disk be full: that is no reason to end."""
+    try:
+        print(line, flush=True)
+    except OSError as bad:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor must the exit's own flush fail
+        log.warning("standard output cannot be written", reason=str(bad))
+
+
+def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable[[Any], Wait] | None = None) -> None:
+    """Run *serve* until it returns. The first SIGTERM or SIGINT sets its stop event, a second one ends the process.
+
+    Args:
+        name: of the service, for the readiness line "wancoll NAME ready ...".
+        serve: the service.
+        describe: turns the value that *serve* started with into the rest of the readiness line.
+        waits: gives for that value what the service waits for before it is ready; meanwhile the line is
+            "wancoll NAME started ... and waits for ...". None: it is ready when it has started.
+
+    Raises:
+        ConfigError: in an exception group; the system refused something before the service had started (an address in
+            use, for example).
+    """
+    for variable, meant in misspelt.items():
+        log.warning("a variable is no option of this command", variable=variable, did_you_mean=meant)
+    notifier = Notifier.from_environment()
+    os.umask(0o077)  # journal, keys, logs: all that it makes is its user's alone
+    gc.collect()
+    gc.freeze()  # what was imported stays: later collections, which interrupt operations, need not walk it
+    try:
+        trio.run(_run, name, serve, describe, waits, notifier)
+    finally:
+        notifier.close()
+
+
+async def _run(
+    name: str,
+    serve: Serve,
+    describe: Callable[[Any], str],
+    waits: Callable[[Any], Wait] | None,
+    notifier: Notifier,
+) -> None:
+    stop = trio.Event()
+    async with trio.open_nursery() as watchers:
+        announcer = _Announcer(name, describe, waits, notifier, watchers)
+        await watchers.start(_stop_on_signal, stop, notifier)
+        if notifier.watchdog_interval is not None:
+            watchers.start_soon(_keep_alive, notifier, notifier.watchdog_interval)
+        try:
+            await serve(stop=stop, task_status=announcer)
+        except* OSError as refused:
+            if announcer.has_started:
+                raise
+            raise ConfigError(
+                "the service cannot start",
+                who=f"wancoll {name}",
+                got=str(_first(refused)),
+                hint="check the addresses and paths among its options",
+            ) from refused
+        watchers.cancel_scope.cancel()
+
+
+async def serve_until(
+    serve: Callable[..., Awaitable[None]], *, stop: trio.Event, task_status: trio.TaskStatus[Any]
+) -> None:
+    """Run `serve(task_status=...)`, which knows no stop event, and cancel it when *stop* is set."""
+
+    async def cancel_when_stopped() -> None:
+        await stop.wait()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_when_stopped)
+        await serve(task_status=task_status)
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_on_signal(
+    stop: trio.Event, notifier: Notifier, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(*SIGNALS) as signals:
+        task_status.started()
+        number = await anext(signals)
+    for each in SIGNALS:
+        signal.signal(each, _end_now)
+    log.info("stopping; a second signal ends the process at once", signal=signal.Signals(number).name)
+    notifier.send("STOPPING=1", "STATUS=draining")
+    stop.set()
+
+
+def _end_now(number: int, _frame: FrameType | None) -> None:
+    # Not through the event loop: it may be busy with what the user does not want to wait for.
+    os._exit(128 + number)
+
+
+async def _keep_alive(notifier: Notifier, interval: float) -> None:
+    """Tell the manager that the event loop turns."""
+    while True:
+        notifier.send("WATCHDOG=1")
+        await trio.sleep(interval)
+
+
+def _first(group: BaseExceptionGroup[OSError]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,263 @@
+"""Where one call's bytes lie in the arena, and what a commit does with them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from wancoll.client.codecs import Feed
+from wancoll.client.cuda.early import Early, Numbers
+from wancoll.client.cuda.held import Holding, check_holdable
+from wancoll.client.cuda.pinned import Pinned
+from wancoll.client.cuda.staging import Filling, Landing, Staging
+from wancoll.client.memory.arena import Arena, Block, Lease
+from wancoll.client.memory.tensors import Region
+from wancoll.errors import ArenaFull, ProtocolError
+from wancoll.limits import WORD, blocks
+from wancoll.native import ffi, lib
+
+_SOONEST, _LATEST = 0.001, 0.016  # seconds between two looks for blocks of a result that are final
+
+Spans = tuple[tuple[int, int], ...]  # (start, end) addresses, ascending, apart from each other
+
+
+class Placement:
+    """Where an operation reads (*front*) and where its result is built (*back*), as offsets into the arena's file.
+
+    Args:
+        arena: of the connection.
+        sources: the input's parts, one after the other in front; none where this member gives nothing.
+        targets: the result's parts, one after the other in back; none where this member gets nothing.
+        fresh: nobody uses the target, which lies in the arena, before the commit: the result is built in it.
+        unwanted: bytes of a result that the daemon builds here and nobody needs; without targets.
+        feed: changes the input on its way into front.
+        staging: copies from and to devices; only if a source or a target is on one.
+        share: which share of the input its schedule needs first, and of how many.
+
+    Attributes:
+        landings: of results that a commit has sent on their way to devices.
+        pause: seconds after which it pays to look again, for somebody who waits.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        sources: tuple[Region, ...],
+        targets: tuple[Region, ...],
+        *,
+        fresh: bool = False,
+        unwanted: int = 0,
+        feed: Feed | None = None,
+        staging: Staging | None = None,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._arena, self._fresh, self._unwanted, self.feed = arena, fresh, unwanted, feed
+        self.sources, self.targets = sources, targets
+        on_device = any(region.device is not None or region.pinned is not None for region in (*sources, *targets))
+        self._staging = staging if on_device else None
+        if self._staging is not None:
+            self._staging.check((*sources, *targets))
+        self.landings: list[Landing] = []
+        self._holding: Holding | None = None  # the caller's streams that wait for the result
+        self._front: Lease | Pinned | None = None
+        self._back: Lease | Pinned | None = None
+        self._share = share
+        self._filling: Filling | None = None  # what is on its way from devices
+        self._table: Lease | None = None  # filled lies there: each attempt reads it anew, until the operation ends
+        self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
+        self.front = self.back = 0
+        self.filled = -1  # as in Post: what is not there yet, the daemon waits for
+        self.shown = -1  # as in Post
+        self._early: list[Early | None] = []  # of each target, where results go to devices before the commit
+        self._words: Numbers | None = None  # shown lies there
+        self._words_held: Lease | None = None
+        self.pause = math.inf
+        # The block that front is a part of; what lies outside the arena, or in pieces, is copied first.
+        self._inside: Block | None = None
+        if len(sources) == 1 and feed is None:
+            self._inside = arena.find(sources[0].address, sources[0].nbytes)
+        # The caller's memory.
+        self.reads = _spans(sources)
+        self.writes = _spans(targets)
+        stays = self._inside is not None or any(source.device is not None for source in sources)
+        self.pins: Spans = self.reads if stays else ()
+
+    def conflicts(self, earlier: Placement) -> bool:
+        """Whether this call would use what *earlier* is going to write, or write what *earlier* still reads."""
+        if self.feed is not None and earlier.feed is not None and self.feed.conflicts(earlier.feed):
+            return True
+        return (
+            overlap(self.writes, earlier.writes)
+            or overlap(self.reads, earlier.writes)
+            or overlap(self.writes, earlier.pins)
+        )
+
+    def prepare(self, deadline: float | None = None) -> None:
+        """Take the blocks, and copy the input to its block unless it can stay. Again after ArenaFull is harmless.
+
+        Raises:
+            ArenaFull: so it is.
+            TimeoutError: a device had not handed over by *deadline* what the host changes first, or what is not pinned.
+            DeviceError: a device failed.
+        """
+        arena = self._arena
+        self._front = self._back = self._words = None
+        self._early, self.shown = [], -1
+        if self._staging is not None:
+            for target in self.targets:
+                self._staging.expect(target)
+            for each in {*self.sources, *self.targets}:
+                self._staging.settle(each, deadline)
+        nbytes = sum(target.nbytes for target in self.targets) or self._unwanted
+        if self._fresh and nbytes:
+            block = arena.find(self.targets[0].address, nbytes)
+            if block is None:
+                raise ProtocolError(
+                    "the memory that was made for a result is not in the arena", who="wancoll client",
+                    expected=f"a block with {nbytes} bytes at {self.targets[0].address:#x}", got="none",
+                    hint="this is a bug of wancoll; nothing was sent",
+                )  # fmt: skip
+            self.back = block.offset + self.targets[0].address - block.address
+        elif nbytes:
+            one = self.targets[0] if len(self.targets) == 1 else None
+            self._swapped = arena.swappable(one.address, one.nbytes) if one is not None else None
+            if self._swapped is not None:
+                self._back = self._warm(arena.take(nbytes, self._swapped.nbytes))
+            else:
+                self._back = self._block(self.targets, nbytes)
+            self.back = self._back.block.offset
+            self._expect_early(nbytes)
+        if self._inside is not None:
+            self.front = self._inside.offset + self.sources[0].address - self._inside.address
+        elif nbytes := sum(source.nbytes for source in self.sources):
+            self._front = front = self._block(self.sources, nbytes)
+            self.front = front.block.offset
+            at, late = 0, []
+            for source in self.sources:
+                if source.device is None or self._staging is None:
+                    lib.wc_pages_copy(front.block.address + at, source.address, source.nbytes)
+                elif self.feed is not None or not isinstance(front, Pinned):
+                    self._staging.read(source, front.block.address + at, front, deadline)
+                elif source.nbytes:
+                    late.append((at, source))
+                at += source.nbytes
+            if late and self._staging is not None and isinstance(front, Pinned):
+                self._filling = self._staging.fill(late, nbytes, front, self._share)
+                self._table = self._filling.table
+                self.filled = self._table.block.offset
+            if self.feed is not None:
+                self.feed.add(front.block.address)
+
+    def look(self) -> None:
+        """See whether what is on its way from devices will come; send what is final to devices.
+
+        Raises:
+            DeviceError: it will not.
+        """
+        staging, filling, back, words = self._staging, self._filling, self._back, self._words  # several threads look
+        if filling is not None and staging is not None and staging.filled(filling):
+            self._filling = None
+        if staging is not None and words is not None and isinstance(back, Pinned):
+            now = words.copy()
+            begun = [staging.begin(early, now, back) for early in self._early if early is not None]
+            self.pause = _SOONEST if any(begun) else min(2 * self.pause, _LATEST)
+
+    def _expect_early(self, nbytes: int) -> None:
+        """Have the daemon say which blocks of the result are final, if that helps anybody."""
+        if self._staging is None or not isinstance(self._back, Pinned):
+            return
+        early = self._staging.early(self.targets)
+        if not any(early):
+            return
+        try:
+            self._words_held = held = self._arena.take(WORD * blocks(nbytes))
+        except ArenaFull:
+            return
+        memory = ffi.buffer(ffi.cast("char *", held.block.address), WORD * blocks(nbytes))
+        words = np.frombuffer(memory, np.uint32)
+        words[:] = 0
+        self._early, self._words, self.shown, self.pause = early, words, held.block.offset, _SOONEST
+
+    def _block(self, regions: tuple[Region, ...], nbytes: int) -> Lease | Pinned:
+        if self._staging is None or all(region.device is None for region in regions):
+            return self._warm(self._arena.take(nbytes))
+        return self._staging.take(nbytes)
+
+    def _warm(self, lease: Lease) -> Lease:
+        """A block that will be written from end to end."""
+        self._arena.fill(lease.block, 0, lease.block.used)
+        return lease
+
+    def commit(self, nbytes: int, attempt: int) -> None:
+        """Bring the first *nbytes* of *attempt*'s result to its targets: fewer than they hold if members were lost.
+
+        To a device it is only sent on its way. Doing it again, after an interruption, is harmless.
+
+        Raises:
+            DeviceError: a device failed: the tensor's contents are undefined.
+        """
+        back = self._back
+        if back is None or not self.targets:
+            return
+        at = back.block.address
+        early = self._early or [None] * len(self.targets)
+        if len(self.targets) > 1:
+            for target, each in zip(self.targets, early, strict=True):
+                self._copy_out(target, at, target.nbytes, back, each, attempt)
+                at += target.nbytes
+            return
+        target = self.targets[0]
+        # Of a part the rest of the target must stay as it is, so its pages cannot go.
+        swapped = self._swapped if nbytes == target.nbytes else None
+        if swapped is None or not self._arena.swap(swapped, back.block, self.back):
+            self._copy_out(target, at, nbytes, back, early[0], attempt)
+
+    def end(self) -> None:
+        """The operation has ended: what went to devices early, and was not committed, is void. Safe to call again."""
+        if self._staging is not None and isinstance(self._back, Pinned):
+            for early in self._early:
+                if early is not None:
+                    self._staging.end(early, self._back)
+
+    def hold(self, stream: int | None) -> Holding | None:
+        """Let the caller's streams wait for the result; None: there is none here.
+
+        Raises:
+            ConfigError: they cannot.
+            DeviceError: the driver fails.
+        """
+        if self._staging is None:
+            check_holdable([target for target in self.targets if target.nbytes], pinned=False)
+            return None
+        return self._staging.hold(self.targets, stream, self._back, self._attach)
+
+    def _attach(self, holding: Holding) -> None:
+        self._holding = holding
+
+    def _copy_out(
+        self, target: Region, at: int, nbytes: int, back: Lease | Pinned, early: Early | None, attempt: int
+    ) -> None:  # fmt: skip
+        if target.device is None or self._staging is None:
+            lib.wc_pages_copy(target.address, at, nbytes)
+        elif landing := self._staging.write(target, at, nbytes, back, lambda: self._holding, early, attempt):
+            self.landings.append(landing)
+
+
+def overlap(a: Spans, b: Spans) -> bool:
+    """Whether any address is in both."""
+    i = j = 0
+    while i < len(a) and j < len(b):
+        if a[i][0] < b[j][1] and b[j][0] < a[i][1]:
+            return True
+        if a[i][1] <= b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return False
+
+
+def _spans(regions: tuple[Region, ...]) -> Spans:
+    if len(regions) == 1:
+        return ((regions[0].address, regions[0].address + regions[0].nbytes),)
+    return tuple(sorted((each.address, each.address + each.nbytes) for each in regions))

@@ -1,0 +1,486 @@
+"""The typed face of native/: ops in, events out. It knows no sockets' setup, no trio and no membership."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from msgspec import Struct
+
+from wancoll.collective import Codec, DType, ReduceOp
+from wancoll.errors import ConfigError
+from wancoll.limits import BLOCK, KIB
+from wancoll.native import ffi, lib
+from wancoll.native.seal import Sealed
+from wancoll.schedule.steps import Place, Schedule, Step
+
+if TYPE_CHECKING:
+    from wancoll import _native as c
+
+DIGEST_BLOCK = BLOCK
+SEGMENT = 512 * KIB
+STRIPE = 256 * KIB
+NOTE_BYTES = 128
+_EVENTS_AT_ONCE = 64
+
+
+class Done(Struct, frozen=True):
+    """Op *op* has finished here.
+
+    Args:
+        op: its id.
+        digest: of its result, 0 where none was asked for.
+        bytes_sent: on the wire, headers included.
+        bytes_saved: what the codec kept off the wire.
+        codec_error: relative L2 error of the measured encodes, 0.0 without any.
+        told: the engine has sent its note, or is about to.
+        first: while traced: when the first of what others sent came, nanoseconds of CLOCK_MONOTONIC; 0: nothing did.
+        last: the same of the last.
+    """
+
+    op: int
+    digest: int
+    bytes_sent: int
+    bytes_saved: int = 0
+    codec_error: float = 0.0
+    told: bool = False
+    first: int = 0
+    last: int = 0
+
+
+class Cancelled(Struct, frozen=True):
+    """The engine no longer touches the memory of *op*; *first* and *last* as in Done."""
+
+    op: int
+    first: int = 0
+    last: int = 0
+
+
+class LaneDown(Struct, frozen=True):
+    """A lane is closed, and its link of no use any more: close it. error: errno, 0 if the other end closed it."""
+
+    link: int
+    lane: int
+    error: int
+    text: str
+
+
+class Mismatch(Struct, frozen=True):
+    """The other end of *link* has another fingerprint for *seq*, the number of my op *op*."""
+
+    link: int
+    op: int
+    seq: int
+    fingerprint: int
+
+
+Event = Done | Cancelled | LaneDown | Mismatch
+
+
+class Note(Struct, frozen=True):
+    """The other end of *link* sent this by send_note."""
+
+    link: int
+    note: bytes
+
+
+class LaneStatistics(NamedTuple):
+    """A snapshot. Bytes are those on the wire, headers included; dropped frames: of older epochs or cancelled ops."""
+
+    bytes_sent: int
+    bytes_received: int
+    frames_sent: int
+    frames_received: int
+    frames_dropped: int
+    checksum_failures: int
+    parked: bool
+    attached: bool
+
+
+class Hearers:
+    """Links over which notes go that the engine sends by itself (see post)."""
+
+    __slots__ = ("_count", "_links")
+
+    def __init__(self, links: Collection[int]) -> None:
+        self._links, self._count = ffi.new("uint64_t[]", list(links)), len(links)
+
+
+class Prepared:
+    """An op but for its numbers and addresses, ready to be posted any number of times (see prepare)."""
+
+    __slots__ = ("_op", "_steps")
+
+    def __init__(self, op: c.Op, steps: c.Pointer) -> None:
+        self._op, self._steps = op, steps  # the op points to the steps
+
+
+def prepare(
+    schedule: Schedule,
+    links: Mapping[int, int],
+    *,
+    dtype: DType,
+    op: ReduceOp,
+    front_bytes: int,
+    back_bytes: int,
+    world_size: int,
+    lanes: int,
+    tracks: int = 1,
+    stripe: int = 0,
+    turns: bool = True,
+    digest: bool = True,
+    codec: Codec = Codec.none,
+    stochastic: bool = False,
+) -> Prepared:
+    """Translate a schedule for the engine.
+
+    Args:
+        schedule: this rank's.
+        links: rank -> link id, for every rank in the schedule.
+        dtype: element type.
+        op: reduce op.
+        front_bytes: size of the input.
+        back_bytes: size of the result.
+        world_size: divisor of avg.
+        lanes: of every link used.
+        tracks: of every link used.
+        stripe: steps are not cut into parts smaller than this, bytes; 0: as the engine was told. The same on all
+            members.
+        turns: ops take turns on the lanes: part p of the op seq is meant for lane (seq + p) % lanes, and another lane
+            of that one's track takes it where that has no room. False: part p is on lane p % lanes and no other.
+        digest: whether Done carries one.
+        codec: of encoded places.
+        stochastic: how it rounds.
+
+    Raises:
+        ConfigError: a rank without a link.
+    """
+    steps = ffi.new("wc_step[]", max(len(schedule.steps), 1))
+    for index, step in enumerate(schedule.steps):
+        _translate(step, steps[index], links)
+    prepared = ffi.new("wc_op *")
+    prepared.bytes = (front_bytes, back_bytes, schedule.scratch)
+    prepared.dtype, prepared.op, prepared.codec, prepared.stochastic = int(dtype), int(op), int(codec), int(stochastic)
+    prepared.divisor, prepared.lanes, prepared.tracks = world_size, lanes, tracks
+    prepared.stripe, prepared.no_turns = stripe, int(not turns)
+    prepared.steps_count, prepared.digest = len(schedule.steps), int(digest)
+    prepared.steps = steps
+    return Prepared(prepared, steps)
+
+
+def _translate(step: Step, out: c.Step, links: Mapping[int, int]) -> None:
+    if step.peer >= 0:
+        if step.peer not in links:
+            raise ConfigError("a schedule needs a link that is not there", who=f"rank {step.peer}")
+        out.link = links[step.peer]
+    out.start, out.length, out.number = step.start, step.length, step.number
+    out.direction, out.action = int(step.direction), int(step.action)
+    out.result, out.measured = int(step.result), int(step.measured)
+    for place, field in ((step.to, out.to), (step.left, out.left), (step.right, out.right)):
+        if place is not None:
+            _set_place(place, field)
+    out.after = (*step.after, -1, -1)[:2]
+
+
+def _set_place(place: Place, out: c.Place) -> None:
+    out.buffer, out.offset, out.encoded = int(place.buffer), place.offset, int(place.encoded)
+
+
+class Engine:
+    """Worker threads that move and reduce bytes over lanes. Calls return at once; events tell what came of them.
+
+    Calls take effect in their order. Epochs: set_epoch for every link of the group, then cancel the old ops, then
+    post again: the same memory may be used at once.
+
+    Args:
+        workers: threads; track t of every link belongs to worker t modulo workers.
+        segment: largest frame payload, bytes, a multiple of 64 KiB; the same on all members.
+        stripe: a step is not cut into parts smaller than this, bytes; the same on all members.
+
+    Raises:
+        ConfigError: an argument out of bounds, or WANCOLL_CPU names what this machine cannot run.
+    """
+
+    prepare = staticmethod(prepare)
+
+    def __init__(self, *, workers: int = 1, segment: int = SEGMENT, stripe: int = STRIPE) -> None:
+        self._engine: c.Pointer | None = None
+        config = ffi.new("wc_config *")
+        try:
+            config.workers, config.segment, config.stripe = workers, segment, stripe
+            self._engine = lib.wc_engine_new(config) or None
+        except OverflowError:
+            ffi.errno = errno.EINVAL
+        if self._engine is None:
+            raise _refusal(
+                "the engine does not start",
+                f"workers={workers}, segment={segment}, stripe={stripe}",
+                "1 to 64 workers, a segment that is a multiple of 65536 up to 16 MiB, a stripe of at least 1",
+            )
+        self._events = ffi.new("wc_event[]", _EVENTS_AT_ONCE)
+        self._notes = ffi.new("wc_note[]", _EVENTS_AT_ONCE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the workers and close every lane. Nothing touches any op's memory afterwards."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            lib.wc_engine_free(engine)
+
+    @property
+    def _live(self) -> c.Pointer:
+        if self._engine is None:
+            raise RuntimeError("the engine is closed")
+        return self._engine
+
+    @property
+    def fd(self) -> int:
+        """Readable while events wait. It belongs to the engine."""
+        return lib.wc_engine_fd(self._live)
+
+    def open_link(self, link: int, lanes: int, epoch: int, tracks: int = 1) -> None:
+        """A link with *lanes* lanes, none attached yet, at *epoch*.
+
+        Lane i is of track i modulo *tracks*. The lanes of a track share what is to be sent: any of them carries what it
+        has room for. Both ends must say the same numbers.
+        """
+        _check(
+            lib.wc_link_open(self._live, link, lanes, tracks, epoch), f"link {link} cannot be opened with {lanes} lanes"
+        )
+
+    def attach_lane(self, link: int, lane: int, fd: int, checksums: bool = True) -> None:
+        """Hand over the connected socket *fd*, once; the engine owns it from here on, also when this raises.
+
+        The lane after the last one, whose number is that of the lanes, is for notes. A link need not have it.
+
+        *checksums*: whether payloads carry one, both ways; both ends must say the same. Headers always do.
+        """
+        attached = lib.wc_lane_attach(self._live, link, lane, fd, int(checksums))
+        _check(attached, f"lane {lane} of link {link} cannot be attached")
+
+    def attach_sealed(self, link: int, lane: int, sealed: Sealed) -> None:
+        """The same with a sealed connection, whose handshake is over, and its socket. No checksums: TLS has its own."""
+        attached = lib.wc_lane_attach_tls(self._live, link, lane, sealed.hand_over(), 0)
+        _check(attached, f"lane {lane} of link {link} cannot be attached")
+
+    def set_epoch(self, link: int, epoch: int) -> None:
+        """From now on *link* is at *epoch*; parts and frames of older ones are dropped."""
+        _check(lib.wc_link_epoch(self._live, link, epoch), f"link {link} cannot be set to epoch {epoch}")
+
+    def pace_link(self, link: int, rate: int) -> None:
+        """From now on each lane of *link* sends at most *rate* bytes per second; 0: no limit."""
+        _check(lib.wc_link_pace(self._live, link, rate), f"link {link} cannot be paced")
+
+    def close_link(self, link: int) -> None:
+        """Close the link's lanes, without LaneDown events. Its parts wait until their ops are cancelled."""
+        _check(lib.wc_link_close(self._live, link), f"link {link} cannot be closed")
+
+    def post(
+        self,
+        prepared: Prepared,
+        op_id: int,
+        epoch: int,
+        seq: int,
+        fingerprint: int,
+        front_address: int,
+        back_address: int,
+        noise: tuple[int, int] = (0, 0),
+        *,
+        filled_address: int = 0,
+        shown_address: int = 0,
+        attempt: int = 0,
+        note: bytes = b"",
+        note_digest: int = 0,
+        hearers: Hearers | None = None,
+    ) -> None:
+        """Start an op. The memory at all addresses must stay mapped until Done or Cancelled.
+
+        Args:
+            prepared: from prepare.
+            op_id: unique among live ops.
+            epoch: the links' epoch.
+            seq: above those posted before in this epoch.
+            fingerprint: of the descriptor.
+            front_address: of the input, never written.
+            back_address: of the result; the two must not overlap.
+            noise: keys of stochastic rounding, 64 bits: of measured encodes, of all others.
+            filled_address: of a byte for each DIGEST_BLOCK of the input, which becomes other than 0 when the block is
+                there, for good. Steps wait for what they read of it. After a byte is set some bell has to ring (see
+                add_bell). 0: all of the input is there.
+            shown_address: of a 32-bit word for each DIGEST_BLOCK of the result, which becomes *attempt* when the block
+                is final. Only where a digest is made. 0: nobody looks.
+            attempt: see there.
+            note: 1 to NOTE_BYTES bytes that the engine sends by itself when the op has finished, unless withhold_note
+                or cancel came first: Done.told says so. A link that takes no notes breaks.
+            note_digest: where in it the result's digest goes, 8 bytes; 0: nowhere.
+            hearers: to whom; None: there is no note.
+        """
+        op = prepared._op
+        op.id = op_id
+        op.epoch = epoch
+        op.seq = seq
+        op.fingerprint = fingerprint
+        op.noise = noise
+        op.front = ffi.cast("void *", front_address)
+        op.back = ffi.cast("void *", back_address)
+        op.filled = ffi.cast("uint8_t *", filled_address)
+        op.shown = ffi.cast("uint32_t *", shown_address)
+        op.attempt = attempt
+        op.note_bytes = 0
+        if hearers is not None:
+            op.note, op.note_bytes, op.note_digest = ffi.from_buffer(note), len(note), note_digest
+            op.note_links, op.note_links_count = hearers._links, hearers._count
+        if lib.wc_post(self._live, op) < 0:
+            raise _refusal(f"op {op_id} cannot be posted", f"epoch {epoch}, seq {seq}", _POST_RULES)
+
+    def cancel(self, op_id: int) -> None:
+        """Give op *op_id* up; answered by Cancelled, with a Done before it if the op had just finished."""
+        _check(lib.wc_cancel(self._live, op_id), f"op {op_id} cannot be cancelled")
+
+    def withhold_note(self, op_id: int) -> None:
+        """From now on op *op_id* sends no note by itself. Where it was too late the Done that says so waits already."""
+        lib.wc_note_withhold(self._live, op_id)
+
+    def lacks_input(self, op_id: int) -> bool:
+        """Whether steps of op *op_id* wait for blocks of an input that is being filled. False for unknown ones."""
+        return bool(lib.wc_op_lacks_input(self._live, op_id))
+
+    def add_bell(self, fd: int) -> None:
+        """From now on a write to the eventfd *fd* makes the workers look which blocks of inputs have been filled.
+
+        Nobody has to read it. It stays the caller's, who removes it before it is closed.
+        """
+        _check(lib.wc_bell_add(self._live, fd), f"bell {fd} cannot be added")
+
+    def remove_bell(self, fd: int) -> None:
+        """Writes to it say nothing any more."""
+        lib.wc_bell_remove(self._live, fd)
+
+    def tcp_info(self, link: int, lane: int) -> bytes:
+        """The newest snapshot of a lane's struct tcp_info, taken while it sends; empty if there is none."""
+        room = ffi.new("uint8_t[256]")
+        size = lib.wc_lane_tcp_info(self._live, link, lane, room, 256)
+        return bytes(ffi.buffer(room, max(size, 0)))
+
+    def events(self) -> list[Event]:
+        """Take all events that wait."""
+        found: list[Event] = []
+        taken = _EVENTS_AT_ONCE
+        while taken == _EVENTS_AT_ONCE:
+            taken = lib.wc_engine_events(self._live, self._events, _EVENTS_AT_ONCE)
+            found += [_event(self._events[i]) for i in range(taken)]  # a generator takes a call for each
+        return found
+
+    def trace(self, on: bool) -> None:
+        """Whether it notes from now on when bytes come (Done.first)."""
+        lib.wc_trace(self._live, on)
+
+    def send_note(self, link: int, note: bytes) -> bool:
+        """Send 1 to NOTE_BYTES bytes over the link's note lane, at once and without waiting.
+
+        Notes arrive in order, and are lost only with the link, of which LaneDown tells.
+
+        Returns:
+            False: the link has no note lane yet, or lost it, or the other end has not taken notes for long.
+        """
+        if lib.wc_note_send(self._live, link, note, len(note)) == 0:
+            return True
+        if ffi.errno == errno.EINVAL:
+            raise _refusal("a note cannot be sent", f"{len(note)} bytes for link {link}", _NOTE_RULES)
+        return False
+
+    @property
+    def notes_fd(self) -> int:
+        """Readable while notes wait. It belongs to the engine."""
+        return lib.wc_notes_fd(self._live)
+
+    def notes(self) -> list[Note]:
+        """Take some of the notes that wait, those of each link in order. For what is left notes_fd stays readable."""
+        taken = lib.wc_notes_take(self._live, self._notes, _EVENTS_AT_ONCE)
+        notes = self._notes
+        return [Note(notes[i].link, bytes(ffi.buffer(notes[i].bytes, notes[i].length))) for i in range(taken)]
+
+    def statistics(self, link: int, lane: int) -> LaneStatistics | None:
+        """A snapshot of one lane; None if there is no such lane."""
+        s = ffi.new("wc_lane_stats *")
+        if lib.wc_lane_statistics(self._live, link, lane, s) < 0:
+            return None
+        return LaneStatistics(
+            s.bytes_sent,
+            s.bytes_received,
+            s.frames_sent,
+            s.frames_received,
+            s.frames_dropped,
+            s.checksum_failures,
+            bool(s.parked),
+            bool(s.attached),
+        )
+
+
+_NOTE_RULES = f"an open link, and 1 to {NOTE_BYTES} bytes"
+_POST_RULES = (
+    "a new op id, a seq above those before, links that are open, at this epoch and with this number of lanes, and "
+    "places within the buffers, and a note of 1 to 128 bytes"
+)
+
+
+def _event(e: c.Event) -> Event:
+    kind = e.type
+    if kind == lib.WC_EV_DONE:
+        error = math.sqrt(e.error_squares / e.norm_squares) if e.norm_squares else 0.0
+        return Done(e.op, e.value, e.extra, e.saved, error, bool(e.told), e.first, e.last)
+    if kind == lib.WC_EV_CANCELLED:
+        return Cancelled(e.op, e.first, e.last)
+    if kind == lib.WC_EV_LANE_DOWN:
+        return LaneDown(e.link, e.lane, e.error, ffi.string(e.text).decode(errors="replace"))
+    return Mismatch(e.link, e.op, e.value, e.extra)
+
+
+def _refusal(what: str, got: str, expected: str) -> Exception:
+    code = ffi.errno
+    if code == errno.EINVAL:
+        return ConfigError(what, expected=expected, got=got)
+    if code == errno.ENOSYS:
+        return ConfigError(
+            "no kernels for this CPU under that name",
+            who="WANCOLL_CPU",
+            expected="generic, avx2, avx512 or neon, as far as this CPU has them",
+            got=os.environ.get("WANCOLL_CPU", ""),
+        )
+    if code == errno.ENOMEM:
+        return MemoryError(what)
+    return OSError(code, what)
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        raise _refusal(what, "arguments the engine refuses", "see the method's documentation")
+
+
+def kernel_name() -> str:
+    """Which kernels run: "generic", "avx2", "avx512" or "neon".
+
+    Raises:
+        ConfigError: WANCOLL_CPU names what this machine cannot run.
+    """
+    table = lib.wc_kernels_default()
+    if table == ffi.NULL:
+        ffi.errno = errno.ENOSYS
+        raise _refusal("", "", "")
+    return ffi.string(table.name).decode()
+
+
+def hash_at(address: int, nbytes: int) -> int:
+    """XXH3-64 of memory, which must stay mapped. Other Python threads run meanwhile."""
+    return lib.wc_kernels_default().hash64(ffi.cast("void *", address), nbytes)

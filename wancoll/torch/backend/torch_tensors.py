@@ -1,0 +1,128 @@
+"""torch tensors as the client takes them: contiguous and of its dtypes; others travel as copies or as bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from wancoll.client.memory.tensors import check_plain
+from wancoll.collective import MOST_LABEL
+from wancoll.errors import ConfigError
+from wancoll.torch.backend.torch_errors import raised
+
+KNOWN = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16,
+        torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
+    }
+)  # fmt: skip
+
+BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+_PLAIN = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "prod", "PREMUL_SUM": "sum"}
+_OF_BOOL = {"SUM": "max", "MAX": "max", "PRODUCT": "min", "MIN": "min"}  # any, all
+_OF_COMPLEX = ("SUM", "AVG", "PREMUL_SUM")  # what is done to the two parts each by itself
+
+
+def flat(tensor: torch.Tensor, call: str) -> torch.Tensor:
+    """*tensor* in one dimension, contiguous: a view where it can be, else a copy.
+
+    Raises:
+        ConfigError: its elements do not lie in memory of its own.
+    """
+    try:
+        check_plain(tensor, "")
+    except ConfigError as bad:
+        raise raised(bad, call) from None
+    found = tensor.detach()
+    if found.is_conj() or found.is_neg():
+        found = found.resolve_conj().resolve_neg()
+    return found.reshape(-1).contiguous()  # with a step it would be a view
+
+
+def moved(tensor: torch.Tensor, call: str) -> torch.Tensor:
+    """As flat(), in a dtype that the client takes: one that it does not know as its bytes."""
+    found = flat(tensor, call)
+    return found if found.dtype in KNOWN else found.view(torch.uint8)
+
+
+def put_back(target: torch.Tensor, carried: torch.Tensor) -> None:
+    """Make *target* what *carried*, a flat() or moved() of it, has become."""
+    if carried.data_ptr() != target.data_ptr() or not target.is_contiguous():
+        target.detach().copy_(carried.view(target.dtype).view(target.shape))
+
+
+def label(dtype: torch.dtype) -> str:
+    """What moved() does not show: the dtype that travels as bytes. All ranks must say the same of one call."""
+    return "" if dtype in KNOWN else str(dtype)
+
+
+def shortened(text: str) -> str:
+    """*text* as a label: its end becomes a digest where it is too long for one."""
+    if len(text) <= MOST_LABEL:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[: MOST_LABEL - 20]}... {digest}"
+
+
+class Reduction:
+    """How a torch reduce op is done to tensors of one dtype.
+
+    Args:
+        op: torch's ReduceOp, with its factor where it has one.
+        dtype: of the tensors.
+        call: names the caller in errors.
+
+    Attributes:
+        name: the client's op; for bitwise ones None.
+        bitwise: what joins two members' values; None: the op is the client's.
+        label: what the client's call does not show: torch's op, and the dtype. All ranks must say the same of one call.
+
+    Raises:
+        ConfigError: there is no such op for that dtype.
+    """
+
+    def __init__(self, op: Any, dtype: torch.dtype, call: str) -> None:
+        kind = str(getattr(op, "op", op)).rpartition(".")[2]
+        self._factor = op.factor if kind == "PREMUL_SUM" else None
+        self.bitwise = BITWISE.get(kind)
+        self.name: Any = None
+        if self.bitwise is not None:
+            fits = not (dtype.is_floating_point or dtype.is_complex)
+        elif dtype is torch.bool:
+            self.name, fits = _OF_BOOL.get(kind), kind in _OF_BOOL
+        elif dtype.is_complex:
+            self.name, fits = _PLAIN.get(kind), kind in _OF_COMPLEX and dtype is not torch.complex32
+        else:
+            self.name, fits = _PLAIN.get(kind), kind in _PLAIN and dtype in KNOWN
+        own = self.bitwise is None and self._factor is None and dtype in KNOWN
+        self.label = "" if own else f"{call.removesuffix('_coalesced').removesuffix('_single')} {kind} of {dtype}"
+        if self._factor is not None and not (dtype.is_floating_point or dtype.is_complex):
+            fits = False
+        if not fits:
+            raise raised(ConfigError(
+                "there is no such reduction of this dtype",
+                expected="SUM, AVG, MIN, MAX, PRODUCT, of floats PREMUL_SUM, of whole numbers BAND, BOR, BXOR; "
+                "of bool no AVG; of complex SUM, AVG, PREMUL_SUM",
+                got=f"{kind} of {dtype}", hint="convert the tensor first",
+            ), call)  # fmt: skip
+
+    def given(self, tensor: torch.Tensor, call: str) -> torch.Tensor:
+        """What this member gives of *tensor*, flat, in a dtype that the client reduces."""
+        found = flat(tensor, call)
+        if self._factor is not None:
+            factor = self._factor
+            found = found * (factor.to(found.device, found.dtype) if isinstance(factor, torch.Tensor) else factor)
+        if found.dtype is torch.bool:
+            return found.view(torch.uint8)
+        return torch.view_as_real(found).reshape(-1) if found.dtype.is_complex else found
+
+    def fold(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of a bitwise op: the result, of what the members gave."""
+        assert self.bitwise is not None
+        result = blocks[0]
+        for block in blocks[1:]:
+            result = self.bitwise(result, block)
+        return result

@@ -1,0 +1,1 @@
+"""Training whose members come and go: elastic data parallel, its sampler, DiLoCo."""
