@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -30,6 +32,31 @@ OPTIONS = {
     "all_to_all": communicator.Options,
 }
 CALLS = (*OPTIONS, "send", "recv", "barrier", "update_membership", "sync_state")
+
+
+def exported(package: str) -> Iterator[tuple[str, ast.AST]]:
+    """Public functions and methods of what *package* exports, by name, as an editor reads them: nothing is run."""
+    root = PUBLIC.parents[2]
+    for node in ast.walk(ast.parse((root / package / "__init__.py").read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.module or not node.module.startswith("wancoll."):
+            continue
+        names = {alias.name for alias in node.names}
+        for found in ast.parse((root / f"{node.module.replace('.', '/')}.py").read_text()).body:
+            if isinstance(found, ast.FunctionDef) and found.name in names:
+                yield found.name, found
+            elif isinstance(found, ast.ClassDef) and found.name in names:
+                yield found.name, found
+                for inner in found.body:
+                    if isinstance(inner, ast.FunctionDef) and "overload" not in map(ast.unparse, inner.decorator_list):
+                        yield f"{found.name}.{inner.name}", inner
+
+
+EXPORTED = {
+    name: (ast.get_docstring(node) or "", any(isinstance(each, ast.Raise) for each in ast.walk(node)))
+    for package in ("wancoll", "wancoll/torch")
+    for name, node in exported(package)
+    if not name.rpartition(".")[2].startswith("_")
+}
 
 
 @pytest.mark.timeout(300)  # the first time it reads numpy's types
@@ -67,7 +94,7 @@ def test_the_names_that_a_type_checker_knows_are_those_that_there_are() -> None:
 def test_help_tells_everything(name: str) -> None:
     """Every argument once, what is returned, what is raised; nothing is left to be filled in."""
     call = getattr(Communicator, name)
-    text = inspect.cleandoc(call.__doc__)
+    text, _ = EXPORTED[f"Communicator.{name}"]
     arguments = text[text.index("\nArgs:\n") : text.index("\nReturns:\n")]
     said = re.findall(r"^    (\w+): \S", arguments, re.MULTILINE)
     assert sorted(said) == sorted(list(inspect.signature(call).parameters)[1:])
@@ -77,8 +104,22 @@ def test_help_tells_everything(name: str) -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_help_names_the_algorithms() -> None:
-    assert 'by name: "ring" or "tree" or "double_tree" or "direct"; "auto" for' in str(Communicator.broadcast.__doc__)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_help_names_the_algorithms(name: str) -> None:
+    text, _ = EXPORTED[f"Communicator.{name}"]
+    known = " or ".join(f'"{each}"' for each in ALGORITHMS[name][1:])
+    assert f'the schedule, by name: {known}; "auto" for the group\'s choice.' in " ".join(text.split())
+
+
+def test_an_editor_shows_each_public_docstring_with_its_errors() -> None:
+    functions = {"connect", "run", "all_reduce_gradients", "Work.wait", "ManyWork.wait", "DiLoCo.step"}
+    assert set(EXPORTED) >= functions
+    assert [name for name, (text, _) in EXPORTED.items() if not text] == []
+    classes = {name for name in EXPORTED if name[0].isupper() and "." not in name}
+    assert [
+        name for name, (text, raises) in EXPORTED.items()
+        if (raises or name in functions) and name not in classes and "\nRaises:\n" not in text
+    ] == []  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -1,26 +1,20 @@
 """The communicator: one member's place in a group, its arrays, and every call that it can make.
 
 A collective checks its arguments, becomes a Descriptor by the ranks of the epoch that is current then, and a Work,
-which is posted. Arguments that mean the same in several calls are described once, in _ARGUMENTS: help() shows them with
-each call. Their types stand once, too, in the TypedDicts, for type checkers, which have to tell two cases apart: a call
-that blocks gives a Receipt, one with async_op=True a Work.
+which is posted. The types of arguments that several calls take stand once, in the TypedDicts, for type checkers, which
+have to tell two cases apart: a call that blocks gives a Receipt, one with async_op=True a Work.
 """
-
-# ruff: noqa: D417 -- _documented() adds the arguments that a docstring leaves out
 
 from __future__ import annotations
 
-import inspect
 import operator
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 
 from wancoll.client.checks import (
-    ALGORITHMS,
     block_of,
     check_counts,
     check_grace,
@@ -89,13 +83,13 @@ class Options(TypedDict, total=False):
 
 
 class Reducing(Options, total=False):
-    """Of calls that reduce."""
+    """Options of calls that reduce."""
 
     op: Op
 
 
 class Coded(Reducing, total=False):
-    """Of calls that may travel in fewer bytes."""
+    """Options of calls that may travel in fewer bytes."""
 
     codec: CodecName
     max_rel_error: float | None
@@ -106,85 +100,28 @@ class Coded(Reducing, total=False):
 
 
 class Graced(Coded, total=False):
-    """Of calls that may go on without who is late."""
+    """Options of all_reduce, which may go on without members that are late."""
 
     grace: float | None
 
 
 class Many(Coded, total=False):
-    """Of calls with many tensors."""
+    """Options of all_reduce_many."""
 
     bucket_bytes: int
 
 
 class Blocks(Options, total=False):
-    """Of calls whose blocks may differ in size."""
+    """Options of calls whose blocks may differ in size."""
 
     counts: Sequence[int] | None
 
 
 class ReducedBlocks(Reducing, Blocks, total=False):
-    """Of both kinds."""
+    """Options of reduce_scatter, which reduces blocks."""
 
 
 _IN_RINGS = (Kind.all_reduce, Kind.reduce_scatter)  # each rank begins with its own share
-_TENSORS = """\
-Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy arrays, CPU
-torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is finished. A new
-tensor lies in the arena."""
-
-_ARGUMENTS = {
-    "op": '"sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.',
-    "codec": """how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only), "int8",
-        "int4", "fp8" (e4m3).""",
-    "max_rel_error": """instead of codec: take the smallest format whose error is at most this. Nominal relative L2
-        errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005; 1.42 times these with stochastic
-        rounding; fp8, of int8's size, has 0.04 and is never taken. Not with algorithms that encode sums again ("ring",
-        "halving_doubling", "tree", "double_tree"). All members must say the same.""",
-    "rounding": """of the codec: "nearest", or "stochastic", whose random bits depend on seed, seq and element only.""",
-    "seed": "of stochastic rounding, 64 bits; the same on all members.",
-    "feedback": """add what the codec lost of this tensor in earlier calls, and keep what it loses now. For sum and avg,
-        rounded to nearest.""",
-    "name": "of the tensor in *feedback*; no other call with it may be pending.",
-    "root": "rank. If it is lost, every other member gets OperationAborted.",
-    "counts": "elements of each rank's block, if they are not equal; a new tensor is flat then.",
-    "algorithm": """the schedule, by name: {}; "auto" for the group's choice.""",
-    "async_op": "return a Work at once.",
-    "on_failure": '"retry" runs again with the survivors; "raise" raises OperationAborted on every member.',
-    "timeout": """seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().""",
-}
-
-_RAISES = """\
-Raises:
-    ConfigError: an argument that cannot be used; nothing was sent.
-    ArenaFull: no memory for it; nothing was sent.
-    TimeoutError: still pending, nothing is lost: its .work goes on waiting.
-    WancollError: the operation failed; all tensors are as they were."""
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _documented(call: F) -> F:
-    """Complete a docstring: tensors, arguments that mean the same in all calls, and errors."""
-    if call.__doc__ is None:  # python -OO
-        return call
-    text, _, returns = inspect.cleandoc(call.__doc__).partition("\nReturns:\n")
-    text, _, own = text.partition("\nArgs:\n")
-    arguments = [own.rstrip()]
-    names = list(inspect.signature(call).parameters)[1:]
-    for name in names:
-        if f"\n    {name}:" not in "\n" + own:
-            said = " ".join(_ARGUMENTS[name].split())
-            if name == "algorithm":
-                said = said.format(" or ".join(f'"{each}"' for each in ALGORITHMS[call.__name__][1:]))
-            arguments.append(textwrap.fill(f"{name}: {said}", 110, initial_indent=" " * 4, subsequent_indent=" " * 8))
-    parts = [text.rstrip(), _TENSORS, "\n".join(("Args:", *arguments)), f"Returns:\n{returns.rstrip()}", _RAISES]
-    if names[0] not in ("x", "tensors"):
-        parts.remove(_TENSORS)
-    if "\nRaises:\n" in returns:
-        parts.remove(_RAISES)
-    call.__doc__ = "\n\n".join(parts) + "\n"
-    return call
 
 
 class Communicator:
@@ -243,7 +180,6 @@ class Communicator:
     ) -> Receipt: ...
     @overload
     def all_reduce(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Graced]) -> Work: ...
-    @_documented
     def all_reduce(
         self, x: Any, out: Any = None, *, op: Op = "sum", codec: CodecName = "none", max_rel_error: float | None = None,
         rounding: Rounding = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
@@ -254,16 +190,44 @@ class Communicator:
 
         All members must make the same call (op, dtype, count, codec, algorithm, on_failure, grace) in the same order.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: this member's tensor.
             out: takes the result: same dtype and shape, writable, either x's own memory or none of it. None: in
                 place. Untouched until the commit.
-            grace: seconds, of a sum: who has not called by so long after the first is not waited for any more, and
-                counts as zeros. It gets the same result when it calls, with receipt.counted False; with *feedback* its
-                tensor is sent with the next call. None: all are waited for.
+            grace: for sums: seconds after the first member's call from which on missing members are not waited for and
+                count as zeros. A late member gets the same result when it calls, with receipt.counted False; with
+                *feedback* its tensor is sent with the next call. None: all members are waited for.
+            op: "sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.
+            codec: how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only),
+                "int8", "int4", "fp8" (e4m3).
+            max_rel_error: instead of codec: take the smallest format whose error is at most this. Nominal relative L2
+                errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005; 1.42 times these with
+                stochastic rounding; fp8, of int8's size, has 0.04 and is never taken. Not with algorithms that encode
+                sums again ("ring", "halving_doubling", "tree", "double_tree"). All members must say the same.
+            rounding: how the codec rounds: "nearest", or "stochastic", whose random bits depend on seed, seq and
+                element only.
+            seed: seeds stochastic rounding: 64 bits; the same on all members.
+            feedback: add what the codec lost of this tensor in earlier calls, and keep what it loses now. For sum and
+                avg, rounded to nearest.
+            name: names the tensor in *feedback*; no other call with this name may be pending.
+            algorithm: the schedule, by name: "ring" or "direct" or "halving_doubling" or "tree" or "double_tree" or
+                "full_exchange" or "naive" or "hierarchical"; "auto" for the group's choice.
+            async_op: return a Work at once.
+            on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt; its out is the caller's own object.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.all_reduce, async_op, on_failure, timeout, algorithm, op)
         source, target = call.source_and_target(x, out)
@@ -280,7 +244,6 @@ class Communicator:
     ) -> ManyReceipt: ...
     @overload
     def all_reduce_many(self, tensors: Iterable[Any], *, async_op: Async, **options: Unpack[Many]) -> ManyWork: ...
-    @_documented
     def all_reduce_many(
         self, tensors: Iterable[Any], *, op: Op = "sum", codec: CodecName = "none", max_rel_error: float | None = None,
         rounding: Rounding = "nearest", seed: int = 0, feedback: ErrorFeedback | None = None, name: str = "",
@@ -295,12 +258,32 @@ class Communicator:
         The codec is for all tensors of dtypes that it takes; others travel as they are. With *feedback* each bucket has
         a residual, named "NAME/0", "NAME/1", ...; for a list that stays the same from call to call.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             tensors: writable; no two may share memory. The same list (dtypes and sizes) on all members. Also
                 model.parameters(): their data is reduced; for gradients there is wancoll.torch.all_reduce_gradients.
             name: of the list in *feedback*.
             bucket_bytes: a bucket takes tensors up to this size together; a larger tensor is a bucket of its own.
             async_op: return a ManyWork when all buckets are under way.
+            op: "sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.
+            codec: how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only),
+                "int8", "int4", "fp8" (e4m3).
+            max_rel_error: instead of codec: take the smallest format whose error is at most this. Nominal relative L2
+                errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005; 1.42 times these with
+                stochastic rounding; fp8, of int8's size, has 0.04 and is never taken. Not with algorithms that encode
+                sums again ("ring", "halving_doubling", "tree", "double_tree"). All members must say the same.
+            rounding: how the codec rounds: "nearest", or "stochastic", whose random bits depend on seed, seq and
+                element only.
+            seed: seeds stochastic rounding: 64 bits; the same on all members.
+            feedback: add what the codec lost of this tensor in earlier calls, and keep what it loses now. For sum and
+                avg, rounded to nearest.
+            algorithm: the schedule, by name: "ring" or "direct" or "halving_doubling" or "tree" or "double_tree" or
+                "full_exchange" or "naive" or "hierarchical"; "auto" for the group's choice.
+            on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             A receipt for each bucket, and the tensors.
@@ -330,7 +313,6 @@ class Communicator:
     ) -> Receipt: ...
     @overload
     def reduce_scatter(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[ReducedBlocks]) -> Work: ...
-    @_documented
     def reduce_scatter(
         self, x: Any, out: Any = None, *, op: Op = "sum", counts: Sequence[int] | None = None,
         algorithm: Algorithm = "auto", async_op: bool = False,
@@ -341,14 +323,30 @@ class Communicator:
         Blocks are by the ranks of the epoch in which the call was made: a survivor of a loss still gets its own block,
         reduced over the survivors.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: world_size blocks, one after the other in the order of the ranks.
             out: takes this member's block. None: a new tensor, of shape x.shape[1:] if x is a stack of blocks (several
                 dimensions, the first of length world_size), else x's with the first dimension divided by world_size if
                 it can be, else flat.
+            op: "sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.
+            counts: elements of each rank's block, if blocks differ in size; a new tensor is flat then.
+            algorithm: the schedule, by name: "ring" or "direct"; "auto" for the group's choice.
+            async_op: return a Work at once.
+            on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt; its out has this member's block, its digest is that of the block.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.reduce_scatter, async_op, on_failure, timeout, algorithm, op)
         source = region(x, "reduce_scatter(x)")
@@ -374,19 +372,35 @@ class Communicator:
     def reduce(
         self, x: Any, out: Any = None, root: int = 0, *, async_op: Async, **options: Unpack[Reducing]
     ) -> Work: ...
-    @_documented
     def reduce(
         self, x: Any, out: Any = None, root: int = 0, *, op: Op = "sum", algorithm: Algorithm = "auto",
         async_op: bool = False, on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Reduce the members' tensors element by element; the root gets the result.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: this member's tensor.
             out: takes the result at the root; may be x. None: a new tensor of x's shape. Not looked at elsewhere.
+            root: rank of the root. If the root is lost, every other member gets OperationAborted.
+            op: "sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.
+            algorithm: the schedule, by name: "ring" or "tree" or "double_tree" or "direct"; "auto" for the group's
+                choice.
+            async_op: return a Work at once.
+            on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt; its out has the result at the root and is None elsewhere.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.reduce, async_op, on_failure, timeout, algorithm, op, root)
         source = region(x, "reduce(x)")
@@ -403,20 +417,35 @@ class Communicator:
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, async_op: Async, **options: Unpack[Options]
     ) -> Work: ...
-    @_documented
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, algorithm: Algorithm = "auto", async_op: bool = False,
         on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Give every member the root's tensor.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: at the root what is given; elsewhere, without out, it takes the result. The same dtype and count on all
                 members.
             out: takes the result in place of x.
+            root: rank of the root. If the root is lost, every other member gets OperationAborted.
+            algorithm: the schedule, by name: "ring" or "tree" or "double_tree" or "direct"; "auto" for the group's
+                choice.
+            async_op: return a Work at once.
+            on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt; its out is x or out.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.broadcast, async_op, on_failure, timeout, algorithm, root=root)
         source, target = call.source_and_target(x, out)
@@ -433,7 +462,6 @@ class Communicator:
     def gather(
         self, x: Any, out: Any = None, root: int = 0, *, async_op: Async, **options: Unpack[Options]
     ) -> Work: ...
-    @_documented
     def gather(
         self, x: Any, out: Any = None, root: int = 0, *, algorithm: Algorithm = "auto", async_op: bool = False,
         on_failure: OnFailure = "retry", timeout: float | None = None,
@@ -442,13 +470,28 @@ class Communicator:
 
         If members are lost, the blocks of the others move together, as with all_gather.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: this member's block.
             out: takes the world_size blocks at the root. None: a new tensor of shape `(world_size, *x.shape)`. Not
                 looked at elsewhere.
+            root: rank of the root. If the root is lost, every other member gets OperationAborted.
+            algorithm: the schedule, by name: "direct" or "ring"; "auto" for the group's choice.
+            async_op: return a Work at once.
+            on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt; its out has the blocks at the root and is None elsewhere.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.gather, async_op, on_failure, timeout, algorithm, root=root)
         source = region(x, "gather(x)")
@@ -463,7 +506,6 @@ class Communicator:
     def scatter(
         self, x: Any = None, out: Any = None, root: int = 0, *, async_op: Async, **options: Unpack[Options]
     ) -> Work: ...
-    @_documented
     def scatter(
         self, x: Any = None, out: Any = None, root: int = 0, *, algorithm: Algorithm = "auto", async_op: bool = False,
         on_failure: OnFailure = "retry", timeout: float | None = None,
@@ -472,13 +514,28 @@ class Communicator:
 
         Blocks are by the ranks of the epoch in which the call was made.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: at the root: world_size blocks, one after the other in the order of the ranks. Not looked at elsewhere.
             out: takes this member's block; says its size and dtype where there is no x. None, at the root: a new
                 tensor as with reduce_scatter.
+            root: rank of the root. If the root is lost, every other member gets OperationAborted.
+            algorithm: the schedule, by name: "direct" or "ring"; "auto" for the group's choice.
+            async_op: return a Work at once.
+            on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt; its out has this member's block.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.scatter, async_op, on_failure, timeout, algorithm, root=root)
         if call.here:
@@ -502,7 +559,6 @@ class Communicator:
     ) -> Receipt: ...
     @overload
     def all_gather(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Blocks]) -> Work: ...
-    @_documented
     def all_gather(
         self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, algorithm: Algorithm = "auto",
         async_op: bool = False, on_failure: OnFailure = "retry", timeout: float | None = None,
@@ -512,12 +568,27 @@ class Communicator:
         If members are lost, the blocks of the others move together: receipt.out is then the leading part of the
         result, one block for each of receipt.contributors, and what follows in out is as it was.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: this member's block.
             out: takes the world_size blocks. None: a new tensor of shape `(world_size, *x.shape)`.
+            counts: elements of each rank's block, if blocks differ in size; a new tensor is flat then.
+            algorithm: the schedule, by name: "ring" or "direct"; "auto" for the group's choice.
+            async_op: return a Work at once.
+            on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt; its out has the blocks.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.all_gather, async_op, on_failure, timeout, algorithm)
         source = region(x, "all_gather(x)")
@@ -539,7 +610,6 @@ class Communicator:
     ) -> Receipt: ...
     @overload
     def all_to_all(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Options]) -> Work: ...
-    @_documented
     def all_to_all(
         self, x: Any, out: Any = None, *, algorithm: Algorithm = "auto", async_op: bool = False,
         on_failure: OnFailure = "retry", timeout: float | None = None,
@@ -548,13 +618,27 @@ class Communicator:
 
         If members are lost, the blocks of the others move together, as with all_gather.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: world_size equal blocks, one after the other in the order of the ranks.
             out: takes the result: same dtype and count, either x's own memory or none of it. None: a new tensor of
                 x's shape.
+            algorithm: the schedule, by name: "direct" or "ring"; "auto" for the group's choice.
+            async_op: return a Work at once.
+            on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt; its out has a block from each contributor.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.all_to_all, async_op, on_failure, timeout, algorithm)
         source = region(x, "all_to_all(x)")
@@ -570,7 +654,6 @@ class Communicator:
     ) -> Receipt: ...
     @overload
     def send(self, x: Any, dest: int, tag: int = 0, *, async_op: Async, timeout: float | None = None) -> Work: ...
-    @_documented
     def send(
         self, x: Any, dest: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
     ) -> Receipt | Work:
@@ -578,13 +661,25 @@ class Communicator:
 
         Sends with the same tag arrive in the order of their calls. No other member takes part.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: what is sent.
             dest: rank of the receiver. If it is lost: OperationAborted.
             tag: 0 to 2^64 - 2^56 - 1.
+            async_op: return a Work at once.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt, when the receiver has the data (out is None).
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.send, async_op, timeout=timeout)
         call.pair("dest", dest, tag)
@@ -597,19 +692,30 @@ class Communicator:
     ) -> Receipt: ...
     @overload
     def recv(self, x: Any, source: int, tag: int = 0, *, async_op: Async, timeout: float | None = None) -> Work: ...
-    @_documented
     def recv(
         self, x: Any, source: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
     ) -> Receipt | Work:
         """Receive into a tensor what one other member sends with send.
 
+        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
+        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
+        finished. A new tensor lies in the arena.
+
         Args:
             x: takes the data: dtype and count as sent. Untouched until the commit.
             source: rank of the sender. If it is lost: OperationAborted.
             tag: the sender's.
+            async_op: return a Work at once.
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
 
         Returns:
             The receipt; its out is x.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         call = _Call(self._connection, Kind.recv, async_op, timeout=timeout)
         call.pair("source", source, tag)
@@ -619,7 +725,6 @@ class Communicator:
 
     # ---- the group -----------------------------------------------------------------------------------
 
-    @_documented
     def barrier(self, timeout: float | None = None) -> Receipt:
         """Return when all members have called it.
 
@@ -628,6 +733,12 @@ class Communicator:
 
         Returns:
             A receipt without tensor (out is None).
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         return _Call(self._connection, Kind.barrier, timeout=timeout).bare()  # type: ignore[return-value]
 
@@ -635,7 +746,6 @@ class Communicator:
     def update_membership(self, timeout: float | None = None, *, async_op: Blocking = False) -> Receipt: ...
     @overload
     def update_membership(self, timeout: float | None = None, *, async_op: Async) -> Work: ...
-    @_documented
     def update_membership(self, timeout: float | None = None, *, async_op: bool = False) -> Receipt | Work:
         """Admit the joiners that wait. A collective: all members call it, in the same place of their programs.
 
@@ -643,9 +753,19 @@ class Communicator:
         post on, not from the end of wait(): sync_state and calls with a block from each member come after wait(), since
         a joiner makes those that were called before void.
 
+        Args:
+            timeout: seconds to wait for the commit; None: as long as it takes. With async_op give it to wait().
+            async_op: return a Work at once.
+
         Returns:
             A receipt without tensor (out is None). rank, world_size, epoch and members are those of the new epoch. With
             async_op a Work whose wait() returns it.
+
+        Raises:
+            ConfigError: an argument that cannot be used; nothing was sent.
+            ArenaFull: no memory for it; nothing was sent.
+            TimeoutError: still pending, nothing is lost: its .work goes on waiting.
+            WancollError: the operation failed; all tensors are as they were.
         """
         return _Call(self._connection, Kind.update_membership, async_op, timeout=timeout).bare()
 
@@ -755,7 +875,11 @@ class Communicator:
     def zeros(
         self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32, device: Any = None
     ) -> Any:  # fmt: skip
-        """As empty(), filled with zeros."""
+        """Make a tensor as empty() does, filled with zeros.
+
+        Raises:
+            ConfigError, ArenaFull, DeviceError: as empty().
+        """
         array = self.empty(shape, dtype, device=device)
         array[...] = 0
         return array
@@ -809,7 +933,7 @@ class _Call:
         self._tag = check_tag(self.name, tag)
 
     def source_and_target(self, x: Any, out: Any) -> tuple[Region, Region]:
-        """Of calls that are in place without *out*."""
+        """The tensor given and the one that takes the result: the same one without *out*."""
         source = region(x, f"{self.name}(x)")
         if out is None or out is x:
             return source, source
@@ -871,7 +995,7 @@ class _Call:
         return self._run(work)
 
     def bare(self) -> Receipt | Work:
-        """As start(), of a call that moves no tensors."""
+        """Post a call that moves no tensors, and wait for it as start() does."""
         return self._run(Work(self._connection, Descriptor(self._kind), self.place.epoch))
 
     def _run(self, work: Work) -> Receipt | Work:

@@ -133,13 +133,17 @@ class ManyWork:
         return ManyReceipt(self.out, tuple(receipts))
 
     def wait_stream(self, stream: int | None = None, timeout: float = STREAM_SECONDS) -> None:
-        """As Work.wait_stream(), of each bucket: all of them are for tensors on CUDA devices."""
+        """Wait on a CUDA stream for each bucket, as Work.wait_stream() does; all tensors must be on CUDA devices.
+
+        Raises:
+            WancollError: as Work.wait_stream().
+        """
         self.post()
         for work in self.works:
             work.wait_stream(stream, timeout)
 
     def __await__(self) -> Generator[Any, Any, ManyReceipt]:
-        """Of `await work`, in asyncio or trio: as wait(), while other tasks run."""
+        """Await all buckets in asyncio or trio, as wait() does, while other tasks run."""
         yield from awaited(self._settle)
         return self.wait()
 

@@ -199,7 +199,7 @@ class Work:
             self._connection.staging.order(landing, None)
 
     def __await__(self) -> Generator[Any, Any, Receipt]:
-        """Of `await work`, in asyncio or trio: as wait(), while other tasks run."""
+        """Await the call in asyncio or trio, as wait() does, while other tasks run."""
         yield from awaited(self.settle)
         return self.wait()  # here: a task that was cancelled meanwhile has not been told
 

@@ -266,7 +266,11 @@ class DiLoCo:
         return ended
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of what a checkpoint needs beside the model and the inner optimizer. Nothing may be under way."""
+        """Copy what a checkpoint needs beside the model and the inner optimizer.
+
+        Raises:
+            ConfigError: an outer step is under way.
+        """
         if self.under_way:
             raise ConfigError(
                 "an outer step is under way", who="DiLoCo.state_dict", expected="a call between two of them",

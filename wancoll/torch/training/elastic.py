@@ -482,6 +482,9 @@ def all_reduce_gradients(
     """Reduce the gradients of a module, or of parameters, in place: comm.all_reduce_many of them, by its options.
 
     A parameter that is trained and has no gradient counts as zero, and gets one.
+
+    Raises:
+        ConfigError, TimeoutError, WancollError: as Communicator.all_reduce_many.
     """
     if isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
