@@ -1,7 +1,9 @@
-"""What a reader finds where: how many files a folder of product code has at one level."""
+"""What makes product code quick to read: few files at one level, docstrings that begin with what a thing is or does."""
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path, PurePath
@@ -17,6 +19,10 @@ LONGER = {  # flat lists that read better, and how long they may become
     "native/engine": 42,
     "wancoll/peer/core": 20,
 }
+
+# A docstring begins with what the thing is or does: no riddle whose noun the reader has to find.
+RIDDLE = re.compile(r"(?:Who|Whose|Whom|Of|That|So|As)\b|See the module")
+NOT_YET = ("master", "wancoll/net", "wancoll/peer", "wancoll/schedule", "wancoll/trust", "wancoll/wire")
 
 
 def product_files() -> list[str]:
@@ -46,4 +52,28 @@ def test_no_folder_has_more_files_at_one_level_than_a_reader_takes_in():
 def test_a_crowded_folder_is_found():
     assert crowded([f"wancoll/new/{i}.py" for i in range(15)] + ["wancoll/new/core/a.py"]) == [
         "wancoll/new has 15 files at one level, more than 14"
+    ]
+
+
+def riddles(name: str, text: str) -> list[str]:
+    """Docstrings of a file that begin with a pronoun or a preposition, or that have nothing to say."""
+    return [
+        f"{name}:{getattr(node, 'lineno', 1)}: a docstring begins with {said[:40]!r}: say what it is or does"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and RIDDLE.match(said := ast.get_docstring(node) or "")
+    ]
+
+
+def test_docstrings_begin_with_what_a_thing_is_or_does():
+    names = [name for name in product_files() if name.endswith((".py", ".pyi")) and not name.startswith(NOT_YET)]
+    found = [each for name in names for each in riddles(name, (ROOT / name).read_text())]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_a_docstring_that_is_a_riddle_is_found():
+    text = '"""As it was."""\n\ndef f():\n    """See the module."""\n\nclass C:\n    """Assets of a group."""\n'
+    assert [each[:40] for each in riddles("wancoll/a.py", text)] == [
+        "wancoll/a.py:1: a docstring begins with ",
+        "wancoll/a.py:3: a docstring begins with ",
     ]

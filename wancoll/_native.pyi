@@ -139,7 +139,7 @@ class Array(Pointer, Protocol[_T_co]):
     def __len__(self) -> int: ...
 
 class _FFI:
-    """Of cffi's, what this project uses."""
+    """The part of cffi that this project uses."""
 
     NULL: Any
     errno: int
@@ -177,7 +177,7 @@ class _FFI:
     def string(self, cdata: Pointer) -> bytes: ...
 
 class _Lib:
-    """Of the headers: every function, and the constants that Python compares with."""
+    """The names of the headers: every function, and the constants that Python compares with."""
 
     WC_EV_DONE: int
     WC_EV_CANCELLED: int

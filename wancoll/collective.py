@@ -167,7 +167,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return self.told(())
 
     def told(self, names: Sequence[str]) -> str:
-        """As str(), with who the root is by the members' *names*: ranks change, and torch's are others."""
+        """Return str() with the root's name of *names*: ranks change, and torch has other ranks."""
         if self.kind in DATALESS:
             return f"{self.kind.name}({f'label={self.label}' if self.label else ''})"
         size = f"{list(self.counts)}" if self.counts else str(self.count)

@@ -107,12 +107,12 @@ class Tally:
 
 
 def no_group(wanted: str, others: Sequence[str]) -> str:
-    """That a master has none of this name, but these *others*."""
+    """Say that a master has no group *wanted*, and which *others* it has."""
     return f"there is no group {wanted}; the master has {few(others) or 'none'}"
 
 
 def of_group(status: Status, name: str) -> Status:
-    """That group's part, and its daemons' links; "": all."""
+    """The part of *status* for the group *name*, with its daemons' links; "": all."""
     if not name:
         return status
     groups = [group for group in status.groups if group.name == name]

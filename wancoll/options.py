@@ -62,7 +62,7 @@ def addresses(text: str, *, what: str, default_port: int | None = None) -> str:
 
 
 def check_picture(path: Path, *, what: str) -> None:
-    """That it can be written: now, not after the work.
+    """Check that the picture can be written: now, not after the work.
 
     Raises:
         ConfigError: it cannot.

@@ -116,7 +116,7 @@ def _groups() -> Iterator[tuple[int, int]]:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Of lines with a name and a number."""
+    """Read lines with a name and a number."""
     found = {}
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():

@@ -22,12 +22,12 @@ class Client:
 
     @property
     def name(self) -> str:
-        """Of the member."""
+        """The member's name."""
         return f"m{self.slot}"
 
 
 class Clients:
-    """See the module. Faults start and kill clients in threads of their own; the main thread hears them.
+    """The clients of a run, by slot. Faults start and kill clients in threads of their own; the main thread hears them.
 
     Args:
         cluster: whose daemons they use.

@@ -28,7 +28,7 @@ _PHASES = {  # words of what a member's daemon says that it waits for
 
 
 class Injector:
-    """See the module.
+    """Carry out faults, each in a thread, and heal what they broke.
 
     Args:
         cluster: to break.

@@ -34,7 +34,7 @@ LAST = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of all clients of a run.
+    """What all clients of a run are told.
 
     Attributes:
         group: its name.

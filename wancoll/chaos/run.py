@@ -44,7 +44,7 @@ TIMES = Times(heartbeat=3.0, lane=4.0, link=3.0, rejoin=4.0, deadline=45.0)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Of a run; see `wancoll chaos --help`."""
+    """The options of a run; see `wancoll chaos --help`."""
 
     shape: faults.Shape
     seed: int
@@ -60,7 +60,7 @@ class Options:
 
 
 class Run:
-    """See the module. Made anew for each run; do() is called once, in the main thread.
+    """One chaos run. Made anew for each run; do() is called once, in the main thread.
 
     Args:
         options: what to do.

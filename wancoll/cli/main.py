@@ -78,7 +78,7 @@ def expected_failures(error: BaseException) -> list[WancollError]:
 
 
 def _missing(error: CycloptsError) -> str:
-    """Of an option that was not given at all; cyclopts says the same of one that was given without a value."""
+    """The message for an option that was not given; cyclopts says the same where only its value is missing."""
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.keyword or error.tokens_so_far:
         return ""
     command = " ".join(error.command_chain or ())

@@ -29,7 +29,7 @@ class Variables(Env):
 
 
 def variable(option: str) -> str:
-    """Of "--option"."""
+    """The environment variable of "--option"."""
     return _PREFIX + option.removeprefix("--").replace("-", "_").upper()
 
 

@@ -94,7 +94,7 @@ def coding(
 
 
 def coding_where_taken(call: str, dtype: DType, codec: str, max_rel_error: float | None, *how: Any) -> Coding:
-    """As coding, but elements that the codec does not take travel as they are."""
+    """Return coding(), or RAW for elements that the codec does not take."""
     wire = coding(call, DType.float32, codec, max_rel_error, *how)
     if max_rel_error is None and not takes(wire.codec, dtype):
         return RAW
@@ -181,7 +181,7 @@ class ErrorFeedback:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tensors that have a residual."""
+        """Names of the tensors that have a residual."""
         return tuple(self._residuals.copy())  # a copy at once, here and below: calls of other threads end meanwhile
 
     @property
@@ -282,7 +282,7 @@ class Feed:
         self._next, self._sent, self._rounded = lost, sent, rounded
 
     def _add_part(self, sent: Array, residual: Array | None, lost: Array, rounded: Array | None) -> None:
-        """As add(): *sent* changes, and *lost* and *rounded* become what they are of it."""
+        """Do add() for one slice: change *sent*, and fill *lost* and *rounded*."""
         if rounded is None:
             if residual is not None:
                 sent += residual

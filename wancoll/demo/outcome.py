@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def most_lost_steps(self) -> int:
-        """Of the member that lost most."""
+        """How many steps the member lost that lost most."""
         return max((self.lost_steps(name) for name in self.members), default=self.steps)
 
     def reasons_to_fail(self) -> Iterator[str]:

@@ -50,7 +50,7 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """That all members trained on."""
+        """Tokens that all members trained on."""
         return sum(told.tokens for told in self.story.told if told.step > SETTLED)
 
     @property

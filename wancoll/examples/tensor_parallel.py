@@ -43,7 +43,7 @@ def exchange(x: Tensor, there: Among, back: Among, group: dist.ProcessGroup) -> 
 
 
 def same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """As it is."""
+    """Return x as it is."""
     return x
 
 

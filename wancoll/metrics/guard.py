@@ -1,4 +1,4 @@
-"""Who may read what a process tells about itself, metrics and the page: one rule for where, and for tokens."""
+"""Guards the ports that tell of a process, metrics and the page: one rule for addresses and tokens."""
 
 from __future__ import annotations
 

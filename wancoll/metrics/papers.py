@@ -9,13 +9,13 @@ from wancoll.metrics.core import families as f
 
 
 class Expiry:
-    """See the module."""
+    """Reads when certificates end, by their files."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[float, float]] = {}  # by path: when it was written, when what is in it ends
 
     def family(self, paths: Mapping[str, str]) -> f.Family:
-        """Of the certificates at *paths*, by what they are to this process; those that cannot be read are left out."""
+        """When the certificates at *paths* end, by their use in this process; unreadable ones are left out."""
         ends = ((what, self._end(path)) for what, path in paths.items() if path)
         return f.Family(f.CERTIFICATE, [((what,), end) for what, end in ends if end is not None])
 

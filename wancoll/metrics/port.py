@@ -22,7 +22,7 @@ _SHARE = 0.05  # of the event loop's time that goes into texts at most
 
 
 class Source:
-    """Whom the port tells of.
+    """The process that the port tells of.
 
     Args:
         role: "peer" or "master".
@@ -38,7 +38,7 @@ class Source:
 
 
 class Port:
-    """See the module.
+    """Answers GET /metrics, /healthz and /readyz.
 
     Args:
         source: whom it tells of.

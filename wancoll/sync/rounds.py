@@ -1,4 +1,4 @@
-"""Who sends which stripes to whom in a round, and what the members tell each other between rounds. Pure.
+"""Which member sends which stripes to which in a round, and the members' reports between rounds. Pure.
 
 Every member posts its deliveries in the order of next_round() and waits for nothing else, so the first one that is not
 finished is always under way on both sides, whatever bounds there are on how many are.

@@ -183,7 +183,7 @@ class Cluster:
         return self._peers[i].running
 
     def exit_code(self, i: int) -> int | None:
-        """Of peer i's daemon, None while it runs; -9 after SIGKILL."""
+        """The exit code of peer i's daemon, None while it runs; -9 after SIGKILL."""
         return self._peers[i].exit_code
 
     def logs(self, i: int, lines: int = 50) -> str:

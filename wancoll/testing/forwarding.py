@@ -58,7 +58,7 @@ class Lane:
 
 
 class Proxy:
-    """See the module. Rules are looked up for every piece that is forwarded."""
+    """Forwards lanes and breaks them by rules. Rules are looked up for every piece that is forwarded."""
 
     def __init__(self, pipe: Connection, targets: list[tuple[str, int]]) -> None:
         self._pipe, self._targets, self._owners = pipe, targets, Owners(targets)

@@ -46,7 +46,7 @@ class Owners:
 
 
 def _inode(local: Address, remote: Address) -> int:
-    """Of the socket between these; 0: there is none."""
+    """The inode of the socket between these; 0: there is none."""
     ends = struct.pack(">HH", local[1], remote[1])
     ends += b"".join(socket.inet_aton(host).ljust(16, b"\0") for host, _ in (local, remote))
     question = struct.pack("BBBBI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF) + ends

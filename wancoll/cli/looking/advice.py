@@ -84,7 +84,7 @@ def shared_memory(free: int) -> Finding:
 
 
 def congestion(available: Sequence[str], used: str, qdisc: str, kernel: tuple[int, int]) -> Iterator[Finding]:
-    """Of TCP: what the kernel offers, what it uses unless told, and how packets leave."""
+    """Judge TCP's congestion control: what the kernel offers, what it uses unless told, and how packets leave."""
     if "bbr" not in available:
         yield Finding(
             WARN, "congestion", f"bbr is not loaded ({', '.join(available) or 'nothing is told'})",
@@ -192,7 +192,7 @@ def clock_offset(offset: float, uncertain: float) -> Finding:
 
 
 def version(who: str, theirs: str, ours: str) -> Finding:
-    """Of a master or a daemon."""
+    """Compare the version of a master or a daemon with ours."""
     if theirs == ours:
         return Finding(OK, "version", f"{who} has {theirs}, as here")
     return Finding(FAIL, "version", f"{who} has {theirs or '(unknown)'}, here is {ours}", "install the same everywhere")

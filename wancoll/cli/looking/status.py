@@ -92,12 +92,12 @@ class Shown:
     brief: bool = False
 
     def part(self, answer: Status) -> Status:
-        """Of *answer*."""
+        """The part of *answer* that these options ask for."""
         part = of_group(answer, self.group)
         return msgspec.structs.replace(part, events=part.events[max(0, len(part.events) - self.events) :])
 
     def health(self, answer: Status, roles: Sequence[Role]) -> Health:
-        """Of *answer*, all of whose events count."""
+        """Whether all is well by *answer*: all of its events count."""
         mute = [role.address for role in roles if not role.there]
         apart = two_masters([(role.address, role.elected_by) for role in roles if role.elected_by])
         found = health(answer, time.time(), group=self.group, mute=mute)

@@ -54,13 +54,13 @@ class Event(msgspec.Struct, omit_defaults=True):
 
 
 class Metadata(msgspec.Struct):
-    """Of a file: its machine's clock beside a master's."""
+    """What a file says of itself: its machine's clock beside a master's."""
 
     clock: Clock | None
 
 
 class TraceFile(msgspec.Struct):
-    """As it is written."""
+    """A trace file, as it is written."""
 
     traceEvents: list[Event]
     displayTimeUnit: str
@@ -132,7 +132,7 @@ def merged(files: Mapping[str, TraceFile]) -> TraceFile:
 
 
 def phases(row: Row) -> Iterator[tuple[str, float, float]]:
-    """Of an attempt: name, and seconds from and until when."""
+    """The phases of an attempt: name, and seconds from and until when."""
     at = [(mark, row["at"][mark]) for mark in _MARKS if row["at"].get(mark)]
     for (_, since), (mark, until) in pairwise(at):
         name = OPEN.get(row["outcome"], UNRUN) if mark == "until" else SPANS[mark]

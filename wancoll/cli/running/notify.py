@@ -36,7 +36,7 @@ class Notifier:
 
     @classmethod
     def from_environment(cls) -> Notifier:
-        """As $NOTIFY_SOCKET, $WATCHDOG_USEC and $WATCHDOG_PID say; half the watchdog's time is the interval."""
+        """Read $NOTIFY_SOCKET, $WATCHDOG_USEC and $WATCHDOG_PID; half the watchdog's time is the interval."""
         interval = None
         microseconds = os.environ.get("WATCHDOG_USEC", "")
         for_us = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())

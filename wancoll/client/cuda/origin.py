@@ -34,7 +34,7 @@ class Origin:
 
 
 def of_torch(x: Any, torch: Any) -> Origin:
-    """Of a torch tensor: it is used on torch's current stream."""
+    """The origin of a torch tensor, which is used on torch's current stream."""
 
     def now() -> int:
         return int(torch.cuda.current_stream(x.device).cuda_stream)
@@ -43,12 +43,12 @@ def of_torch(x: Any, torch: Any) -> Origin:
 
 
 def of_dlpack(x: Any, ordinal: int) -> Origin:
-    """Of an exporter: it orders the stream that it is given behind its own."""
+    """The origin of a DLPack exporter, which orders a given stream behind its own."""
     return Origin(ordinal, order=lambda stream: x.__dlpack__(stream=stream))
 
 
 def of_interface(interface: Any, who: str) -> Origin:
-    """Of what has __cuda_array_interface__."""
+    """The origin of an object that has __cuda_array_interface__."""
     stream = interface.get("stream")
     if stream is None:
         return Origin()

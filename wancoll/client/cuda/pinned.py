@@ -57,7 +57,7 @@ class Pinned:
 
 
 class _Returning(weakref.ref[Pinned]):
-    """As the arena's: no Python code runs while memory is collected."""
+    """Gives a block back without running Python code while memory is collected; the arena has the same."""
 
     __slots__ = ("entry",)
     entry: Entry

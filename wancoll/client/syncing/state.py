@@ -80,7 +80,7 @@ def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
 
 
 def worthless(found: list[Tensor]) -> Content:
-    """As content(), of tensors whose bytes nobody wants: no digest is zero, so all of them are missing."""
+    """The content of tensors whose bytes nobody wants: no digest is zero, so every stripe is missing."""
     count = sum(stripe_count(tensor.entry.nbytes) for tensor in found if tensor.entry.shares < 0)
     return Content(tuple(tensor.entry for tensor in found), bytes(8 * count))
 

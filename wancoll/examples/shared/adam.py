@@ -39,6 +39,6 @@ class Adam:
                 weight.copy_(master)
 
     def nbytes(self) -> int:
-        """Of moments, and of float32 weights beside others."""
+        """Bytes of the moments, and of float32 copies of other weights."""
         own = (m for w, m in zip(self._weights, self._masters, strict=True) if m is not w)
         return nbytes([*self._means, *self._squares, *own])

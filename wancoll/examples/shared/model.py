@@ -131,7 +131,7 @@ def keeping(found: dict[int, int]) -> saved_tensors_hooks:
 
 
 def nbytes(tensors: Iterable[Tensor | None]) -> int:
-    """Of all that there are."""
+    """Bytes of all tensors that are there."""
     return sum(each.numel() * each.element_size() for each in tensors if each is not None)
 
 

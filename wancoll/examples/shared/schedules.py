@@ -14,7 +14,7 @@ def gpipe(stage: int, p: int, m: int) -> list[Step]:
 
 
 def one_forward_one_backward(stage: int, p: int, m: int) -> list[Step]:
-    """As many forwards as stages follow; then one of each in turn."""
+    """Do as many forwards as stages follow; then one of each in turn."""
     first = min(p - 1 - stage, m)
     steps = [("F", i) for i in range(first)]
     for i in range(m):

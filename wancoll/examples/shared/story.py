@@ -40,7 +40,7 @@ class Story:
 
     @property
     def survivors(self) -> list[str]:
-        """Who was there at the end."""
+        """The members that were there at the end."""
         return [name for name in dict.fromkeys(each.member for each in self.told) if name != self.victim]
 
     @property
@@ -51,7 +51,7 @@ class Story:
 
     @property
     def losses(self) -> list[float]:
-        """Of each step, the mean of its members."""
+        """The mean loss of the members, for each step."""
         return [sum(each.loss for each in step) / len(step) for step in self._steps]
 
     @property

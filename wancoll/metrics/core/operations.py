@@ -63,7 +63,7 @@ class Histogram:
 
     @property
     def bins(self) -> f.Bins:
-        """As it is now."""
+        """The counts now."""
         return f.Bins(list(self._counts), self._total)
 
 
@@ -74,18 +74,18 @@ class Tally:
         self._of: dict[f.Labels, float] = {}
 
     def add(self, labels: f.Labels, by: float = 1) -> None:
-        """So many more."""
+        """Count *by* more."""
         if labels not in self._of and len(self._of) >= MOST_ROWS:
             labels = (MORE, *labels[1:])
         self._of[labels] = self._of.get(labels, 0) + by
 
     def family(self, spec: f.Spec) -> f.Family:
-        """As it is now."""
+        """The counts now."""
         return f.Family(spec, list(self._of.items()))
 
 
 class Operations:
-    """See the module. One for a daemon."""
+    """What a daemon counts of its operations."""
 
     def __init__(self) -> None:
         self._rows: dict[Key, _Row] = {}

@@ -140,7 +140,7 @@ class FromAny(Operation):
         return self._settled or any(each.work.finished for each in self._earlies or ())
 
     def settle(self) -> bool:
-        """As Operation's."""
+        """Post what is left, then settle as Operation does."""
         if self._earlies is None:
             self._begin()
         return super().settle()
@@ -153,7 +153,7 @@ class FromAny(Operation):
         self.source = early.key[0]
 
     def wait(self, timeout: timedelta = UNSET) -> bool:
-        """As Operation's."""
+        """Wait for the receive before this one, then as Operation does."""
         if self._before is not None and not self._settled:
             self._before.wait(timeout)
         self.settle()

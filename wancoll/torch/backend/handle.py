@@ -158,11 +158,11 @@ class Operation(dist.Work):
         return self._result
 
     def synchronize(self) -> None:
-        """As wait()."""
+        """Do as wait()."""
         self.wait()
 
     def source_rank(self) -> int:
-        """Of a recv: whom it came from."""
+        """The rank that a recv's message came from."""
         return self.source
 
     _source_rank = source_rank

@@ -325,7 +325,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         pass
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of every later operation that names none itself."""
+        """Set the timeout of every later operation that names none itself."""
         self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -367,7 +367,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         return list(self._connection.partings.values()) if self._comm is not None else []
 
     def _reasons(self) -> list[str]:
-        """Of the partings, in the master's words."""
+        """Reasons of the partings, in the master's words."""
         return list(dict.fromkeys(parting.reason for parting in self._partings()))
 
     def _loss(self, what: str) -> OperationAborted:
@@ -504,7 +504,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         return self._all_gather("all_gather", outputs, _listed(inputs), opts, timeout)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Operation:
-        """As allgather() of many: output_lists has a list for each rank."""
+        """Do allgather() of many: output_lists has a list for each rank."""
         outputs = [list(each) for each in zip(*output_lists, strict=True)]
         return self._all_gather("all_gather_coalesced", outputs, list(input_list), opts, None)
 
@@ -554,13 +554,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         return self._run(call, inputs, result, _timeout(opts, timeout), start, finish)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Operation:
-        """As allgather(), into one tensor."""
+        """Do allgather() into one tensor."""
         return self._all_gather_single("all_gather_single", [output], [input], opts, timeout)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
-        """As all_gather_single() of many."""
+        """Do all_gather_single() of many."""
         return self._all_gather_single("all_gather_single_coalesced", list(outputs), list(inputs), opts, None)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -603,13 +603,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         return self._reduce_scatter("reduce_scatter", outputs, inputs, opts, timeout)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Operation:
-        """As reduce_scatter(), of one tensor."""
+        """Do reduce_scatter() of one tensor."""
         return self._reduce_scatter_single("reduce_scatter_single", [output], [input], opts, timeout)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
-        """As reduce_scatter_single() of many."""
+        """Do reduce_scatter_single() of many."""
         return self._reduce_scatter_single("reduce_scatter_single_coalesced", list(outputs), list(inputs), opts, None)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -626,7 +626,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         self, call: str, outputs: list[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any, timeout: Any,
         whole: list[torch.Tensor] | None = None,
     ) -> Operation:  # fmt: skip
-        """Of blocks by rank; *whole*: the tensors that have them in one piece."""
+        """Reduce and scatter blocks by rank; *whole*: the tensors that have them in one piece."""
         how = [Reduction(_op(opts), each.dtype, call) for each in outputs]
         targets = [flat(each, call) for each in outputs]
         counts = [[block.numel() for block in blocks] for blocks in inputs]
@@ -685,7 +685,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     all_to_all_single = alltoall_base
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Operation:
-        """As alltoall_base(), of lists of tensors of any sizes."""
+        """Do alltoall_base() of lists of tensors of any sizes."""
         return self._exchange("all_to_all", list(outputs), list(inputs), None, opts, timeout)
 
     def _rows(self, call: str, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:

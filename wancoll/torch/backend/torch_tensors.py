@@ -43,7 +43,7 @@ def flat(tensor: torch.Tensor, call: str) -> torch.Tensor:
 
 
 def moved(tensor: torch.Tensor, call: str) -> torch.Tensor:
-    """As flat(), in a dtype that the client takes: one that it does not know as its bytes."""
+    """Return flat(*tensor*) in a dtype that the client takes: other dtypes as their bytes."""
     found = flat(tensor, call)
     return found if found.dtype in KNOWN else found.view(torch.uint8)
 
@@ -120,7 +120,7 @@ class Reduction:
         return torch.view_as_real(found).reshape(-1) if found.dtype.is_complex else found
 
     def fold(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Of a bitwise op: the result, of what the members gave."""
+        """The result of a bitwise op, from what the members gave."""
         assert self.bitwise is not None
         result = blocks[0]
         for block in blocks[1:]:

@@ -47,7 +47,7 @@ class Position(Protocol):
 
     @property
     def weight(self) -> float:
-        """Of what this member was given since the last commit."""
+        """The weight of what this member was given since the last commit."""
 
     def commit(self, receipt: StepReceipt) -> None:
         """A step was taken by those that the receipt names."""
@@ -398,7 +398,7 @@ class _Step:
 
     @property
     def last(self) -> Receipt:
-        """Of the marks."""
+        """The receipt of the marks."""
         return self.receipts[_MARKS]
 
     def committed(self, number: int, receipt: Receipt) -> None:

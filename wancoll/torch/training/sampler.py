@@ -113,7 +113,7 @@ class ElasticSampler:
 
     @property
     def weight(self) -> float:
-        """Of this member's batches of the current step: 1 where they are full.
+        """The weight of this member's batches of the current step: 1 where they are full.
 
         Raises:
             ConfigError: follow() was not called, or after the batch in hand was given.
