@@ -25,6 +25,13 @@ def unavailable(call: str, argument: str, got: object, available: tuple[str, ...
     )
 
 
+def refused(call: str, argument: str, got: object, expected: str, hint: str = "") -> ConfigError:
+    """The refusal of an argument's value."""
+    return ConfigError(
+        f"{argument} cannot be used", who=f"{call}({argument}=...)", expected=expected, got=repr(got)[:200], hint=hint
+    )
+
+
 def reduce_op(call: str, op: Any) -> ReduceOp:
     """The reduction of that name, or torch.distributed's of the same meaning."""
     if type(op).__module__.startswith("torch."):
@@ -60,10 +67,7 @@ def check_seconds(
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not number or not (0 <= seconds if zero else 0 < seconds) or seconds > most:
         bounds = ("0 or more" if zero else "above 0") + (f" and at most {most:g}" if most < math.inf else "")
-        raise ConfigError(
-            f"{argument} cannot be used", who=f"{call}({argument}=...)", expected=f"seconds, {bounds}, or None {none}",
-            got=repr(seconds)[:200],
-        )  # fmt: skip
+        raise refused(call, argument, seconds, f"seconds, {bounds}, or None {none}")
 
 
 def check_grace(grace: Any, op: ReduceOp) -> float:
@@ -85,6 +89,15 @@ def whole(value: Any) -> int:
         return operator.index(value)
     except TypeError:
         return -1
+
+
+def whole_number(call: str, argument: str, value: Any, least: int, most: float = math.inf, expected: str = "") -> int:
+    """*value* as a whole number from *least* to *most*; *expected* says so in other words."""
+    number = whole(value)
+    if isinstance(value, bool) or not least <= number <= most:
+        bounds = f" from {least} to {most}" if most < math.inf else f", {least} or more"
+        raise refused(call, argument, value, expected or f"a whole number{bounds}")
+    return number
 
 
 def check_rank(call: str, argument: str, rank: Any, world_size: int) -> int:
@@ -112,13 +125,7 @@ def check_other(call: str, argument: str, rank: Any, me: int, world_size: int) -
 
 def check_tag(call: str, tag: Any) -> int:
     """*tag* as a number of 64 bits, below those that the library uses itself."""
-    number = whole(tag)
-    if not 0 <= number < LIBRARY_TAGS:
-        raise ConfigError(
-            "tag cannot be used", who=f"{call}(tag=...)", expected="a whole number from 0 to 2^64 - 2^56 - 1",
-            got=repr(tag),
-        )  # fmt: skip
-    return number
+    return whole_number(call, "tag", tag, 0, LIBRARY_TAGS - 1, "a whole number from 0 to 2^64 - 2^56 - 1")
 
 
 def check_counts(call: str, counts: Sequence[int], world_size: int) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from wancoll.client.checks import unavailable, whole
+from wancoll.client.checks import refused, unavailable, whole_number
 from wancoll.collective import ROUNDINGS, Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.native import ffi, lib
@@ -89,7 +89,9 @@ def coding(
             expected=" or ".join(taken), got=dtype.name,
             hint=f"for {dtype.name} there is {_formats(dtype)}",
         )  # fmt: skip
-    seed = _seed(call, seed) if rounding == "stochastic" else 0
+    if rounding != "stochastic":
+        seed = 0
+    seed = whole_number(call, "seed", seed, 0, 2**64 - 1, "a whole number of 64 bits, 0 or more")
     return Coding(wanted, rounding, seed, max_rel_error is not None)
 
 
@@ -105,10 +107,7 @@ def cheapest(call: str, dtype: DType, max_rel_error: float, rounding: str = "nea
     """The smallest format whose nominal error is at most *max_rel_error*; else none, which is exact."""
     bound: Any = max_rel_error
     if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 <= bound < math.inf:
-        raise ConfigError(
-            "max_rel_error cannot be used", who=f"{call}(max_rel_error=...)",
-            expected="a relative error, such as 0.01", got=repr(max_rel_error),
-        )  # fmt: skip
+        raise refused(call, "max_rel_error", max_rel_error, "a relative error, such as 0.01")
     factor = _STOCHASTIC if rounding == "stochastic" else 1
     for codec, error in NOMINAL_ERROR:
         if error * factor <= bound and takes(codec, dtype):
@@ -138,16 +137,6 @@ def lossy(codec: Codec, dtype: DType, x: Array, room: Array | None = None) -> Ar
 
 def _address(x: Array) -> Any:
     return ffi.cast("void *", x.ctypes.data)
-
-
-def _seed(call: str, seed: Any) -> int:
-    number = whole(seed)
-    if not 0 <= number < 1 << 64:
-        raise ConfigError(
-            "seed cannot be used", who=f"{call}(seed=...)", expected="a whole number of 64 bits, 0 or more",
-            got=repr(seed),
-        )  # fmt: skip
-    return number
 
 
 def _formats(dtype: DType) -> str:

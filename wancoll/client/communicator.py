@@ -24,7 +24,7 @@ from wancoll.client.checks import (
     check_tag,
     reduce_op,
     unavailable,
-    whole,
+    whole_number,
 )
 from wancoll.client.codecs import RAW, Coding, ErrorFeedback, Feed, coding, coding_where_taken, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
@@ -816,12 +816,7 @@ class Communicator:
         deadline = deadline_after(timeout)
         if strategy not in STRATEGIES:
             raise unavailable("sync_state", "strategy", strategy, STRATEGIES)
-        number = whole(revision)
-        if not 0 <= number < 1 << 63:
-            raise ConfigError(
-                "revision cannot be used", who="sync_state(revision=...)",
-                expected="a whole number from 0 to 2^63 - 1", got=repr(revision),
-            )  # fmt: skip
+        number = whole_number("sync_state", "revision", revision, 0, 2**63 - 1, "a whole number from 0 to 2^63 - 1")
         things = things_of(state)
         found = tensors_of(state[0] if things is None else things.tensors, changing=strategy != SEND_ONLY)
         work = SyncWork(self.all_gather, self._connection, found, number, strategy, on_failure, deadline, things)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from wancoll.client.channel import Channel
-from wancoll.client.checks import check_seconds, whole
+from wancoll.client.checks import check_seconds, refused, whole_number
 from wancoll.client.communicator import Communicator
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.memory.arena import Arena, close_all
@@ -139,19 +139,11 @@ def attachment(
     """
     start_world = min_world if start_world is None else start_world
     text: Any  # the callers are not all type-checked
-    number: Any
     for what, text, shortest in (("group", group, 1), ("name", name, 0)):
         if not isinstance(text, str) or not shortest <= len(text) <= DEFAULT.name_chars or not text.isprintable():
-            raise ConfigError(
-                f"{what} cannot be used", who=f"connect({what}=...)",
-                expected=f"{shortest} to {DEFAULT.name_chars} printable characters", got=repr(text)[:200],
-            )  # fmt: skip
-    for what, number in (("min_world", min_world), ("start_world", start_world)):
-        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= DEFAULT.group_members:
-            raise ConfigError(
-                f"{what} cannot be used", who=f"connect({what}=...)",
-                expected=f"a whole number from 1 to {DEFAULT.group_members}", got=repr(number),
-            )  # fmt: skip
+            raise refused("connect", what, text, f"{shortest} to {DEFAULT.name_chars} printable characters")
+    min_world = whole_number("connect", "min_world", min_world, 1, DEFAULT.group_members)
+    start_world = whole_number("connect", "start_world", start_world, 1, DEFAULT.group_members)
     if start_world < min_world:
         raise ConfigError(
             "a group cannot start below min_world", who="connect(start_world=...)",
@@ -190,17 +182,11 @@ def join(
 
 
 def _check_private(lanes: Any, peer_options: Any) -> None:
-    if lanes is not None and (isinstance(lanes, bool) or not 1 <= whole(lanes) <= DEFAULT.max_lanes):
-        raise ConfigError(
-            "lanes cannot be used", who="connect(lanes=...)", expected=f"a whole number from 1 to {DEFAULT.max_lanes}",
-            got=repr(lanes),
-        )  # fmt: skip
+    if lanes is not None:
+        whole_number("connect", "lanes", lanes, 1, DEFAULT.max_lanes)
     given = isinstance(peer_options, Sequence) and not isinstance(peer_options, str | bytes)
     if not given or not all(isinstance(option, str) for option in peer_options):
-        raise ConfigError(
-            "peer_options cannot be used", who="connect(peer_options=...)", expected="a list of strings",
-            got=repr(peer_options)[:200], hint='such as ["--advertise", "HOST"]',
-        )  # fmt: skip
+        raise refused("connect", "peer_options", peer_options, "a list of strings", 'such as ["--advertise", "HOST"]')
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from wancoll.client.awaiting import awaited
-from wancoll.client.checks import check_seconds, whole
+from wancoll.client.checks import check_seconds, whole_number
 from wancoll.client.codecs import FLOATS, Coding, ErrorFeedback, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.memory.placement import Placement
@@ -173,18 +173,13 @@ class _Bucket(Work):
         return [part.owner for part in self.parts]
 
 
-def buckets(sizes: Sequence[tuple[DType, int]], bucket_bytes: int) -> list[list[int]]:
+def buckets(sizes: Sequence[tuple[DType, int]], bucket_bytes: int, call: str = _CALL) -> list[list[int]]:
     """Which tensors go together: indices, ascending in each bucket, buckets in the order of their first tensor.
 
     A bucket takes the tensors of one dtype as they come, as long as they are *bucket_bytes* together at most; a larger
-    tensor is a bucket of its own. *sizes* are dtype and bytes of each tensor.
+    tensor is a bucket of its own. *sizes* are dtype and bytes of each tensor; *call* is named in errors.
     """
-    limit = whole(bucket_bytes)
-    if limit < 1:
-        raise ConfigError(
-            "bucket_bytes cannot be used", who=f"{_CALL}(bucket_bytes=...)", expected="a number of bytes, 1 or more",
-            got=repr(bucket_bytes),
-        )  # fmt: skip
+    limit = whole_number(call, "bucket_bytes", bucket_bytes, 1, expected="a number of bytes, 1 or more")
     found: list[list[int]] = []
     filling: dict[DType, tuple[list[int], int]] = {}  # the bucket that still takes tensors, and its bytes
     for index, (dtype, nbytes) in enumerate(sizes):

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wancoll.client.checks import check_seconds, whole
+from wancoll.client.checks import check_seconds, refused, whole, whole_number
 from wancoll.client.codecs import ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator
 from wancoll.client.memory.tensors import check_plain, kind_of
@@ -239,9 +239,7 @@ class DiLoCo:
             raise ConfigError("no group yet", who="DiLoCo.step", expected="join(comm) first", got="no call of it")
         weight = float(tokens)
         if not 0.0 <= weight < float("inf"):
-            raise ConfigError(
-                "tokens cannot be used", who="DiLoCo.step(tokens=...)", expected="a number, 0 or more", got=repr(tokens)
-            )
+            raise refused("DiLoCo.step", "tokens", tokens, "a number, 0 or more")
         self._counts[0] += 1
         for fragment in self._fragments:
             fragment.tokens += weight
@@ -460,16 +458,9 @@ def _check(
         "delay": (delay, 0, whole(every) - 1),
     }
     for name, (value, least, most) in bounds.items():
-        if isinstance(value, bool) or not least <= whole(value) <= most:
-            raise ConfigError(
-                f"{name} cannot be used", who=f"DiLoCo({name}=...)", expected=f"a whole number from {least} to {most}",
-                got=repr(value),
-            )  # fmt: skip
+        whole_number("DiLoCo", name, value, least, most)
     for name, share in shares.items():
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-            raise ConfigError(
-                f"{name} cannot be used", who=f"DiLoCo({name}=...)", expected="a number from 0 to below 1",
-                got=repr(share),
-            )  # fmt: skip
+            raise refused("DiLoCo", name, share, "a number from 0 to below 1")
     if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr < float("inf"):
-        raise ConfigError("lr cannot be used", who="DiLoCo(lr=...)", expected="a number above 0", got=repr(lr))
+        raise refused("DiLoCo", "lr", lr, "a number above 0")

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from wancoll.client.checks import check_seconds, whole
+from wancoll.client.checks import check_seconds
 from wancoll.client.codecs import FLOATS, ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator, Op
 from wancoll.client.connection import deadline_after, seconds_left
-from wancoll.client.many import ManyReceipt
+from wancoll.client.many import ManyReceipt, buckets
 from wancoll.client.memory.tensors import check_plain
 from wancoll.client.work import Work
 from wancoll.collective import Codec, DType, Receipt
@@ -503,12 +503,7 @@ def all_reduce_gradients(
 def _layout(
     comm: Communicator, parameters: Sequence[nn.Parameter], bucket_bytes: int, codec: CodecName
 ) -> list[_Bucket]:
-    """Buckets in the order in which backward fills them: the last parameters first."""
-    if whole(bucket_bytes) < 1:
-        raise ConfigError(
-            "bucket_bytes cannot be used", who="ElasticDataParallel(bucket_bytes=...)",
-            expected="a number of bytes, 1 or more", got=repr(bucket_bytes),
-        )  # fmt: skip
+    """Buckets in the order in which backward has filled them: the last parameters first."""
     if not parameters:
         raise ConfigError("the module has no parameter to train", who=_WHO, expected="one that requires grad")
     order = list(reversed(parameters))
@@ -516,22 +511,9 @@ def _layout(
     for device in dict.fromkeys(each.device for each in order):
         there = [each for each in order if each.device == device]
         sizes = [(_dtype(each), each.numel() * each.element_size()) for each in there]
-        found += [[there[i] for i in bucket] for bucket in _packed(sizes, bucket_bytes)]
+        packed = sorted(buckets(sizes, bucket_bytes, "ElasticDataParallel"), key=lambda bucket: bucket[-1])
+        found += [[there[i] for i in bucket] for bucket in packed]
     return [_Bucket(comm, number, each, codec) for number, each in enumerate(found)]
-
-
-def _packed(sizes: Sequence[tuple[DType, int]], limit: int) -> list[list[int]]:
-    """Neighbours of one dtype together, up to *limit* bytes, one at least; in the order that backward fills them in."""
-    filling: dict[DType, tuple[list[int], int]] = {}
-    found: list[list[int]] = []
-    for i, (dtype, nbytes) in enumerate(sizes):
-        bucket, used = filling.get(dtype, ([], limit))
-        if used + nbytes > limit:
-            bucket, used = [], 0
-            found.append(bucket)
-        bucket.append(i)
-        filling[dtype] = bucket, used + nbytes
-    return sorted(found, key=lambda bucket: bucket[-1])
 
 
 def _dtype(parameter: nn.Parameter) -> DType:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wancoll.client.checks import whole
+from wancoll.client.checks import whole, whole_number
 from wancoll.client.communicator import Communicator
 from wancoll.errors import ConfigError
 
@@ -60,12 +60,7 @@ class ElasticSampler:
 
     def __init__(self, size: int, batch_size: int, *, per_step: int = 1, seed: int = 0, shuffle: bool = True) -> None:
         for name, value in (("size", size), ("batch_size", batch_size), ("per_step", per_step), ("seed", seed)):
-            least = 0 if name == "seed" else 1
-            if whole(value) < least:
-                raise ConfigError(
-                    f"{name} cannot be used", who=f"ElasticSampler({name}=...)",
-                    expected=f"a whole number, {least} or more", got=repr(value)[:200],
-                )  # fmt: skip
+            whole_number("ElasticSampler", name, value, 0 if name == "seed" else 1)
         self.size, self.batch_size, self.per_step, self.seed, self.shuffle = size, batch_size, per_step, seed, shuffle
         self.epoch = 0
         self._position = 0  # in the epoch's order
