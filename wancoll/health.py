@@ -38,13 +38,13 @@ def health(status: Status, now: float, *, group: str = "", mute: Iterable[str] =
     """
     others = sorted(each.name for each in status.groups)
     status = of_group(status, group)
-    tally = Tally(status.events, now, status.gone)
+    tally = HealthSum(status.events, now, status.gone)
     for each in status.groups:
         tally.add(each)
     return tally.health(len(status.daemons), wanted=group, others=others, mute=mute)
 
 
-class Tally:
+class HealthSum:
     """health(), of groups that are taken in one by one: a master of very many does other things in between.
 
     Args:

@@ -16,9 +16,9 @@ import trio
 from wancoll.errors import ConfigError, without_package
 from wancoll.local import join_address, split_address
 from wancoll.metrics.core import families as f
+from wancoll.metrics.expiry import Expiry
 from wancoll.metrics.guard import guarded
-from wancoll.metrics.listen import listeners as listeners_of_metrics
-from wancoll.metrics.papers import Expiry
+from wancoll.metrics.listeners import listeners as listeners_of_metrics
 from wancoll.net.listen import open_listeners, trio_listeners
 from wancoll.trust.papers import ADMIN, AUTHORITY, MASTER, Papers, held_folder
 from wancoll_master.config import MasterConfig
@@ -27,7 +27,7 @@ from wancoll_master.server import Server
 from wancoll_master.store.journal import Journal
 
 if TYPE_CHECKING:
-    from wancoll.metrics.port import Port
+    from wancoll.metrics.port import MetricsPort
     from wancoll_master.gate import Gate
     from wancoll_master.page import Page
     from wancoll_master.store.shared_trust import SharedTrust
@@ -142,9 +142,11 @@ async def _shared_trust(config: MasterConfig) -> SharedTrust | None:
         return await shared_trust.shared(etcd, config.etcd.prefix, path, time.time, known)
 
 
-def _port(config: MasterConfig, standing: list[tuple[Server, Gate | None]], metrics: list[socket.socket]) -> Port:
+def _port(
+    config: MasterConfig, standing: list[tuple[Server, Gate | None]], metrics: list[socket.socket]
+) -> MetricsPort:
     """Where metrics are told. A master that stands by is ready: it says who leads. One that waits for etcd is not."""
-    from wancoll.metrics.port import Port, Source
+    from wancoll.metrics.port import MetricsPort, Source
 
     expiry = Expiry()
 
@@ -157,7 +159,7 @@ def _port(config: MasterConfig, standing: list[tuple[Server, Gate | None]], metr
         yield expiry.family(mine)
 
     unready = lambda: "" if standing else "it waits for etcd"  # noqa: E731
-    return Port(Source("master", "", families, unready), metrics, config.metrics_token)
+    return MetricsPort(Source("master", "", families, unready), metrics, config.metrics_token)
 
 
 def _listeners_of_page(config: MasterConfig) -> list[socket.socket]:

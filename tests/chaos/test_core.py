@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from wancoll.chaos.core import chaos_report as report
 from wancoll.chaos.core import faults as drawing
-from wancoll.chaos.core import invariants, report, workload
+from wancoll.chaos.core import invariants, workload
+from wancoll.chaos.core.chaos_page import page
+from wancoll.chaos.core.chaos_report import Commit, Findings
 from wancoll.chaos.core.faults import MASTER_SLOT, Fault, Shape
 from wancoll.chaos.core.invariants import Agreement, Injected, Times
-from wancoll.chaos.core.page import page
 from wancoll.chaos.core.records import Called
-from wancoll.chaos.core.report import Commit, Findings
 from wancoll.cli.trying.chaos import faults_by_phase
 from wancoll.failpoints import MASTER, PEER
 

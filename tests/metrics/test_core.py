@@ -13,7 +13,7 @@ from wancoll.cli.perf.values import COLLECTIVES
 from wancoll.collective import LIBRARY_TAGS, Codec, Kind
 from wancoll.metrics import text
 from wancoll.metrics.core import families as f
-from wancoll.metrics.core.operations import MORE, MOST_ROWS, Histogram, Operations, Recovery, Tally, bus_factor
+from wancoll.metrics.core.operations import MORE, MOST_ROWS, Histogram, LabelCounts, Operations, Recovery, bus_factor
 from wancoll.native.engine import LaneStatistics
 from wancoll.peer.core.tcpinfo import TcpInfo
 from wancoll.peer.links import traffic
@@ -138,7 +138,7 @@ def test_what_went_over_links_never_falls_whenever_they_close() -> None:
 
 
 def test_long_families_come_in_pieces_that_join_to_one() -> None:
-    tally = Tally()
+    tally = LabelCounts()
     for i in range(1000):
         tally.add((f'"a\\\n{i}', "x"))
     pieces = list(text.pieces(tally.family(f.EVENTS)))
@@ -162,7 +162,7 @@ def test_bounds_of_buckets_are_inside_them() -> None:
 
 
 def test_certificates_are_read_again_only_when_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wancoll.metrics.papers import Expiry
+    from wancoll.metrics.expiry import Expiry
     from wancoll.trust import authority
 
     expiry = Expiry()

@@ -14,11 +14,11 @@ from trio.testing import MockClock
 from tests.http_port import get, logged, say, served
 from tests.metrics.support import Scrape
 from wancoll.errors import ConfigError
-from wancoll.metrics import listen
+from wancoll.metrics import listeners as listen
 from wancoll.metrics import port as port_module
 from wancoll.metrics.core import families as f
-from wancoll.metrics.listen import listeners
-from wancoll.metrics.port import Port, Source
+from wancoll.metrics.listeners import listeners
+from wancoll.metrics.port import MetricsPort, Source
 from wancoll.net import http
 
 TOKEN = "a-token-of-24-characters"
@@ -29,7 +29,7 @@ class Server:
 
     def __init__(self, sockets: list[socket.socket], token: str) -> None:
         self.asked, self.why = 0, ""
-        self.port = Port(Source("peer", "generic", self.families, lambda: self.why), sockets, token)
+        self.port = MetricsPort(Source("peer", "generic", self.families, lambda: self.why), sockets, token)
         self.address = sockets[0].getsockname()
 
     def families(self) -> Iterator[f.Family | None]:
@@ -194,7 +194,7 @@ async def test_who_is_slow_or_reads_nothing_is_cut_off(
         with trio.fail_after(10):
             assert await server.say(b"GET /metrics HT") == b""  # the rest never comes
             assert await server.say() == b""
-        monkeypatch.setattr(port_module.Port, "_metrics", big)
+        monkeypatch.setattr(port_module.MetricsPort, "_metrics", big)
         async with await trio.open_tcp_stream(*server.address) as stream:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await stream.send_all(get("/metrics"))
@@ -204,7 +204,7 @@ async def test_who_is_slow_or_reads_nothing_is_cut_off(
     assert [line.get("reason") for line in said] == [None] + 3 * ["was not done in time"]
 
 
-async def big(_: Port) -> bytes:
+async def big(_: MetricsPort) -> bytes:
     return bytes(64 << 20)
 
 

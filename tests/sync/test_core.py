@@ -24,7 +24,7 @@ from wancoll.sync.manifest import (
     stripes,
     unpack_header,
 )
-from wancoll.sync.rounds import PACK, Delivery, Report, decode_report, encode_report, next_round, report_bytes
+from wancoll.sync.rounds import PACK, Delivery, RoundReport, decode_report, encode_report, next_round, report_bytes
 from wancoll.sync.strategy import MAJORITY, OVERWRITE, RECEIVE_ONLY, SEND_ONLY, STRATEGIES
 from wancoll.sync.verdict import Goal, goal, judge
 
@@ -56,8 +56,8 @@ def a_goal(sizes: list[int], missing: dict[str, set[int]], silent: set[str] | No
     )
 
 
-def reports_of(found: Goal) -> dict[str, Report]:
-    return {name: Report(numbers) for name, numbers in found.missing.items()}
+def reports_of(found: Goal) -> dict[str, RoundReport]:
+    return {name: RoundReport(numbers) for name, numbers in found.missing.items()}
 
 
 # ---- manifests ---------------------------------------------------------------------------------------
@@ -85,10 +85,10 @@ def test_what_is_encoded_comes_back() -> None:
         assert len(pack_header(this)) == HEADER_BYTES
         assert unpack_header(pack_header(this), "m") == this
     names = [f"m{i}" for i in range(11)]
-    report = Report(frozenset({0, 8, 16}), frozenset({"m3", "m10"}), "ä" * 600)
+    report = RoundReport(frozenset({0, 8, 16}), frozenset({"m3", "m10"}), "ä" * 600)
     data = encode_report(report, 17, names)
     assert len(data) == report_bytes(17, 11)
-    assert decode_report(data, 17, names, "m") == Report(report.missing, report.bad, "ä" * 250)
+    assert decode_report(data, 17, names, "m") == RoundReport(report.missing, report.bad, "ä" * 250)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", encode(content([entry("a", 5)]))[:-1], b"\x92\x90\xc4\x01\x00"])
@@ -233,7 +233,9 @@ def test_those_with_a_choice_make_up_for_those_without() -> None:
 def test_a_member_that_cannot_take_part() -> None:
     found = a_goal([5], {"a": set(), "b": {0}})
     with pytest.raises(OperationAborted, match=r"b, sync_state: a member cannot take part; got the arena has no room"):
-        next_round(found, {"a": Report(frozenset()), "b": Report(frozenset({0}), problem="the arena has no room")})
+        next_round(
+            found, {"a": RoundReport(frozenset()), "b": RoundReport(frozenset({0}), problem="the arena has no room")}
+        )
 
 
 def test_what_nobody_holds_any_more() -> None:
@@ -247,9 +249,9 @@ def test_what_nobody_holds_any_more() -> None:
 def test_a_pair_that_cannot_meet_goes_through_a_third(who_says_so: str) -> None:
     found = a_goal([5], {"a": set(), "b": {0}, "c": {0}})
     reports = reports_of(found)
-    reports[who_says_so] = Report(found.missing[who_says_so], frozenset({"a", "c"} - {who_says_so}))
+    reports[who_says_so] = RoundReport(found.missing[who_says_so], frozenset({"a", "c"} - {who_says_so}))
     assert next_round(found, reports) == [Delivery("a", "b", (0,), 5)]
-    reports["b"] = Report(frozenset())
+    reports["b"] = RoundReport(frozenset())
     assert next_round(found, reports) == [Delivery("b", "c", (0,), 5)]
     del reports["b"]
     with pytest.raises(OperationAborted, match="nobody is left"):
@@ -270,7 +272,7 @@ def situations(draw: st.DrawFn) -> tuple[Goal, int]:
     return a_goal(sizes, missing, silent), draw(st.integers(0, 2**32))
 
 
-def check_round(found: Goal, reports: dict[str, Report], deliveries: list[Delivery]) -> None:
+def check_round(found: Goal, reports: dict[str, RoundReport], deliveries: list[Delivery]) -> None:
     seen: set[tuple[str, int]] = set()
     for each in deliveries:
         assert each.sender != each.receiver
@@ -328,7 +330,7 @@ def test_rounds_end_with_everything_everywhere_or_with_a_reason(situation: tuple
             else:
                 arrived[each.receiver].update(each.stripes)
         reports = {
-            name: Report(report.missing - arrived[name], frozenset(bad[name]))
+            name: RoundReport(report.missing - arrived[name], frozenset(bad[name]))
             for name, report in reports.items()
             if name not in gone
         }

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.torch.ranks import free_port, run
 from wancoll.examples.shared import ranks
 from wancoll.examples.shared.alone import train_alone
-from wancoll.examples.shared.options import Options, parsed, shared_batch, told_options
+from wancoll.examples.shared.arguments import Options, parsed, shared_batch, told_options
 from wancoll.examples.shared.report import Report, show
 from wancoll.examples.shared.schedules import SCHEDULES, Step
 from wancoll.examples.shared.story import Story, Told

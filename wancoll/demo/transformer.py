@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wancoll.examples import diloco, elastic
-from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.arguments import Options
 from wancoll.examples.shared.play import Train, play
 from wancoll.examples.shared.story import Story
 from wancoll.units import format_bytes

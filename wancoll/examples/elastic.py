@@ -14,8 +14,8 @@ import torch._dynamo  # torch's optimizers want it: once, before members are for
 
 from wancoll.examples.shared.adam import LEARNING_RATE
 from wancoll.examples.shared.alone import train_alone
+from wancoll.examples.shared.arguments import told_options
 from wancoll.examples.shared.model import backward, count, loss_of, transformer
-from wancoll.examples.shared.options import told_options
 from wancoll.examples.shared.play import Member, digest, play
 from wancoll.examples.shared.text import batch, text
 from wancoll.torch import ElasticDataParallel

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from wancoll.examples.shared.adam import Adam
+from wancoll.examples.shared.arguments import Options, shared_batch
 from wancoll.examples.shared.model import backward, count, loss_of, nbytes, transformer
-from wancoll.examples.shared.options import Options, shared_batch
 from wancoll.examples.shared.ranks import Sent, launch, mean
 from wancoll.examples.shared.report import Report
 from wancoll.examples.shared.text import batch, text

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from wancoll.examples.pipeline import Stage, cut
 from wancoll.examples.shared.adam import Adam
+from wancoll.examples.shared.arguments import Options
 from wancoll.examples.shared.model import count, nbytes, transformer
-from wancoll.examples.shared.options import Options
 from wancoll.examples.shared.ranks import Sent, launch, mean
 from wancoll.examples.shared.report import Report
 from wancoll.examples.shared.schedules import one_forward_one_backward

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from wancoll.examples.shared.adam import Adam
+from wancoll.examples.shared.arguments import Options
 from wancoll.examples.shared.model import Block, backward, count, keeping, loss_of, nbytes, transformer
-from wancoll.examples.shared.options import Options
 from wancoll.examples.shared.ranks import Sent, launch
 from wancoll.examples.shared.report import Report
 from wancoll.examples.shared.text import batch, text

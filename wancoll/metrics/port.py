@@ -37,7 +37,7 @@ class Source:
         self.role, self.kernels, self.families, self.unready = role, kernels, families, unready
 
 
-class Port:
+class MetricsPort:
     """Answers GET /metrics, /healthz and /readyz.
 
     Args:

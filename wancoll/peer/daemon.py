@@ -23,7 +23,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.local import default_socket, default_state, join_address
 from wancoll.metrics.core.operations import Operations
-from wancoll.metrics.listen import listeners
+from wancoll.metrics.listeners import listeners
 from wancoll.native.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.native.seal import check_possible
 from wancoll.net.contain import contained
@@ -52,7 +52,7 @@ from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 
 if TYPE_CHECKING:
-    from wancoll.metrics.port import Port
+    from wancoll.metrics.port import MetricsPort
 
 log = structlog.get_logger("wancoll.peer")
 
@@ -566,13 +566,15 @@ def _wallet(config: PeerConfig, path: str) -> Wallet | None:
     return Wallet(folder, parse(config.join))
 
 
-def _port(daemon: Daemon, door: FrontDoor, metrics: list[socket.socket], wallet: Wallet | None) -> Port:
+def _port(daemon: Daemon, door: FrontDoor, metrics: list[socket.socket], wallet: Wallet | None) -> MetricsPort:
     """Where metrics are told; from now on what they need is counted."""
-    from wancoll.metrics.port import Port, Source
+    from wancoll.metrics.port import MetricsPort, Source
 
     daemon.operations, daemon.links.traffic = Operations(), Traffic()
     figures = Figures(daemon, daemon.operations, door, wallet)
-    return Port(Source("peer", kernel_name(), figures.families, daemon.unready), metrics, daemon.config.metrics_token)
+    return MetricsPort(
+        Source("peer", kernel_name(), figures.families, daemon.unready), metrics, daemon.config.metrics_token
+    )
 
 
 async def serve(

@@ -9,7 +9,7 @@ import trio
 
 from wancoll.metrics.core import families as f
 from wancoll.metrics.core.operations import Operations
-from wancoll.metrics.papers import Expiry
+from wancoll.metrics.expiry import Expiry
 from wancoll.net.enroll import Wallet
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.traffic import Now

@@ -30,7 +30,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RoundReport:
     """What a member says before a round.
 
     Attributes:
@@ -49,14 +49,14 @@ def report_bytes(stripes: int, members: int) -> int:
     return math.ceil(stripes / 8) + math.ceil(members / 8) + _TEXT_BYTES
 
 
-def encode_report(report: Report, stripes: int, members: Sequence[str]) -> bytes:
+def encode_report(report: RoundReport, stripes: int, members: Sequence[str]) -> bytes:
     """A report for these members; all have the same size."""
     bad = [number for number, name in enumerate(members) if name in report.bad]
     text = report.problem.encode()[:_TEXT_BYTES].decode(errors="ignore").encode()
     return _bits(report.missing, stripes) + _bits(bad, len(members)) + text.ljust(_TEXT_BYTES, b"\0")
 
 
-def decode_report(data: bytes, stripes: int, members: Sequence[str], who: str) -> Report:
+def decode_report(data: bytes, stripes: int, members: Sequence[str], who: str) -> RoundReport:
     """The report that *who* sent.
 
     Raises:
@@ -68,10 +68,10 @@ def decode_report(data: bytes, stripes: int, members: Sequence[str], who: str) -
     except UnicodeDecodeError as bad:
         raise ProtocolError("sent no report of its state", who=who, got=str(bad)) from bad
     names = frozenset(members[number] for number in _numbers(data[at:then], len(members)))
-    return Report(_numbers(data[:at], stripes), names, problem)
+    return RoundReport(_numbers(data[:at], stripes), names, problem)
 
 
-def next_round(goal: Goal, reports: Mapping[str, Report]) -> list[Delivery]:
+def next_round(goal: Goal, reports: Mapping[str, RoundReport]) -> list[Delivery]:
     """The deliveries of the next round; empty: nobody misses anything.
 
     Every stripe that a member lacks and that some member can send it is sent once, and all that can send it have about
@@ -106,7 +106,7 @@ def next_round(goal: Goal, reports: Mapping[str, Report]) -> list[Delivery]:
 
 
 def _packs(
-    goal: Goal, reports: Mapping[str, Report], senders: Sequence[str], receiver: str
+    goal: Goal, reports: Mapping[str, RoundReport], senders: Sequence[str], receiver: str
 ) -> list[tuple[tuple[str, ...], list[int]]]:
     """What *receiver* lacks, small stripes together: who could send them, which stripes."""
     mine = reports[receiver]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from wancoll.metrics.core import families as f
-from wancoll.metrics.core.operations import Tally
+from wancoll.metrics.core.operations import LabelCounts
 from wancoll_master.core.ready import Record
 from wancoll_master.core.state import Group, State
 from wancoll_master.core.waits import FRESH
@@ -18,7 +18,7 @@ class Events:
     """What the log of this master's time has told."""
 
     def __init__(self) -> None:
-        self._events, self._evictions = Tally(), Tally()
+        self._events, self._evictions = LabelCounts(), LabelCounts()
 
     def count(self, record: Record) -> None:
         """One more."""

@@ -13,7 +13,7 @@ from heapq import heappush, heapreplace
 from math import inf
 from typing import Any
 
-from wancoll.health import LOSSES, RECENT, SILENT, Tally
+from wancoll.health import LOSSES, RECENT, SILENT, HealthSum
 from wancoll.limits import format_size
 from wancoll.units import format_duration, format_rate
 from wancoll.wire import messages as m
@@ -111,7 +111,7 @@ class Story:
             since: when the master started, likewise.
         """
         events = list(self.events)
-        tally, order, weight = Tally(events, wall, report.gone(state)), [], 0
+        tally, order, weight = HealthSum(events, wall, report.gone(state)), [], 0
         for name in sorted(state.groups):
             for one in report.groups(state, now, (name,)):
                 tally.add(one)

@@ -76,8 +76,8 @@ def run(
     """
     from rich.console import Console
 
-    from wancoll.chaos.core.report import build, lines
-    from wancoll.chaos.run import TIMES, Options, Run
+    from wancoll.chaos.chaos_run import TIMES, ChaosOptions, ChaosRun
+    from wancoll.chaos.core.chaos_report import build, lines
     from wancoll.failpoints import MASTER, PEER
 
     kinds = _kinds(faults)
@@ -99,7 +99,7 @@ def run(
         peers, seconds, (least, most), kinds, keep=max(2, min_world + 1), master_every=master_every,
         heartbeat_timeout=TIMES.heartbeat, points=PEER, master_points=MASTER,
     )  # fmt: skip
-    options = Options(
+    options = ChaosOptions(
         shape, seed, largest, min_world, quiet=quiet, command=shlex.join(command), keep_logs=str(keep_logs or ""),
         commit=commit, secure=secure, spoil=spoil,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def run(
     say = partial(console.print, soft_wrap=True)
     say(f"tensors of up to {format_size(largest)}")
     exit_on_sigterm()
-    findings = Run(options, say).do()
+    findings = ChaosRun(options, say).do()
     report = build(findings)
     console.print(faults_by_phase(report["phases"]))
     say("\n".join(lines(report)))
@@ -151,7 +151,7 @@ def faults_by_phase(counts: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def _write(report: dict[str, Any], as_json: Path | None, as_html: Path | None) -> None:
-    from wancoll.chaos.core.page import page
+    from wancoll.chaos.core.chaos_page import page
 
     if as_json is not None:
         as_json.write_text(json.dumps(report, indent=1), encoding="utf-8")

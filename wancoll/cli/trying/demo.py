@@ -61,11 +61,11 @@ def run(
     check_picture(picture, what="--picture")
     from rich.console import Console
 
+    from wancoll.demo.director import DemoPlan, play
     from wancoll.demo.picture import draw
     from wancoll.demo.show import Show
-    from wancoll.demo.story import Plan, play
 
-    plan = Plan(peers, steps, seed, silence_timeout, spoil, secure)
+    plan = DemoPlan(peers, steps, seed, silence_timeout, spoil, secure)
     console = Console(markup=False, highlight=False)
     console.print(
         f"A small network learns handwritten digits in {steps} steps of {BATCH} samples, spread over {peers} peers on "

@@ -63,8 +63,8 @@ def run(
 
     from wancoll.demo.curves import draw
     from wancoll.demo.transformer import table, train
+    from wancoll.examples.shared.arguments import Options
     from wancoll.examples.shared.model import count, transformer
-    from wancoll.examples.shared.options import Options
 
     options = Options(world=peers, steps=steps, layers=layers, hidden=hidden, heads=HEADS, batch=batch, dtype="float32")
     console = Console(markup=False, highlight=False)

@@ -44,7 +44,7 @@ from wancoll.errors import (
 )
 from wancoll.sync.manifest import Header, decode, encode, fingerprint, pack_header, unpack_header
 from wancoll.sync.receipt import SyncReceipt
-from wancoll.sync.rounds import Delivery, Report, decode_report, encode_report, next_round
+from wancoll.sync.rounds import Delivery, RoundReport, decode_report, encode_report, next_round
 from wancoll.sync.strategy import OVERWRITE, SEND_ONLY
 from wancoll.sync.verdict import Goal, Verdict, goal, judge
 
@@ -278,7 +278,7 @@ class SyncWork:
 
     def _gather_reports(self, found: Goal, problem: str) -> Waits:
         count = len(found.stripes)
-        mine = Report(frozenset(self._missing), frozenset(self._bad), problem)
+        mine = RoundReport(frozenset(self._missing), frozenset(self._bad), problem)
         receipt, said = yield from self._gather(encode_report(mine, count, self._members))
         self._check_left(receipt)
         return receipt, {name: decode_report(data, count, self._members, name) for name, data in said.items()}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wancoll.examples.shared.adam import Adam
+from wancoll.examples.shared.arguments import Options
 from wancoll.examples.shared.model import backward, loss_of, transformer
-from wancoll.examples.shared.options import Options
 from wancoll.examples.shared.text import batch, text
 
 

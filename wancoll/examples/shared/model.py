@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.arguments import Options
 
 BYTES = 256  # the vocabulary
 

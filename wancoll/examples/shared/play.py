@@ -16,7 +16,7 @@ import torch
 
 from wancoll.client.run import run
 from wancoll.errors import WancollError
-from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.arguments import Options
 from wancoll.examples.shared.story import Story, Told
 from wancoll.process import die_with_parent
 from wancoll.testing import Cluster

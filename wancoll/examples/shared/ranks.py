@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from wancoll.examples.shared.alone import train_alone
-from wancoll.examples.shared.options import Multiples, Options, parsed
+from wancoll.examples.shared.arguments import Multiples, Options, parsed
 from wancoll.examples.shared.report import Report, show
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from wancoll.examples.shared.arguments import Options
 from wancoll.examples.shared.model import count, transformer
-from wancoll.examples.shared.options import Options
 from wancoll.limits import counted
 from wancoll.units import format_bytes
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.arguments import Options
 from wancoll.units import format_bytes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wancoll.examples.shared.options import Options
+from wancoll.examples.shared.arguments import Options
 
 
 def text() -> Tensor:

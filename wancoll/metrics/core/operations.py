@@ -67,7 +67,7 @@ class Histogram:
         return f.Bins(list(self._counts), self._total)
 
 
-class Tally:
+class LabelCounts:
     """Counts by labels, bounded: the first label is a name that others choose."""
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class Operations:
     def __init__(self) -> None:
         self._rows: dict[Key, _Row] = {}
         self._recoveries: dict[str, Histogram] = {}
-        self._failed, self._synced = Tally(), Tally()
-        self.epochs, self.lost, self.ended = Tally(), Tally(), Tally()
+        self._failed, self._synced = LabelCounts(), LabelCounts()
+        self.epochs, self.lost, self.ended = LabelCounts(), LabelCounts(), LabelCounts()
 
     def committed(
         self, group: str, kind: Kind, codec: Codec, nbytes: int, world_size: int,
@@ -125,7 +125,7 @@ class Operations:
 
     def families(self) -> Iterator[f.Family]:
         """All that is known, each of the moment in which it is taken."""
-        by_outcome = Tally()
+        by_outcome = LabelCounts()
         for (group, kind, *_), row in self._rows.items():
             by_outcome.add((group, kind.name, COMMITTED), sum(row.counts))
         yield f.Family(
@@ -139,12 +139,12 @@ class Operations:
             ],
         )
         for spec, name in ((f.RETRIES, "retries"), (f.CALL_BYTES, "nbytes"), (f.BUS_BYTES, "bus")):
-            by_kind = Tally()
+            by_kind = LabelCounts()
             for (group, kind, *_), row in self._rows.items():
                 by_kind.add((group, kind.name), getattr(row, name))
             yield by_kind.family(spec)
         for spec, name in ((f.SENT, "sent"), (f.SAVED, "saved")):
-            by_codec = Tally()
+            by_codec = LabelCounts()
             for (group, _, _, codec, _), row in self._rows.items():
                 by_codec.add((group, codec.name), getattr(row, name))
             yield by_codec.family(spec)

@@ -6,8 +6,8 @@ import math
 from html import escape
 from typing import Any
 
+from wancoll.chaos.core.chaos_report import lines
 from wancoll.chaos.core.faults import KINDS
-from wancoll.chaos.core.report import lines
 from wancoll.limits import counted
 from wancoll.units import format_rate
 

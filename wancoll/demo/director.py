@@ -23,7 +23,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What shall happen.
 
     Attributes:
@@ -58,7 +58,7 @@ class Plan:
         return self.steps * 3 // 4
 
 
-def play(plan: Plan, show: Show) -> Outcome:
+def play(plan: DemoPlan, show: Show) -> Outcome:
     """Run the demo on processes of its own; they all end with it, also when it fails or is interrupted."""
     os.environ.update(_ONE_THREAD)  # which the training processes inherit
     with (
@@ -82,7 +82,7 @@ class _Trainer:
 class _Director:
     """Reacts to the training processes' reports; see play()."""
 
-    def __init__(self, plan: Plan, show: Show, cluster: Cluster, helper: ThreadPoolExecutor, digits: str) -> None:
+    def __init__(self, plan: DemoPlan, show: Show, cluster: Cluster, helper: ThreadPoolExecutor, digits: str) -> None:
         self._plan, self._show, self._cluster, self._helper = plan, show, cluster, helper
         self._outcome = Outcome(plan.steps)
         self._course = Course(digits, plan.seed, plan.steps)

@@ -19,9 +19,9 @@ from pathlib import Path
 from wancoll import resources
 from wancoll.chaos.clients import Client, Clients
 from wancoll.chaos.core import faults, invariants
+from wancoll.chaos.core.chaos_report import Commit, Findings, goodput
 from wancoll.chaos.core.invariants import LOST, Agreement, Injected, Times, Violation
 from wancoll.chaos.core.records import Called, Held, Joined, NotJoined, Record
-from wancoll.chaos.core.report import Commit, Findings, goodput
 from wancoll.chaos.inject import Injector
 from wancoll.chaos.member import LAST, Settings
 from wancoll.chaos.watch import StallWatch, StatusWatch
@@ -43,7 +43,7 @@ TIMES = Times(heartbeat=3.0, lane=4.0, link=3.0, rejoin=4.0, deadline=45.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ChaosOptions:
     """The options of a run; see `wancoll chaos --help`."""
 
     shape: faults.Shape
@@ -59,7 +59,7 @@ class Options:
     spoil: bool = False
 
 
-class Run:
+class ChaosRun:
     """One chaos run. Made anew for each run; do() is called once, in the main thread.
 
     Args:
@@ -67,7 +67,7 @@ class Run:
         say: is given the lines that say how it goes.
     """
 
-    def __init__(self, options: Options, say: Callable[[str], None]) -> None:
+    def __init__(self, options: ChaosOptions, say: Callable[[str], None]) -> None:
         self.options, self._say_line = options, say
         self._began = self._said_at = time.monotonic()
         self.peers = options.shape.peers
