@@ -56,7 +56,7 @@ async def dial(addresses: Sequence[str], within: float, *, near_only: bool) -> t
 
 
 async def _open_near(host: str, port: int) -> trio.SocketStream:
-    """As trio.open_tcp_stream, to loopback. What was looked at is dialled: a name may mean another host next time."""
+    """Do trio.open_tcp_stream to loopback. The addresses that were checked are dialled: a name may resolve anew."""
     found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     hosts = list(dict.fromkeys(str(where[0]) for *_, where in found))
     if not all(map(is_loopback_host, hosts)):

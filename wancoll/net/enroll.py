@@ -36,12 +36,12 @@ class Refused(ConfigError):
 
 
 class WrongMaster(ConfigError):
-    """Who answers is not the master that the token is of. Anybody may say so: it is as good as no answer."""
+    """The master that answers is not the token's. Anybody may pretend to be one: this counts as no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wallet:
-    """See the module.
+    """A folder that holds a certificate, its key and the token that got it.
 
     Args:
         folder: for this user alone; made. Or "": *own* are used.
@@ -61,7 +61,7 @@ class Wallet:
         return Papers(self._path(AUTHORITY), self._path(_CERTIFICATE), self._path(_KEY))
 
     def check_role(self) -> None:
-        """That the certificate that is there is a daemon's: members take lanes of no other.
+        """Check that the certificate here is a daemon's: members take lanes of no other.
 
         Raises:
             Refused: it is for somebody else.
@@ -77,7 +77,7 @@ class Wallet:
 
     @property
     def name(self) -> str:
-        """Whom the certificate names; "": there is none.
+        """The name in the certificate; "": there is no certificate.
 
         Raises:
             ConfigError: the operator's own names nobody, or cannot be read.
@@ -86,7 +86,7 @@ class Wallet:
         return who.name if who else ""
 
     def _owner(self) -> Identity | None:
-        """Whom the certificate is of; None: there is none."""
+        """The identity in the certificate; None: there is no certificate."""
         from wancoll.trust import authority
 
         if self.own is None:
@@ -297,7 +297,7 @@ class Wallet:
         self.keep(answer.certificate, answer.authorities)
 
     def _told_of(self, shown: bytes) -> bytes:
-        """That of the authorities *shown* (PEM) of which the master has told in a rotation; empty: of none."""
+        """Return the CA certificate in *shown* (PEM) that the master announced during a rotation, or b""."""
         with contextlib.suppress(ValueError):  # a damaged file tells of none
             for one in fingerprints(_read(self._path(AUTHORITY))):
                 if mine := named(shown, one):

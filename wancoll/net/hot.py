@@ -22,7 +22,7 @@ _LONGEST = 0.01  # seconds in a row, whatever comes
 
 
 class Hot:
-    """See the module. Whom trio wakes for one of the descriptors serves it, and calls stay() if it expects more."""
+    """Descriptors that are polled without trio. A task woken for one serves it, and calls stay() if it expects more."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

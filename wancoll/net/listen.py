@@ -104,9 +104,9 @@ def claim_socket(path: str) -> socket.socket:
 
 
 def whose(sock: Any) -> str:
-    """Whom a connection counts for, in bounds and in the log: an address, a user of this machine, or "somebody".
+    """The name a connection counts under, in bounds and in the log: an address, a local user, or "somebody".
 
-    Of IPv6 it is the network, of which one host has all addresses. Somebody is gone already.
+    With IPv6 it is the network, since one host may have all its addresses. "somebody" has already gone.
     """
     try:
         if sock.family == socket.AF_UNIX:
@@ -215,7 +215,7 @@ async def forget(stream: trio.abc.ReceiveStream) -> None:
 
 
 def why_ended(scope: trio.CancelScope) -> str:
-    """Of one of Handshakes that was cancelled."""
+    """Say why a cancelled handshake ended."""
     late = trio.current_time() >= scope.deadline
     return "was not done in time" if late else "gave way to another connection"
 

@@ -43,7 +43,7 @@ class Queues:
         self._of: dict[Stream, int] = {}  # those with any
 
     def holds(self, stream: Stream, queued: int) -> None:
-        """So many bytes wait in *stream* now."""
+        """Note that *queued* bytes wait in *stream* now."""
         self.bytes += queued - self._of.pop(stream, 0)
         if queued:
             self._of[stream] = queued
@@ -321,7 +321,7 @@ class Stream:
         return data
 
     def unread(self, data: bytes) -> None:
-        """Who looked leaves it to who receives."""
+        """Give *data* back, for the next receive."""
         self._unread.append(data)
         self._wake_all()
 
@@ -358,7 +358,7 @@ class Stream:
             self.socket.close()
 
     def _wake_all(self) -> None:
-        """Who waits for the socket looks again: cheaper than a cancel scope for each receive."""
+        """Wake all tasks that wait for the socket: cheaper than a cancel scope for each receive."""
         trio.lowlevel.notify_closing(self._fd)
 
     async def close_delivered(self, *, shield: bool = True) -> None:

@@ -14,7 +14,7 @@ _NONE_LEFT = "can't start new thread"  # CPython's words
 
 
 async def in_thread(call: Callable[..., T], *arguments: object, limiter: trio.CapacityLimiter | None = None) -> T:
-    """As trio.to_thread.run_sync, which nobody who is cancelled leaves before the end.
+    """Run *call* in a thread as trio.to_thread.run_sync does; a cancelled caller waits for the end.
 
     Raises:
         OSError: no thread can be started now, as where a container's processes are all it may have.

@@ -67,7 +67,7 @@ class TlsFailed(Exception):
 
 
 class Tls:
-    """See the module.
+    """TLS of one connection: bytes in, bytes out.
 
     Args:
         context: of this end.

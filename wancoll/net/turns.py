@@ -1,4 +1,4 @@
-"""Whose turn it is: steps of handshakes run in threads, and whose address has cost much of late waits for others."""
+"""Fair queue for steps of handshakes, which run in threads: an address that cost much CPU of late waits for others."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DEAR = 1.0  # seconds that no honest address costs: hundreds of handshakes
 
 
 class Turns:
-    """See the module.
+    """Fair queue for steps of handshakes.
 
-    A stranger can make one step as long as a second, and come again at once. Were who came first always the next one,
-    a few of them would keep out everybody else. So there are two threads: for addresses that have cost little, in the
-    order in which they came, and for dear ones, of which that is next which has cost least.
+    A stranger can make one step last a second, and come again at once. In plain order of arrival a few strangers would
+    keep out everybody else. Hence two threads: one serves addresses that have cost little, in order of arrival; the
+    other serves costly addresses, the one that has cost least first.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Turns:
 
 
 class _Turn:
-    """Of one who waits."""
+    """A place in the queue."""
 
     def __init__(self) -> None:
         self.has_come, self.dear = trio.Event(), False

@@ -43,7 +43,7 @@ class Coding:
 
     @classmethod
     def of(cls, codec: Codec, dtype: DType) -> Coding | None:
-        """That of *codec* for elements of *dtype*; None if they travel as they are."""
+        """The coding of *codec* for elements of *dtype*; None if they travel as they are."""
         return None if codec is Codec.none else cls(*BLOCKS[codec], dtype.itemsize)
 
     def coded_bytes(self, nbytes: int) -> int:
@@ -98,7 +98,7 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Of the tensor, or of a block."""
+        """Bytes of the tensor, or of a block."""
         return self.count * self.itemsize
 
 
@@ -109,7 +109,7 @@ def spans(shape: Shape, parts: int, coding: Coding | None = None) -> list[tuple[
 
 
 class Builder:
-    """See the module.
+    """Builds one rank's schedule.
 
     Args:
         rank: whose schedule.

@@ -49,12 +49,12 @@ def talk(descriptor: Descriptor, algorithm: str, one: int, other: int, counts: S
 
 
 def _elements(descriptor: Descriptor) -> int:
-    """Of what is never cut: a codec's block."""
+    """How many elements are never cut: a codec's block."""
     return BLOCKS[descriptor.codec][0] if descriptor.codec else 1
 
 
 def _partners(one: int, other: int, n: int) -> bool:
-    """Of halving_doubling: see there."""
+    """Whether two ranks exchange in halving_doubling."""
     pairs = n - (1 << (n.bit_length() - 1))
     players = [rank // 2 if rank < 2 * pairs else rank - pairs for rank in (one, other)]
     if any(rank < 2 * pairs and rank % 2 for rank in (one, other)):

@@ -32,7 +32,7 @@ class Precision:
 
     @property
     def total(self) -> int:
-        """Of a parameter that nobody shares."""
+        """Bytes of a parameter that nobody shares."""
         return self.weight + self.gradient + self.optimizer
 
 

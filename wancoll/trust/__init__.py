@@ -1,4 +1,4 @@
-"""Who may talk to whom: identities, tokens, certificates and the authority that signs them.
+"""Identities, tokens, certificates and the authority that signs them: they say which process may talk to which.
 
 `cryptography` and the standard `ssl` do all that is cryptographic; only text, rules and files are ours.
 """

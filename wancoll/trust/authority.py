@@ -77,7 +77,7 @@ def issuer_of(certificate: bytes, authorities: bytes) -> int | None:
 
 
 def owner(certificate: bytes) -> Identity | None:
-    """Whose a certificate (PEM) is, as identity_of() reads one that ssl has verified.
+    """The identity in a certificate (PEM), as identity_of() reads one that ssl has verified.
 
     Raises:
         ValueError: it is none.
@@ -122,7 +122,7 @@ class Request:
 
 
 class Authority:
-    """See the module.
+    """The certificate authority of a master.
 
     Args:
         key: PEM.

@@ -1,4 +1,4 @@
-"""Who is at the other end of a verified connection, as its certificate says."""
+"""The identity at the other end of a verified connection, from its certificate."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _ROLES: tuple[Role, ...] = ("peer", "observer", "chaos", "admin")
 
 @dataclass(frozen=True, slots=True)
 class Papers:
-    """See the module. Paths of PEM files.
+    """One end's key, certificate and believed authorities, as paths of PEM files.
 
     Attributes:
         authorities: certificates of whom this end believes.
@@ -137,7 +137,7 @@ def fingerprints(certificates: bytes) -> list[str]:
 
 
 def named(certificates: bytes, fingerprint: str) -> bytes:
-    """That of the *certificates* (PEM, anybody's) which has this SHA-256 (hex), alone (PEM); empty: none has.
+    """Return the one of *certificates* (PEM, anybody's) that has this SHA-256 (hex), as PEM; b"" if none has.
 
     Raises:
         ValueError: they are none.
@@ -156,7 +156,7 @@ def server_name(fingerprint: str) -> str:
 
 
 def identity_of(certificate: Mapping[str, Any]) -> Identity | None:
-    """Whose the verified *certificate* is, as ssl's getpeercert() tells it. None: it names nobody.
+    """The identity in a verified *certificate*, as ssl's getpeercert() tells it. None: it names nobody.
 
     One that an Authority has not made is of a peer that may join any group, by its first DNS name or else its common
     name; an organisational unit "observer", "chaos" or "admin" gives it that role.

@@ -60,7 +60,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a name by a certificate that is good until *until* (seconds since 1970); *key*: its public key's hash."""
+    """The holder of a name, by a certificate good until *until* (seconds since 1970); *key*: its public key's hash."""
 
     token: str
     until: float
@@ -68,7 +68,7 @@ class Holder:
 
 
 class Registry:
-    """See the module. What changes it returns the id or name whose row is to be written.
+    """Tokens, and the daemons that came with them. Methods that change it return the id or name of the row to write.
 
     A token that names an authority which was replaced lets no newcomer in. Who has a name by it, with that key, comes
     back with it: its certificate may have ended while no master was there to renew it.
@@ -166,7 +166,7 @@ class Registry:
         return grant
 
     def admit(self, id: str, secret: str, name: str, key: str, now: float, until: float) -> Identity:
-        """Who comes with a token and gets a certificate that is good until *until*.
+        """Admit a daemon with its token; it gets a certificate that is good until *until*.
 
         Args:
             id: of the token.
@@ -232,7 +232,7 @@ class Registry:
         return token in self.grants and self.grants[token].revoked
 
     def _check_key(self, id: str, name: str, key: str, now: float) -> None:
-        """That no other key than this one has the *name*, by a certificate that is good."""
+        """Check that no other key has the *name* by a certificate that is still good."""
         holder = self.holders.get(name)
         if holder is not None and holder.key != key and holder.until > now and not self._is_revoked(holder.token):
             raise _refused(

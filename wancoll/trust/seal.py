@@ -42,7 +42,7 @@ class Seal:
 
     @classmethod
     def read(cls, path: str) -> Seal:
-        """That of a file.
+        """Read the seal from a file.
 
         Raises:
             FileNotFoundError: there is none.

@@ -14,7 +14,7 @@ _LOOKS_LIKE = "WC1<sha256 of the authority>::<id>.<secret>@HOST:PORT, in one pie
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """See the module.
+    """What a master prints, and a daemon is started with.
 
     Attributes:
         authority: SHA-256 of the authority's certificate (DER), in hex: the master that answers must have it.

@@ -95,5 +95,5 @@ def applied(base: m.Epoch, told: m.EpochChange) -> m.Epoch:
 
 
 def _still_void(base: m.Epoch, committed_upto: int) -> list[m.Void]:
-    """Of the base's, those that no commit has passed."""
+    """The voids of *base* that no commit has passed."""
     return [brief(void) for void in base.voids if void.seq > committed_upto]

@@ -38,7 +38,7 @@ DIGEST_AT = 25  # bytes before it
 
 
 class Note(NamedTuple):
-    """See the module."""
+    """A vote: the sender has finished *seq*, and has committed up to *committed*."""
 
     epoch: int
     committed: int
@@ -52,7 +52,7 @@ class Note(NamedTuple):
 
 
 class NewRound(NamedTuple):
-    """See the module."""
+    """Announces round *number* of an epoch."""
 
     epoch: int
     number: int
@@ -63,7 +63,7 @@ class NewRound(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """See the module."""
+    """Asks for the votes above *committed* again."""
 
     epoch: int
     committed: int

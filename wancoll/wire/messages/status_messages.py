@@ -38,7 +38,7 @@ class PlanStatus(Message, frozen=True):
 
 
 class WaitCause(Message, frozen=True):
-    """Whom an operation waits for. With *other* it is the link from *member* to there, in that direction."""
+    """A member, or a link, that an operation waits for. With *other*: the link from *member* to *other*."""
 
     member: str
     rank: int

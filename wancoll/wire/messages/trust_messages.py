@@ -14,7 +14,7 @@ Role = Literal["peer", "observer", "chaos", "admin"]
 
 
 class AskAuthority(First, frozen=True):
-    """Who has a token, and knows the hash of the authority's certificate by it, asks for that."""
+    """Asks for the authority's certificate, whose hash the token of the sender holds."""
 
 
 class AuthorityIs(Message, frozen=True):
@@ -36,7 +36,7 @@ class Enroll(First, frozen=True):
 
 
 class Renew(Message, frozen=True):
-    """Who has a certificate wants the next one, over the connection that it has by it."""
+    """Asks for the next certificate, over the connection that the present one opened."""
 
     request: Pem
 
