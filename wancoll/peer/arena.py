@@ -111,5 +111,5 @@ class Cover:
 
 
 def default_arena_bytes() -> int:
-    """As much as this process can ever have."""
+    """All memory that this process can ever have, in bytes."""
     return resources.total_memory()

@@ -15,7 +15,7 @@ MAX_WORKERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConfig:
-    """Of a daemon; "" is what the option's help says of Empty.
+    """The settings of a daemon; "" has the meaning that the option's help gives for Empty.
 
     Attributes:
         socket: Path of the unix socket for training processes. Empty: $XDG_RUNTIME_DIR/wancoll/peer.sock, or

@@ -121,7 +121,7 @@ class Control:
 
     @property
     def master_address(self) -> str:
-        """Of the master that is connected, or is tried next."""
+        """Address of the master that is connected, or is tried next."""
         return self._masters.address
 
     @property

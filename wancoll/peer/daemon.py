@@ -74,7 +74,7 @@ class Started:
 
 
 class Daemon:
-    """See the module. Made by serve().
+    """The peer daemon. Made by serve().
 
     Args:
         config: settings.

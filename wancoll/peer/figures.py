@@ -19,7 +19,7 @@ _LINKS_AT_ONCE = 16  # that are looked at without a pause
 
 
 class Figures:
-    """See the module.
+    """A daemon's metrics.
 
     Args:
         daemon: whose they are.
@@ -59,7 +59,7 @@ class Figures:
     def _of_groups(
         self, spec: f.Spec, value: Callable[[Session], float], join: Callable[[list[float]], float]
     ) -> f.Family:
-        """Of this daemon's members in each group together."""
+        """Join the values of this daemon's members, for each group."""
         found = defaultdict(list)
         for session in self._daemon.sessions:
             if not session.member.over:

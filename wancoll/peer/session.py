@@ -100,7 +100,7 @@ class Host(Protocol):
 
 
 class Session:
-    """See the module.
+    """One client of this daemon: its connection, arena and member.
 
     Args:
         daemon: the daemon that serves it.

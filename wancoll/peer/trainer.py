@@ -15,7 +15,7 @@ _STAT_BYTES = 4096  # more than there are
 
 
 class Trainer:
-    """See the module.
+    """A client's process, as this machine shows it.
 
     Args:
         sock: the client's connection, a unix socket.

@@ -36,7 +36,7 @@ Result = tuple[int, int]  # digest, fingerprint
 
 
 class Ballot:
-    """See the module.
+    """What one member knows in one epoch of the operations that each member has finished.
 
     Args:
         epoch: its number.
@@ -160,12 +160,12 @@ class Ballot:
         return Note(self.epoch, self.committed)
 
     def differing(self, seq: int) -> list[tuple[int, Result]]:
-        """Who has another result of *seq* than this member."""
+        """The members whose result of *seq* differs from this member's."""
         mine = self._mine.get(seq)
         return [(mid, told[seq]) for mid, told in self._theirs.items() if mine and told.get(seq, mine) != mine]
 
     def unheard(self, seq: int) -> frozenset[int]:
-        """Who has not said that *seq* is finished there."""
+        """The members that have not said that *seq* is finished there."""
         lack = (mid for mid, told in self._theirs.items() if seq not in told)
         return frozenset(lack if seq > self.claimed else ())
 

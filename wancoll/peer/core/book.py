@@ -13,7 +13,7 @@ from wancoll.wire import messages as m
 
 
 class Attempts:
-    """Whose attempt each engine id is; one for all ops of a member.
+    """Finds the operation of an engine id; one for all ops of a member.
 
     Args:
         first_engine_id: ids count up from here; the shell keeps the ranges of its members apart.

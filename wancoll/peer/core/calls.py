@@ -40,7 +40,7 @@ class World:
 
     @classmethod
     def of(cls, epoch: m.Epoch) -> World:
-        """That of *epoch*."""
+        """Return the world of *epoch*."""
         members = epoch.members
         return cls(
             tuple(one.mid for one in members), tuple(one.name for one in members), tuple(one.site for one in members)
@@ -89,7 +89,7 @@ class Seat:
 
     @classmethod
     def of(cls, epoch: m.Epoch, mid: int) -> Seat:
-        """That of the member *mid* in *epoch*."""
+        """Return the seat of the member *mid* in *epoch*."""
         world = World.of(epoch)
         mids, size = world.mids, len(world.mids)
         rank = mids.index(mid)

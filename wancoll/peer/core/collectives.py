@@ -48,7 +48,7 @@ _WINDOW_FACTOR = 4  # times ops_in_flight, and covers: how far above the last co
 
 
 class Collectives(Book):
-    """See the module, and Book for the arguments."""
+    """A member's collectives; Book describes the arguments."""
 
     def __init__(self, attempts: Attempts, standing: Standing, limits: Limits) -> None:
         super().__init__(attempts, standing, limits)
@@ -84,7 +84,7 @@ class Collectives(Book):
         return m.Done(*self.seat.head, op.seq, self._digest(op), op.meaning.fingerprint, self.settled)
 
     def _digest(self, op: Op) -> int:
-        """Of its result, which is the same everywhere; 0 where it is not."""
+        """Digest of a result that is the same on all members; 0 for other kinds."""
         return op.digest if op.kind in SAME_RESULT else 0
 
     def _keep(self, op: Op) -> None:
@@ -107,7 +107,7 @@ class Collectives(Book):
         return [*self._kept, *((one.seq, one.digest, one.fingerprint) for one in done)]
 
     def told(self) -> list[m.Done | m.UpdateMembership]:
-        """Of that, what the master was told."""
+        """The part of finished() that was already reported to the master."""
         return [done for done in self.finished() if self.ballot is None or done.seq in self._said]
 
     @property
@@ -399,7 +399,7 @@ class Collectives(Book):
         return op.meaning is not None and op.meaning.proves_all
 
     def unheard(self, seq: int) -> frozenset[int] | None:
-        """Who has not said that *seq* is finished there, too; None: it is the master's to commit."""
+        """The members that have not said that *seq* is finished there; None: the master commits it."""
         op, ballot = self.open.get(seq), self.ballot
         if op is None or ballot is None or not (seq in self._alone or self._votes(op)):
             return None

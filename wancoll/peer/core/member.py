@@ -52,7 +52,7 @@ STOPPING = m.Abort | m.Epoch | m.EpochChange | m.Evicted | m.Updated
 
 
 class Member:
-    """See the module.
+    """One member of a group, without sockets, clock or engine.
 
     Args:
         group: name of the group.

@@ -101,12 +101,12 @@ class Op:
 
     @property
     def other(self) -> int:
-        """Of a send or recv: mid of the other side."""
+        """Mid of the other side of a send or recv."""
         return self.call.world.mids[self.call.peer]
 
     @property
     def other_name(self) -> str:
-        """Of a send or recv: name of the other side."""
+        """Name of the other side of a send or recv."""
         return self.call.world.names[self.call.peer]
 
     def __str__(self) -> str:

@@ -35,7 +35,7 @@ _HINTS = {
 
 
 class P2P(Book):
-    """See the module, and Book for the arguments."""
+    """A member's sends and recvs; Book describes the arguments."""
 
     def __init__(self, attempts: Attempts, standing: Standing, limits: Limits) -> None:
         super().__init__(attempts, standing, limits)
@@ -190,5 +190,5 @@ class P2P(Book):
 
 
 def _digest(op: Op) -> int:
-    """As the receiver has it: the sender's bytes have none."""
+    """Digest of the received bytes; 0 for a send."""
     return 0 if op.kind is Kind.send else op.digest

@@ -16,7 +16,7 @@ _SAID_KEPT = 1024
 
 
 class Standing:
-    """See the module."""
+    """What the master knows of this member, and what is to be reported again."""
 
     def __init__(self) -> None:
         self.connection = 0  # the control connection on which a master took the member in, or was reported to

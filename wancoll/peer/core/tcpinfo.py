@@ -30,7 +30,7 @@ _MATERIAL = 0.05  # a change below this share of what was reported last is not w
 
 
 class TcpInfo(NamedTuple):
-    """Of one connection. Seconds, bytes, bytes per second; counts are since it was made."""
+    """TCP's facts of one connection. Seconds, bytes, bytes per second; counts are since it was made."""
 
     rtt: float  # smoothed
     min_rtt: float  # of the last minutes; 0: not known

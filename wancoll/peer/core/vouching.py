@@ -10,7 +10,7 @@ from collections import deque
 
 
 class Vouching:
-    """See the module. Begins as if a master had answered at *now*, seconds."""
+    """How long no master may have heard this daemon. Begins as if a master had answered at *now*, seconds."""
 
     def __init__(self, now: float) -> None:
         self._at = now

@@ -179,7 +179,7 @@ class Connector:
         self._keys: dict[str, bytes] = {}  # by daemon: of its newest certificate that was good when it was shown
 
     def seals(self) -> Seals | None:
-        """Of the certificates as they are now; None: nothing is sealed.
+        """Seals made of the certificates as they are now; None: nothing is sealed.
 
         Raises:
             ConfigError: they cannot be used.

@@ -136,7 +136,7 @@ class LinkHub:
         }
 
     def numbers(self) -> list[int]:
-        """Of all links that are open."""
+        """Numbers of all links that are open."""
         return list(self._watched)
 
     def look_at(self, number: int) -> tuple[str, Now] | None:

@@ -12,7 +12,7 @@ MOST = 2048  # daemons: twice those of the largest group
 
 
 class Counts(NamedTuple):
-    """Of a link's lanes together, or of all links to a daemon that there ever were."""
+    """Counts of a link's lanes together, or of all links to a daemon that there ever were."""
 
     sent: int = 0  # bytes
     received: int = 0
@@ -22,7 +22,7 @@ class Counts(NamedTuple):
 
 
 class Now(NamedTuple):
-    """Of the links that are open. *round_trip*: seconds, of the best lane; 0: not known."""
+    """State of the links that are open. *round_trip*: seconds, of the best lane; 0: not known."""
 
     lanes: int = 0
     round_trip: float = 0.0
@@ -32,7 +32,7 @@ Lane = tuple[LaneStatistics | None, TcpInfo | None]  # what the engine and the k
 
 
 class Traffic:
-    """See the module."""
+    """Totals of what went over the links to each daemon."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Counts] = {}  # by daemon; who was looked at last is last

@@ -40,7 +40,7 @@ class _Watched:
 
 
 class Watcher:
-    """See the module.
+    """Watches links and operations of a daemon.
 
     Args:
         daemon: whose links and members they are.
@@ -169,7 +169,7 @@ class Watcher:
     # ---- status --------------------------------------------------------------------------------------
 
     def status(self, session: Session) -> dict[str, object]:
-        """Of the session's member, for the daemon's status."""
+        """What the session's member waits for, for the daemon's status."""
         watched, now = self._watched.get(session) or _Watched(), trio.current_time()
         text = watched.verdict.text if watched.verdict is not None else ""
         return {**waits.plain(self._waits_of(session, now), self._namer(session)), "master_says": text}
