@@ -41,7 +41,7 @@ class EtcdConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterConfig:
-    """Of a master.
+    """The settings of a master.
 
     Attributes:
         listen: HOST:PORT for peers and `wancoll status`. Port 0 lets the system choose. '*' as host: all interfaces. On

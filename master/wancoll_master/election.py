@@ -84,7 +84,7 @@ class _Reign:
 
 
 class Election:
-    """See the module.
+    """Decides which of several masters leads.
 
     Args:
         config: of etcd.

@@ -1,4 +1,4 @@
-"""Who is let in at a master that listens with TLS: its authority's files, its tokens, and the answers to who joins.
+"""Admission at a master that listens with TLS: its authority's files, its tokens, the answers to joining daemons.
 
 The folder, for its user alone, holds the authorities, with their keys and how far a rotation is (core/rotation.py), in
 one file; the certificates of those that are believed; the master's own and those of whoever works on this machine as
@@ -82,7 +82,7 @@ class SharedBook(Book, Protocol):
 
 
 class Gate:
-    """See the module.
+    """Decides which connections a master lets in.
 
     Args:
         folder: for its files; made.
@@ -266,7 +266,7 @@ class Gate:
 
     @property
     def authorities(self) -> m.AuthorityIs | None:
-        """Whom to believe, for daemons; None: that is the operator's to say."""
+        """The authorities that daemons shall believe; None: the operator says so."""
         return None if self._rotation is None else m.AuthorityIs(_bundle(self._rotation))
 
     @property
@@ -403,7 +403,7 @@ class Gate:
     # ---- who comes -----------------------------------------------------------------------------------
 
     def identity(self, tls: Tls) -> Identity | None:
-        """Whose certificate was verified; check() has yet to be asked: meanwhile another authority may be believed."""
+        """The identity in the verified certificate. Ask check() next: the believed authorities may have changed."""
         who, rotation = identity_of(tls.certificate()), self._rotation
         if who is None or rotation is None:
             return who
@@ -415,7 +415,7 @@ class Gate:
         return replace(who, authority=self._rotation.signs.fingerprint) if self._rotation is not None else who
 
     def check(self, who: Identity) -> None:
-        """That it may come in, stay, or ask for anything, as far as this master knows, which leads.
+        """Check that *who* is still authorised. Call on the leader only: standbys do not know tokens.
 
         Raises:
             ConfigError: another authority has signed its certificate than those that are believed now, or the token

@@ -30,7 +30,7 @@ _FILES = {
 
 
 class Page:
-    """See the module.
+    """Serves the live page.
 
     Args:
         look: gives the sections as they are now, each made when it is taken; None is a pause.

@@ -191,7 +191,7 @@ def _page(config: MasterConfig, standing: list[tuple[Server, Gate | None]], list
 
 
 def _gate(config: MasterConfig, journal: Journal, trust: SharedTrust | None) -> Gate | None:
-    """Who is let in; None: everybody."""
+    """The gate of this master; None: everybody is let in."""
     given = config.ca or config.cert or config.key
     own = Papers(config.ca, config.cert, config.key, by_host=True) if given else None
     if own is not None and not (config.ca and config.cert):

@@ -333,7 +333,7 @@ class Server:
         self.flush()
 
     def _put_authorities(self, conn: int) -> None:
-        """Whom to believe, for a daemon that was let in: it may have been away when that changed."""
+        """Send an admitted daemon the authorities to believe: it may have missed a change."""
         told = self._gate.authorities if self._gate is not None else None
         if told is not None:
             self._connections.put(conn, encode(told))
@@ -652,7 +652,7 @@ class Server:
         )  # fmt: skip
 
     def _identity(self, number: int) -> Identity | None:
-        """Who is at the other end of the connection that came as *number*; see Received."""
+        """The identity at the other end of connection *number*; see Received."""
         return EVERYTHING if self._gate is None else self._identities.get(number)
 
     async def _hear(self, number: int, connection: Stream, messages: list[m.FromPeer]) -> None:

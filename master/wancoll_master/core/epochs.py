@@ -314,7 +314,7 @@ def _end_group(step: Step, group: Group) -> bool:
 
 
 def _nobody_left(step: Step, group: Group) -> None:
-    """Who has not said that it stops may go on, and commit, where it still hears the others (C8)."""
+    """Keep the name of a group whose last member was lost: members that never confirmed stopping may commit (C8)."""
     name, out, used = group.name, group.current.out, step.state.used.get(group.name)
     if (used is None or used.epoch < group.epoch) and out:  # the journal was lost
         former = {one.mid: Former(f"member {one.mid}", one.daemon.incarnation if one.daemon else 0) for one in out}

@@ -27,7 +27,7 @@ class Events:
             self._evictions.add((record.group, record.cause), record.lost)
 
     def families(self) -> Iterator[f.Family]:
-        """As they are now."""
+        """The counts as they are now."""
         yield self._events.family(f.EVENTS)
         yield self._evictions.family(f.EVICTIONS)
 

@@ -1,4 +1,4 @@
-"""Who may say what to a master: one table, and may(), which reads it at the head of each step. Pure.
+"""The right to say a message to a master: one table, and may(), which reads it at the head of each step. Pure.
 
 Three questions, in this order: may one of this role say such a thing at all? is it about a group that the identity is
 for? and does it speak in its own name? Whether what is said can be true is asked later, by whoever takes it in.
@@ -18,7 +18,7 @@ EVERYTHING = Identity("", "admin")  # whoever connects, where a master has no ce
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may say a message.
+    """The right to say a message.
 
     Args:
         roles: that may; admin may say all.

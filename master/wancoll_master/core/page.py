@@ -56,7 +56,7 @@ class Epoch:
 
 @dataclass(slots=True)
 class _Throughput:
-    """Of a group, while somebody looks."""
+    """Throughput of a group, while somebody looks."""
 
     at: float  # of the newest sample
     heard: int  # operations that were committed then
@@ -66,7 +66,7 @@ class _Throughput:
 
 
 class Story:
-    """See the module."""
+    """What the live page shows of the state."""
 
     def __init__(self) -> None:
         self.events: deque[m.EventRecord] = deque(maxlen=EVENTS)
@@ -185,7 +185,7 @@ class Story:
         ]
 
     def _lost(self, group: Group, wall: float) -> list[list[Any]]:
-        """Who was lost lately and is not back: name, when, why."""
+        """The members that were lost lately and are not back: name, when, why."""
         back = {member.name for member in [*group.members, *group.joining]}
         found: dict[str, list[Any]] = {}
         for event in self.events:

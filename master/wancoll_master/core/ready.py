@@ -54,7 +54,7 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 class SentAway(msgspec.Struct, frozen=True):
-    """Who is at the other end of these connections has no right to be there any more: why, by connection.
+    """The other ends of these connections have lost the right to be there: why, by connection.
 
     The shell has told them, and ends the connections.
     """
@@ -231,7 +231,7 @@ CAUSES = ("client died", "daemon died", "silent", "trainer", "link", "operator",
 
 
 class StepDown(msgspec.Struct, frozen=True):
-    """Of an elected master: another one leads, or has led, with *term*. Lead no more; the next term is above it."""
+    """Stop leading: another elected master leads, or has led, with *term*; the next term is above it."""
 
     reason: str
     term: int
@@ -239,7 +239,7 @@ class StepDown(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Ready:
-    """See the module. With *step_down* there is nothing else."""
+    """What comes out of a step. With *step_down* there is nothing else."""
 
     answers: list[Send | SendStatus] = field(default_factory=list)
     log: list[Record] = field(default_factory=list)

@@ -50,7 +50,7 @@ def links(state: State, only: Collection[str] = ()) -> list[m.LinkStatus]:
 
 
 def left(state: State, only: Collection[str] = ()) -> list[tuple[str, str]]:
-    """Who was asked to leave, and has in order. Members of these groups; empty: all, and daemons."""
+    """What was asked to leave and has left in order: members of the groups *only*; empty: all, and daemons."""
     return [who for who, in_order in state.leaves.items() if in_order and (not only or who[0] in only)]
 
 
@@ -110,7 +110,7 @@ def _member(member: Member, rank: int, now: float) -> m.MemberStatus:
 
 
 def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitStatus] = ()) -> str:
-    """Who or what keeps the group from going on; "" if nothing is known to."""
+    """What keeps the group from going on; "" if nothing is known to."""
     if group.rebuild is not None:
         awaited = rebuilding.absent(group)
         return f"{', '.join(awaited)} to report after the master's restart"

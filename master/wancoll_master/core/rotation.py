@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rotation(Generic[T]):
-    """See the module.
+    """A certificate authority, and its replacement while one is under way.
 
     Attributes:
         authorities: that are believed, the oldest first.

@@ -144,7 +144,7 @@ class Member:
 
     @property
     def reachable(self) -> bool:
-        """Of a joiner: every probe was answered."""
+        """Whether every probe of a joiner was answered."""
         return all(found.ok for found in self.probes.values())
 
 
@@ -253,7 +253,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Who is out of an epoch that has not ended yet: its fate follows from what the others have finished (C5)."""
+    """A member that is out of an epoch that has not ended yet: the others' finished operations decide its fate (C5)."""
 
     mid: int
     why: str

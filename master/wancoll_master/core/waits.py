@@ -1,4 +1,4 @@
-"""Whom slow operations wait for: from what members say of them, of their links, and from who says nothing. Pure.
+"""Finds what slow operations wait for, by what members say of them and of their links, and by silence. Pure.
 
 In a chain of waiters the fault is with whoever waits for nobody: a silent daemon, a member that has not called the
 operation, a link that is down, on which nothing is acknowledged, or from which the other end takes nothing without
@@ -110,7 +110,7 @@ def _note_parked(step: Step, group: Group, member: Member, message: m.Waits) -> 
 
 
 def _parked(step: Step, group: Group, member: Member) -> list[int]:
-    """Who holds the member's bytes back for good reason, as it has said lately."""
+    """The members that hold this one's bytes back for good reason, as it has said lately."""
     oldest = step.now - FRESH * step.limits.heartbeat_interval
     found = group.current.parks.get(member.mid, {}).items()
     return sorted(mid for mid, other in found if other.told is not None and other.told.at >= oldest)

@@ -407,7 +407,7 @@ def _capacity(measures: Measures, daemons: Sequence[Daemon]) -> float:
 
 
 def _edges(members: Sequence[Member]) -> list[tuple[Daemon, Daemon]]:
-    """Of the ring, those within a machine left out."""
+    """Edges of the ring, without those within a machine."""
     daemons = [member.daemon for member in members]
     return [ends for ends in [*pairwise(daemons), (daemons[-1], daemons[0])] if not near(*ends)]
 
@@ -471,7 +471,7 @@ def _far(paths: Sequence[_Known]) -> bool:
 
 
 def _cost(measures: Measures, paths: Sequence[_Known], members: Sequence[Member]) -> LinkCost | None:
-    """Of the slowest links and uplinks, to two digits; None if no round trip is known."""
+    """The cost of the slowest links and uplinks, to two digits; None if no round trip is known."""
     delay = max((path.rtt for path in paths), default=0.0) / 2
     if not delay:
         return None
@@ -513,7 +513,7 @@ def _sites(paths: Sequence[_Known], members: Sequence[Member]) -> Sites | None:
 
 
 def _two_digits(value: float) -> float:
-    """So that small changes of what was measured change no plan."""
+    """Round to two digits: then small changes in measurements change no plan."""
     return round(value, 1 - floor(log10(value)))
 
 

@@ -53,7 +53,7 @@ class Keys:
 
     @property
     def leader(self) -> str:
-        """Who leads: JSON of a Leader."""
+        """Key of the leader: JSON of a Leader."""
         return f"{self.prefix}leader"
 
     @property

@@ -37,7 +37,7 @@ _KEEP = "let masters that run run: the one that led last writes it back; if it h
 
 @dataclass(frozen=True, slots=True)
 class SharedTrust:
-    """See the module.
+    """The trust of masters that share an etcd.
 
     Attributes:
         prefix: of all its keys in etcd.
@@ -54,7 +54,7 @@ class SharedTrust:
     revision: int = 0
 
     async def newer(self, etcd: Etcd) -> SharedTrust | None:
-        """As it is now; None: nothing is other.
+        """Return the trust as it is now; None: it has not changed.
 
         Raises:
             EtcdError: it cannot be read, or was changed; or another authority is there.
