@@ -160,7 +160,7 @@ void wc_trace(wc_engine *engine, int on);
 
 /* ---- TLS 1.3, by OpenSSL 3 of the system, which is loaded when it is first wanted ---- */
 
-/* Whom this end believes and what it shows of itself: PEM texts of authorities, of a certificate and those between it and
+/* What this end believes and what it shows of itself: PEM texts of authorities, of a certificate and those between it and
    an authority, and of its key. records: that one key seals before the next takes its place. NULL with errno (ENOSYS: no
    OpenSSL 3; EINVAL; ENOMEM), and the reason as text in `size` bytes. Any number of connections may be made of it, also
    when it is freed. */
@@ -183,7 +183,7 @@ int wc_tls_handshake(wc_tls *tls);
 int wc_tls_certificate(const wc_tls *tls, void *out, uint32_t size);
 /* After the handshake: whether that has expired. All else about it is good. */
 int wc_tls_expired(const wc_tls *tls);
-/* As recv and send of a socket that does not block, for what is said before the engine takes it. What was sent may still
+/* Like recv and send of a socket that does not block, for what is said before the engine takes it. What was sent may still
    be here: flush returns 1 when all has left, 0 if the socket is full, -1 with errno. */
 int wc_tls_read(wc_tls *tls, void *out, uint32_t size);
 int wc_tls_write(wc_tls *tls, const void *bytes, uint32_t size);

@@ -22,6 +22,8 @@ LONGER = {  # flat lists that read better, and how long they may become
 
 # A docstring begins with what the thing is or does: no riddle whose noun the reader has to find.
 RIDDLE = re.compile(r"(?:Who|Whose|Whom|Of|That|So|As)\b|See the module")
+C_COMMENT = re.compile(r"^[ \t]*/\*\s*(.*)", re.MULTILINE)  # that begins its line
+C_ELSEWHERE = ("native/vendor/", "native/engine/gate.h")  # not ours; about to be written anew
 
 
 def product_files() -> list[str]:
@@ -56,6 +58,11 @@ def test_a_crowded_folder_is_found():
 
 def riddles(name: str, text: str) -> list[str]:
     """Docstrings of a file that begin with a pronoun or a preposition, or that have nothing to say."""
+    if name.endswith((".c", ".h")):
+        found = (match for match in C_COMMENT.finditer(text) if RIDDLE.match(match[1]))
+        return [
+            f"{name}:{text.count(chr(10), 0, one.start()) + 1}: a comment begins with {one[1][:40]!r}" for one in found
+        ]
     return [
         f"{name}:{getattr(node, 'lineno', 1)}: a docstring begins with {said[:40]!r}: say what it is or does"
         for node in ast.walk(ast.parse(text))
@@ -65,7 +72,8 @@ def riddles(name: str, text: str) -> list[str]:
 
 
 def test_docstrings_begin_with_what_a_thing_is_or_does():
-    names = [name for name in product_files() if name.endswith((".py", ".pyi"))]
+    names = [name for name in product_files() if name.endswith((".py", ".pyi", ".c", ".h"))]
+    names = [name for name in names if not name.startswith(C_ELSEWHERE)]
     found = [each for name in names for each in riddles(name, (ROOT / name).read_text())]
     assert not found, "\n" + "\n".join(found)
 
@@ -75,4 +83,7 @@ def test_a_docstring_that_is_a_riddle_is_found():
     assert [each[:40] for each in riddles("wancoll/a.py", text)] == [
         "wancoll/a.py:1: a docstring begins with ",
         "wancoll/a.py:3: a docstring begins with ",
+    ]
+    assert riddles("native/a.c", "int a;\n/* Of one op. */\n/* One op. */\n") == [
+        "native/a.c:2: a comment begins with 'Of one op. */'"
     ]

@@ -111,7 +111,7 @@ INLINE float uniform(u32 random) { return (float)(random >> 8) * 0x1p-24f; }
 
 /* ---- e4m3: four bits of exponent, three of mantissa, no infinity, one NaN --------------------------------------- */
 
-/* As the OCP's "8-bit floating point specification" (2023) has it: 448 is the greatest, 2^-9 the least. */
+/* E4M3 by the OCP's "8-bit floating point specification" (2023): 448 is the greatest, 2^-9 the least. */
 enum { E4M3_GREATEST = 0x7e, E4M3_NAN = 0x7f, E4M3_LEAST_NORMAL = 121 << 23 };
 
 /* To nearest even, and no code above `most`. x is no NaN, and below 480. */
@@ -196,7 +196,7 @@ INLINE i8 random_code(int codes, int flagged, float q, u32 random)
     return (i8)(code > limit ? limit : code < -limit ? -limit : code);
 }
 
-/* Of an infinity or a NaN. */
+/* The code of an infinity or a NaN. */
 INLINE i8 special_code(int codes, float x)
 {
     const i32 limit = codes == INT8_CODES ? 127 : 7;

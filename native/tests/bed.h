@@ -28,7 +28,7 @@ enum { MAX_RANKS = 5, MAX_BED_LANES = 8, DEADLINE_MS = 30000, GUARD = 4096, RAW_
 
 static long passed, failed;
 
-/* Of this thread: how many allocations of the engine succeed before one fails; negative: all do. */
+/* In this thread: how many allocations of the engine succeed before one fails; negative: all do. */
 static _Thread_local long allocations = -1;
 
 bool wc_test_no_memory(void);
@@ -42,7 +42,7 @@ bool wc_test_no_memory(void)
     return true;
 }
 
-/* As engine.h has it. */
+/* The checksum of a frame, as engine.h describes it. */
 static uint64_t checksum_of(uint64_t offset, const uint8_t *payload, size_t n)
 {
     const wc_kernels *k = wc_kernels_default();

@@ -518,7 +518,7 @@ static void test_barren(wc_engine *engine)
     CHECK(buffer_free(&back));
 }
 
-/* So many records with new keys, and a byte after each, one of our ends takes before it puts the other out. */
+/* Count the records with new keys, a byte after each, that one of our ends takes before it gives up the other. */
 static int taken_keys(bool owned)
 {
     enum { MANY = 1000 };

@@ -22,7 +22,7 @@ void wc_hashes_free(wc_hashes *hashes);
    begin there. Others, which straddle two stretches, wait for the digest. Stretches that do not overlap may grow on
    several threads. */
 void wc_hashes_extend(wc_hashes *hashes, uint64_t begin, uint64_t from, uint64_t to);
-/* Of the block that these n bytes are; NULL: they are none, or it is not hashed yet. For whoever extends it there. */
+/* Hash of the block that these n bytes are; NULL: they are none, or it is not hashed yet. Its user may extend it. */
 const uint64_t *wc_hashes_of(const wc_hashes *hashes, const uint8_t *from, uint64_t n);
 uint64_t wc_hashes_digest(wc_hashes *hashes);
 

@@ -18,7 +18,7 @@ enum {
 
 enum { WC_TYPE_ALERT = 21, WC_TYPE_HANDSHAKE = 22, WC_TYPE_DATA = 23 };
 
-/* Of one direction. */
+/* Keys and counters of one direction. */
 typedef struct {
     const wc_openssl *o;
     EVP_CIPHER_CTX *cipher; /* NULL: there are none */

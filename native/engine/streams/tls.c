@@ -134,7 +134,7 @@ static bool fruitful(wc_tls *tls, size_t bytes, size_t wanted)
     return false;
 }
 
-/* Of the handshake */
+/* Bytes of the handshake go out by this */
 static int bio_write(BIO *bio, const char *bytes, int n)
 {
     const wc_openssl *o = wc_openssl_load();
@@ -269,7 +269,7 @@ static bool use_key(const wc_openssl *o, SSL_CTX *context, const char *pem)
     return used;
 }
 
-/* Of the other end's own certificate, that it has expired is for the daemon to judge: wc_tls_expired. */
+/* An expired certificate of the other end itself passes here: the daemon judges it (wc_tls_expired). */
 static int judge(int good, X509_STORE_CTX *check)
 {
     const wc_openssl *o = wc_openssl_load();

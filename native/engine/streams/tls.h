@@ -6,7 +6,7 @@
 
 /* The engine has it from here on. Returns its socket. */
 int wc_tls_take(wc_tls *tls);
-/* As those of a stream */
+/* The calls of a stream */
 ssize_t wc_tls_receive(wc_tls *tls, struct iovec *pieces, int count, bool *more);
 ssize_t wc_tls_send(wc_tls *tls, struct iovec *pieces, int count);
 bool wc_tls_unsent(const wc_tls *tls);
