@@ -86,7 +86,7 @@ def _reached(graph: dict[str, set[str]], start: Iterable[str]) -> set[str]:
 
 @pytest.mark.parametrize("folder", CORES)
 def test_no_function_of_a_core_comes_back_to_itself(folder: str) -> None:
-    core = Core({path.stem: path.read_text() for path in (ROOT / folder).glob("*.py")})
+    core = Core({path.stem: path.read_text() for path in (ROOT / folder).rglob("*.py")})
     assert core.functions
     assert core.loops() - KNOWN == set()
 

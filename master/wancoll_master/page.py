@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from wancoll.net.http import Answer, Port, Request, Send, refused
-from wancoll_master.core.page import Section
+from wancoll_master.core.views.page import Section
 
 MOST_VIEWERS = 32
 _LOOK = 0.5  # seconds between looks

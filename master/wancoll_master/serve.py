@@ -22,7 +22,7 @@ from wancoll.metrics.listeners import listeners as listeners_of_metrics
 from wancoll.net.listen import open_listeners, trio_listeners
 from wancoll.trust.papers import ADMIN, AUTHORITY, MASTER, Papers, held_folder
 from wancoll_master.config import MasterConfig
-from wancoll_master.core.page import Section
+from wancoll_master.core.views.page import Section
 from wancoll_master.server import Server
 from wancoll_master.store.journal import Journal
 

@@ -37,9 +37,11 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, begins_tls, encode
 from wancoll_master.config import MasterConfig
 from wancoll_master.control_connections import Connections
-from wancoll_master.core import announced, membership, page, presence
+from wancoll_master.core import membership
 from wancoll_master.core.leadership import Lobby
+from wancoll_master.core.liveness import presence
 from wancoll_master.core.may import EVERYTHING, may
+from wancoll_master.core.paths import announced
 from wancoll_master.core.ready import (
     Announce,
     Broadcast,
@@ -59,6 +61,7 @@ from wancoll_master.core.ready import (
     frames,
 )
 from wancoll_master.core.state import State
+from wancoll_master.core.views import page
 from wancoll_master.plan.planning import propose
 from wancoll_master.statuses import Statuses
 from wancoll_master.store.facts import Store

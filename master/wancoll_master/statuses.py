@@ -15,9 +15,9 @@ from wancoll import resources
 from wancoll.metrics.core import families as f
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
-from wancoll_master.core import figures, page, report
 from wancoll_master.core.ready import Record, SendStatus
 from wancoll_master.core.state import State
+from wancoll_master.core.views import figures, page, report
 from wancoll_master.store.journal import Journal
 
 STATUS_EVENTS = 50

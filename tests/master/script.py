@@ -28,8 +28,8 @@ from wancoll.cli.looking.tables import wait_lines
 from wancoll.collective import Descriptor, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
-from wancoll_master.core import report
 from wancoll_master.core.ready import Announce, Broadcast, Event, Message, Received, Send, Tick
+from wancoll_master.core.views import report
 
 FILES = sorted(Path(__file__).with_name("scripts").glob("*.txt"))
 SHOWN = "    "

@@ -36,8 +36,8 @@ from wancoll.net import clock
 from wancoll.net.hot import Hot
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
-from wancoll.peer.core import masters
-from wancoll.peer.core.masters import Masters
+from wancoll.peer.core.liveness import masters
+from wancoll.peer.core.liveness.masters import Masters
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 from wancoll_master import election

@@ -7,7 +7,8 @@ import pytest
 from tests.master.transcript import GROUP, Room
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
-from wancoll_master.core import leaving, report
+from wancoll_master.core.liveness import leaving
+from wancoll_master.core.views import report
 
 
 def ask(room: Room, name: str, group: str = "") -> bool:

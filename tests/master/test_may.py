@@ -15,9 +15,11 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.trust.identity import Identity
 from wancoll.wire import messages as m
-from wancoll_master.core import announced, membership, report
+from wancoll_master.core import membership
 from wancoll_master.core.may import EVERYTHING, TABLE, may
+from wancoll_master.core.paths import announced
 from wancoll_master.core.ready import Ready, Received, Send, SendStatus
+from wancoll_master.core.views import report
 from wancoll_master.plan.planning import propose
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"

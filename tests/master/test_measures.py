@@ -16,7 +16,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.net.dial import read_frame
 from wancoll.peer.config import PeerConfig
-from wancoll.peer.core.tcpinfo import (
+from wancoll.peer.core.paths.tcpinfo import (
     BACKLOG,
     BUSY,
     TCP_INFO_BYTES,

@@ -11,8 +11,9 @@ from tests.master.transcript import GROUP, Room, report_of
 from wancoll.collective import Descriptor, Kind
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
-from wancoll_master.core import borne, report
+from wancoll_master.core import borne
 from wancoll_master.core.ready import Former, Used
+from wancoll_master.core.views import report
 
 UPDATE = Descriptor(Kind.update_membership).fingerprint()
 

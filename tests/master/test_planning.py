@@ -11,10 +11,11 @@ from tests.master.transcript import GROUP, Room
 from wancoll.limits import KIB, PROTOCOL_VERSION
 from wancoll.schedule.cost import AVAILABLE, chosen
 from wancoll.wire import messages as m
-from wancoll_master.core import membership, report
-from wancoll_master.core.links import BAD_PAIR_SECONDS
-from wancoll_master.core.measuring import BURST_WAIT, SMALL, WAIT
+from wancoll_master.core import membership
+from wancoll_master.core.liveness.link_faults import BAD_PAIR_SECONDS
+from wancoll_master.core.paths.measuring import BURST_WAIT, SMALL, WAIT
 from wancoll_master.core.ready import Received
+from wancoll_master.core.views import report
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import FAR_STRIPE, LOOK_SECONDS, PACE_RAISE
 from wancoll_master.plan.topology import LOCAL_STRIPE, STRIPE

@@ -12,7 +12,8 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
 from wancoll.wire.framing import encode
-from wancoll_master.core import membership, presence
+from wancoll_master.core import membership
+from wancoll_master.core.liveness import presence
 from wancoll_master.core.ready import (
     Announce,
     Broadcast,

@@ -15,7 +15,7 @@ from wancoll.metrics import text
 from wancoll.metrics.core import families as f
 from wancoll.metrics.core.operations import MORE, MOST_ROWS, Histogram, LabelCounts, Operations, Recovery, bus_factor
 from wancoll.native.engine import LaneStatistics
-from wancoll.peer.core.tcpinfo import TcpInfo
+from wancoll.peer.core.paths.tcpinfo import TcpInfo
 from wancoll.peer.links import traffic
 from wancoll.peer.links.traffic import Now, Traffic
 

@@ -28,7 +28,7 @@ from wancoll.net import http
 from wancoll_master import page as page_module
 from wancoll_master import serve
 from wancoll_master.config import MasterConfig
-from wancoll_master.core.page import Section
+from wancoll_master.core.views.page import Section
 from wancoll_master.page import MOST_VIEWERS, Page
 
 TOKEN = "a-token-of-24-characters"

@@ -13,9 +13,10 @@ import pytest
 from tests.master.transcript import GROUP, Room
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
-from wancoll_master.core import flows, page
-from wancoll_master.core.page import Story
+from wancoll_master.core.paths import flows
 from wancoll_master.core.ready import Watched
+from wancoll_master.core.views import page
+from wancoll_master.core.views.page import Story
 
 WALL = 1_000_000.0  # seconds since 1970 at the room's time 0
 

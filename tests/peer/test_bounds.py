@@ -13,9 +13,9 @@ from wancoll.collective import Kind
 from wancoll.limits import DEFAULT
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
-from wancoll.peer.core.pacing import Pacer
-from wancoll.peer.core.stalls import LaneLook, Stalls
-from wancoll.peer.core.tcpinfo import Observer, TcpInfo
+from wancoll.peer.core.liveness.stalls import LaneLook, Stalls
+from wancoll.peer.core.paths.pacing import Pacer
+from wancoll.peer.core.paths.tcpinfo import Observer, TcpInfo
 from wancoll.peer.watch.measure import Measurer
 from wancoll.wire import messages as m
 

@@ -316,7 +316,7 @@ async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_
 
 
 async def test_an_answer_counts_from_when_its_heartbeat_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C8. The daemon slept between the two; tests/peer/test_vouching.py has the rest."""
+    """C8. The daemon slept between the two; tests/peer/test_commit_lease.py has the rest."""
     over, now = trio.Event(), [0.0]
     monkeypatch.setattr(clock, "awake_or_asleep", lambda: now[0])
 

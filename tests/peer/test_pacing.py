@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from wancoll.limits import MIB
-from wancoll.peer.core import pacing
-from wancoll.peer.core.pacing import Pacer
-from wancoll.peer.core.tcpinfo import TcpInfo
+from wancoll.peer.core.paths import pacing
+from wancoll.peer.core.paths.pacing import Pacer
+from wancoll.peer.core.paths.tcpinfo import TcpInfo
 
 LANES = 8
 PACKET = 1448

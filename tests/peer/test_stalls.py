@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wancoll.peer.core.grid import next_on_grid
-from wancoll.peer.core.stalls import CALM, STILL, LaneLook, Stalls, look_again
-from wancoll.peer.core.tcpinfo import TcpInfo
+from wancoll.peer.core.liveness.stalls import CALM, STILL, LaneLook, Stalls, look_again
+from wancoll.peer.core.paths.tcpinfo import TcpInfo
 
 LINK = 7
 TIMEOUT, SETTLED = 2.0, 1.0

@@ -26,7 +26,7 @@ from wancoll.net.hot import Hot
 from wancoll.peer import control as of_control
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
-from wancoll.peer.core import masters
+from wancoll.peer.core.liveness import masters
 from wancoll.trust import registry
 from wancoll.trust.authority import Authority, Request, new_key, request
 from wancoll.trust.identity import Identity

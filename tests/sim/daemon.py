@@ -21,8 +21,8 @@ from wancoll.limits import PROTOCOL_VERSION
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.peer.core import member as core
+from wancoll.peer.core.liveness.commit_lease import Vouching
 from wancoll.peer.core.op import Op
-from wancoll.peer.core.vouching import Vouching
 from wancoll.wire import messages as m
 from wancoll.wire.kept import Kept, counts
 

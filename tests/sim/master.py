@@ -18,7 +18,8 @@ from tests.sim.clock import Process, Timer
 from tests.sim.network import End
 from wancoll.wire import messages as m
 from wancoll.wire.kept import Kept
-from wancoll_master.core import membership, presence
+from wancoll_master.core import membership
+from wancoll_master.core.liveness import presence
 from wancoll_master.core.ready import (
     Announce,
     Broadcast,

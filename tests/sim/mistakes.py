@@ -24,7 +24,8 @@ from wancoll.peer.core.op import OpState
 from wancoll.schedule import choose
 from wancoll.wire import messages as m
 from wancoll.wire.note import NewRound, unpack
-from wancoll_master.core import counting, epochs, losses, ready, reserved, waits
+from wancoll_master.core import counting, epochs, losses, ready, reserved
+from wancoll_master.core.liveness import blame
 from wancoll_master.core.state import State
 
 
@@ -388,7 +389,7 @@ def the_last_word_first() -> Iterator[None]:
 @contextlib.contextmanager
 def no_look_at_what_stands_still() -> Iterator[None]:
     """A vote that a member keeps to itself holds up another one for ever."""
-    with patch.object(waits, "_stalled", lambda step, group, wait, message: None):
+    with patch.object(blame, "_stalled", lambda step, group, wait, message: None):
         yield
 
 

@@ -30,8 +30,8 @@ from wancoll.net.threads import in_thread
 from wancoll.net.tls import Tls, TlsFailed
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.grid import next_on_grid
-from wancoll.peer.core.masters import Masters
-from wancoll.peer.core.vouching import Vouching
+from wancoll.peer.core.liveness.commit_lease import Vouching
+from wancoll.peer.core.liveness.masters import Masters
 from wancoll.peer.links.lanes import advertised, offered_congestion_controls
 from wancoll.trust.papers import fingerprints
 from wancoll.wire import messages as m

@@ -31,7 +31,7 @@ from wancoll.net.dial import DialFailed
 from wancoll.net.enroll import Wallet
 from wancoll.net.hot import Hot
 from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
-from wancoll.peer import lives
+from wancoll.peer import process_lock
 from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control, check_master_addresses
@@ -602,7 +602,7 @@ async def serve(
     data_sockets = open_listeners(config.listen)
     local_socket = claim_socket(path)
     incarnation = secrets.randbits(63)
-    life, ended = lives.begin(incarnation, config.limits.master_grace)
+    life, ended = process_lock.begin(incarnation, config.limits.master_grace)
     try:
         holding = contextlib.nullcontext() if wallet is None else wallet.held(f"at {path}, process {os.getpid()}")
         with holding, Engine(workers=workers) as engine, contextlib.closing(Hot()) as hot:

@@ -10,7 +10,8 @@ from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core import graces, losses
+from wancoll_master.core import losses
+from wancoll_master.core.liveness import stragglers
 from wancoll_master.core.state import Asking, Group, Member, Pending, Slow, Step, clip, names
 from wancoll_master.plan import planning
 
@@ -92,8 +93,8 @@ def learn(step: Step, member: Member, upto: int) -> None:
         for seq in [seq for seq in pending if seq <= known]:
             del pending[seq]
     if group.current.graces:
-        graces.forget(group, group.heard)
-        graces.look(step, group)
+        stragglers.forget(group, group.heard)
+        stragglers.look(step, group)
 
 
 def grace(step: Step, member: Member, message: m.Grace) -> None:
@@ -101,7 +102,7 @@ def grace(step: Step, member: Member, message: m.Grace) -> None:
     learn(step, member, message.committed_upto)
     if message.seq > member.group.committed:
         check_window(step, member, message.seq)
-    graces.called(step, member, message)
+    stragglers.called(step, member, message)
 
 
 def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
@@ -155,8 +156,8 @@ def commit(step: Step, group: Group, upto: int) -> None:
     set_committed(step, group, upto)
     step.broadcast(group, m.Commit(group.name, group.epoch, upto, step.state.term))
     if group.current.graces:
-        graces.forget(group, upto)
-        graces.look(step, group)
+        stragglers.forget(group, upto)
+        stragglers.look(step, group)
 
 
 def set_committed(step: Step, group: Group, upto: int) -> None:

@@ -29,7 +29,8 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import counted
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
-from wancoll_master.core import borne, counting, losses, measuring, probing, reserved
+from wancoll_master.core import borne, counting, losses, reserved
+from wancoll_master.core.paths import measuring, probing
 from wancoll_master.core.ready import Announce, Former, Used
 from wancoll_master.core.state import Closing, Group, Member, Out, Step, clip, names, several, weight
 from wancoll_master.plan import planning

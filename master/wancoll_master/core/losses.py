@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from wancoll.wire import messages as m
-from wancoll_master.core import measuring, reserved
+from wancoll_master.core import reserved
+from wancoll_master.core.paths import measuring
 from wancoll_master.core.ready import CAUSES
 from wancoll_master.core.state import Closing, Daemon, Group, Member, Out, Step, clip, names, several
 

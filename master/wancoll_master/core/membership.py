@@ -54,27 +54,19 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits, counted, few
 from wancoll.wire import messages as m
 from wancoll.wire.kept import counts
-from wancoll_master.core import (
-    announced,
-    counting,
-    doubts,
-    epochs,
+from wancoll_master.core import counting, epochs, losses, p2p, rebuilding, reserved
+from wancoll_master.core.liveness import (
+    blame,
+    confirming,
     evicting,
-    flows,
-    graces,
     leaving,
-    links,
-    losses,
-    measuring,
-    p2p,
+    link_faults,
     presence,
-    probing,
-    rebuilding,
-    reserved,
+    stragglers,
     trainers,
-    waits,
 )
 from wancoll_master.core.may import Refusal, may
+from wancoll_master.core.paths import announced, flows, measuring, probing
 from wancoll_master.core.ready import (
     Disconnected,
     Event,
@@ -350,7 +342,7 @@ def _from_daemon(step: Step, daemon: Daemon, event: Received) -> None:
         case m.Stopping():
             daemon.stopping = True
         case m.ProbeResult(joiner=0):
-            doubts.answered(step, daemon, message)
+            confirming.answered(step, daemon, message)
         case m.ProbeResult():
             reconsider = probing.result(step, daemon, message)
             if reconsider is not None:
@@ -379,7 +371,7 @@ def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[St
     if message.epoch == group.epoch or (isinstance(message, m.Written) and message.epoch < group.epoch):
         handler(step, member, message)
     elif isinstance(message, m.LinkDown) and message.epoch < group.epoch:
-        links.told_late(step, member, message)
+        link_faults.told_late(step, member, message)
     elif isinstance(message, m.Done | m.Mismatch | m.GiveUp) and message.epoch < group.epoch:
         counting.has_called(step, member, message)
     elif message.epoch > group.epoch:
@@ -397,8 +389,8 @@ _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
     m.Frozen: epochs.frozen,
     m.Differs: counting.differs,
     m.Written: counting.written,
-    m.LinkDown: links.link_down,
-    m.Waits: waits.take,
+    m.LinkDown: link_faults.link_down,
+    m.Waits: blame.take,
     m.P2PCall: p2p.call,
     m.P2PDone: p2p.done,
 }
@@ -526,9 +518,9 @@ def _tick(step: Step) -> None:
         presence.judge_frozen(step, group)
         rebuilding.judge_claim(step, group)
         if group.current.grace_until <= now:
-            graces.look(step, group)
+            stragglers.look(step, group)
         if group.current.settle_at <= now:
-            links.settle(step, group)
+            link_faults.settle(step, group)
         if probing.deadline(group) <= now:
             probing.overdue(step, group)
             step.touch(group)

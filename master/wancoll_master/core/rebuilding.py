@@ -22,8 +22,9 @@ import msgspec
 from wancoll.errors import ProtocolError
 from wancoll.limits import format_size
 from wancoll.wire import messages as m
-from wancoll_master.core import borne, counting, epochs, losses, p2p, probing, reserved
-from wancoll_master.core.links import BAD_PAIR_SECONDS
+from wancoll_master.core import borne, counting, epochs, losses, p2p, reserved
+from wancoll_master.core.liveness.link_faults import BAD_PAIR_SECONDS
+from wancoll_master.core.paths import probing
 from wancoll_master.core.ready import MID_BLOCK, Used, jumped
 from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names, weight
 from wancoll_master.plan import planning

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wancoll.errors import ConfigError
 from wancoll.limits import CLOCKS_DIFFER, GIB, MIB, counted, format_size
-from wancoll.peer.core.masters import two_masters
+from wancoll.peer.core.liveness.masters import two_masters
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 

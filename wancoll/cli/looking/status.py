@@ -21,7 +21,7 @@ from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.net.ask import ask
 from wancoll.options import DEFAULT_MASTER, NO_MASTER, AsJson, Flat, Seconds, SecondsOrNone, between
-from wancoll.peer.core.masters import two_masters
+from wancoll.peer.core.liveness.masters import two_masters
 from wancoll.wire.messages import Bye, FromMaster, StandsBy, Status, StatusRequest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from wancoll.net.listen import is_loopback_host
 from wancoll.options import Flat, LogFormat, LogLevel, address
 from wancoll.resources import affordable
 from wancoll_master.config import MasterConfig, MasterLimits
-from wancoll_master.core.announced import networks
+from wancoll_master.core.paths.announced import networks
 
 HEARTBEATS_PER_TIMEOUT = 4  # so that a few late ones evict nobody
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core.calls import Meaning, Seat
+from wancoll.peer.core.liveness.master_session import Standing
 from wancoll.peer.core.op import Op, OpState
-from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
 
 

@@ -39,8 +39,8 @@ from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.ballot import Ballot
 from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, Meaning, Seat, covering
+from wancoll.peer.core.liveness.master_session import Standing
 from wancoll.peer.core.op import Op, OpState
-from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUNDS, Ask, NewRound, Note
 

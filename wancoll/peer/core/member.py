@@ -39,9 +39,9 @@ from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts
 from wancoll.peer.core.calls import Call, CallBook, Meaning, Seat, check_epoch
 from wancoll.peer.core.collectives import Collectives
+from wancoll.peer.core.liveness.master_session import Standing
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.p2p import P2P
-from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
 from wancoll.wire.note import unpack

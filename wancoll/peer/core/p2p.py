@@ -22,8 +22,8 @@ from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, Seat
+from wancoll.peer.core.liveness.master_session import Standing
 from wancoll.peer.core.op import Op, OpState
-from wancoll.peer.core.standing import Standing
 from wancoll.wire import messages as m
 
 _KEPT = 1024

@@ -25,7 +25,7 @@ from wancoll.net.listen import Handshakes, Sparing, whose, why_ended
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.links import Link, Links, MemberLinks
-from wancoll.peer.core.stalls import LaneLook, look_again
+from wancoll.peer.core.liveness.stalls import LaneLook, look_again
 from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import greet, kernel_view, tune
 from wancoll.peer.links.probes import answer_probe

@@ -13,7 +13,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import KIB, Limits
 from wancoll.local import join_address, split_address
 from wancoll.net.dial import DialFailed, read_frame
-from wancoll.peer.core.tcpinfo import TCP_INFO_BYTES, TcpInfo, parse_tcp_info
+from wancoll.peer.core.paths.tcpinfo import TCP_INFO_BYTES, TcpInfo, parse_tcp_info
 from wancoll.peer.links.connections import Connection
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode

@@ -16,7 +16,7 @@ import trio
 from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, MIB, PROTOCOL_VERSION, Limits
 from wancoll.net.dial import DialFailed, read_frame
-from wancoll.peer.core.tcpinfo import burst_rate, saturated
+from wancoll.peer.core.paths.tcpinfo import burst_rate, saturated
 from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import TCP_NOTSENT_LOWAT, greet, kernel_view
 from wancoll.wire import messages as m

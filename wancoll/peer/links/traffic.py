@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from wancoll.native.engine import LaneStatistics
-from wancoll.peer.core.tcpinfo import TcpInfo
+from wancoll.peer.core.paths.tcpinfo import TcpInfo
 
 MOST = 2048  # daemons: twice those of the largest group
 

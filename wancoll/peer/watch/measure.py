@@ -12,8 +12,8 @@ from wancoll.local import split_address
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
 from wancoll.peer.core.grid import next_on_grid
-from wancoll.peer.core.pacing import Pacer
-from wancoll.peer.core.tcpinfo import Observer, TcpInfo, parse_tcp_info
+from wancoll.peer.core.paths.pacing import Pacer
+from wancoll.peer.core.paths.tcpinfo import Observer, TcpInfo, parse_tcp_info
 from wancoll.peer.links.hub import WatchedLink
 from wancoll.peer.links.probes import burst, round_trip
 from wancoll.peer.session import Host

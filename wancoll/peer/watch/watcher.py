@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
-from wancoll.peer.core import waits
 from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.links import P2P, Broken, MemberLinks
-from wancoll.peer.core.stalls import LinkView, Stalls
-from wancoll.peer.core.waits import WaitLog
+from wancoll.peer.core.liveness import slow_ops
+from wancoll.peer.core.liveness.slow_ops import WaitLog
+from wancoll.peer.core.liveness.stalls import LinkView, Stalls
 from wancoll.peer.session import Host, Session
 from wancoll.wire import messages as m
 
@@ -89,14 +89,14 @@ class Watcher:
 
     def _waits_of(self, session: Session, now: float) -> m.Waits | None:
         links = self._seen(session.links, now)
-        return waits.report(session.member, links, now, self._limits.slow_after, session.lacks_input)
+        return slow_ops.report(session.member, links, now, self._limits.slow_after, session.lacks_input)
 
     def _ask_place(self, session: Session, watched: _Watched, now: float) -> None:
         if now >= max(watched.asked_at, session.attached_at) + _ASK_PLACE:
             watched.asked_at = now
             self._daemon.control.send(m.AskPlace(session.member.group, session.member.mid))
 
-    def _seen(self, links: MemberLinks, now: float) -> list[waits.Seen]:
+    def _seen(self, links: MemberLinks, now: float) -> list[slow_ops.Seen]:
         found = []
         for link in list(links.links.values()):
             if link.up:
@@ -104,7 +104,7 @@ class Watcher:
             else:
                 down = now - link.changed_at
                 view, reason = LinkView("down", down, down, 0, down), link.reason
-            found.append(waits.Seen(link.other.mid, link.channel == P2P, view, reason))
+            found.append(slow_ops.Seen(link.other.mid, link.channel == P2P, view, reason))
         return found
 
     def _note(self, session: Session, watched: _Watched, now: float) -> None:
@@ -124,7 +124,7 @@ class Watcher:
 
     def _seen_here(self, session: Session, report: m.Waits, oldest: m.OpWait) -> str:
         unheard = session.member.collectives.unheard(oldest.seq)
-        return waits.local_words(report, self._namer(session), unheard, self._daemon.master_away())
+        return slow_ops.local_words(report, self._namer(session), unheard, self._daemon.master_away())
 
     def _answer(self, session: Session, watched: _Watched) -> None:
         """There is no master to say what the client's call waits for: say it, less and less often; take it back."""
@@ -172,7 +172,7 @@ class Watcher:
         """What the session's member waits for, for the daemon's status."""
         watched, now = self._watched.get(session) or _Watched(), trio.current_time()
         text = watched.verdict.text if watched.verdict is not None else ""
-        return {**waits.plain(self._waits_of(session, now), self._namer(session)), "master_says": text}
+        return {**slow_ops.plain(self._waits_of(session, now), self._namer(session)), "master_says": text}
 
     def _namer(self, session: Session) -> Callable[[int], str]:
         epoch = session.member.epoch

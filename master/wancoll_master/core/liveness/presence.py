@@ -9,7 +9,7 @@
     a twin        Hello of another process under the name   the first one is heard: sent away. It is put out: here
 
 A killed daemon and a broken connection look the same from here. But with a daemon's process its links break as well,
-of which others tell at once: see doubts.py.
+of which others tell at once: see confirming.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from math import inf
 
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
-from wancoll_master.core import doubts, losses, rebuilding, reserved
+from wancoll_master.core import losses, rebuilding, reserved
+from wancoll_master.core.liveness import confirming
 from wancoll_master.core.ready import Disconnected, Send
 from wancoll_master.core.state import Daemon, Group, State, Step
 
@@ -108,8 +109,8 @@ def disconnected(step: Step, event: Disconnected) -> None:
     due = _due(step, daemon)
     step.alarm(due)
     step.record(None, "away", f"{why}; it may come back within {due - step.now:.3g} s")
-    if _links_are_lost(step, daemon) or doubts.found(step):
-        doubts.doubt(step, daemon)
+    if _links_are_lost(step, daemon) or confirming.found(step):
+        confirming.doubt(step, daemon)
 
 
 def sent_away(step: Step, reasons: Mapping[int, str]) -> None:
@@ -140,7 +141,7 @@ def returned(step: Step, conn: int, hello: m.Hello) -> None:
     gap = step.now - (daemon.away_since if daemon.away else daemon.heard_at)
     daemon.heard_at = daemon.steady_since = step.now
     daemon.away_since, daemon.dial = inf, hello.dial
-    doubts.believe(daemon)
+    confirming.believe(daemon)
     _hears(step)
     step.ready.answers.append(Send(conn, welcome(step, daemon, resumed=True)))
     step.record(None, "back", f"daemon {daemon.name} is back after {gap:.1f} s, and goes on")
@@ -154,7 +155,7 @@ def _links_are_lost(step: Step, daemon: Daemon) -> bool:
     for member in daemon.members.values():
         if member.in_epoch:
             ring = member.group.members
-            around = doubts.neighbours(ring, ring.index(member))
+            around = confirming.neighbours(ring, ring.index(member))
             told = (member.group.troubles.get((other.name, member.name)) for other in around)
             if any(one is not None and one.lost_at >= since for one in told):
                 return True
@@ -250,7 +251,7 @@ def judge(step: Step) -> float:
     over = -inf < state.deaf_until <= now
     if over:
         state.deaf_until = -inf
-    ended, look_again = doubts.ended(step)
+    ended, look_again = confirming.ended(step)
     ended |= {daemon for at, daemon in _replaced(step) if at <= now}
     others = [daemon for daemon in state.daemons.values() if daemon not in ended]
     until = _all_due(step, others)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.peer.test_member import Driver
 from wancoll.collective import Descriptor, Kind
-from wancoll.peer.core import waits
+from wancoll.peer.core.liveness import slow_ops
+from wancoll.peer.core.liveness.slow_ops import SAID_AGAIN, WaitLog
+from wancoll.peer.core.liveness.stalls import LinkView
 from wancoll.peer.core.op import OpState
-from wancoll.peer.core.stalls import LinkView
-from wancoll.peer.core.waits import SAID_AGAIN, WaitLog
 from wancoll.wire import messages as m
 
 SLOW = 1.0
 
 
 def seen(other: int, state: str = "idle", since: float = 3.0, *, p2p: bool = False, still: float = 3.0):
-    return waits.Seen(other, p2p, LinkView(state, since, 0.5, 100, still), "no answer" if state == "down" else "")
+    return slow_ops.Seen(other, p2p, LinkView(state, since, 0.5, 100, still), "no answer" if state == "down" else "")
 
 
 def names(mid: int) -> str:
@@ -24,17 +24,17 @@ def names(mid: int) -> str:
 def test_nothing_is_said_while_nothing_is_slow() -> None:
     d = Driver(1, 2, 3)
     links = [seen(2, "dead"), seen(3, "down")]
-    assert waits.report(d.member, links, 100.0, SLOW) is None
+    assert slow_ops.report(d.member, links, 100.0, SLOW) is None
     d.post()  # at 1.0
-    assert waits.report(d.member, links, 1.9, SLOW) is None
-    assert waits.report(d.member, links, 2.0, SLOW) is not None
+    assert slow_ops.report(d.member, links, 1.9, SLOW) is None
+    assert slow_ops.report(d.member, links, 2.0, SLOW) is not None
 
 
 def test_an_operation_that_moves_names_its_links_the_bad_ones_first() -> None:
     d = Driver(1, 2, 3, 4)
     d.post()
     links = [seen(2, "idle"), seen(4, "dead"), seen(3, "down"), seen(2, "parked", 0.5, p2p=True)]
-    told = waits.report(d.member, links, 4.5, SLOW)
+    told = slow_ops.report(d.member, links, 4.5, SLOW)
     assert told is not None
     assert (told.group, told.mid, told.epoch) == ("g", 1, 1)
     [op] = told.ops
@@ -42,7 +42,7 @@ def test_an_operation_that_moves_names_its_links_the_bad_ones_first() -> None:
     assert (op.age, op.still) == (3.5, 3.0)
     assert [(link.other, link.state) for link in told.links] == [(4, "dead"), (2, "idle")]  # the ring needs no more
     assert (told.links[0].since, told.links[0].heard, told.links[0].backlog) == (3.0, 0.5, 100)
-    words = waits.local_words(told, names)
+    words = slow_ops.local_words(told, names)
     assert words == (
         "operation 1 (all_reduce(4 x float32, op=sum)) has not ended 3.5 s after it was called: "
         "the link to m4 is dead for 3.0 s"
@@ -58,10 +58,10 @@ def test_an_operation_that_waits_for_its_own_client() -> None:
         asked.append(op)
         return True
 
-    told = waits.report(d.member, [seen(2), seen(3)], 4.0, SLOW, lacks_input)
+    told = slow_ops.report(d.member, [seen(2), seen(3)], 4.0, SLOW, lacks_input)
     assert told is not None
     assert told.ops[0].stage == "input"
-    assert waits.local_words(told, names).endswith("its own client has not filled its input")
+    assert slow_ops.local_words(told, names).endswith("its own client has not filled its input")
     assert asked == list(d.member.collectives.open.values())
 
 
@@ -69,11 +69,11 @@ def test_an_operation_that_waits_for_links() -> None:
     d = Driver(1, 2, 3, linked=(2,))
     d.member.link_lost(2, "cut")
     d.post()
-    told = waits.report(d.member, [seen(2, "down"), seen(3, "idle")], 4.0, SLOW)
+    told = slow_ops.report(d.member, [seen(2, "down"), seen(3, "idle")], 4.0, SLOW)
     assert told is not None
     assert told.ops[0].stage == "links"
     assert [(link.other, link.state, link.reason) for link in told.links] == [(2, "down", "no answer"), (3, "idle", "")]
-    assert "the link to m2 is down for 3.0 s no answer" in waits.local_words(told, names)
+    assert "the link to m2 is down for 3.0 s no answer" in slow_ops.local_words(told, names)
 
 
 def test_an_operation_that_is_done_here() -> None:
@@ -81,60 +81,60 @@ def test_an_operation_that_is_done_here() -> None:
     d.post()
     d.member.op_finished(d.engine_id, digest=7, bytes_sent=9)
     assert d.member.collectives.open[1].state is OpState.done
-    told = waits.report(d.member, [seen(2)], 4.0, SLOW)
+    told = slow_ops.report(d.member, [seen(2)], 4.0, SLOW)
     assert told is not None
     assert told.ops[0].stage == "done"
     called = "operation 1 (all_reduce(4 x float32, op=sum)) has not ended 3.0 s after it was called: "
     here, away = "it is finished here and waits for ", "the master at h:1, away for 2.0 s"
-    assert waits.local_words(told, names) == f"{called}{here}the others"
-    assert waits.local_words(told, names, None, away) == f"{called}{here}{away}"
-    assert waits.local_words(told, names, frozenset({2})) == f"{called}{here}m2"
-    assert waits.local_words(told, names, frozenset({2}), away) == f"{called}{here}m2; not there: {away}"
+    assert slow_ops.local_words(told, names) == f"{called}{here}the others"
+    assert slow_ops.local_words(told, names, None, away) == f"{called}{here}{away}"
+    assert slow_ops.local_words(told, names, frozenset({2})) == f"{called}{here}m2"
+    assert slow_ops.local_words(told, names, frozenset({2}), away) == f"{called}{here}m2; not there: {away}"
 
 
 def test_a_send_that_is_alone() -> None:
     d = Driver(1, 2, 3)
     call = m.Post(1, Descriptor(Kind.send, count=4), 0, 4096, 1, 2, 5)
     d.member.post(call, d.member.call(call), 1.0)
-    told = waits.report(d.member, [seen(3, p2p=True)], 4.0, SLOW)
+    told = slow_ops.report(d.member, [seen(3, p2p=True)], 4.0, SLOW)
     assert told is not None
     [op] = told.ops
     assert (op.seq, op.stage, op.other, op.age) == (0, "alone", 3, 3.0)
     assert op.what.startswith("send(4 x ")
     assert told.links == []
-    assert waits.local_words(told, names).endswith("m3 has not called its half")
+    assert slow_ops.local_words(told, names).endswith("m3 has not called its half")
 
 
 def test_bytes_that_wait_for_the_clients_call_are_told_without_an_operation() -> None:
     d = Driver(1, 2, 3)
-    told = waits.report(d.member, [seen(2, "parked", 1.2), seen(3, "parked", 0.2)], 4.0, SLOW)
+    told = slow_ops.report(d.member, [seen(2, "parked", 1.2), seen(3, "parked", 0.2)], 4.0, SLOW)
     assert told is not None
     assert told.ops == []
     assert [(link.other, link.state) for link in told.links] == [(2, "parked")]
-    assert waits.local_words(told, names) == ""
+    assert slow_ops.local_words(told, names) == ""
 
 
 def test_no_more_than_the_oldest_are_told() -> None:
     d = Driver(1, 2)
-    for _ in range(3 * waits.MOST_OPS):
+    for _ in range(3 * slow_ops.MOST_OPS):
         d.post()
-    told = waits.report(d.member, [seen(2)], 4.0, SLOW)
+    told = slow_ops.report(d.member, [seen(2)], 4.0, SLOW)
     assert told is not None
-    assert [op.seq for op in told.ops] == list(range(1, waits.MOST_OPS + 1))
+    assert [op.seq for op in told.ops] == list(range(1, slow_ops.MOST_OPS + 1))
 
 
 def test_for_the_daemons_own_status() -> None:
     d = Driver(1, 2)
     d.post()
-    told = waits.report(d.member, [seen(2, "blocked")], 4.0, SLOW)
-    found = waits.plain(told, names)
+    told = slow_ops.report(d.member, [seen(2, "blocked")], 4.0, SLOW)
+    found = slow_ops.plain(told, names)
     assert found["operations"] == [
         {"seq": 1, "what": "all_reduce(4 x float32, op=sum)", "nbytes": 16, "stage": "moving", "seconds": 3.0,
          "still": 3.0},
     ]  # fmt: skip
     [link] = found["links"]
     assert (link["member"], link["state"], link["seconds"], link["backlog"]) == ("m2", "blocked", 3.0, 100)
-    assert waits.plain(None, names) == {"operations": [], "links": []}
+    assert slow_ops.plain(None, names) == {"operations": [], "links": []}
 
 
 def test_how_far_the_client_is() -> None:

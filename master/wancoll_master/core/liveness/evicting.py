@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from wancoll.limits import few
 from wancoll.wire import messages as m
-from wancoll_master.core import epochs, losses, probing, reserved
+from wancoll_master.core import epochs, losses, reserved
+from wancoll_master.core.paths import probing
 from wancoll_master.core.state import Step, clip, names
 
 _NAMED = 16

@@ -12,7 +12,9 @@ called what this one has not, or leads back, all that it waits for waits for it.
 from __future__ import annotations
 
 from wancoll.wire import messages as m
-from wancoll_master.core import counting, losses, probing, waits
+from wancoll_master.core import counting, losses
+from wancoll_master.core.liveness import blame
+from wancoll_master.core.paths import probing
 from wancoll_master.core.state import Daemon, Member, Step
 
 _STATES = {"stopped": "is stopped (SIGSTOP, or a debugger)", "dead": "has ended, and left its socket open"}
@@ -37,7 +39,7 @@ def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
         if bound and (late := _late(step, member)) >= bound:
             seq = member.called[1] + 1
             what = f"others called operation {seq} {late:.1f} s ago, and it has not"
-            what += " filled its input (call_timeout)" if waits.lacks_input(member, seq) else " (call_timeout)"
+            what += " filled its input (call_timeout)" if blame.lacks_input(member, seq) else " (call_timeout)"
             alone = member.group.current.p2p.alone.get(member.mid)
             _put_out(step, member, f"{what}; what it sends or receives waits for them" if alone else what)
 

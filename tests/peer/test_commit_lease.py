@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wancoll.peer.core.vouching import Vouching
+from wancoll.peer.core.liveness.commit_lease import Vouching
 
 
 def vouching() -> Vouching:

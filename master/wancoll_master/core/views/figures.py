@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from wancoll.metrics.core import families as f
 from wancoll.metrics.core.operations import LabelCounts
+from wancoll_master.core.liveness.blame import FRESH
 from wancoll_master.core.ready import Record
 from wancoll_master.core.state import Group, State
-from wancoll_master.core.waits import FRESH
 
 _GROUPS_AT_ONCE = 64  # that are looked at without a pause
 

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from wancoll.limits import counted, few
 from wancoll.wire import messages as m
-from wancoll_master.core import rebuilding, reserved, waits
-from wancoll_master.core.links import pairs
+from wancoll_master.core import rebuilding, reserved
+from wancoll_master.core.liveness import blame
+from wancoll_master.core.liveness.link_faults import pairs
 from wancoll_master.core.state import Group, Member, State, clip, names
 from wancoll_master.plan.measures import Measures
 from wancoll_master.plan.planning import ring_of
@@ -62,7 +63,7 @@ def gone(state: State, only: Collection[str] = ()) -> list[tuple[str, int, str]]
 
 
 def _group(state: State, group: Group, now: float) -> m.GroupStatus:
-    slow = waits.statuses(state.limits, group, now)
+    slow = blame.statuses(state.limits, group, now)
     members = [_member(member, rank, now) for rank, member in enumerate(group.members)]
     return m.GroupStatus(
         name=group.name,
@@ -131,7 +132,7 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
         return f"the link between {who[ends[0]]} and {who[ends[1]]}"
     world = len(group.members)
     if slow and slow[0].causes:
-        return f"{waits.words(slow[0])}, for {slow[0].seconds:.1f} s"
+        return f"{blame.words(slow[0])}, for {slow[0].seconds:.1f} s"
     small = f"joiners: {world} of min_world={group.min_world} members" if group.small else ""
     seq = min(group.current.pending, default=0)
     if not seq:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from wancoll.peer.core.calls import Seat
+from wancoll.peer.core.liveness.stalls import LinkView
 from wancoll.peer.core.member import Member
 from wancoll.peer.core.op import Op, OpState
-from wancoll.peer.core.stalls import LinkView
 from wancoll.wire import messages as m
 
 MOST_OPS = 8

@@ -17,8 +17,10 @@ from wancoll.health import LOSSES, RECENT, SILENT, HealthSum
 from wancoll.limits import format_size
 from wancoll.units import format_duration, format_rate
 from wancoll.wire import messages as m
-from wancoll_master.core import flows, report, waits
+from wancoll_master.core.liveness import blame
+from wancoll_master.core.paths import flows
 from wancoll_master.core.state import Group, State
+from wancoll_master.core.views import report
 
 EVENTS = 200  # that are kept
 _TOLD = 60  # events that are shown
@@ -303,7 +305,7 @@ def _now(
         "lacks": lacks[:_NAMED],
         "lacking": len(lacks),
         "waiting": status.waiting_for,
-        "waits": [[waits.words(one), one.nbytes, round(wall - one.seconds)] for one in status.waits],
+        "waits": [[blame.words(one), one.nbytes, round(wall - one.seconds)] for one in status.waits],
         "pairs": [[one.source, one.target, one.kind, one.why, one.times, one.done] for one in pairs[:_NAMED]],
     }
 

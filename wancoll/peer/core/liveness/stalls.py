@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from wancoll.peer.core.tcpinfo import TcpInfo
+from wancoll.peer.core.paths.tcpinfo import TcpInfo
 
 CALM = 4  # looks: from then on the kernel is asked of a calm lane at each so many
 STILL = 0.5  # seconds without progress from which a lane counts as dead or blocked

@@ -6,7 +6,8 @@ from math import inf
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
-from wancoll_master.core import doubts, p2p
+from wancoll_master.core import p2p
+from wancoll_master.core.liveness import confirming
 from wancoll_master.core.losses import end_epoch, lose
 from wancoll_master.core.state import Complaint, Group, Member, Step, Trouble, clip, names
 from wancoll_master.plan.topology import pair, ring_order
@@ -37,7 +38,7 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
         head, told = (member, other, message.sends, message.kind), clip(message.reason, 300)
         group.current.complaints[key] = Complaint(*head, told, step.now, group.committed, group.p2p_count)
     _note(step, group, member, other, message)
-    doubts.doubt(step, other.daemon)
+    confirming.doubt(step, other.daemon)
     if message.kind == "unreachable" and not message.sends:
         _avoid(step, group, pair(member.mid, other.mid))
     group.current.settle_at = min(group.current.settle_at, step.now + step.limits.link_settle)
@@ -57,7 +58,7 @@ def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
     if other is not None and other.group is member.group and other is not member:
         _note(step, member.group, member, other, message)
         _same_as_other_end(member.group, member, other)
-        doubts.doubt(step, other.daemon)
+        confirming.doubt(step, other.daemon)
 
 
 def settle(step: Step, group: Group) -> None:
@@ -66,7 +67,7 @@ def settle(step: Step, group: Group) -> None:
     if group.stopped:
         return  # a new epoch follows anyway
     until = group.current.complained_at + 2 * step.limits.doubt_grace
-    if until > step.now and doubts.open_in(step, group):  # an end may turn out dead
+    if until > step.now and confirming.open_in(step, group):  # an end may turn out dead
         group.current.settle_at = min(until, step.now + step.limits.doubt_grace)
         step.alarm(group.current.settle_at)
         return

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wancoll.peer.core.tcpinfo import TcpInfo, window
+from wancoll.peer.core.paths.tcpinfo import TcpInfo, window
 
 STEP = 1.25  # times
 REACHED = 0.8  # share of the pace from which it may be what limits a link: headers and pauses take a part of it

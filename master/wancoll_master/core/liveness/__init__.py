@@ -1,0 +1,1 @@
+"""Suspicion, confirmation, eviction, return: of daemons, training processes, links and operations. Pure."""

@@ -1,0 +1,1 @@
+"""Paths between daemons: announced addresses, probes before an admission, measurements, traffic. Pure."""
